@@ -1,0 +1,112 @@
+"""The vocabulary of failure. A message is a sentence with the value and the remedy.
+
+Only the gateway maps these to status codes; here they have names.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from inferd.types import Failure
+
+
+class InferdError(Exception):
+    """Base of every error a user can meet.
+
+    ``param`` names the request or config field at fault; ``code`` is a stable word for programs.
+    """
+
+    kind: ClassVar[str] = "internal"
+    default_code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else self.default_code
+
+    def to_failure(self) -> Failure:
+        return Failure(self.kind, self.message, self.param, self.code)
+
+
+class InternalError(InferdError):
+    """A defect in inferd. The message never carries internals; the log does."""
+
+    kind = "internal"
+    default_code = "internal_error"
+
+
+class InvalidRequest(InferdError):
+    kind = "invalid_request"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    kind = "context_length_exceeded"
+    default_code = "context_length_exceeded"
+
+
+class ModelNotFound(InferdError):
+    kind = "model_not_found"
+    default_code = "model_not_found"
+
+
+class Overloaded(InferdError):
+    """Our capacity is used up; ``retry_after_s`` says when to try again."""
+
+    kind = "overloaded"
+    default_code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param, code=code)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(InferdError):
+    """No replica can take the request now (loading, restarting, draining)."""
+
+    kind = "unavailable"
+    default_code = "unavailable"
+
+
+class WorkerDied(InferdError):
+    """The replica that worked on the request is gone after output had been sent."""
+
+    kind = "worker_died"
+    default_code = "worker_died"
+
+
+class DeadlineExceeded(InferdError):
+    kind = "deadline_exceeded"
+    default_code = "deadline_exceeded"
+
+
+class Cancelled(InferdError):
+    kind = "cancelled"
+    default_code = "cancelled"
+
+
+class ModelLoadError(InferdError):
+    """A model folder that cannot be served, with the file and the remedy."""
+
+    kind = "model_load"
+    default_code = "model_load_error"
+
+
+class ConfigError(InferdError):
+    """One or more problems in the configuration, all listed."""
+
+    kind = "config"
+    default_code = "config_error"
+
+
+def _kinds(cls: type[InferdError]) -> dict[str, type[InferdError]]:
+    found = {cls.kind: cls}
+    for sub in cls.__subclasses__():
+        found.update(_kinds(sub))
+    return found
+
+
+def from_failure(failure: Failure) -> InferdError:
+    """The exception a ``Failure`` stands for; an unknown kind is an InternalError."""
+    cls = _kinds(InferdError).get(failure.kind, InternalError)
+    return cls(failure.message, param=failure.param, code=failure.code)

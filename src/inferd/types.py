@@ -1,0 +1,244 @@
+"""The nouns of the system: what a request is, what comes back, and what a model says of itself.
+
+Everything here travels between rooms or between processes, so all of it is frozen and made of
+plain values. Nothing here knows HTTP, torch or how anything is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+JSON = dict[str, Any]
+
+Priority = int
+"""Lower is earlier (0 is normal; interactive work is negative, batch work positive)."""
+
+FinishReason = Literal["stop", "length", "error", "cancelled"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose the next token and when to stop. Values are validated by ``validate``.
+
+    Sources: the OpenAI API and vLLM's extra sampling fields.
+    """
+
+    max_tokens: int | None = None  # None: up to the model's maximum length
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    n: int = 1
+    best_of: int | None = None  # candidates made; the n best by mean log-probability are returned
+    use_beam_search: bool = False  # beam width is best_of or n
+    length_penalty: float = 1.0  # beam score = sum of log-probabilities / length ** length_penalty
+    logprobs: int | None = None  # per generated token: this many alternatives (0: the token alone)
+    prompt_logprobs: int | None = None  # likewise for the prompt's tokens
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def width(self) -> int:
+        """Sequences generated for this request."""
+        return max(self.n, self.best_of or self.n)
+
+
+class Chat(msgspec.Struct, frozen=True, kw_only=True, tag="chat", omit_defaults=True):
+    """A conversation, to be rendered by the model's own chat template in the worker."""
+
+    messages: list[JSON]  # OpenAI messages; text parts already joined to a string
+    tools: list[JSON] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    documents: list[JSON] | None = None
+    template_kwargs: JSON = {}
+    add_special_tokens: bool = False
+
+
+class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="text", omit_defaults=True):
+    """Plain text, to be tokenized in the worker."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """Token ids as the client sent them; checked against the vocabulary in the worker."""
+
+    token_ids: list[int]
+
+
+Prompt = Chat | TextPrompt | TokenPrompt
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_defaults=True):
+    """One request for generated text, as the gateway hands it to a worker."""
+
+    id: str
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams = SamplingParams()
+    # Fields of ``sampling`` the client set itself: the others may be replaced by the model's
+    # generation_config defaults, which only the worker knows.
+    explicit: tuple[str, ...] = ()
+    priority: Priority = 0
+    deadline_s: float | None = None  # seconds from arrival until the answer is worthless
+    tenant: str = ""  # who pays; also salts the prefix cache
+    cache_salt: str = ""  # client-supplied addition to the salt
+    truncate_prompt_tokens: int | None = None  # keep this many of the prompt's last tokens
+    stream: bool = True  # False: only the terminal output need carry text
+    return_prompt_ids: bool = False
+    arrived_at: float = 0.0  # time.monotonic() of the gateway's host
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token's log-probability (natural log) and the best alternatives, best first."""
+
+    token_id: int
+    token: str
+    bytes: bytes
+    logprob: float
+    rank: int  # 1 is the most likely
+    top: tuple[TopLogprob, ...] = ()
+
+
+class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token_id: int
+    token: str
+    bytes: bytes
+    logprob: float
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """What one choice gained in this step."""
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop string or token id that ended it
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0  # of every sequence generated, also those not returned
+    cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
+
+
+class Timings(msgspec.Struct, frozen=True, array_like=True):
+    """When each stage was reached, in seconds after the request's arrival at the gateway.
+
+    None: the stage was never reached. The stages are the pipeline's: receive (0), queue, infer,
+    stream.
+    """
+
+    dispatched: float | None = None  # left the router's queue for a replica
+    tokenized: float | None = None
+    scheduled: float | None = None  # first step that computed any of it
+    first_token: float | None = None
+    finished: float | None = None
+
+
+class PromptReport(msgspec.Struct, frozen=True, array_like=True):
+    """What the worker learned about the prompt; sent once, with the first output."""
+
+    num_tokens: int
+    cached_tokens: int = 0
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry is None
+    text: str | None = None  # the prompt's text, for echo
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """An error in a form that crosses processes; ``inferd.errors`` turns it back."""
+
+    kind: str  # an InferdError subclass's ``kind``
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class End(msgspec.Struct, frozen=True, array_like=True):
+    """How a request ended. Every accepted request gets exactly one."""
+
+    outcome: Literal["done", "failed", "cancelled", "refused"]
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+    failure: Failure | None = None
+    num_preemptions: int = 0
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """One step's news about one request. The last one has ``end``."""
+
+    request_id: str
+    deltas: tuple[Delta, ...] = ()
+    prompt: PromptReport | None = None
+    end: End | None = None
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model takes, in bytes."""
+
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    kv_bytes_per_token: int = 0
+    activation_bytes: int = 0
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded model says of itself when it is ready."""
+
+    name: str
+    source: str
+    architecture: str
+    dtype: str
+    max_model_len: int
+    vocab_size: int
+    num_parameters: int
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    eos_token_ids: tuple[int, ...] = ()
+    has_chat_template: bool = False
+    fingerprint: str = ""  # digest of weights' identity, dtype and engine settings
+    attention: str = "reference"
+    memory: MemoryPlan = MemoryPlan()
+    load_s: dict[str, float] = {}  # phase -> seconds
+
+
+class StepStats(msgspec.Struct, frozen=True, array_like=True):
+    """Counts after one engine step; the raw material of the metrics."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0  # evictable, kept for their prefix
+    step_tokens: int = 0
+    step_sequences: int = 0
+    step_s: float = 0.0
+    num_preempted: int = 0  # this step
+    prefix_query_tokens: int = 0  # this step
+    prefix_hit_tokens: int = 0  # this step
+    tokenizer_cache_hits: int = 0  # cumulative
+    tokenizer_cache_queries: int = 0  # cumulative
+    tokenize_s: float = 0.0  # cumulative seconds spent rendering and tokenizing

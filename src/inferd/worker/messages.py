@@ -1,0 +1,112 @@
+"""Everything that crosses the process border: a closed union, one file.
+
+Frames are a 4-byte little-endian length followed by a msgpack array of messages; all outputs of an
+engine step travel in one frame.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from inferd.config import ModelConfig
+from inferd.types import Chat, Failure, GenerateRequest, ModelInfo, Output, StepStats, TextPrompt
+
+# -- gateway to worker -------------------------------------------------------------------------
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    name: str
+    model: ModelConfig
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request: GenerateRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class Tokenize(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
+    prompt: Chat | TextPrompt
+    want_strings: bool = False
+
+
+class Detokenize(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
+    token_ids: list[int]
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Leave now: whatever runs is cancelled, one terminal output each, then the process exits."""
+
+
+ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | Stop
+
+# -- worker to gateway -------------------------------------------------------------------------
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """Progress while loading; ``done`` of ``total`` in the phase's own unit (bytes, files)."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    info: ModelInfo
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag=True):
+    failure: Failure
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    outputs: list[Output]
+    stats: StepStats | None = None
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Sent every second by the worker's I/O thread about its loop thread.
+
+    ``steps`` counts completed loop turns; ``busy`` says that work is pending. A busy worker whose
+    ``steps`` stands still is hung; a worker that sends nothing is stopped or gone.
+    """
+
+    steps: int
+    busy: bool
+    rss_bytes: int = 0
+
+
+class Tokenized(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
+    token_ids: list[int] | None = None
+    strings: list[str] | None = None
+    failure: Failure | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
+    text: str | None = None
+    failure: Failure | None = None
+
+
+FromWorker = Loading | Ready | LoadFailed | Outputs | Heartbeat | Tokenized | Detokenized
+
+# -- frames ------------------------------------------------------------------------------------
+
+HEADER = struct.Struct("<I")
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+
+_encoder = msgspec.msgpack.Encoder()
+to_worker_decoder = msgspec.msgpack.Decoder(list[ToWorker])
+from_worker_decoder = msgspec.msgpack.Decoder(list[FromWorker])
+
+
+def encode_frame(messages: list[ToWorker] | list[FromWorker]) -> bytes:
+    body = _encoder.encode(messages)
+    return HEADER.pack(len(body)) + body
