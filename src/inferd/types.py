@@ -113,7 +113,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
     token_id: int
     token: str
-    bytes: bytes
+    raw: bytes  # the bytes the token stands for, which may be no valid UTF-8 alone
     logprob: float
     rank: int  # 1 is the most likely
     top: tuple[TopLogprob, ...] = ()
@@ -122,7 +122,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
     token_id: int
     token: str
-    bytes: bytes
+    raw: bytes  # the bytes the token stands for, which may be no valid UTF-8 alone
     logprob: float
 
 
