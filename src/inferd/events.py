@@ -1,0 +1,95 @@
+"""What the rooms tell the observer: a few typed events, emitted as they happen.
+
+A room gets an ``emit`` callable and knows nothing of metrics or logs; ``observe`` turns events into
+both. Emitting never raises and never blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from inferd.types import StepStats, Timings, Usage
+
+
+class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """A generate request that was accepted by the router reached its one end."""
+
+    model: str
+    replica: int | None  # None: never dispatched
+    request_id: str
+    tenant: str
+    outcome: Literal["done", "failed", "cancelled", "refused"]
+    finish_reasons: tuple[str, ...] = ()
+    error_kind: str | None = None
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+    inter_token_s: tuple[float, ...] = ()  # gaps between outputs of one choice, seconds per token
+    n: int = 1
+    max_tokens: int | None = None
+    priority: int = 0
+    num_preemptions: int = 0
+
+
+class RequestRefused(msgspec.Struct, frozen=True, kw_only=True):
+    """Refused at the router's door; it never entered a queue."""
+
+    model: str
+    reason: Literal["queue_full", "unavailable", "draining", "queue_timeout"]
+
+
+class QueueChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """The router's own queue in front of a model's replicas."""
+
+    model: str
+    waiting: int
+    in_flight: int
+
+
+class StepDone(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    replica: int
+    stats: StepStats
+
+
+class ReplicaChanged(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    replica: int
+    state: Literal["starting", "loading", "ready", "hung", "died", "failed", "stopped"]
+    reason: str = ""
+    restarts: int = 0
+    load_s: dict[str, float] = {}
+    kv_blocks: int = 0
+    block_size: int = 0
+    rss_bytes: int = 0
+    max_model_len: int = 0
+
+
+class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
+    """One HTTP request was answered to its end (or its client left). The access log's line."""
+
+    request_id: str
+    method: str
+    route: str  # the route's pattern, never the raw path; "unmatched" otherwise
+    status: int  # 499: the client left before the answer was complete
+    duration_s: float
+    request_bytes: int = 0
+    response_bytes: int = 0
+    model: str | None = None
+    tenant: str = ""
+    stream: bool = False
+    outcome: str | None = None  # the generate request's outcome, when there was one
+    finish_reasons: tuple[str, ...] = ()
+    error_code: str | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+Event = RequestEnded | RequestRefused | QueueChanged | StepDone | ReplicaChanged | HttpServed
+Emit = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """An observer that looks away, for tests and offline use."""
