@@ -64,7 +64,7 @@ class ModelConfig(Section):
     attention: Annotated[Literal["auto", "reference", "native"], Meta(description="Attention backend; auto: the native kernels where they are built, else plain torch.")] = "auto"
     chat_template: Annotated[str | None, Meta(description="Path of a Jinja chat template that replaces the checkpoint's own.")] = None
     use_generation_config: Annotated[bool, Meta(description="Take sampling defaults from the checkpoint's generation_config.json.")] = True
-    seed: Annotated[int, Meta(description="Seed for requests that bring none.", ge=0)] = 0
+    seed: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="Makes requests that bring no seed repeatable from one start to the next; unset: they differ.")] = None
     hang_timeout_s: Annotated[float, Meta(description="A busy replica that completes no step for this long is restarted.", gt=0)] = 60.0
     load_timeout_s: Annotated[float, Meta(description="Longest time for loading before the replica is restarted.", gt=0)] = 1800.0
     scheduler: SchedulerConfig = SchedulerConfig()
