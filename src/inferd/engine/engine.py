@@ -1,0 +1,364 @@
+"""The LLM engine: a backend whose step is schedule, run, sample, commit.
+
+Owns the requests in the worker from ``add`` to their one end. Every method but ``prepare``,
+``tokenize`` and ``detokenize`` belongs to the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from inferd.engine.beam import BeamState
+from inferd.engine.blocks import BlockPool
+from inferd.engine.generation import Choice, Generation
+from inferd.engine.prepare import Prepared, Preparer
+from inferd.engine.runner import Runner
+from inferd.engine.sampler import Sampled, Sampler, SampleRow
+from inferd.engine.scheduler import Scheduler, Slice, Step
+from inferd.engine.sequence import Sequence
+from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
+from inferd.types import Chat, GenerateRequest, ModelInfo, Output, StepStats, TextPrompt
+
+_PROMPT_LOGITS_ROWS = 64  # rows of prompt logits held at a time: 64 x 151,936 x 4 bytes = 39 MB
+
+
+class Beams:
+    """A beam search under way: its state, and the candidates of the beams that are ready.
+
+    Beams advance in lockstep: all of them must have been computed before any is extended.
+    """
+
+    __slots__ = ("live", "ready", "state", "num_made")
+
+    def __init__(self, state: BeamState, root: Sequence) -> None:
+        self.state = state
+        self.live: list[Sequence] = [root]
+        self.ready: dict[Sequence, list[tuple[int, float]]] = {}
+        self.num_made = 1
+
+
+class Engine:
+    """Implements ``inferd.backend.Backend`` for generative models."""
+
+    def __init__(
+        self,
+        *,
+        info: ModelInfo,
+        preparer: Preparer,
+        runner: Runner,
+        scheduler: Scheduler,
+        sampler: Sampler,
+    ) -> None:
+        self._info = info
+        self._preparer = preparer
+        self._runner = runner
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._generations: dict[str, Generation] = {}
+        self._beams: dict[str, Beams] = {}
+        self._cancelled: list[Generation] = []  # their ends are due with the next step
+        self._with_deadline: set[str] = set()
+        self._current: Step | None = None  # the step being computed
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def pool(self) -> BlockPool:
+        return self._scheduler.pool
+
+    # -- any thread -------------------------------------------------------------------------
+
+    def prepare(self, request: GenerateRequest) -> Prepared:
+        return self._preparer.prepare(request)
+
+    def tokenize(self, prompt: Chat | TextPrompt, want_strings: bool = False) -> tuple[list[int], list[str] | None]:
+        ids = self._preparer.tokenize(prompt)
+        return ids, [self._preparer.tokenizer.token_string(i) for i in ids] if want_strings else None
+
+    def detokenize(self, token_ids: list[int]) -> str:
+        size = self._info.vocab_size
+        bad = next((t for t in token_ids if not 0 <= t < size), None)
+        if bad is not None:
+            raise InvalidRequest(f"tokens contains id {bad}, but this model's ids are 0 to {size - 1}.", param="tokens")
+        return self._preparer.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    # -- the loop thread --------------------------------------------------------------------
+
+    def add(self, prepared: Prepared, now: float) -> None:
+        request, sampling = prepared.request, prepared.sampling
+        if request.id in self._generations:
+            raise InvalidRequest(f"A request with id {request.id!r} is already running. Use another id.", param="request_id")
+        generation = Generation(prepared, self._preparer.tokenizer, self._info.max_model_len)
+        root = Sequence(
+            request_id=request.id,
+            index=0,
+            prompt_ids=prepared.prompt_ids,
+            sampling=sampling,
+            seed=prepared.seed,
+            salt=prepared.salt,
+            tenant=request.tenant,
+            priority=request.priority,
+            arrived_at=request.arrived_at,
+            # Logits of every prompt token are wanted, so every one must be computed.
+            use_cache=sampling.prompt_logprobs is None,
+        )
+        generation.open_choice(root)
+        self._generations[request.id] = generation
+        if generation.deadline_at is not None:
+            self._with_deadline.add(request.id)
+        if sampling.use_beam_search:
+            state = BeamState(
+                width=sampling.width,
+                max_tokens=sampling.max_tokens or 0,
+                eos_token_ids=prepared.eos_ids,
+                length_penalty=sampling.length_penalty,
+            )
+            self._beams[request.id] = Beams(state, root)
+        self._scheduler.add(root)
+
+    def cancel(self, request_id: str) -> None:
+        generation = self._generations.get(request_id)
+        if generation is not None:
+            self._forget(generation)
+            self._cancelled.append(generation)
+
+    def due(self, now: float) -> float | None:
+        return now if self._cancelled or self._scheduler.has_work else None
+
+    def step(self, now: float) -> tuple[list[Output], StepStats]:
+        outputs = self._expire(now) + self._end_cancelled(now)
+        self._current = step = self._scheduler.schedule()
+        if step.slices:
+            self._note_scheduled(step, now)
+            with torch.inference_mode():
+                hidden = self._runner.run(step)
+                self._scheduler.commit(step)
+                self._score_prompts(step, hidden)
+                outputs += self._extend(step, hidden, now)
+        self._current = None
+        return outputs, self._stats(step)
+
+    def abort_step(self, error: Exception, now: float) -> list[Output]:
+        """``step`` raised: end the requests that were in it, keep the others."""
+        step, self._current = self._current, None
+        failure = error if isinstance(error, InferdError) else InternalError("The model failed while computing this request. It was not retried; the server's log has the details.")
+        ids = {part.sequence.request_id for part in step.slices} if step is not None else set(self._generations)
+        outputs = self._end_cancelled(now)
+        for request_id in sorted(ids & self._generations.keys()):
+            generation = self._generations[request_id]
+            self._forget(generation)
+            outputs.append(generation.failed(failure, now))
+        return outputs
+
+    def close(self) -> None:
+        for generation in list(self._generations.values()):
+            self._forget(generation)
+
+    # -- parts of the step ------------------------------------------------------------------
+
+    def _end_cancelled(self, now: float) -> list[Output]:
+        cancelled, self._cancelled = self._cancelled, []
+        return [generation.cancelled(now) for generation in cancelled]
+
+    def _expire(self, now: float) -> list[Output]:
+        expired = []
+        for request_id in [i for i in self._with_deadline if (self._generations[i].deadline_at or now) <= now]:
+            generation = self._generations[request_id]
+            self._forget(generation)
+            seconds = generation.prepared.request.deadline_s
+            error = DeadlineExceeded(f"The request's deadline of {seconds} s passed before the answer was complete. Allow more time, or ask for fewer tokens.")
+            expired.append(generation.failed(error, now))
+        return expired
+
+    def _note_scheduled(self, step: Step, now: float) -> None:
+        for part in step.slices:
+            generation = self._generations[part.sequence.request_id]
+            if generation.scheduled_at is None:
+                generation.scheduled_at = now
+                generation.num_cached = part.sequence.num_cached
+
+    def _score_prompts(self, step: Step, hidden: Tensor) -> None:
+        """Log-probabilities of prompt tokens, for requests that want them. Row p predicts token p + 1."""
+        row = 0
+        for part in step.slices:
+            sequence, sampling = part.sequence, part.sequence.sampling
+            generation = self._generations[sequence.request_id]
+            known = generation.prompt_logprobs
+            if sampling.prompt_logprobs is not None and len(known) < sequence.num_prompt:
+                first = len(known) - 1  # position whose logits are wanted next
+                last = min(part.start + part.count, sequence.num_prompt - 1)
+                for at in range(first, last, _PROMPT_LOGITS_ROWS):
+                    end = min(at + _PROMPT_LOGITS_ROWS, last)
+                    logits = self._runner.logits(hidden, [row + p - part.start for p in range(at, end)])
+                    scored = self._sampler.prompt_logprobs(logits, sequence.tokens[at + 1 : end + 1], sampling.prompt_logprobs)
+                    known += [generation.describe(s, sampling.prompt_logprobs) for s in scored]
+            row += part.count
+
+    def _extend(self, step: Step, hidden: Tensor, now: float) -> list[Output]:
+        """Sample every sequence that has caught up, and collect the news."""
+        rows: list[int] = []  # of hidden, one for each sequence in ``ready``
+        ready: list[Sequence] = []
+        scored: list[Generation] = []  # nothing to generate: max_tokens is 0
+        at = 0
+        for part in step.slices:
+            at += part.count
+            if not part.catches_up:
+                continue
+            generation = self._generations[part.sequence.request_id]
+            if part.sequence.sampling.max_tokens == 0:
+                scored.append(generation)
+                continue
+            for sequence in [part.sequence, *self._fork(part, generation)]:
+                rows.append(at - 1)
+                ready.append(sequence)
+        outputs = [self._finish_unsampled(generation, now) for generation in scored]
+        if not ready:
+            return outputs
+        logits = self._runner.logits(hidden, rows)
+        changed: dict[str, list[Choice]] = {}
+        plain = [i for i, s in enumerate(ready) if s.request_id not in self._beams]
+        if plain:
+            picked = logits if len(plain) == len(ready) else logits[plain]
+            outputs += self._sample([ready[i] for i in plain], picked, changed, now)
+        for i, sequence in enumerate(ready):
+            if sequence.request_id in self._beams:
+                outputs += self._widen(sequence, logits[i : i + 1], now)
+        for request_id, choices in changed.items():
+            generation = self._generations.get(request_id)
+            if generation is None:
+                continue
+            if generation.is_finished:
+                self._forget(generation)
+            output = generation.news(choices, now)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def _fork(self, part: Slice, generation: Generation) -> list[Sequence]:
+        """When the prompt of a request with several choices is computed, the others share it."""
+        sampling = generation.prepared.sampling
+        if generation.has_forked or sampling.use_beam_search or sampling.width == 1:
+            return []
+        generation.has_forked = True
+        children = [self._scheduler.fork(part.sequence, index) for index in range(1, sampling.width)]
+        for child in children:
+            generation.open_choice(child)
+        return [child for child in children if child.is_running]
+
+    def _sample(self, sequences: Seq[Sequence], logits: Tensor, changed: dict[str, list[Choice]], now: float) -> list[Output]:
+        rows = []
+        for sequence in sequences:
+            prepared = self._generations[sequence.request_id].prepared
+            rows.append(SampleRow(sequence.sampling, prepared.prompt_ids, sequence.output_ids, sequence.seed, sequence.index, prepared.stop_ids, prepared.bad_words))
+        failed: list[Output] = []
+        for sequence, sampled in zip(sequences, self._sampler.sample(logits, rows), strict=True):
+            generation = self._generations.get(sequence.request_id)
+            if generation is None:  # a sibling failed just now
+                continue
+            if isinstance(sampled, InferdError):
+                self._forget(generation)
+                failed.append(generation.failed(sampled, now))
+                continue
+            choice = generation.push(sequence, sampled, now)
+            changed.setdefault(generation.id, []).append(choice)
+            if choice.finish_reason is not None:
+                generation.num_preemptions += sequence.num_preemptions
+                self._scheduler.remove(sequence)
+        return failed
+
+    def _finish_unsampled(self, generation: Generation, now: float) -> Output:
+        for choice in generation.choices.values():
+            choice.finish_reason = "length"
+        self._forget(generation)
+        output = generation.news(list(generation.choices.values()), now)
+        assert output is not None
+        return output
+
+    # -- beam search ------------------------------------------------------------------------
+
+    def _widen(self, sequence: Sequence, logits: Tensor, now: float) -> list[Output]:
+        """A beam is ready; when all are, extend them together."""
+        beams = self._beams[sequence.request_id]
+        generation = self._generations[sequence.request_id]
+        (best,) = self._sampler.prompt_logprobs(logits, [0], 2 * beams.state.width)
+        beams.ready[sequence] = list(best.top)
+        if len(beams.ready) < len(beams.live):
+            return []
+        generation.first_token_at = generation.first_token_at or now
+        parents = beams.live
+        extended = beams.state.advance([beams.ready[parent] for parent in parents])
+        generation.num_generated += len(parents)
+        beams.live, beams.ready = [], {}
+        for parent_at, token_id, cumulative in extended:
+            child = self._scheduler.fork(parents[parent_at], beams.num_made)
+            beams.num_made += 1
+            child.tokens.append(token_id)
+            child.cumulative_logprob = cumulative
+            beams.live.append(child)
+        for parent in parents:
+            self._scheduler.remove(parent)
+        if not beams.state.is_done:
+            return []
+        return [self._finish_beams(generation, beams, now)]
+
+    def _finish_beams(self, generation: Generation, beams: Beams, now: float) -> Output:
+        """Play the best hypotheses through fresh choices: text, stops and log-probabilities as ever."""
+        prepared = generation.prepared
+        self._forget(generation)
+        generation.choices.clear()
+        for index, hypothesis in enumerate(beams.state.best(prepared.sampling.n)):
+            sequence = Sequence(
+                request_id=generation.id,
+                index=index,
+                prompt_ids=prepared.prompt_ids,
+                sampling=prepared.sampling,
+                seed=prepared.seed,
+            )
+            choice = generation.open_choice(sequence)
+            generated = generation.num_generated
+            for token_id in hypothesis.token_ids:
+                if choice.finish_reason is None:
+                    generation.push(sequence, Sampled(token_id, 0.0, 0, ()), now)
+            generation.num_generated = generated
+            sequence.cumulative_logprob = hypothesis.cumulative_logprob
+            choice.finish_reason = choice.finish_reason or "length"
+        output = generation.news(list(generation.choices.values()), now)
+        assert output is not None
+        return output
+
+    # -- books ------------------------------------------------------------------------------
+
+    def _forget(self, generation: Generation) -> None:
+        """End a request: its sequences leave the scheduler and their blocks are free at once."""
+        for choice in generation.choices.values():
+            generation.num_preemptions += choice.sequence.num_preemptions if choice.finish_reason is None else 0
+            self._scheduler.remove(choice.sequence)
+        beams = self._beams.pop(generation.id, None)
+        if beams is not None:
+            for sequence in beams.live:
+                self._scheduler.remove(sequence)
+        self._generations.pop(generation.id, None)
+        self._with_deadline.discard(generation.id)
+
+    def _stats(self, step: Step) -> StepStats:
+        pool, tokenizer = self._scheduler.pool, self._preparer.tokenizer
+        return StepStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=self._scheduler.num_waiting,
+            blocks_total=pool.num_blocks,
+            blocks_used=pool.num_used,
+            blocks_cached=pool.num_cached,
+            step_tokens=step.num_tokens,
+            step_sequences=len(step.slices),
+            num_preempted=step.num_preempted,
+            prefix_query_tokens=step.prefix_query_tokens,
+            prefix_hit_tokens=step.prefix_hit_tokens,
+            tokenizer_cache_hits=tokenizer.cache_hits,
+            tokenizer_cache_queries=tokenizer.cache_queries,
+            tokenize_s=self._preparer.tokenize_s,
+        )

@@ -1,0 +1,245 @@
+"""One request's way from sampled tokens to text: choices, stops, log-probabilities, usage.
+
+Knows tokens and text; knows no scheduler, no tensor. The engine feeds it samples and sends what it
+returns.
+"""
+
+from __future__ import annotations
+
+from inferd.engine.detokenizer import Detokenizer
+from inferd.engine.prepare import Prepared
+from inferd.engine.sampler import Sampled
+from inferd.engine.sequence import Sequence
+from inferd.engine.stop import StopBuffer
+from inferd.engine.tokenizer import Tokenizer
+from inferd.errors import InferdError
+from inferd.types import (
+    Delta,
+    End,
+    FinishReason,
+    Output,
+    PromptReport,
+    Timings,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+
+
+class Choice:
+    """One answer in the making: what has been generated and not yet been sent."""
+
+    __slots__ = ("_detokenizer", "_stops", "finish_reason", "index", "logprobs", "num_sent", "sequence", "stop_reason", "text", "token_ids")
+
+    def __init__(self, index: int, sequence: Sequence, detokenizer: Detokenizer, stops: StopBuffer) -> None:
+        self.index = index
+        self.sequence = sequence
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self.text: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    def push(self, token_id: int, prepared: Prepared, max_model_len: int) -> None:
+        """Take a generated token (already appended to the sequence) and decide whether it ends."""
+        sampling = prepared.sampling
+        count = self.sequence.num_outputs
+        self.token_ids.append(token_id)
+        may_stop = count >= sampling.min_tokens
+        if may_stop and token_id in prepared.eos_ids:
+            if sampling.include_stop_str_in_output or not sampling.skip_special_tokens:
+                self._say(self._detokenizer.push(token_id), may_stop=False)
+            self._finish("stop", None)
+            return
+        if may_stop and token_id in sampling.stop_token_ids:
+            if sampling.include_stop_str_in_output:
+                self._say(self._detokenizer.push(token_id), may_stop=False)
+            self._finish("stop", token_id)
+            return
+        self._say(self._detokenizer.push(token_id), may_stop)
+        if self._stops.matched is None and (count >= (sampling.max_tokens or 0) or len(self.sequence.tokens) >= max_model_len):
+            self._finish("length", None)
+
+    def _say(self, text: str, may_stop: bool) -> None:
+        if text:
+            self.text.append(self._stops.push(text) if may_stop else self._stops.push_unchecked(text))
+        if self._stops.matched is not None:
+            self.finish_reason, self.stop_reason = "stop", self._stops.matched
+
+    def _finish(self, reason: FinishReason, stop_reason: int | None) -> None:
+        """Nothing more comes: what the detokenizer and the stop buffer held back is due."""
+        self._say(self._detokenizer.flush(), may_stop=True)
+        if self.finish_reason is None:
+            self.text.append(self._stops.flush())
+            self.finish_reason, self.stop_reason = reason, stop_reason
+
+    def take(self, index: int, want_logprobs: bool) -> Delta:
+        """What is new since the last take, as choice ``index`` of the answer."""
+        delta = Delta(
+            index,
+            "".join(self.text),
+            tuple(self.token_ids),
+            tuple(self.logprobs) if want_logprobs else None,
+            self.finish_reason,
+            self.stop_reason,
+        )
+        self.text, self.token_ids, self.logprobs = [], [], []
+        return delta
+
+
+class Generation:
+    """A request that runs."""
+
+    __slots__ = (
+        "_report_sent",
+        "_tokenizer",
+        "choices",
+        "first_token_at",
+        "has_forked",
+        "max_model_len",
+        "num_cached",
+        "num_generated",
+        "num_preemptions",
+        "prepared",
+        "prompt_logprobs",
+        "scheduled_at",
+    )
+
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, max_model_len: int) -> None:
+        self.prepared = prepared
+        self.max_model_len = max_model_len
+        self._tokenizer = tokenizer
+        self.choices: dict[int, Choice] = {}
+        self.has_forked = False
+        self.num_cached = 0
+        self.num_generated = 0
+        self.num_preemptions = 0
+        self.prompt_logprobs: list[TokenLogprob | None] = [None]  # nothing precedes the first token
+        self.scheduled_at: float | None = None
+        self.first_token_at: float | None = None
+        self._report_sent = False
+
+    @property
+    def id(self) -> str:
+        return self.prepared.request.id
+
+    @property
+    def is_collected(self) -> bool:
+        """Whether all is sent at the end: asked so, or the best are only known then."""
+        sampling = self.prepared.sampling
+        return not self.prepared.request.stream or sampling.use_beam_search or sampling.width > sampling.n
+
+    @property
+    def is_finished(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self.choices.values())
+
+    @property
+    def deadline_at(self) -> float | None:
+        request = self.prepared.request
+        return None if request.deadline_s is None else request.arrived_at + request.deadline_s
+
+    def open_choice(self, sequence: Sequence) -> Choice:
+        sampling = self.prepared.sampling
+        choice = Choice(
+            sequence.index,
+            sequence,
+            self._tokenizer.stream(
+                skip_special_tokens=sampling.skip_special_tokens,
+                spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+                prompt_ids=self.prepared.prompt_ids,
+            ),
+            StopBuffer(sampling.stop, sampling.include_stop_str_in_output),
+        )
+        self.choices[sequence.index] = choice
+        return choice
+
+    def push(self, sequence: Sequence, sampled: Sampled, now: float) -> Choice:
+        """A token for one of the choices. Appends it to the sequence too."""
+        choice = self.choices[sequence.index]
+        sequence.tokens.append(sampled.token_id)
+        sequence.cumulative_logprob += sampled.logprob
+        self.num_generated += 1
+        if self.first_token_at is None:
+            self.first_token_at = now
+        if self.prepared.sampling.logprobs is not None:
+            choice.logprobs.append(self.describe(sampled, self.prepared.sampling.logprobs))
+        choice.push(sampled.token_id, self.prepared, self.max_model_len)
+        return choice
+
+    def describe(self, sampled: Sampled, num_top: int) -> TokenLogprob:
+        """A sample with the strings and bytes that clients are shown."""
+        string, raw = self._tokenizer.token_string, self._tokenizer.token_bytes
+        return TokenLogprob(
+            sampled.token_id,
+            string(sampled.token_id),
+            raw(sampled.token_id),
+            sampled.logprob,
+            sampled.rank,
+            tuple(TopLogprob(t, string(t), raw(t), p) for t, p in sampled.top[:num_top]),
+        )
+
+    # -- what is sent -----------------------------------------------------------------------
+
+    def news(self, changed: list[Choice], now: float) -> Output | None:
+        """The output of this step: new deltas, the prompt's report once, the end when all is done."""
+        finished = self.is_finished
+        want_logprobs = self.prepared.sampling.logprobs is not None
+        deltas: list[Delta] = []
+        if not self.is_collected:
+            deltas = [choice.take(choice.index, want_logprobs) for choice in changed]
+        elif finished:
+            deltas = [choice.take(i, want_logprobs) for i, choice in enumerate(self._best())]
+        if not deltas and not finished:
+            return None
+        return Output(self.id, tuple(deltas), self._report(), self.end("done", now) if finished else None)
+
+    def _best(self) -> list[Choice]:
+        """The ``n`` choices that are returned, best first where more were made."""
+        choices = [self.choices[i] for i in sorted(self.choices)]
+        sampling = self.prepared.sampling
+        if len(choices) <= sampling.n:
+            return choices
+        choices.sort(key=lambda c: c.sequence.cumulative_logprob / max(c.sequence.num_outputs, 1), reverse=True)
+        return choices[: sampling.n]
+
+    def _report(self) -> PromptReport | None:
+        if self._report_sent:
+            return None
+        self._report_sent = True
+        prepared = self.prepared
+        wants_logprobs = prepared.sampling.prompt_logprobs is not None
+        wants_ids = prepared.request.return_prompt_ids or wants_logprobs
+        return PromptReport(
+            len(prepared.prompt_ids),
+            self.num_cached,
+            tuple(prepared.prompt_ids) if wants_ids else None,
+            tuple(self.prompt_logprobs) if wants_logprobs else None,
+            self._tokenizer.decode(prepared.prompt_ids, prepared.sampling.skip_special_tokens) if wants_ids else None,
+        )
+
+    def failed(self, error: InferdError, now: float) -> Output:
+        return Output(self.id, (), None, self.end("failed", now, error))
+
+    def cancelled(self, now: float) -> Output:
+        return Output(self.id, (), None, self.end("cancelled", now))
+
+    def end(self, outcome: str, now: float, error: InferdError | None = None) -> End:
+        arrived = self.prepared.request.arrived_at
+
+        def after(at: float | None) -> float | None:
+            return None if at is None else at - arrived
+
+        return End(
+            outcome,  # type: ignore[arg-type]
+            Usage(len(self.prepared.prompt_ids), self.num_generated, self.num_cached),
+            Timings(
+                tokenized=self.prepared.tokenized_s,
+                scheduled=after(self.scheduled_at),
+                first_token=after(self.first_token_at),
+                finished=now - arrived,
+            ),
+            error.to_failure() if error is not None else None,
+            self.num_preemptions,
+        )

@@ -1,0 +1,223 @@
+"""From a model's configuration to an engine that is ready: resolve, load, plan, warm up.
+
+The order is cheap checks first: what is wrong with a folder is said before weights are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from inferd import clock
+from inferd.config import ModelConfig
+from inferd.engine.attention import KVCache, native_available
+from inferd.engine.blocks import BlockPool
+from inferd.engine.chat_template import ChatTemplate
+from inferd.engine.engine import Engine
+from inferd.engine.memory import available_bytes, kv_bytes_per_token, memory_plan, plan_blocks
+from inferd.engine.model import Decoder, load_model
+from inferd.engine.model.generation_config import GenerationDefaults, load_generation_defaults
+from inferd.engine.prepare import Limits, Preparer
+from inferd.engine.runner import Runner
+from inferd.engine.sampler import Sampler
+from inferd.engine.scheduler import Scheduler
+from inferd.engine.sequence import Sequence
+from inferd.engine.tokenizer import Tokenizer
+from inferd.errors import ModelLoadError
+from inferd.registry.source import resolve
+from inferd.types import ModelInfo, SamplingParams
+
+Progress = Callable[[str, int, int], None]
+
+
+def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine:
+    """Load the model ``config.source`` names and make it ready to serve.
+
+    ``progress(phase, done, total)`` is told how far it is. Raises ModelLoadError with the file or
+    field at fault and the remedy.
+    """
+    phases = _Phases()
+    device = _device(config.device)
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // config.replicas))
+    folder = resolve(config.source, progress)
+    phases.done("resolve")
+    tokenizer = Tokenizer.load(folder)
+    template = ChatTemplate.load(folder, tokenizer, Path(config.chat_template) if config.chat_template else None)
+    defaults = load_generation_defaults(folder)
+    phases.done("tokenizer")
+    decoder = load_model(folder, dtype=config.dtype, device=device, progress=progress)
+    _check_tokenizer(tokenizer, decoder, folder)
+    phases.done("weights")
+
+    dims = decoder.config
+    bytes_per_token = kv_bytes_per_token(
+        num_layers=dims.num_layers, num_kv_heads=dims.num_kv_heads, head_dim=dims.head_dim, itemsize=decoder.dtype.itemsize
+    )
+    max_model_len = _max_model_len(config, dims.max_position_embeddings, bytes_per_token)
+    num_blocks = plan_blocks(
+        config.kv_cache,
+        bytes_per_token=bytes_per_token,
+        max_model_len=max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        free_bytes=_free_bytes(device),
+    )
+    cache = KVCache(
+        num_layers=dims.num_layers,
+        num_blocks=num_blocks,
+        block_size=config.kv_cache.block_size,
+        num_kv_heads=dims.num_kv_heads,
+        head_dim=dims.head_dim,
+        dtype=decoder.dtype,
+        device=device,
+    )
+    attention = config.attention
+    if attention == "auto":
+        attention = "native" if device.type == "cpu" and native_available(decoder.dtype, dims.head_dim) else "reference"
+    runner = Runner(decoder, cache, attention, device)
+    pool = BlockPool(num_blocks)
+    scheduler = Scheduler(config.scheduler, pool, config.kv_cache.block_size)
+    phases.done("kv_cache")
+    progress("warm-up", 0, 1)
+    _warm_up(runner, scheduler, dims.vocab_size, max_model_len)
+    progress("warm-up", 1, 1)
+    phases.done("warm_up")
+
+    eos_ids = frozenset(defaults.eos_token_ids) | frozenset(dims.eos_token_ids)
+    if tokenizer.eos_token_id is not None:
+        eos_ids |= {tokenizer.eos_token_id}
+    info = ModelInfo(
+        name=name,
+        source=config.source,
+        architecture=dims.architecture,
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        max_model_len=max_model_len,
+        vocab_size=dims.vocab_size,
+        num_parameters=decoder.num_parameters,
+        num_blocks=num_blocks,
+        block_size=config.kv_cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        eos_token_ids=tuple(sorted(eos_ids)),
+        has_chat_template=template is not None,
+        fingerprint=_fingerprint(folder, decoder, attention),
+        attention=attention,
+        memory=memory_plan(
+            weights_bytes=decoder.weights_bytes,
+            num_blocks=num_blocks,
+            block_size=config.kv_cache.block_size,
+            bytes_per_token=bytes_per_token,
+            activation_bytes=config.scheduler.max_num_batched_tokens * dims.hidden_size * 16 * decoder.dtype.itemsize,
+        ),
+        load_s=phases.seconds,
+    )
+    limits = Limits(
+        vocab_size=dims.vocab_size,
+        max_model_len=max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        num_blocks=num_blocks,
+        block_size=config.kv_cache.block_size,
+    )
+    preparer = Preparer(
+        tokenizer, template, defaults if config.use_generation_config else GenerationDefaults(), eos_ids, limits, config.seed
+    )
+    sampler = Sampler(min(tokenizer.vocab_size, dims.vocab_size))
+    return Engine(info=info, preparer=preparer, runner=runner, scheduler=scheduler, sampler=sampler)
+
+
+class _Phases:
+    """Seconds each phase of loading took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = clock.now()
+
+    def done(self, phase: str) -> None:
+        now = clock.now()
+        self.seconds[phase] = round(now - self._began, 4)
+        self._began = now
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise ModelLoadError(f"device is {wanted!r}, which is no device. Use auto, cpu, cuda or cuda:N.", param="device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ModelLoadError(f"device is {wanted!r}. Use auto, cpu, cuda or cuda:N.", param="device")
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise ModelLoadError(
+            f"device is {wanted!r}, but this machine has {torch.cuda.device_count()} CUDA devices that torch can use. Use auto or cpu.",
+            param="device",
+        )
+    return device
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_bytes()
+
+
+def _check_tokenizer(tokenizer: Tokenizer, decoder: Decoder, folder: Path) -> None:
+    if tokenizer.vocab_size > decoder.config.vocab_size:
+        raise ModelLoadError(
+            f"{folder / 'tokenizer.json'} has {tokenizer.vocab_size} tokens, but the model's embedding in {folder / 'config.json'} "
+            f"has vocab_size = {decoder.config.vocab_size}: they do not belong together. Use the tokenizer that came with the checkpoint."
+        )
+
+
+def _max_model_len(config: ModelConfig, trained: int, bytes_per_token: int) -> int:
+    if config.max_model_len is None:
+        if config.kv_cache.num_blocks is None and config.kv_cache.memory_bytes is None:
+            return trained
+        # The operator sized the cache and left the length to us: take what fits.
+        size = config.kv_cache.block_size
+        blocks = config.kv_cache.num_blocks or (config.kv_cache.memory_bytes or 0) // (bytes_per_token * size)
+        return min(trained, max((blocks - 1) * size, 1))
+    if config.max_model_len > trained:
+        raise ModelLoadError(
+            f"max_model_len is {config.max_model_len}, but the checkpoint was made for {trained} positions "
+            f"(max_position_embeddings in config.json). Set max_model_len to {trained} or less.",
+            param="max_model_len",
+        )
+    return config.max_model_len
+
+
+def _warm_up(runner: Runner, scheduler: Scheduler, vocab_size: int, max_model_len: int) -> None:
+    """One chunk and one decode step, so that the first request pays for no lazy initialisation."""
+    sequence = Sequence(
+        request_id="warm-up",
+        index=0,
+        prompt_ids=[i % vocab_size for i in range(min(32, max_model_len - 1) or 1)],
+        sampling=SamplingParams(),
+        seed=0,
+        use_cache=False,
+    )
+    scheduler.add(sequence)
+    with torch.inference_mode():
+        for _ in range(2):
+            step = scheduler.schedule()
+            hidden = runner.run(step)
+            runner.logits(hidden, [hidden.shape[0] - 1])
+            scheduler.commit(step)
+            sequence.tokens.append(0)
+    scheduler.remove(sequence)
+    scheduler.pool.clear_cache()
+
+
+def _fingerprint(folder: Path, decoder: Decoder, attention: str) -> str:
+    """A digest of what decides the answers: weights' identity (headers and sizes, not every byte),
+    number format, kernels."""
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(folder.glob("*.json")):
+        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(f"{path.name}:{path.stat().st_size}".encode() + file.read(65536))
+    digest.update(f"{decoder.dtype}:{attention}:{torch.__version__}".encode())
+    return "fp_" + digest.hexdigest()

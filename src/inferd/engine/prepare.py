@@ -1,0 +1,201 @@
+"""From a request to token ids and resolved parameters: everything that costs no step.
+
+Runs on the worker's I/O thread, beside the step loop; touches only what is immutable or locked.
+Whatever a client can get wrong about this model is found here, before any cost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+
+import msgspec
+
+from inferd import clock
+from inferd.engine.chat_template import ChatTemplate
+from inferd.engine.model.generation_config import GenerationDefaults
+from inferd.engine.tokenizer import Tokenizer
+from inferd.errors import ContextLengthExceeded, InvalidRequest
+from inferd.types import Chat, GenerateRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
+
+_DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request ready for the scheduler."""
+
+    request: GenerateRequest
+    prompt_ids: list[int]
+    sampling: SamplingParams  # max_tokens is set
+    seed: int
+    eos_ids: frozenset[int]  # end the sequence, unless ignore_eos
+    stop_ids: frozenset[int]  # eos and stop_token_ids: banned until min_tokens
+    bad_words: tuple[tuple[int, ...], ...]
+    salt: bytes
+    tokenized_s: float  # after arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the loaded model can hold."""
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+
+
+class Preparer:
+    """Renders, tokenizes and validates for one model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        defaults: GenerationDefaults,
+        eos_ids: frozenset[int],
+        limits: Limits,
+        seed: int | None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.defaults = defaults
+        self.eos_ids = eos_ids
+        self.limits = limits
+        self._random = random.Random(seed)
+        self.tokenize_s = 0.0
+
+    def prepare(self, request: GenerateRequest) -> Prepared:
+        """Raises InvalidRequest, naming the field, the value and the remedy."""
+        began = clock.now()
+        prompt_ids = self.tokenize(request.prompt)
+        keep = request.truncate_prompt_tokens
+        if keep is not None:
+            # -1 is vLLM's word for "whatever fits".
+            prompt_ids = prompt_ids[-(keep if keep > 0 else self.limits.max_model_len - 1) :]
+        sampling = self._resolve(request, len(prompt_ids))
+        self._check_ids(sampling)
+        self._check_width(sampling, len(prompt_ids))
+        eos_ids = frozenset() if sampling.ignore_eos else self.eos_ids
+        done = clock.now()
+        self.tokenize_s += done - began
+        return Prepared(
+            request=request,
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            seed=sampling.seed if sampling.seed is not None else self._random.getrandbits(63),
+            eos_ids=eos_ids,
+            stop_ids=self.eos_ids | frozenset(sampling.stop_token_ids),
+            bad_words=self._bad_words(sampling),
+            salt=_salt(request),
+            tokenized_s=done - request.arrived_at,
+        )
+
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """Token ids of any kind of prompt. Raises InvalidRequest."""
+        match prompt:
+            case TokenPrompt(token_ids):
+                bad = next((t for t in token_ids if not 0 <= t < self.limits.vocab_size), None)
+                if bad is not None:
+                    raise InvalidRequest(
+                        f"prompt contains token id {bad}, but this model's ids are 0 to {self.limits.vocab_size - 1}.",
+                        param="prompt",
+                    )
+                return list(token_ids)
+            case TextPrompt(text=text, add_special_tokens=special):
+                return self.tokenizer.encode(text, special)
+            case Chat():
+                if self.template is None:
+                    raise InvalidRequest(
+                        "This model has no chat template. Use /v1/completions, or set chat_template in the model's configuration.",
+                        param="messages",
+                    )
+                return self.tokenizer.encode(self.template.render(prompt), prompt.add_special_tokens)
+
+    def _resolve(self, request: GenerateRequest, num_prompt: int) -> SamplingParams:
+        """The client's fields, then the checkpoint's generation defaults, then ours."""
+        sampling = request.sampling
+        changes: dict[str, object] = {}
+        for name in _DEFAULTABLE:
+            value = getattr(self.defaults, name)
+            if value is not None and name not in request.explicit:
+                changes[name] = value
+        field = "messages" if isinstance(request.prompt, Chat) else "prompt"
+        longest = self.limits.max_model_len
+        if num_prompt == 0:
+            raise InvalidRequest(f"{field} has no tokens. Give at least one.", param=field)
+        scoring_only = sampling.max_tokens == 0
+        if num_prompt + (not scoring_only) > longest:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {longest} tokens, but {field} has {num_prompt}. Shorten it.",
+                param=field,
+            )
+        asked = sampling.max_tokens
+        if asked is None:
+            changes["max_tokens"] = min(longest - num_prompt, self.defaults.max_new_tokens or longest)
+        elif num_prompt + asked > longest:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {longest} tokens, but {num_prompt + asked} were asked for "
+                f"({num_prompt} in {field}, {asked} to generate). Shorten {field}, or set max_tokens to {longest - num_prompt} or less.",
+                param="max_tokens",
+            )
+        if sampling.min_tokens > (asked if asked is not None else longest - num_prompt):
+            raise InvalidRequest(
+                f"min_tokens is {sampling.min_tokens}, more than the {asked if asked is not None else longest - num_prompt} tokens that may be generated.",
+                param="min_tokens",
+            )
+        return msgspec.structs.replace(sampling, **changes) if changes else sampling
+
+    def _check_ids(self, sampling: SamplingParams) -> None:
+        size = self.limits.vocab_size
+        for name, ids in (
+            ("logit_bias", sampling.logit_bias),
+            ("allowed_token_ids", sampling.allowed_token_ids or ()),
+            ("stop_token_ids", sampling.stop_token_ids),
+        ):
+            bad = next((t for t in ids if not 0 <= t < size), None)
+            if bad is not None:
+                raise InvalidRequest(f"{name} contains token id {bad}, but this model's ids are 0 to {size - 1}.", param=name)
+        if sampling.allowed_token_ids is not None and not sampling.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids is empty: no token could be generated. Leave it out to allow all.", param="allowed_token_ids")
+        for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+            if count is not None and count > size:
+                raise InvalidRequest(f"{name} is {count}, but this model has only {size} tokens.", param=name)
+
+    def _check_width(self, sampling: SamplingParams, num_prompt: int) -> None:
+        if not sampling.use_beam_search:
+            return
+        limits, width = self.limits, sampling.width
+        param = "best_of" if sampling.best_of is not None else "n"
+        if width > limits.max_num_seqs:
+            raise InvalidRequest(f"{param} is {width} beams, but this model runs at most {limits.max_num_seqs} sequences together.", param=param)
+        if 2 * width > limits.vocab_size:
+            raise InvalidRequest(f"{param} is {width} beams, more than half of this model's {limits.vocab_size} tokens.", param=param)
+        per_beam = -(-(num_prompt + (sampling.max_tokens or 0)) // limits.block_size) + 1
+        if width * per_beam > limits.num_blocks:
+            raise InvalidRequest(
+                f"{width} beams of up to {num_prompt + (sampling.max_tokens or 0)} tokens need {width * per_beam} KV blocks, "
+                f"but this model has {limits.num_blocks}. Lower {param} or max_tokens.",
+                param=param,
+            )
+
+    def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of each bad word, at the start of a text and after a space (as vLLM does)."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in sampling.bad_words:
+            for text in (word, " " + word.lstrip()):
+                ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+                if ids:
+                    found[ids] = None
+        return tuple(found)
+
+
+def _salt(request: GenerateRequest) -> bytes:
+    """What keeps one tenant's cached prefixes from another's; nothing for the anonymous one."""
+    if not request.tenant and not request.cache_salt:
+        return b""
+    text = f"{len(request.tenant)}:{request.tenant}{request.cache_salt}"
+    return hashlib.blake2b(text.encode(), digest_size=32).digest()
