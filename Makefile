@@ -1,0 +1,74 @@
+# A bare `make` prints the manual; its lines are the comments behind the targets.
+# PYTHON=python3.12 make setup     chooses the interpreter
+# make setup TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu'   takes torch from elsewhere
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+KERNELS := $(wildcard CMakeLists.txt kernels/*.* kernels/*/*.*)
+SOURCES := pyproject.toml constraints.txt .ci/setup $(KERNELS)
+# Where kernels and matrix products use every core, two test processes would fight for them.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+ARGS ?=
+
+export PYTHON TORCH_ARGS
+
+.PHONY: help
+help: ## Print this manual
+	@echo "inferd: one inference server for every model"
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo "ARGS='...' adds arguments: make demo ARGS='--port 9000', make test ARGS='-k scheduler'"
+
+.PHONY: setup
+setup: $(VENV)/.dev ## Create .venv with everything for development (again when pyproject or kernels change)
+
+.PHONY: demo
+demo: $(VENV)/.llm ## Set up what the server needs and serve the bundled chat model
+	@$(BIN)/inferd serve demo $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.dev ## Run every everyday test
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 $(ARGS)
+
+.PHONY: check
+check: $(VENV)/.dev ## Format, lint, types, the import contract, generated pages
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python .ci/docs.py --check
+
+.PHONY: format
+format: $(VENV)/.dev ## Rewrite the sources in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: docs
+docs: $(VENV)/.dev ## Write the generated pages again
+	@$(BIN)/python .ci/docs.py
+
+.PHONY: bench
+bench: $(VENV)/.dev ## Measure the server and write a table (bench/README.md)
+	@$(BIN)/python -m bench $(ARGS)
+
+.PHONY: soak
+soak: $(VENV)/.dev ## Long run under load and faults, books checked all the while
+	@$(BIN)/python -m bench.soak $(ARGS)
+
+.PHONY: clean
+clean: ## Remove .venv, builds and caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.dev: $(SOURCES)
+	@.ci/setup dev
+
+# What development needs contains what the server needs.
+$(VENV)/.llm: $(SOURCES)
+	@.ci/setup llm
