@@ -12,7 +12,7 @@ The reference here is plain torch and the oracle of the others.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -113,3 +113,13 @@ class ReferenceAttention:
             scores = scores.masked_fill(hidden, float("-inf"))
             out[first:last] = (scores.softmax(-1) @ vs).transpose(0, 1).to(out.dtype)
         return out
+
+
+def native_available(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the compiled kernel is there and takes this number format and head size."""
+    return False
+
+
+def create_attention(kind: Literal["auto", "reference", "native"], cache: KVCache, batch: FlatBatch) -> Attention:
+    """The backend for one step. ``auto``: native where it is available, else the reference."""
+    return ReferenceAttention(cache, batch)
