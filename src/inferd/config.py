@@ -6,10 +6,16 @@ the command line's flags are derived from these structs. Each room receives only
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+from inferd.config_tree import Problem, Text, check, dotted
+from inferd.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -18,7 +24,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of every section: keyword only, immutable, an unknown key is an error."""
 
 
-class ServerConfig(Section):
+class ServerConfig(Section, frozen=True, kw_only=True):
     """Where the server listens and how it behaves towards clients."""
 
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
@@ -29,14 +35,14 @@ class ServerConfig(Section):
     access_log: Annotated[bool, Meta(description="Write one JSON line per request (never its text).")] = True
 
 
-class QueueConfig(Section):
+class QueueConfig(Section, frozen=True, kw_only=True):
     """The bounded queue in front of a model."""
 
     max_requests: Annotated[int, Meta(description="Requests that may wait for a replica; one more is refused with 503.", ge=0)] = 1024
     timeout_s: Annotated[float, Meta(description="Longest time a request may wait before it is refused with 503.", gt=0)] = 600.0
 
 
-class SchedulerConfig(Section):
+class SchedulerConfig(Section, frozen=True, kw_only=True):
     """How an engine fills its steps."""
 
     max_num_seqs: Annotated[int, Meta(description="Sequences computed together in one step.", ge=1, le=4096)] = 64
@@ -44,7 +50,7 @@ class SchedulerConfig(Section):
     prefix_caching: Annotated[bool, Meta(description="Reuse the KV blocks of shared prompt prefixes.")] = True
 
 
-class KVCacheConfig(Section):
+class KVCacheConfig(Section, frozen=True, kw_only=True):
     """The memory that holds keys and values of earlier tokens."""
 
     memory_bytes: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Size of the KV arena in bytes; unset: enough for max_num_seqs sequences of typical length, within a quarter of free memory.")] = None
@@ -52,13 +58,13 @@ class KVCacheConfig(Section):
     num_blocks: Annotated[Annotated[int, Meta(ge=2)] | None, Meta(description="Number of blocks; overrides memory_bytes.")] = None
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True, kw_only=True):
     """One model: where it comes from and how it runs."""
 
     source: Annotated[str, Meta(description="A folder, a Hugging Face Hub id (optionally id@revision), or 'demo' for the bundled chat model.")]
     replicas: Annotated[int, Meta(description="Copies of the model, each in its own worker process.", ge=1, le=64)] = 1
     dtype: Annotated[DType, Meta(description="Number format of weights and KV cache; auto: the checkpoint's own (float32 where the processor has no fast bfloat16).")] = "auto"
-    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N.")] = "auto"
+    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N.", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     max_model_len: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Longest prompt plus answer in tokens; unset: the checkpoint's own limit.")] = None
     threads: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Compute threads of a replica; unset: the machine's cores shared out among the replicas.")] = None
     attention: Annotated[Literal["auto", "reference", "native"], Meta(description="Attention backend; auto: the native kernels where they are built, else plain torch.")] = "auto"
@@ -72,8 +78,171 @@ class ModelConfig(Section):
     queue: QueueConfig = QueueConfig()
 
 
-class Config(Section):
+class Config(Section, frozen=True, kw_only=True):
     """Everything ``inferd serve`` can be told."""
 
     server: ServerConfig = ServerConfig()
     models: dict[str, ModelConfig] = {}
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+ENV_PREFIX = "INFERD_"
+_Tree = dict[str, object]
+_Origins = dict[tuple[str, ...], str]
+
+
+def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Config:
+    """The configuration from a YAML file < the environment < flags.
+
+    ``env`` is the whole environment: ``INFERD_SERVER__PORT=9000`` sets ``server.port`` and
+    ``INFERD_MODELS__CHAT__DTYPE=bfloat16`` the ``dtype`` of the model ``chat`` (case and punctuation
+    of its name do not matter). Names without a double underscore are not settings and are ignored.
+    ``overrides`` is a nested mapping in the shape of the tree. Sizes may be written as '4GiB'.
+
+    Raises one ConfigError that lists every problem with its path, its value and what is allowed.
+    """
+    tree = read_yaml(path) if path is not None else {}
+    origins: _Origins = {}
+    _merge(tree, _environment(env, _model_names(tree) + _model_names(overrides), origins))
+    _merge(tree, overrides)
+    checked, problems = check(Config, tree)
+    problems += _beyond_types(checked)
+    where = str(path) if path is not None else None
+    if problems:
+        raise ConfigError(_sentence(problems, origins, where), param=dotted(problems[0].path))
+    try:
+        return msgspec.convert(checked, Config)
+    except msgspec.ValidationError as error:  # a type that ``check`` leaves to msgspec
+        raise ConfigError(f"The configuration {f'in {where} ' if where else ''}is not valid: {error}.") from None
+
+
+def single_model_config(
+    source: str,
+    *,
+    name: str | None = None,
+    model: Mapping[str, object] | None = None,
+    server: Mapping[str, object] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Config:
+    """The configuration of a server with one model: ``inferd serve SOURCE``. Raises ConfigError."""
+    chosen = name if name is not None else model_name(source)
+    overrides = {"models": {chosen: {"source": source, **(model or {})}}, "server": dict(server or {})}
+    return load_config(None, env or {}, overrides)
+
+
+def model_name(source: str) -> str:
+    """The name clients use for a source given without one: a folder's own name, or the hub id."""
+    folder = Path(source).expanduser()
+    if folder.is_dir() or source.startswith((".", "/", "~")):
+        return folder.resolve().name or "model"
+    return source.partition("@")[0]
+
+
+def read_yaml(path: Path) -> _Tree:
+    """A YAML file's document as plain data; duplicate keys are refused. Raises ConfigError."""
+    import yaml  # a server without a config file starts faster without it
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: Loader, node: yaml.MappingNode) -> _Tree:
+        seen: dict[object, int] = {}
+        for key_node, _ in node.value:
+            key, line = loader.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            if isinstance(key, list | dict):
+                raise ConfigError(f"{path}, line {line}: a key must be a word, not a list or a section.")
+            if key in seen:
+                raise ConfigError(
+                    f"{path}, line {line}: the key {key!r} is already given on line {seen[key]}; keep one of them."
+                )
+            seen[key] = line
+        loader.flatten_mapping(node)
+        return {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
+
+    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    try:
+        with path.open("rb") as file:
+            document: object = yaml.load(file, Loader)
+    except FileNotFoundError:
+        raise ConfigError(f"The configuration file {path} does not exist; check the path.") from None
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"The configuration file {path} cannot be read: {error}.") from None
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(f"The configuration file {path} is not valid YAML: {said}.") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"The configuration file {path} holds no sections; it starts with 'models:' or 'server:'.")
+    return document
+
+
+def _environment(env: Mapping[str, str], names: list[str], origins: _Origins) -> _Tree:
+    """The settings among environment variables, as a nested tree of texts."""
+    tree: _Tree = {}
+    for variable, value in sorted(env.items()):
+        rest = variable.removeprefix(ENV_PREFIX)
+        if rest == variable or "__" not in rest:
+            continue
+        parts = rest.split("__")
+        path = [part.lower() for part in parts]
+        if path[0] == "models" and len(path) > 1:
+            wanted = _plain(parts[1])
+            path[1] = next((name for name in names if _plain(name) == wanted), path[1])
+        origins[tuple(path)] = variable
+        node = tree
+        for part in path[:-1]:
+            child = node.setdefault(part, {})
+            if not isinstance(child, dict):
+                raise ConfigError(
+                    f"{variable} and {origins[tuple(path[: path.index(part) + 1])]} contradict each other: "
+                    f"one sets {part}, the other a field inside it."
+                )
+            node = child
+        node[path[-1]] = Text(value)
+    return tree
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def _model_names(tree: Mapping[str, object]) -> list[str]:
+    models = tree.get("models")
+    return [str(name) for name in models] if isinstance(models, Mapping) else []
+
+
+def _merge(into: _Tree, over: Mapping[str, object]) -> None:
+    """Lay ``over`` upon ``into``: sections are merged, values replaced."""
+    for key, value in over.items():
+        below = into.get(key)
+        if isinstance(value, Mapping) and (isinstance(below, dict) or below is None):
+            child: _Tree = below if isinstance(below, dict) else {}
+            _merge(child, value)
+            into[key] = child
+        else:
+            into[key] = value
+
+
+def _beyond_types(tree: object) -> Iterator[Problem]:
+    """What the structs cannot say."""
+    models = tree.get("models") if isinstance(tree, dict) else None
+    if not isinstance(models, dict):
+        return
+    for name, model in models.items():
+        if not name or name != name.strip() or not name.isprintable():
+            yield Problem(("models", name), f"{name!r} is not a model name: it is empty, or has blanks around it.")
+        if isinstance(model, dict) and isinstance(model.get("source"), str) and not model["source"].strip():
+            yield Problem(("models", name, "source"), "it is empty; give a folder, a hub id or 'demo'.")
+
+
+def _sentence(problems: list[Problem], origins: _Origins, where: str | None) -> str:
+    lines = []
+    for problem in problems:
+        origin = origins.get(problem.path)
+        lines.append(f"{dotted(problem.path)}{f' (from {origin})' if origin else ''}: {problem.sentence}")
+    if len(lines) == 1:
+        return lines[0]
+    head = f"{len(lines)} problems in the configuration{f' ({where})' if where else ''}:"
+    return "\n  - ".join([head, *lines])

@@ -1,0 +1,337 @@
+"""Walking a tree of msgspec structs: what each field allows, and everything wrong with a document.
+
+Knows struct types, paths and sentences. Does not know files, the environment, flags or which tree
+it walks. msgspec's own decoder stops at the first problem; a person fixing a file wants them all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import msgspec
+from msgspec import inspect
+
+Path = tuple[str, ...]
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_UNITS: dict[str, int] = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
+    _UNITS |= {f"{_letter}i": 1024**_power, f"{_letter}ib": 1024**_power}
+
+
+class Text(str):
+    """A value from the environment or a flag: text that stands for a number, a truth or nothing."""
+
+    __slots__ = ()
+
+
+class NotAllowedError(ValueError):
+    """A leaf's value is not allowed; the message says what is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a document: where, and a sentence saying what and what is allowed."""
+
+    path: Path
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One setting: a field that holds a value, not a section. ``*`` in the path stands for any name."""
+
+    path: Path
+    type: inspect.Type
+    optional: bool
+    required: bool
+    default: object
+    description: str
+
+    @property
+    def name(self) -> str:
+        return self.path[-1]
+
+    @property
+    def is_size(self) -> bool:
+        return self.name.endswith("_bytes")
+
+    @property
+    def allowed(self) -> str:
+        return allowed(self.type, is_size=self.is_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A section: its path, its struct type and the fields directly in it."""
+
+    path: Path
+    type: inspect.StructType
+    leaves: tuple[Leaf, ...]
+
+
+def dotted(path: Path) -> str:
+    """A path as people write it; names that would be ambiguous are quoted."""
+    return ".".join(part if re.fullmatch(r"[\w*-]+", part) else f'"{part}"' for part in path)
+
+
+def size(text: str) -> int:
+    """Bytes of '4GiB', '512 MB', '1.5G' or '4096'. Raises NotAllowedError."""
+    match = _SIZE.fullmatch(text)
+    unit = match and _UNITS.get(match[2].lower())
+    if match is None or unit is None:
+        raise NotAllowedError("a size such as 4GiB, 512MB or a number of bytes")
+    return int(float(match[1]) * unit)
+
+
+def size_text(num_bytes: int) -> str:
+    """The shortest exact way to write a number of bytes: 16MiB, 4GiB, 1000."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if num_bytes and num_bytes % 1024**power == 0:
+            return f"{num_bytes // 1024**power}{unit}"
+    return str(num_bytes)
+
+
+def branches(cls: type[msgspec.Struct], path: Path = ()) -> Iterator[Branch]:
+    """Every section of a tree, outermost first, in the order of the fields."""
+    yield from _branches(_struct(inspect.type_info(cls)), path)
+
+
+def _branches(node: inspect.StructType, path: Path) -> Iterator[Branch]:
+    leaves: list[Leaf] = []
+    inner: list[tuple[inspect.StructType, Path]] = []
+    for field in node.fields:
+        here = (*path, field.name)
+        bare, description, optional = _unwrap(field.type)
+        if isinstance(bare, inspect.StructType):
+            inner.append((bare, here))
+        elif isinstance(bare, inspect.DictType) and isinstance(_unwrap(bare.value_type)[0], inspect.StructType):
+            inner.append((_struct(_unwrap(bare.value_type)[0]), (*here, "*")))
+        else:
+            default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+            leaves.append(Leaf(here, bare, optional, field.required, default, description))
+    yield Branch(path, node, tuple(leaves))
+    for child, child_path in inner:
+        yield from _branches(child, child_path)
+
+
+def check(cls: type[msgspec.Struct], document: object) -> tuple[object, list[Problem]]:
+    """The document with texts and sizes turned into values, and everything that is wrong with it."""
+    problems: list[Problem] = []
+    value = _check(inspect.type_info(cls), document, (), problems)
+    return value, problems
+
+
+def parse(leaf: Leaf, value: object) -> object:
+    """The value a leaf holds when told ``value``. Raises NotAllowedError with what is allowed."""
+    if leaf.optional and _is_nothing(value):
+        return None
+    return _leaf(leaf.type, value, is_size=leaf.is_size)
+
+
+def allowed(node: inspect.Type, *, is_size: bool = False) -> str:
+    """What a value of this type may be, as the end of a sentence."""
+    bare, _, optional = _unwrap(node)
+    text = _allowed(bare, is_size)
+    return f"{text}, or nothing" if optional else text
+
+
+def _allowed(node: inspect.Type, is_size: bool) -> str:
+    if isinstance(node, inspect.LiteralType):
+        values = sorted((str(value) for value in node.values), key=lambda value: (value != "auto", value))
+        return "one of " + ", ".join(values)
+    if isinstance(node, inspect.BoolType):
+        return "true or false"
+    if isinstance(node, inspect.IntType | inspect.FloatType):
+        noun = "an integer" if isinstance(node, inspect.IntType) else "a number"
+        if is_size:
+            noun = "a size such as 4GiB, 512MB or a number of bytes"
+        return noun + _range(node)
+    if isinstance(node, inspect.StrType):
+        return f"text that matches {node.pattern}" if node.pattern else "text"
+    if isinstance(node, inspect.ListType | inspect.VarTupleType | inspect.SetType):
+        return "a list"
+    if isinstance(node, inspect.StructType | inspect.DictType):
+        return "a section with fields of its own"
+    return "a different value"
+
+
+def _range(node: inspect.IntType | inspect.FloatType) -> str:
+    if node.ge is not None and node.le is not None:
+        return f" from {node.ge:g} to {node.le:g}"
+    bounds = (("at least", node.ge), ("above", node.gt), ("at most", node.le), ("below", node.lt))
+    said = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
+    return ", " + " and ".join(said) if said else ""
+
+
+def _check(node: inspect.Type, value: object, path: Path, problems: list[Problem]) -> object:
+    bare, _, optional = _unwrap(node)
+    if optional and _is_nothing(value):
+        return None
+    if isinstance(bare, inspect.StructType):
+        return _check_struct(bare, value, path, problems)
+    if isinstance(bare, inspect.DictType):
+        if not _is_mapping(value):
+            problems.append(_bad(path, value, "names, each with its own section"))
+            return value
+        return {str(key): _check(bare.value_type, item, (*path, str(key)), problems) for key, item in value.items()}
+    try:
+        return _leaf(bare, value, is_size=bool(path) and path[-1].endswith("_bytes"))
+    except NotAllowedError as wrong:
+        close = _closest(str(value), [str(v) for v in bare.values]) if isinstance(bare, inspect.LiteralType) else None
+        problems.append(_bad(path, value, str(wrong), close))
+        return value
+
+
+def _check_struct(node: inspect.StructType, value: object, path: Path, problems: list[Problem]) -> object:
+    names = [field.encode_name for field in node.fields]
+    if value is None:
+        value = {}  # a section whose fields are all commented out
+    if not _is_mapping(value):
+        problems.append(_bad(path, value, "a section with the fields " + ", ".join(names)))
+        return value
+    found: dict[str, object] = {}
+    for key in value:
+        if key not in names:
+            close = _closest(str(key), names)
+            ending = f"did you mean {close}?" if close else "allowed: " + ", ".join(names) + "."
+            problems.append(Problem((*path, str(key)), f"no such field; {ending}"))
+    for field in node.fields:
+        here = (*path, field.encode_name)
+        if field.encode_name in value:
+            found[field.encode_name] = _check(field.type, value[field.encode_name], here, problems)
+        elif field.required:
+            description = _unwrap(field.type)[1]
+            problems.append(Problem(here, f"missing; give {description[:1].lower() + description[1:] or 'a value.'}"))
+    return found
+
+
+def _leaf(node: inspect.Type, value: object, *, is_size: bool) -> object:
+    bare, _, optional = _unwrap(node)
+    if optional and _is_nothing(value):
+        return None
+    if is_size and isinstance(value, str) and isinstance(bare, inspect.IntType):
+        try:
+            value = size(value)
+        except NotAllowedError as wrong:
+            raise NotAllowedError(str(wrong) + _range(bare)) from None
+    elif isinstance(value, Text):
+        value = _untext(bare, value)
+    refusal = NotAllowedError(_allowed(bare, is_size))
+    if isinstance(bare, inspect.LiteralType):
+        if not any(value == choice and type(value) is type(choice) for choice in bare.values):
+            raise refusal
+    elif isinstance(bare, inspect.BoolType):
+        if not isinstance(value, bool):
+            raise refusal
+    elif isinstance(bare, inspect.IntType):
+        if not isinstance(value, int) or isinstance(value, bool) or not _in_range(bare, value):
+            raise refusal
+    elif isinstance(bare, inspect.FloatType):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not _in_range(bare, value):
+            raise refusal
+        return float(value)
+    elif isinstance(bare, inspect.StrType) and (
+        not isinstance(value, str) or (bare.pattern and not re.search(bare.pattern, value))
+    ):
+        raise refusal
+    # Anything richer is msgspec's to check when the tree is built.
+    return value
+
+
+def _untext(node: inspect.Type, text: str) -> object:
+    plain = text.strip()
+    if isinstance(node, inspect.BoolType):
+        truths = {
+            "true": True,
+            "yes": True,
+            "on": True,
+            "1": True,
+            "false": False,
+            "no": False,
+            "off": False,
+            "0": False,
+        }
+        return truths.get(plain.lower(), str(text))
+    number: type[int] | type[float] | None = None
+    if isinstance(node, inspect.IntType) or (isinstance(node, inspect.LiteralType) and _all_ints(node)):
+        number = int
+    elif isinstance(node, inspect.FloatType):
+        number = float
+    if number is not None:
+        try:
+            return number(plain)
+        except ValueError:
+            return str(text)
+    if isinstance(node, inspect.ListType | inspect.VarTupleType):
+        return [part.strip() for part in plain.split(",") if part.strip()]
+    return str(text)
+
+
+def _all_ints(node: inspect.LiteralType) -> bool:
+    return all(isinstance(value, int) for value in node.values)
+
+
+def _in_range(node: inspect.IntType | inspect.FloatType, value: float) -> bool:
+    return (
+        value == value  # not NaN
+        and (node.ge is None or value >= node.ge)
+        and (node.gt is None or value > node.gt)
+        and (node.le is None or value <= node.le)
+        and (node.lt is None or value < node.lt)
+    )
+
+
+def _unwrap(node: inspect.Type) -> tuple[inspect.Type, str, bool]:
+    """The type under its metadata and its ``| None``; its description; whether None is allowed."""
+    description, optional = "", False
+    while True:
+        if isinstance(node, inspect.Metadata):
+            description = description or str((node.extra_json_schema or {}).get("description", ""))
+            node = node.type
+        elif isinstance(node, inspect.UnionType):
+            others = tuple(kind for kind in node.types if not isinstance(kind, inspect.NoneType))
+            optional = optional or len(others) < len(node.types)
+            if len(others) != 1:
+                return inspect.UnionType(others), description, optional
+            node = others[0]
+        else:
+            return node, description, optional
+
+
+def _struct(node: inspect.Type) -> inspect.StructType:
+    assert isinstance(node, inspect.StructType)
+    return node
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[object, object]]:
+    return isinstance(value, Mapping)
+
+
+def _is_nothing(value: object) -> bool:
+    return value is None or (isinstance(value, Text) and value.strip().lower() in ("", "none", "null"))
+
+
+def _bad(path: Path, value: object, wanted: str, close: str | None = None) -> Problem:
+    shown = repr(str(value)) if isinstance(value, str) else "nothing" if value is None else repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    ending = f"; did you mean {close}?" if close else "."
+    return Problem(path, f"{shown} is not {wanted}{ending}")
+
+
+def _closest(word: str, choices: list[str]) -> str | None:
+    found = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.6)
+    if found:
+        return found[0]
+    # 'bf16' for 'bfloat16', 'max_seqs' for 'max_num_seqs': the letters in order.
+    for choice in sorted(choices, key=len):
+        letters = iter(choice)
+        if len(word) > 2 and all(letter in letters for letter in word.lower()):
+            return choice
+    return None
