@@ -1,0 +1,143 @@
+"""Laws of the block pool."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from inferd.engine.blocks import BlockPool, block_key
+
+
+def test_allocating_takes_free_blocks_before_cached_ones() -> None:
+    pool = BlockPool(4)
+    first, second = pool.allocate(2)
+    pool.publish(first, b"a")
+    pool.release([first, second])
+    assert (pool.num_free, pool.num_cached) == (3, 1)
+    taken = pool.allocate(3)
+    assert first not in taken
+    assert pool.find(b"a") == first
+
+
+def test_eviction_forgets_the_least_recently_released_prefix_first() -> None:
+    pool = BlockPool(3)
+    for key in (b"a", b"b", b"c"):
+        (block,) = pool.allocate(1)
+        pool.publish(block, key)
+        pool.release([block])
+    # "a" is used again, so "b" is now the oldest.
+    a = pool.find(b"a")
+    assert a is not None
+    pool.share([a])
+    pool.release([a])
+    pool.allocate(1)
+    assert pool.find(b"b") is None
+    assert pool.find(b"a") == a
+    assert pool.find(b"c") is not None
+
+
+def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    for i, block in enumerate(blocks):
+        pool.publish(block, bytes([i]))
+    pool.release(blocks)
+    pool.allocate(1)
+    assert pool.find(b"\x02") is None
+    assert pool.find(b"\x00") is not None
+
+
+def test_a_shared_block_stays_used_until_its_last_owner_releases_it() -> None:
+    pool = BlockPool(1)
+    blocks = pool.allocate(1)
+    pool.share(blocks)
+    assert pool.is_shared(blocks[0])
+    pool.release(blocks)
+    assert pool.num_used == 1
+    pool.release(blocks)
+    assert pool.num_used == 0
+
+
+def test_taking_more_than_there_is_or_releasing_twice_is_refused() -> None:
+    pool = BlockPool(2)
+    with pytest.raises(ValueError, match="3 blocks wanted"):
+        pool.allocate(3)
+    blocks = pool.allocate(1)
+    pool.release(blocks)
+    with pytest.raises(ValueError, match="not referenced"):
+        pool.release(blocks)
+
+
+def test_keys_differ_by_salt_parent_and_tokens() -> None:
+    keys = {
+        block_key(b"", [1, 2]),
+        block_key(b"tenant", [1, 2]),
+        block_key(b"", [2, 1]),
+        block_key(block_key(b"", [1, 2]), [1, 2]),
+        block_key(b"", [1, 2, 0]),
+    }
+    assert len(keys) == 5
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Owners allocate, share, publish and release at random; a plain model keeps the same books."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(8)
+        self.owners: list[list[int]] = []
+        self.keys = 0
+
+    @rule(count=st.integers(0, 9))
+    def allocate(self, count: int) -> None:
+        if count <= self.pool.num_available:
+            taken = self.pool.allocate(count)
+            assert len(set(taken)) == count
+            held = {block for owner in self.owners for block in owner}
+            assert not held & set(taken)
+            self.owners.append(taken)
+        else:
+            with pytest.raises(ValueError, match="wanted"):
+                self.pool.allocate(count)
+
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        if self.owners:
+            owner = data.draw(st.sampled_from(self.owners))
+            self.pool.share(owner)
+            self.owners.append(list(owner))
+
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        blocks = [block for owner in self.owners for block in owner]
+        if blocks:
+            self.keys += 1
+            self.pool.publish(data.draw(st.sampled_from(blocks)), self.keys.to_bytes(4, "big"))
+
+    @rule(number=st.integers(1, 40))
+    def revive(self, number: int) -> None:
+        block = self.pool.find(number.to_bytes(4, "big"))
+        if block is not None:
+            self.pool.share([block])
+            self.owners.append([block])
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.owners:
+            at = data.draw(st.integers(0, len(self.owners) - 1))
+            self.pool.release(self.owners.pop(at))
+
+    @rule()
+    def clear(self) -> None:
+        self.pool.clear_cache()
+        assert self.pool.num_cached == 0
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.pool.check()
+        held = {block for owner in self.owners for block in owner}
+        assert self.pool.num_used == len(held)
+
+
+TestPool = PoolMachine.TestCase
