@@ -173,6 +173,16 @@ def test_when_blocks_run_out_the_last_arrival_is_preempted_and_later_completes()
     assert scheduler.pool.num_used == 0
 
 
+def test_a_sequence_that_idles_in_lockstep_gives_way_to_an_earlier_one() -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=2, prefix_caching=False)
+    idle = make_sequence("idle", list(range(6)), arrived_at=2.0)
+    scheduler.add(idle)
+    scheduler.commit(scheduler.schedule())  # caught up; its beam siblings are not, so it gets no token
+    scheduler.add(make_sequence("earlier", list(range(4)), arrived_at=1.0))
+    assert names(run(scheduler)) == [("earlier", 0, 4)]
+    assert idle.num_preemptions == 1
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Random arrivals, cancels, forks and steps in an arena that is far too small.
 
