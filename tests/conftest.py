@@ -24,3 +24,49 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the folder ../shared/data is not beside this checkout")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Llama with a byte-level tokenizer and a chat template, 64 KB, float32."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+def write_tiny_model(folder: Path, *, seed: int = 0, max_positions: int = 256) -> Path:
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(seed)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<|endoftext|>": 0, "<|user|>": 1, "<|assistant|>": 2}
+    vocabulary |= {letter: i + 3 for i, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|user|>", "<|assistant|>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+    fast.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    fast.save_pretrained(folder)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(vocabulary),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=max_positions,
+            tie_word_embeddings=True,
+            initializer_range=0.4,
+            bos_token_id=None,
+            eos_token_id=0,
+        )
+    )
+    model.generation_config.eos_token_id = 0
+    model.float().save_pretrained(folder)
+    return folder

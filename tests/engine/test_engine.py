@@ -1,0 +1,385 @@
+"""Laws of the whole engine on a small real model, with transformers as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
+from inferd.engine.engine import Engine
+from inferd.engine.load import create_backend
+from inferd.errors import ContextLengthExceeded, InvalidRequest
+from inferd.types import Chat, Delta, End, GenerateRequest, Output, PromptReport, SamplingParams, TextPrompt, TokenPrompt
+
+Build = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module")
+def build(tiny_model: Path) -> Build:
+    def make(*, num_blocks: int = 256, block_size: int = 4, **scheduler: int | bool) -> Engine:
+        return create_backend(
+            "tiny",
+            ModelConfig(
+                source=str(tiny_model),
+                dtype="float32",
+                device="cpu",
+                threads=1,
+                max_model_len=128,
+                scheduler=SchedulerConfig(**scheduler),  # type: ignore[arg-type]
+                kv_cache=KVCacheConfig(block_size=block_size, num_blocks=num_blocks),
+            ),
+            lambda phase, done, total: None,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def engine(build: Build) -> Engine:
+    return build()
+
+
+class Answer:
+    """Everything that came back for one request."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.report: PromptReport | None = None
+        self.end: End | None = None
+
+    def take(self, output: Output) -> None:
+        assert self.end is None, "an output after the end"
+        self.deltas += output.deltas
+        self.report = output.prompt or self.report
+        self.end = output.end
+
+    def text(self, index: int = 0) -> str:
+        return "".join(d.text for d in self.deltas if d.index == index)
+
+    def tokens(self, index: int = 0) -> list[int]:
+        return [t for d in self.deltas if d.index == index for t in d.token_ids]
+
+    def finish(self, index: int = 0) -> str | None:
+        return next((d.finish_reason for d in reversed(self.deltas) if d.index == index and d.finish_reason), None)
+
+
+def make_request(name: str, prompt: str | list[int], *, stream: bool = True, priority: int = 0, arrived_at: float = 0.0, deadline_s: float | None = None, cache_salt: str = "", **sampling: object) -> GenerateRequest:
+    options: dict[str, object] = {"temperature": 0.0, "max_tokens": 8, **sampling}
+    return GenerateRequest(
+        id=name,
+        model="tiny",
+        prompt=TextPrompt(text=prompt) if isinstance(prompt, str) else TokenPrompt(token_ids=prompt),
+        sampling=SamplingParams(**options),  # type: ignore[arg-type]
+        explicit=tuple(options),
+        stream=stream,
+        priority=priority,
+        arrived_at=arrived_at,
+        deadline_s=deadline_s,
+        cache_salt=cache_salt,
+    )
+
+
+def run(engine: Engine, *requests: GenerateRequest, now: float = 1.0) -> list[Answer]:
+    answers = {request.id: Answer() for request in requests}
+    for request in requests:
+        engine.add(engine.prepare(request), now)
+    steps = 0
+    while engine.due(now) is not None:
+        for output in engine.step(now)[0]:
+            answers[output.request_id].take(output)
+        engine.pool.check()
+        steps += 1
+        assert steps < 5000
+    assert engine.pool.num_used == 0
+    return [answers[request.id] for request in requests]
+
+
+PROMPTS = ["Hello", "The quick brown fox jumps over", "a", "Zwölf Boxkämpfer jagen Viktor", "0123456789" * 4]
+
+
+def oracle(folder: Path, prompt_ids: list[int], count: int) -> tuple[list[int], list[float]]:
+    """Greedy tokens and their log-probabilities from transformers, without any cache."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids, scores = list(prompt_ids), []
+    with torch.inference_mode():
+        for _ in range(count):
+            logprobs = model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+            ids.append(int(logprobs.argmax()))
+            scores.append(float(logprobs.max()))
+            if ids[-1] == 0:
+                break
+    return ids[len(prompt_ids) :], scores
+
+
+def test_greedy_tokens_and_logprobs_equal_transformers(engine: Engine, tiny_model: Path) -> None:
+    answers = run(engine, *[make_request(f"r{i}", p, max_tokens=12, logprobs=2) for i, p in enumerate(PROMPTS)])
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        tokens, scores = oracle(tiny_model, engine.tokenize(TextPrompt(text=prompt))[0], 12)
+        assert answer.tokens() == tokens
+        reported = [p for d in answer.deltas for p in d.logprobs or ()]
+        assert [p.logprob for p in reported] == pytest.approx(scores, abs=1e-4)
+        assert all(p.rank == 1 and p.top[0].token_id == p.token_id and len(p.top) == 2 for p in reported)
+
+
+def test_prompt_logprobs_equal_transformers_in_any_chunking(build: Build, tiny_model: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    for chunk in (3, 512):
+        engine = build(max_num_batched_tokens=chunk)
+        prompt = PROMPTS[1]
+        ids = engine.tokenize(TextPrompt(text=prompt))[0]
+        first, second = (run(engine, make_request(name, prompt, max_tokens=0, prompt_logprobs=1))[0] for name in "ab")
+        with torch.inference_mode():
+            expected = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        for answer in (first, second):  # the second finds its prompt in the cache, and scores it all the same
+            assert answer.report is not None
+            assert answer.report.logprobs is not None
+            assert answer.report.logprobs[0] is None
+            got = [p.logprob for p in answer.report.logprobs if p is not None]
+            assert got == pytest.approx([float(expected[i, ids[i + 1]]) for i in range(len(ids) - 1)], abs=1e-4)
+            assert answer.tokens() == []
+            assert answer.finish() == "length"
+
+
+@settings(max_examples=15)
+@given(
+    prompts=st.lists(st.lists(st.integers(3, 40), min_size=1, max_size=30), min_size=1, max_size=6),
+    chunk=st.integers(1, 40),
+    num_seqs=st.integers(1, 6),
+    num_blocks=st.integers(34, 80),
+    caching=st.booleans(),
+    temperature=st.sampled_from([0.0, 0.8]),
+)
+def test_neither_batch_nor_chunks_nor_preemption_nor_cache_change_an_answer(
+    build: Build, engine: Engine, prompts: list[list[int]], chunk: int, num_seqs: int, num_blocks: int, caching: bool, temperature: float
+) -> None:
+    crowded = build(num_blocks=num_blocks, max_num_batched_tokens=chunk, max_num_seqs=num_seqs, prefix_caching=caching)
+    requests = [make_request(f"r{i}", p, temperature=temperature, seed=i, max_tokens=20, ignore_eos=True) for i, p in enumerate(prompts)]
+    together = run(crowded, *requests)
+    again = run(crowded, *requests)
+    alone = [run(engine, request)[0] for request in requests]
+    assert [a.tokens() for a in together] == [a.tokens() for a in alone]
+    assert [a.tokens() for a in again] == [a.tokens() for a in alone]
+    assert [a.text() for a in together] == [a.text() for a in alone]
+
+
+def test_a_cached_prompt_is_reported_and_answers_the_same(build: Build) -> None:
+    engine = build()
+    first, second = (run(engine, make_request(name, PROMPTS[4]))[0] for name in "ab")
+    assert first.end is not None
+    assert second.end is not None
+    assert first.end.usage.cached_tokens == 0
+    assert second.end.usage.cached_tokens == 36
+    assert first.tokens() == second.tokens()
+    salted = run(engine, make_request("c", PROMPTS[4], cache_salt="other"))[0]
+    assert salted.end is not None
+    assert salted.end.usage.cached_tokens == 0
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2, 8])
+def test_n_choices_differ_by_seed_stream_and_do_not_depend_on_slots(build: Build, num_seqs: int) -> None:
+    engine = build(max_num_seqs=num_seqs)
+    (answer,) = run(engine, make_request("r", "Hello", n=4, temperature=1.0, seed=3, max_tokens=10))
+    texts = [answer.tokens(i) for i in range(4)]
+    assert len({tuple(t) for t in texts}) > 1
+    reference = run(build(max_num_seqs=8), make_request("r", "Hello", n=4, temperature=1.0, seed=3, max_tokens=10))[0]
+    assert texts == [reference.tokens(i) for i in range(4)]
+    assert answer.end is not None
+    assert answer.end.usage.completion_tokens == sum(len(t) for t in texts)
+
+
+def test_best_of_returns_the_most_likely_candidates(engine: Engine) -> None:
+    common = {"temperature": 1.0, "seed": 5, "max_tokens": 6, "ignore_eos": True}
+    (every,) = run(engine, make_request("all", "Hello", n=4, logprobs=0, **common))
+    means = {i: sum(p.logprob for d in every.deltas if d.index == i for p in d.logprobs or ()) / 6 for i in range(4)}
+    best = sorted(means, key=lambda i: -means[i])[:2]
+    (answer,) = run(engine, make_request("best", "Hello", n=2, best_of=4, **common))
+    assert [answer.tokens(0), answer.tokens(1)] == [every.tokens(i) for i in best]
+
+
+def test_beam_search_equals_transformers(engine: Engine, tiny_model: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    for prompt in PROMPTS[:3]:
+        ids = engine.tokenize(TextPrompt(text=prompt))[0]
+        out = model.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), num_beams=3, num_return_sequences=2, do_sample=False, max_new_tokens=7, eos_token_id=0, pad_token_id=0
+        )
+        expected = [[t for t in row[len(ids) :].tolist() if t != 0] for row in out]
+        (answer,) = run(engine, make_request("b", prompt, use_beam_search=True, n=2, best_of=3, max_tokens=7))
+        assert [[t for t in answer.tokens(i) if t != 0] for i in range(2)] == expected
+
+
+def test_two_beam_searches_in_an_arena_for_one_both_finish(build: Build) -> None:
+    engine = build(num_blocks=34, max_num_seqs=8)
+    requests = [make_request(f"b{i}", "Hello", use_beam_search=True, n=3, max_tokens=30, arrived_at=float(i), ignore_eos=True) for i in range(2)]
+    answers = run(engine, *requests)
+    assert [a.finish() for a in answers] == ["length", "length"]
+    assert answers[0].tokens() == answers[1].tokens()
+
+
+def test_stop_strings_end_the_answer_across_tokens(engine: Engine) -> None:
+    (free,) = run(engine, make_request("free", "Hello", max_tokens=20, ignore_eos=True))
+    text = free.text()
+    stop = text[5:8]
+    (answer,) = run(engine, make_request("stop", "Hello", max_tokens=20, ignore_eos=True, stop=(stop,)))
+    assert answer.text() == text[: text.index(stop)]
+    assert answer.finish() == "stop"
+    assert answer.deltas[-1].stop_reason == stop
+    (kept,) = run(engine, make_request("kept", "Hello", max_tokens=20, ignore_eos=True, stop=(stop,), include_stop_str_in_output=True))
+    assert kept.text() == text[: text.index(stop) + len(stop)]
+    assert answer.end is not None
+    assert answer.end.usage.completion_tokens < 20
+
+
+def test_stop_token_ids_and_min_tokens(engine: Engine) -> None:
+    (free,) = run(engine, make_request("free", "Hello", max_tokens=20, ignore_eos=True))
+    token = free.tokens()[4]
+    first = free.tokens().index(token)
+    (answer,) = run(engine, make_request("stop", "Hello", max_tokens=20, ignore_eos=True, stop_token_ids=(token,)))
+    assert answer.tokens() == free.tokens()[: first + 1]
+    assert answer.deltas[-1].stop_reason == token
+    (later,) = run(engine, make_request("min", "Hello", max_tokens=20, ignore_eos=True, stop_token_ids=(token,), min_tokens=first + 2))
+    assert len(later.tokens()) >= first + 2
+    assert token not in later.tokens()[: first + 1]
+
+
+def test_a_collected_answer_comes_in_one_output(engine: Engine) -> None:
+    (streamed,) = run(engine, make_request("s", "Hello", max_tokens=10))
+    (collected,) = run(engine, make_request("c", "Hello", max_tokens=10, stream=False))
+    assert len(streamed.deltas) > 1
+    assert len(collected.deltas) == 1
+    assert collected.text() == streamed.text()
+    assert collected.tokens() == streamed.tokens()
+
+
+def test_cancelling_frees_the_blocks_at_once_and_ends_once(build: Build) -> None:
+    engine = build()
+    engine.add(engine.prepare(make_request("a", PROMPTS[4], max_tokens=50)), 0.0)
+    engine.add(engine.prepare(make_request("b", PROMPTS[1], max_tokens=3, ignore_eos=True)), 0.0)
+    engine.step(0.1)
+    assert engine.pool.num_used > 0
+    engine.cancel("a")
+    engine.cancel("a")
+    engine.cancel("nobody")
+    ends = []
+    while engine.due(0.2) is not None:
+        ends += [(o.request_id, o.end.outcome) for o in engine.step(0.2)[0] if o.end]
+    assert sorted(ends) == [("a", "cancelled"), ("b", "done")]
+    assert engine.pool.num_used == 0
+
+
+def test_a_deadline_ends_a_request_in_the_engine(build: Build) -> None:
+    engine = build()
+    engine.add(engine.prepare(make_request("a", "Hello", max_tokens=50, deadline_s=1.0, arrived_at=10.0)), 10.0)
+    assert not [o for o in engine.step(10.5)[0] if o.end]
+    (output,) = [o for o in engine.step(11.0)[0] if o.end]
+    assert output.end is not None
+    assert output.end.failure is not None
+    assert output.end.failure.kind == "deadline_exceeded"
+    assert engine.due(11.1) is None
+    assert engine.pool.num_used == 0
+
+
+def test_an_exception_in_a_step_fails_only_what_was_in_it(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(max_num_seqs=1)
+    engine.add(engine.prepare(make_request("in", "Hello", arrived_at=1.0)), 1.0)
+    engine.add(engine.prepare(make_request("out", "Hello", arrived_at=2.0)), 2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._runner, "run", lambda step: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as caught:
+            engine.step(3.0)
+    (output,) = engine.abort_step(caught.value, 3.0)
+    assert output.request_id == "in"
+    assert output.end is not None
+    assert output.end.outcome == "failed"
+    ends = {}
+    while engine.due(4.0) is not None:
+        ends |= {o.request_id: o.end.outcome for o in engine.step(4.0)[0] if o.end}
+    assert ends == {"out": "done"}
+    assert engine.pool.num_used == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (make_request("r", [5000]), "prompt"),
+        (make_request("r", [-1]), "prompt"),
+        (make_request("r", []), "prompt"),
+        (make_request("r", ""), "prompt"),
+        (make_request("r", "Hi", logit_bias={9999: 1.0}), "logit_bias"),
+        (make_request("r", "Hi", allowed_token_ids=()), "allowed_token_ids"),
+        (make_request("r", "Hi", allowed_token_ids=(9999,)), "allowed_token_ids"),
+        (make_request("r", "Hi", min_tokens=9), "min_tokens"),
+        (make_request("r", "Hi", use_beam_search=True, n=100), "n"),
+        (make_request("r", "Hi", logprobs=100_000), "logprobs"),
+    ],
+)
+def test_what_the_model_cannot_do_is_refused_by_name(engine: Engine, request_: GenerateRequest, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        engine.prepare(request_)
+    assert caught.value.param == param
+    assert engine.due(0.0) is None
+
+
+def test_too_long_prompts_and_answers_are_refused_with_the_numbers(engine: Engine) -> None:
+    with pytest.raises(ContextLengthExceeded, match=r"128 tokens, but prompt has 200"):
+        engine.prepare(make_request("r", "x" * 200))
+    with pytest.raises(ContextLengthExceeded, match=r"set max_tokens to 28 or less"):
+        engine.prepare(make_request("r", "x" * 100, max_tokens=29))
+    prepared = engine.prepare(GenerateRequest(id="r", model="tiny", prompt=TextPrompt(text="x" * 100)))
+    assert prepared.sampling.max_tokens == 28
+
+
+def test_a_chat_is_rendered_and_ended_by_the_template(engine: Engine) -> None:
+    ids, _ = engine.tokenize(Chat(messages=[{"role": "user", "content": "Hi"}]))
+    assert engine.detokenize(ids) == "<|user|>Hi<|assistant|>"
+
+
+@settings(max_examples=10)
+@given(data=st.data())
+def test_a_storm_of_adds_and_cancels_ends_every_request_once(build: Build, data: st.DataObject) -> None:
+    engine = build(num_blocks=40, max_num_seqs=3, max_num_batched_tokens=9)
+    ends: dict[str, list[str]] = {}
+    now = 0.0
+    for _ in range(data.draw(st.integers(5, 30))):
+        now += 1.0
+        action = data.draw(st.sampled_from(["add", "add", "cancel", "step", "step"]))
+        if action == "add":
+            name = f"r{len(ends)}"
+            beam = data.draw(st.booleans())
+            request = make_request(
+                name,
+                data.draw(st.lists(st.integers(3, 9), min_size=1, max_size=40)),
+                n=data.draw(st.integers(1, 3)),
+                use_beam_search=beam,
+                temperature=0.0 if beam else 1.0,
+                seed=1,
+                max_tokens=data.draw(st.integers(0, 10)),
+                priority=data.draw(st.integers(-1, 1)),
+                arrived_at=now,
+            )
+            engine.add(engine.prepare(request), now)
+            ends[name] = []
+        elif action == "cancel" and ends:
+            engine.cancel(data.draw(st.sampled_from(sorted(ends))))
+        else:
+            for output in engine.step(now)[0]:
+                if output.end:
+                    ends[output.request_id].append(output.end.outcome)
+        engine.pool.check()
+    while engine.due(now) is not None:
+        for output in engine.step(now)[0]:
+            if output.end:
+                ends[output.request_id].append(output.end.outcome)
+    assert all(len(outcomes) == 1 for outcomes in ends.values()), ends
+    assert engine.pool.num_used == 0

@@ -1,0 +1,59 @@
+"""The memory plan is arithmetic, and says what to change when something does not fit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.config import KVCacheConfig
+from inferd.engine.memory import available_bytes, kv_bytes_per_token, plan_blocks
+from inferd.errors import ModelLoadError
+
+GIB = 1024**3
+
+
+def test_bytes_per_token_of_known_models() -> None:
+    # Llama-2-13B: 40 layers, 40 heads of 128, float16 -> 819,200 bytes; 32 sequences of 2,048 are 53.7 GB.
+    assert kv_bytes_per_token(num_layers=40, num_kv_heads=40, head_dim=128, itemsize=2) == 819_200
+    # Qwen3-0.6B: 28 layers, 8 KV heads of 128, bfloat16.
+    assert kv_bytes_per_token(num_layers=28, num_kv_heads=8, head_dim=128, itemsize=2) == 114_688
+
+
+def test_unset_takes_full_sequences_but_at_most_a_quarter_of_free_memory() -> None:
+    config = KVCacheConfig(block_size=16)
+    small = plan_blocks(config, bytes_per_token=1000, max_model_len=160, max_num_seqs=4, free_bytes=GIB)
+    assert small == 4 * 11
+    large = plan_blocks(config, bytes_per_token=114_688, max_model_len=4096, max_num_seqs=64, free_bytes=8 * GIB)
+    assert large == 2 * GIB // (114_688 * 16)
+
+
+def test_a_cache_that_cannot_hold_one_sequence_is_refused_with_the_length_that_fits() -> None:
+    with pytest.raises(ModelLoadError, match="Set max_model_len to 144 or less"):
+        plan_blocks(KVCacheConfig(num_blocks=10), bytes_per_token=8, max_model_len=4096, max_num_seqs=4, free_bytes=GIB)
+    with pytest.raises(ModelLoadError, match="memory_bytes = 1000"):
+        plan_blocks(KVCacheConfig(memory_bytes=1000), bytes_per_token=800, max_model_len=64, max_num_seqs=4, free_bytes=GIB)
+
+
+@given(
+    bytes_per_token=st.integers(1, 10**6),
+    max_model_len=st.integers(1, 10**5),
+    max_num_seqs=st.integers(1, 256),
+    free_bytes=st.integers(0, 64 * GIB),
+    block_size=st.integers(1, 64),
+)
+def test_a_plan_holds_one_full_sequence_and_never_more_than_is_free(
+    bytes_per_token: int, max_model_len: int, max_num_seqs: int, free_bytes: int, block_size: int
+) -> None:
+    config = KVCacheConfig(block_size=block_size)
+    try:
+        blocks = plan_blocks(config, bytes_per_token=bytes_per_token, max_model_len=max_model_len, max_num_seqs=max_num_seqs, free_bytes=free_bytes)
+    except ModelLoadError:
+        assert (max_model_len // block_size) * block_size * bytes_per_token > free_bytes - 3 * block_size * bytes_per_token
+        return
+    assert blocks * block_size > max_model_len
+    assert blocks * block_size * bytes_per_token <= free_bytes
+
+
+def test_this_machine_has_some_memory() -> None:
+    assert available_bytes() > 0
