@@ -1,1 +1,1 @@
-
+"""Load generation and reports."""

@@ -1,1 +1,1 @@
-
+"""What exists: where models come from."""

@@ -1,0 +1,99 @@
+"""The command group: finds a command's file when it is asked for, and ends every failure in one sentence.
+
+Importing a command only when it runs keeps ``inferd serve`` quick to its first request.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from inferd import __version__
+from inferd.cli.terminal import fail, is_debug
+from inferd.errors import InferdError
+
+# name -> module under inferd.cli; each has a click command called ``command``.
+COMMANDS = ("serve", "chat", "generate", "bench", "models", "config", "version")
+
+OVERVIEW = """One inference server for every model.
+
+\b
+Start here:
+  inferd serve                      serve the bundled chat model on port 8000
+  inferd serve Qwen/Qwen3-0.6B      serve a model of the Hugging Face Hub
+  inferd serve ./my-model           serve a folder
+  inferd serve inferd.yaml          serve what a config file says
+  inferd chat                       talk to it
+  inferd generate "Once upon"       one answer, then back to the shell
+
+\b
+Settings come from a file < the environment (INFERD_SERVER__PORT=9000) < flags;
+'inferd config show' prints the result and 'inferd config check' explains mistakes.
+"""
+
+
+class Lazy(click.Group):
+    """A group that imports a command's module when the command is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        found: object = importlib.import_module(f"inferd.cli.{cmd_name}").command
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean 'inferd {close[0]}'?" if close else f"there are: {', '.join(COMMANDS)}."
+            raise click.UsageError(f"There is no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Lazy, help=OVERVIEW, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, "-V", "--version", prog_name="inferd", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show Python tracebacks of errors (also INFERD_DEBUG=1).")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    ctx.obj = {"debug": debug or is_debug()}
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    words = sys.argv[1:] if args is None else args
+    debug = is_debug() or "--debug" in words
+    try:
+        result = cli.main(words, prog_name="inferd", standalone_mode=False)
+    except click.UsageError as error:
+        if error.ctx is not None:
+            click.echo(error.ctx.get_usage(), err=True)
+        fail(error.format_message())
+        if error.ctx is not None:
+            click.echo(f"Try '{error.ctx.command_path} --help'.", err=True)
+        return 2
+    except click.ClickException as error:
+        fail(error.format_message())
+        return 1
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(err=True)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe had enough
+        sys.stderr.close()
+        return 141
+    except InferdError as error:
+        if debug:
+            raise
+        fail(error.message)
+        return 1
+    return result if isinstance(result, int) else 0

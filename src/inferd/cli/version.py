@@ -1,0 +1,29 @@
+"""``inferd version``: what is installed, for a bug report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+import click
+
+from inferd import __version__
+
+_SHOWN = ("torch", "tokenizers", "safetensors", "msgspec", "uvicorn", "numpy")
+
+
+@click.command("version")
+def command() -> None:
+    """Print the versions of inferd and of what it stands on.
+
+    \b
+    Example:
+      inferd version
+    """
+    click.echo(f"inferd {__version__}")
+    click.echo(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    for name in _SHOWN:
+        try:
+            click.echo(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            click.echo(f"{name} not installed")

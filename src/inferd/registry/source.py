@@ -1,0 +1,113 @@
+"""Where a model's files are: a source as people write it becomes a folder that can be loaded.
+
+Knows the bundled models, folders and the name of the hub. Does not know what is inside the files;
+the loader checks that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from inferd.errors import ModelLoadError
+
+Progress = Callable[[str, int, int], None]
+"""Called with (phase, done, total); for the phase 'download' both are bytes."""
+
+BUNDLED = ("demo",)
+
+_HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+
+
+def silent(phase: str, done: int, total: int) -> None:
+    """A progress that nobody watches."""
+
+
+def resolve(source: str, progress: Progress = silent) -> Path:
+    """The folder that holds the model's files, downloaded first where ``source`` is a hub id.
+
+    ``source`` is 'demo', a folder, or ``organisation/name[@revision]``. An existing folder wins over
+    a hub id of the same spelling. Raises ModelLoadError that names what is missing and the remedy.
+    """
+    if source in BUNDLED:
+        return _bundled(source)
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return check_folder(folder)
+    if folder.is_file():
+        raise ModelLoadError(
+            f"{source} is a file; a model is a folder with config.json, tokenizer.json and *.safetensors. "
+            f"Give the folder, for example {folder.parent}.",
+            param="source",
+        )
+    if source.startswith((".", "/", "~")):
+        raise ModelLoadError(f"The folder {source} does not exist; check the path.", param="source")
+    hub_id = _HUB_ID.fullmatch(source)
+    if hub_id is not None:
+        from inferd.registry.hub import download
+
+        return check_folder(download(hub_id["repo"], hub_id["revision"], progress))
+    close = difflib.get_close_matches(source, BUNDLED, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ModelLoadError(
+        f"{source!r} is no model source: there is no such folder, it is not a bundled model ({', '.join(BUNDLED)}) "
+        f"and not a hub id such as Qwen/Qwen3-0.6B.{hint}",
+        param="source",
+    )
+
+
+def is_remote(source: str) -> bool:
+    """Whether resolving the source asks a hub."""
+    return source not in BUNDLED and not Path(source).expanduser().exists() and bool(_HUB_ID.fullmatch(source))
+
+
+def check_folder(folder: Path) -> Path:
+    """The folder itself when it has what every checkpoint has. Raises ModelLoadError."""
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(
+            f"{folder} has no config.json, so it is not a Hugging Face checkpoint; "
+            "give the folder that holds config.json, tokenizer.json and *.safetensors.",
+            param="source",
+        )
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        missing = sorted(name for name in _shards(index) if not (folder / name).is_file())
+        if missing:
+            raise ModelLoadError(
+                f"{folder} lacks {len(missing)} of the weight files that {index.name} lists: {', '.join(missing[:3])}"
+                f"{', ...' if len(missing) > 3 else ''}; download the model again.",
+                param="source",
+            )
+    elif not any(folder.glob("*.safetensors")):
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        raise ModelLoadError(
+            f"{folder} has weights only as {pickled[0]}, a pickle, which inferd never opens because it can run code; "
+            "convert it to safetensors."
+            if pickled
+            else f"{folder} has no *.safetensors file; download the model's weights into it.",
+            param="source",
+        )
+    return folder
+
+
+def _shards(index: Path) -> set[str]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        names = {str(name) for name in weight_map.values()}
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ModelLoadError(
+            f"{index} is not a weight index ({error!r}); download the file again.", param="source"
+        ) from None
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise ModelLoadError(f"{index} names a file outside its folder: {outside[0]!r}.", param="source")
+    return names
+
+
+def _bundled(name: str) -> Path:
+    from inferd import models
+
+    return models.path(name)
