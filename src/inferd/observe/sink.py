@@ -1,0 +1,337 @@
+"""The end of the flow: events come in, numbers and log lines go out.
+
+What an event means for the metrics is written here and nowhere else. ``emit`` never raises and never
+waits: a defect in here is counted and costs a number, not a request.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import nan
+from typing import TextIO
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from inferd import __version__, clock
+from inferd.errors import InferdError
+from inferd.events import Event, HttpServed, QueueChanged, ReplicaChanged, RequestEnded, RequestRefused, StepDone
+from inferd.observe import metrics as m
+from inferd.observe.logs import LineWriter, http_line, replica_line
+from inferd.observe.series import Store
+from inferd.types import StepStats
+from inferd.window import Window
+
+_NO_REPLICA = "none"
+_OTHER = "other"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
+_MAX_ROUTES = 256
+"""Routes that get series of their own. The gateway sends patterns, so this is never met; if it were
+to send raw paths, a client could otherwise fill the memory."""
+
+
+class Observer:
+    """Owns every number and the log. Used from one thread, the gateway's loop.
+
+    ``models``: the configured models, or a mapping from them to their numbers of replicas. Labels are
+    a closed set: a model that is not among them is counted as ``other``.
+    """
+
+    content_type: str = CONTENT_TYPE_PLAIN_0_0_4
+
+    def __init__(
+        self,
+        *,
+        models: Sequence[str] | Mapping[str, int] = (),
+        access_log: bool = True,
+        stream: TextIO | None = None,
+        now: Callable[[], float] = clock.now,
+        wall: Callable[[], float] = clock.wall,
+    ) -> None:
+        self._models = dict(models) if isinstance(models, Mapping) else dict.fromkeys(models, 1)
+        self._access_log = access_log
+        self._now = now
+        self._wall = wall
+        self._kinds = frozenset(_kinds(InferdError))
+        self._store = Store(m.TABLE)
+        self._windows: dict[tuple[str, str], Window] = {}
+        self._routes: set[str] = set()
+        self._states: dict[tuple[str, str], str] = {}
+        self._stats: dict[tuple[str, str], StepStats] = {}  # of each replica's present life
+        self._queued: dict[str, int] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self._store)
+        ProcessCollector(registry=self._registry)
+        self._dropped = self._store.value(m.LINES_DROPPED)
+        self._failures = self._store.value(m.OBSERVER_FAILURES)
+        self._store.value(m.BUILD, __version__, platform.python_version()).set(1)
+        for model, replicas in self._models.items():
+            self._open_model(model, replicas)
+        self._log = LineWriter(sys.stderr if stream is None else stream, self._dropped.add)
+
+    # -- the border -------------------------------------------------------------------------
+
+    def emit(self, event: Event) -> None:
+        try:
+            self._take(event)
+        except Exception as error:  # the sink: whatever is wrong here must not reach the room that emits
+            self._failures.add()
+            self._report(event, error)
+
+    def render_metrics(self) -> bytes:
+        """The body of ``GET /metrics``."""
+        return generate_latest(self._registry)
+
+    def close(self) -> None:
+        """Write the log lines that wait, for a moment, and stop. Idempotent."""
+        self._log.close()
+
+    # -- events -----------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case StepDone():
+                self._step_done(event)
+            case RequestEnded():
+                self._request_ended(event)
+            case HttpServed():
+                self._http_served(event)
+            case QueueChanged():
+                self._queue_changed(event)
+            case RequestRefused():
+                self._store.value(m.REFUSED, self._model(event.model), event.reason).add()
+            case ReplicaChanged():
+                self._replica_changed(event)
+
+    def _request_ended(self, event: RequestEnded) -> None:
+        value, labels = self._store.value, (self._model(event.model), _replica(event.replica))
+        value(m.REQUESTS, *labels, event.outcome).add()
+        for reason in _finished_reasons(event):
+            value(m.FINISHED, *labels, reason).add()
+        if event.error_kind is not None:
+            kind = event.error_kind if event.error_kind in self._kinds else InferdError.kind
+            value(m.ERRORS, labels[0], kind).add()
+        value(m.PROMPT_TOKENS, *labels).add(event.usage.prompt_tokens)
+        value(m.GENERATION_TOKENS, *labels).add(event.usage.completion_tokens)
+        value(m.CACHED_TOKENS, *labels).add(event.usage.cached_tokens)
+        now = self._now()
+        if event.timings.first_token is not None:
+            self._time(m.FIRST_TOKEN_S, "first_token", labels, (event.timings.first_token,), now)
+        if event.inter_token_s:
+            self._time(m.INTER_TOKEN_S, "inter_token", labels, event.inter_token_s, now)
+        if event.outcome == "done":
+            self._request_done(event, labels, now)
+
+    def _request_done(self, event: RequestEnded, labels: tuple[str, str], now: float) -> None:
+        """What is asked of requests that were served to their end, so that failures do not flatter it."""
+        timings, usage = event.timings, event.usage
+        scheduled, first, finished = timings.scheduled, timings.first_token, timings.finished
+        if finished is not None:
+            self._time(m.REQUEST_S, "total", labels, (finished,), now)
+        if scheduled is not None:
+            self._time(m.QUEUE_S, "queue", labels, (scheduled,), now)
+            if finished is not None:
+                self._time(m.INFERENCE_S, "inference", labels, (finished - scheduled,), now)
+            if first is not None:
+                self._store.distribution(m.PREFILL_S, *labels).observe(first - scheduled)
+        if first is not None and finished is not None:
+            self._store.distribution(m.DECODE_S, *labels).observe(finished - first)
+            if event.n == 1 and usage.completion_tokens > 1:
+                per_token = (finished - first) / (usage.completion_tokens - 1)
+                self._time(m.PER_OUTPUT_TOKEN_S, "per_output_token", labels, (per_token,), now)
+        observe = self._store.distribution
+        observe(m.REQUEST_PROMPT_TOKENS, *labels).observe(usage.prompt_tokens)
+        observe(m.REQUEST_GENERATION_TOKENS, *labels).observe(usage.completion_tokens)
+        observe(m.REQUEST_COMPUTED_TOKENS, *labels).observe(usage.prompt_tokens - usage.cached_tokens)
+        observe(m.REQUEST_N, *labels).observe(event.n)
+        observe(m.REQUEST_PREEMPTIONS, *labels).observe(event.num_preemptions)
+        if event.n == 1:
+            observe(m.REQUEST_LONGEST_TOKENS, *labels).observe(usage.completion_tokens)
+        if event.max_tokens is not None:
+            observe(m.REQUEST_MAX_TOKENS, *labels).observe(event.max_tokens)
+
+    def _queue_changed(self, event: QueueChanged) -> None:
+        model = self._model(event.model)
+        self._queued[model] = event.waiting
+        self._store.value(m.QUEUE_WAITING, model).set(event.waiting)
+        self._store.value(m.IN_FLIGHT, model).set(event.in_flight)
+        self._set_waiting(model, "0")
+
+    def _step_done(self, event: StepDone) -> None:
+        labels = (self._model(event.model), _replica(event.replica))
+        value, stats, before = self._store.value, event.stats, self._stats.get(labels) or StepStats()
+        self._set_engine(labels, stats)
+        if stats.step_sequences:  # a turn that only ended requests computed nothing
+            self._store.distribution(m.STEP_TOKENS, *labels).observe(stats.step_tokens)
+            self._store.distribution(m.STEP_SEQUENCES, *labels).observe(stats.step_sequences)
+            self._store.distribution(m.STEP_S, *labels).observe(stats.step_s)
+        value(m.PREEMPTIONS, *labels).add(stats.num_preempted)
+        value(m.PREFIX_QUERIES, *labels).add(stats.prefix_query_tokens)
+        value(m.PREFIX_HITS, *labels).add(stats.prefix_hit_tokens)
+        # These three are cumulative in the worker. A new worker begins at nothing; the counter goes on.
+        value(m.TOKENIZER_QUERIES, *labels).add(_gained(before.tokenizer_cache_queries, stats.tokenizer_cache_queries))
+        value(m.TOKENIZER_HITS, *labels).add(_gained(before.tokenizer_cache_hits, stats.tokenizer_cache_hits))
+        value(m.TOKENIZE_S, *labels).add(_gained(before.tokenize_s, stats.tokenize_s))
+
+    def _replica_changed(self, event: ReplicaChanged) -> None:
+        labels = (self._model(event.model), _replica(event.replica))
+        value, before = self._store.value, self._states.get(labels)
+        for state in m.STATES:
+            value(m.REPLICA_STATE, *labels, state).set(state == event.state)
+        restarts = value(m.REPLICA_RESTARTS, *labels)
+        restarts.set(max(restarts.value, event.restarts))
+        if event.rss_bytes or event.state != "ready":
+            value(m.REPLICA_RSS, *labels).set(event.rss_bytes)
+        if event.state == "ready":
+            self._describe(event, labels)
+        else:  # nothing of an earlier life is running, waiting or held
+            self._set_engine(labels, StepStats())
+        if event.state == before:
+            return
+        self._states[labels] = event.state
+        if event.state in m.FAULTS:
+            value(m.REPLICA_FAULTS, *labels, event.state).add()
+        self._log.write(replica_line(event, self._wall()))
+
+    def _describe(self, event: ReplicaChanged, labels: tuple[str, str]) -> None:
+        if event.load_s:
+            self._store.clear(m.REPLICA_LOAD_S, *labels)
+        for phase, seconds in event.load_s.items():
+            self._store.value(m.REPLICA_LOAD_S, *labels, phase).set(seconds)
+        if event.max_model_len:
+            self._store.value(m.MODEL_MAX_TOKENS, *labels).set(event.max_model_len)
+        if event.kv_blocks:
+            self._store.clear(m.CACHE_CONFIG, *labels)
+            self._store.value(m.CACHE_CONFIG, *labels, str(event.block_size), str(event.kv_blocks)).set(1)
+
+    def _http_served(self, event: HttpServed) -> None:
+        route, method = self._route(event.route), event.method if event.method in _METHODS else _OTHER
+        self._store.value(m.HTTP_REQUESTS, route, method, str(event.status)).add()
+        self._store.value(m.HTTP_REQUESTS_BY_CLASS, route, method, f"{event.status // 100}xx").add()
+        self._store.distribution(m.HTTP_S, route, method).observe(event.duration_s)
+        self._store.distribution(m.HTTP_REQUEST_BYTES, route).observe(event.request_bytes)
+        self._store.distribution(m.HTTP_RESPONSE_BYTES, route).observe(event.response_bytes)
+        if self._access_log:
+            self._log.write(http_line(event, self._wall()))
+
+    # -- parts ------------------------------------------------------------------------------
+
+    def _set_engine(self, labels: tuple[str, str], stats: StepStats) -> None:
+        self._stats[labels] = stats
+        value, total = self._store.value, stats.blocks_total
+        value(m.RUNNING, *labels).set(stats.num_running)
+        value(m.REPLICA_WAITING, *labels).set(stats.num_waiting)
+        value(m.KV_USAGE, *labels).set(stats.blocks_used / total if total else 0.0)
+        value(m.KV_BLOCKS, *labels, "used").set(stats.blocks_used)
+        value(m.KV_BLOCKS, *labels, "cached").set(stats.blocks_cached)
+        value(m.KV_BLOCKS, *labels, "free").set(total - stats.blocks_used - stats.blocks_cached)
+        self._set_waiting(*labels)
+
+    def _set_waiting(self, model: str, replica: str) -> None:
+        """The model's queue belongs to no replica; it shows with the first, so that sums are right."""
+        stats = self._stats.get((model, replica))
+        waiting = (stats.num_waiting if stats else 0) + (self._queued.get(model, 0) if replica == "0" else 0)
+        self._store.value(m.WAITING, model, replica).set(waiting)
+        self._store.value(m.WAITING_BY_REASON, model, replica, "capacity").set(waiting)
+
+    def _time(
+        self, metric: m.Metric, stage: str, labels: tuple[str, str], durations: Iterable[float], now: float
+    ) -> None:
+        """Durations in seconds go to their histogram and to the model's recent quantiles."""
+        histogram = self._store.distribution(metric, *labels)
+        summary = self._store.distribution(m.LATENCY_S, labels[0], stage)
+        window = self._window(labels[0], stage)
+        for seconds in durations:
+            histogram.observe(seconds)
+            summary.observe(seconds)
+            window.add(seconds, now)
+
+    def _window(self, model: str, stage: str) -> Window:
+        window = self._windows.get((model, stage))
+        if window is None:
+            window = self._windows[model, stage] = Window(m.QUANTILE_WINDOW_S)
+            self._store.distribution(m.LATENCY_S, model, stage).quantiles = lambda: self._quantiles(window)
+        return window
+
+    def _quantiles(self, window: Window) -> list[tuple[float, float]]:
+        values = window.quantiles(m.QUANTILES, self._now())
+        return [(q, nan if v is None else v) for q, v in zip(m.QUANTILES, values, strict=True)]
+
+    def _model(self, model: str) -> str:
+        return model if model in self._models else _OTHER
+
+    def _route(self, route: str) -> str:
+        if route not in self._routes:
+            if len(self._routes) == _MAX_ROUTES:
+                return _OTHER
+            self._routes.add(route)
+        return route
+
+    def _open_model(self, model: str, replicas: int) -> None:
+        """Make every series of a model, at zero, so that rates are right from the first request on."""
+        value = self._store.value
+        for outcome in m.OUTCOMES:
+            value(m.REQUESTS, model, _NO_REPLICA, outcome)
+        for kind in sorted(self._kinds):
+            value(m.ERRORS, model, kind)
+        for reason in m.REFUSALS:
+            value(m.REFUSED, model, reason)
+        for stage in m.STAGES:
+            self._window(model, stage)
+        value(m.QUEUE_WAITING, model)
+        value(m.IN_FLIGHT, model)
+        for replica in map(str, range(replicas)):
+            self._open_replica(model, replica)
+
+    def _open_replica(self, model: str, replica: str) -> None:
+        labels, value = (model, replica), self._store.value
+        choices: dict[m.Metric, tuple[str, ...]] = {
+            m.REQUESTS: m.OUTCOMES,
+            m.FINISHED: m.FINISHED_REASONS,
+            m.KV_BLOCKS: m.BLOCK_STATES,
+            m.WAITING_BY_REASON: ("capacity",),
+            m.REPLICA_STATE: m.STATES,
+            m.REPLICA_FAULTS: m.FAULTS,
+        }
+        for metric in m.TABLE:
+            if metric.labels == ("model", "replica"):
+                if metric.buckets:
+                    self._store.distribution(metric, *labels)
+                else:
+                    value(metric, *labels)
+            for word in choices.get(metric, ()):
+                value(metric, *labels, word)
+
+    def _report(self, event: Event, error: Exception) -> None:
+        """Name the defect without the event's contents. ``write`` cannot raise: the line is plain."""
+        self._log.write(
+            f'{{"level":"error","event":"observer_failure","of":"{type(event).__name__}","error":"{type(error).__name__}"}}'
+        )
+
+
+def _gained(before: float, after: float) -> float:
+    """How much a cumulative number grew; one that went down began again at zero."""
+    return after - before if after >= before else after
+
+
+def _replica(replica: int | None) -> str:
+    return _NO_REPLICA if replica is None else str(replica)
+
+
+def _finished_reasons(event: RequestEnded) -> tuple[str, ...]:
+    """vLLM's word for each answer. One that was cut off has none of its own, so its request's counts."""
+    words = tuple("abort" if reason == "cancelled" else reason for reason in event.finish_reasons)
+    missing = max(0, event.n - len(words))
+    match event.outcome:
+        case "cancelled":
+            return words + ("abort",) * missing
+        case "failed":
+            return words + ("error",) * missing
+        case _:
+            return tuple(word for word in words if word in m.FINISHED_REASONS)
+
+
+def _kinds(cls: type[InferdError]) -> list[str]:
+    return [cls.kind, *(kind for sub in cls.__subclasses__() for kind in _kinds(sub))]

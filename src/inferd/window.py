@@ -1,0 +1,68 @@
+"""Values of the recent past, bucketed by time, and their quantiles.
+
+A window holds counts, not values, so its size does not grow with traffic: within a slot of time,
+values are counted in buckets of exponentially growing width (DDSketch: Masson, Rim, Lee 2019,
+https://arxiv.org/abs/1908.10693). Time is an argument; nothing here knows what the values mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate
+from math import ceil, log
+
+ACCURACY = 0.01
+"""Relative error of a quantile: what is reported is within this share of a value that was added."""
+
+SMALLEST = 1e-6
+"""Anything below counts as this much."""
+
+_GAMMA = (1 + ACCURACY) / (1 - ACCURACY)
+_LOG_GAMMA = log(_GAMMA)
+
+
+class Window:
+    """The last ``span_s`` seconds, forgotten in steps of ``span_s / num_slots``."""
+
+    __slots__ = ("_num_slots", "_slots", "_width_s")
+
+    def __init__(self, span_s: float = 60.0, num_slots: int = 12) -> None:
+        self._width_s = span_s / num_slots
+        self._num_slots = num_slots
+        self._slots: dict[int, dict[int, int]] = {}  # slot of time -> bucket of value -> count
+
+    def add(self, value: float, now: float) -> None:
+        bucket = ceil(log(max(value, SMALLEST)) / _LOG_GAMMA)
+        slot = int(now // self._width_s)
+        counts = self._slots.get(slot)
+        if counts is None:
+            self._forget(slot)
+            counts = self._slots[slot] = {}
+        counts[bucket] = counts.get(bucket, 0) + 1
+
+    def count(self, now: float) -> int:
+        """Values still inside the window."""
+        self._forget(int(now // self._width_s))
+        return sum(sum(counts.values()) for counts in self._slots.values())
+
+    def quantiles(self, wanted: Iterable[float], now: float) -> list[float | None]:
+        """The value below which each share lies (the lower one, never a mean of two); None: no data."""
+        self._forget(int(now // self._width_s))
+        merged: dict[int, int] = {}
+        for counts in self._slots.values():
+            for bucket, count in counts.items():
+                merged[bucket] = merged.get(bucket, 0) + count
+        total = sum(merged.values())
+        ordered = sorted(merged.items())
+        return [_value_at(ordered, int(share * (total - 1))) if total else None for share in wanted]
+
+    def _forget(self, slot: int) -> None:
+        for old in [s for s in self._slots if s <= slot - self._num_slots]:
+            del self._slots[old]
+
+
+def _value_at(ordered: list[tuple[int, int]], rank: int) -> float:
+    """The value of the ``rank``-th smallest, 0 the smallest: its bucket's middle, relatively."""
+    reached = accumulate(count for _, count in ordered)
+    bucket = next(bucket for (bucket, _), seen in zip(ordered, reached, strict=True) if seen > rank)
+    return float(2 * _GAMMA**bucket / (_GAMMA + 1))
