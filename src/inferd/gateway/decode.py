@@ -1,0 +1,124 @@
+"""From a body's bytes to a wire struct, and from a decoder's complaint to a sentence.
+
+One msgspec pass decodes and checks types. What msgspec lets through is checked here as well: keys
+that appear twice (parsers disagree on which one counts) and invalid UTF-8 inside ignored fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from inferd.errors import InvalidRequest
+from inferd.gateway.errors import invalid, printable, shown
+
+T = TypeVar("T")
+
+# Above this size decoding is done on another thread, so that the event loop keeps breathing.
+OFF_LOOP_BYTES: Final = 256 * 1024
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at (?P<at>.*))?$", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
+_STEP = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+)\]|\[\.\.\.\]")
+
+
+class _DuplicateKey(ValueError):
+    pass
+
+
+async def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Raises InvalidRequest that names the field at fault."""
+    if len(body) > OFF_LOOP_BYTES:
+        return await asyncio.to_thread(decode, body, decoder)
+    return decode(body, decoder)
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """As ``decode_body``, on the calling thread."""
+    if not body:
+        raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
+    try:
+        decoded = decoder.decode(body)
+        json.loads(body.decode("utf-8"), object_pairs_hook=_refuse_duplicates)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), body, decoder.type) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(
+            f"The request body is not valid JSON ({printable(str(error), 200)}); send one JSON object.",
+            code="invalid_json",
+        ) from None
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            "The request body is not valid UTF-8; encode the JSON as UTF-8.", code="invalid_utf8"
+        ) from None
+    except RecursionError:
+        raise InvalidRequest("The request body is nested too deeply; flatten it.", code="invalid_json") from None
+    except _DuplicateKey as error:
+        name = printable(str(error))
+        raise invalid(name, f"The key {name!r} appears twice in one object; send it once.", "duplicate_key") from None
+    except ValueError as error:
+        raise InvalidRequest(
+            f"The request body is not valid JSON ({printable(str(error), 200)}); send one JSON object.",
+            code="invalid_json",
+        ) from None
+    return decoded
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateKey(key)
+            seen.add(key)
+    return found
+
+
+def _explain(text: str, body: bytes, wire: Any) -> InvalidRequest:
+    """A msgspec message such as "Expected `int`, got `str` - at `$.n`" as our sentence."""
+    match = _AT.match(text)
+    what, at = (match["what"], match["at"] or "") if match else (text, "")
+    path = at.replace("`", "").removeprefix("key in ").removeprefix("$")
+    param = path.removeprefix(".")
+    if unknown := _UNKNOWN.match(what):
+        name = printable(unknown["name"])
+        full = f"{param}.{name}" if param else name
+        fields = list(getattr(wire, "__struct_fields__", ())) if not param else []
+        close = difflib.get_close_matches(name, fields, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else "Remove it."
+        return invalid(full, f"Unrecognized request argument: {full!r}. {hint}", "unknown_parameter")
+    if missing := _MISSING.match(what):
+        full = f"{param}.{missing['name']}" if param else missing["name"]
+        return invalid(full, f"The required field {full!r} is missing; add it.", "missing_required_parameter")
+    if not param:
+        return InvalidRequest(f"The request body must be a JSON object: {what}.", code="invalid_type")
+    value = _value_at(path, body)
+    got = f" ({shown(value[0])})" if value else ""
+    return invalid(
+        printable(param, 200),
+        f"Invalid value for {param!r}{got}: {what}. Correct it or leave the field out.",
+        "invalid_type",
+    )
+
+
+def _value_at(path: str, body: bytes) -> tuple[Any] | None:
+    """The value at a path such as ``.messages[0].content``; None where it cannot be named."""
+    try:
+        value = msgspec.json.decode(body)
+        for name, index in _STEP.findall(path):
+            if name:
+                value = value[name]
+            elif index:
+                value = value[int(index)]
+            else:
+                return None
+    except (msgspec.DecodeError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return None
+    return (value,)

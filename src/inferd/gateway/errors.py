@@ -1,0 +1,135 @@
+"""The one table from the vocabulary of failure to status codes, and the error body.
+
+Also the few failures that exist only in HTTP. Nothing else in inferd knows a status code.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import msgspec
+
+from inferd.errors import InferdError, InternalError, InvalidRequest, Overloaded
+
+
+class RouteNotFound(InferdError):
+    kind = "route_not_found"
+    default_code = "route_not_found"
+
+
+class MethodNotAllowed(InferdError):
+    kind = "method_not_allowed"
+    default_code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class BodyTooLarge(InferdError):
+    kind = "body_too_large"
+    default_code = "request_too_large"
+
+
+class BodyTimeout(InferdError):
+    kind = "body_timeout"
+    default_code = "request_timeout"
+
+
+class UnsupportedMediaType(InferdError):
+    kind = "unsupported_media_type"
+    default_code = "unsupported_media_type"
+
+
+class ErrorKind(NamedTuple):
+    status: int
+    type: str
+    retry_after_s: int | None = None
+
+
+TABLE: Final[dict[str, ErrorKind]] = {
+    "internal": ErrorKind(500, "server_error"),
+    "invalid_request": ErrorKind(400, "invalid_request_error"),
+    "context_length_exceeded": ErrorKind(400, "invalid_request_error"),
+    "model_not_found": ErrorKind(404, "invalid_request_error"),
+    "overloaded": ErrorKind(503, "server_error", retry_after_s=1),
+    "unavailable": ErrorKind(503, "server_error", retry_after_s=1),
+    "worker_died": ErrorKind(503, "server_error", retry_after_s=1),
+    "deadline_exceeded": ErrorKind(408, "timeout_error"),
+    "cancelled": ErrorKind(503, "server_error", retry_after_s=1),
+    "model_load": ErrorKind(503, "server_error"),
+    "config": ErrorKind(500, "server_error"),
+    "route_not_found": ErrorKind(404, "invalid_request_error"),
+    "method_not_allowed": ErrorKind(405, "invalid_request_error"),
+    "body_too_large": ErrorKind(413, "invalid_request_error"),
+    "body_timeout": ErrorKind(408, "invalid_request_error"),
+    "unsupported_media_type": ErrorKind(415, "invalid_request_error"),
+}
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every error answer."""
+
+    error: ErrorDetail
+
+
+CLIENT_LEFT: Final = 499
+MAX_MESSAGE_CHARS: Final = 2000
+
+
+def kind_of(error: InferdError) -> ErrorKind:
+    return TABLE.get(error.kind, TABLE["internal"])
+
+
+def error_body(error: InferdError) -> bytes:
+    """The JSON of an error; an unnamed kind shows nothing but that it is internal."""
+    if error.kind not in TABLE:
+        error = InternalError("The server met an internal error; the log has the details.")
+    detail = ErrorDetail(printable(error.message, MAX_MESSAGE_CHARS), kind_of(error).type, error.param, error.code)
+    return msgspec.json.encode(ErrorBody(detail))
+
+
+def error_headers(error: InferdError) -> tuple[tuple[bytes, bytes], ...]:
+    """Headers an error brings along: when to come back, what is allowed instead."""
+    if isinstance(error, MethodNotAllowed):
+        return ((b"allow", error.allow.encode("ascii")),)
+    retry_after_s = kind_of(error).retry_after_s
+    if isinstance(error, Overloaded) and math.isfinite(error.retry_after_s):
+        retry_after_s = max(1, math.ceil(min(error.retry_after_s, 86_400.0)))
+    if retry_after_s is None:
+        return ()
+    return ((b"retry-after", str(retry_after_s).encode("ascii")),)
+
+
+def printable(text: str, limit: int = 64) -> str:
+    """``text`` without control characters and no longer than ``limit`` characters."""
+    cut = text[:limit]
+    if not cut.isprintable():
+        cut = "".join(c if c.isprintable() else " " for c in cut)
+    return cut if len(text) <= limit else cut + "..."
+
+
+def shown(value: object, limit: int = 64) -> str:
+    """A client's value in a sentence: JSON, one line, bounded whatever its size."""
+    if isinstance(value, str):
+        return printable(msgspec.json.encode(value[: limit + 1]).decode(), limit)
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, list | tuple | dict) and len(value) > 8:
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)} entries"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return printable(repr(value), limit)
+
+
+def invalid(param: str, message: str, code: str | None = "invalid_value") -> InvalidRequest:
+    """A 400 that names the field at fault."""
+    return InvalidRequest(message, param=param, code=code)

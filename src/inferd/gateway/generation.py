@@ -1,0 +1,302 @@
+"""What chat and text completions share: who is asked, what is submitted, and how outputs are gathered.
+
+Knows the router's streams; knows neither wire format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Sequence
+
+from inferd import clock
+from inferd.errors import Cancelled, InferdError, InternalError, InvalidRequest, ModelNotFound, from_failure
+from inferd.gateway.errors import error_body, invalid, printable, shown
+from inferd.gateway.http import Call, Headers, is_request_id
+from inferd.gateway.openai_wire import GenerationFields, PromptTokensDetails, UsageBody
+from inferd.gateway.sampling import check_range
+from inferd.gateway.upstream import ModelStatus, Stream, Upstream
+from inferd.types import (
+    Delta,
+    End,
+    FinishReason,
+    GenerateRequest,
+    Output,
+    Prompt,
+    PromptReport,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
+
+
+def find_model(router: Upstream, name: str | None) -> ModelStatus:
+    """The model a request means. Without a name: the only one served."""
+    served = router.models()
+    if name is None:
+        if len(served) == 1:
+            return served[0]
+        raise InvalidRequest(
+            f"The field 'model' is missing; name one of: {_names(served)}.",
+            param="model",
+            code="missing_required_parameter",
+        )
+    for status in served:
+        if status.name == name:
+            return status
+    raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {_names(served)}.", param="model")
+
+
+def _names(served: Sequence[ModelStatus]) -> str:
+    names = [printable(status.name) for status in served[:20]]
+    return ", ".join(names) + (", ..." if len(served) > 20 else "") if names else "no model"
+
+
+def deadline_of(call: Call) -> float | None:
+    """Seconds the answer may take, from the header ``x-inferd-timeout``."""
+    header = call.header(b"x-inferd-timeout")
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 86_400:
+        text = printable(header.decode("latin-1"))
+        raise invalid(
+            "x-inferd-timeout", f"The header x-inferd-timeout must be seconds above 0 and at most 86400, not {text!r}."
+        )
+    return seconds
+
+
+def submit_all(
+    router: Upstream,
+    call: Call,
+    body: GenerationFields,
+    model: ModelStatus,
+    response_id: str,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    explicit: tuple[str, ...],
+    *,
+    return_prompt_ids: bool,
+) -> list[Stream]:
+    """One submit per prompt. The call owns the streams and closes them however it ends."""
+    if body.priority is not None:
+        check_range("priority", body.priority)
+    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= 1024:
+        raise invalid("cache_salt", f"cache_salt must have 1 to 1024 characters, not {len(body.cache_salt)}.")
+    truncate = _truncation(body, model)
+    deadline_s = deadline_of(call)
+    for number, prompt in enumerate(prompts):
+        request = GenerateRequest(
+            id=response_id if len(prompts) == 1 else f"{response_id}-{number}",
+            model=model.name,
+            prompt=prompt,
+            sampling=sampling,
+            explicit=explicit,
+            priority=body.priority or 0,
+            deadline_s=deadline_s,
+            cache_salt=body.cache_salt or "",
+            truncate_prompt_tokens=truncate,
+            stream=bool(body.stream),
+            return_prompt_ids=return_prompt_ids,
+            arrived_at=call.started_at,
+        )
+        call.streams.append(router.submit(request))
+    return call.streams
+
+
+def check_request_id(call: Call, body: GenerationFields) -> None:
+    """vLLM lets the body name the request as well; it then counts as the header would."""
+    if body.request_id is None:
+        return
+    if not is_request_id(body.request_id):
+        raise invalid(
+            "request_id",
+            f"request_id must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -, not {shown(body.request_id)}.",
+        )
+    call.given_request_id = call.request_id = body.request_id
+
+
+def _truncation(body: GenerationFields, model: ModelStatus) -> int | None:
+    if body.truncation_side not in (None, "left"):
+        raise invalid(
+            "truncation_side",
+            f"truncation_side must be 'left', not {shown(body.truncation_side)}.",
+            "unsupported_parameter",
+        )
+    truncate = body.truncate_prompt_tokens
+    if truncate is None:
+        return None
+    check_range("truncate_prompt_tokens", truncate)
+    if truncate == 0:
+        raise invalid(
+            "truncate_prompt_tokens", "truncate_prompt_tokens must be at least 1, or -1 for the model's limit, not 0."
+        )
+    if truncate == -1:
+        return model.info.max_model_len if model.info is not None else None
+    return truncate
+
+
+def ignored_header(ignored: Sequence[str]) -> Headers:
+    return ((b"x-inferd-ignored-params", ",".join(ignored).encode("ascii")),) if ignored else ()
+
+
+# -- gathering ---------------------------------------------------------------------------------
+
+
+class Choice:
+    """One choice of a collected answer."""
+
+    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    def add(self, delta: Delta) -> None:
+        if delta.text:
+            self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs:
+            self.logprobs.extend(delta.logprobs)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+
+class Collected:
+    """One prompt's complete answer."""
+
+    __slots__ = ("choices", "end", "prompt")
+
+    def __init__(self, n: int) -> None:
+        self.choices = [Choice() for _ in range(n)]
+        self.prompt: PromptReport | None = None
+        self.end: End | None = None
+
+
+def failure_of(end: End) -> InferdError | None:
+    """The error an end stands for; None when the request was done."""
+    if end.failure is not None:
+        return from_failure(end.failure)
+    if end.outcome == "done":
+        return None
+    if end.outcome == "cancelled":
+        return Cancelled("The request was cancelled by the server; try again.")
+    return InternalError("The request failed; the log has the details.")
+
+
+async def collect(call: Call, stream: Stream, n: int) -> Collected:
+    """The whole answer of one stream. Raises what the request failed with."""
+    collected = Collected(n)
+    async for output in stream:
+        if output.prompt is not None:
+            collected.prompt = output.prompt
+        for delta in output.deltas:
+            collected.choices[delta.index].add(delta)
+        if output.end is not None:
+            collected.end = output.end
+    end = collected.end
+    if end is None:
+        raise InternalError("The request ended without a result; try again.")
+    note_end(call, end)
+    error = failure_of(end)
+    if error is not None:
+        raise error
+    return collected
+
+
+async def collect_all(call: Call, streams: Sequence[Stream], n: int) -> list[Collected]:
+    """All prompts' answers; the first failure ends the others."""
+    if len(streams) == 1:
+        return [await collect(call, streams[0], n)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(collect(call, stream, n)) for stream in streams]
+    except BaseExceptionGroup as errors:
+        call.close_streams()
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def merge(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Output], None]:
+    """Outputs of several streams as they come, each with its stream's number.
+
+    The queue is short: a slow reader holds back the readers of the streams, not memory.
+    """
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, Output | None]] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(number: int, stream: Stream) -> None:
+        async for output in stream:
+            await queue.put((number, output))
+        await queue.put((number, None))
+
+    tasks = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            number, item = await queue.get()
+            if item is None:
+                running -= 1
+            else:
+                yield number, item
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def started(outputs: AsyncGenerator[tuple[int, Output], None], call: Call) -> tuple[int, Output]:
+    """The first output, before any status is sent: a failure here is still a proper HTTP error."""
+    try:
+        number, output = await anext(outputs)
+    except StopAsyncIteration:
+        raise InternalError("The request ended without a result; try again.") from None
+    if output.end is not None:
+        error = failure_of(output.end)
+        if error is not None:
+            note_end(call, output.end)
+            raise error
+    return number, output
+
+
+def note_end(call: Call, end: End) -> None:
+    """Remember for the access log how a request ended; several prompts add up."""
+    usage = call.usage
+    call.usage = end.usage if usage is None else add_usage(usage, end.usage)
+    call.timings = end.timings
+    if call.outcome in (None, "done"):
+        call.outcome = end.outcome
+
+
+def add_usage(a: Usage, b: Usage) -> Usage:
+    return Usage(
+        a.prompt_tokens + b.prompt_tokens, a.completion_tokens + b.completion_tokens, a.cached_tokens + b.cached_tokens
+    )
+
+
+def usage_body(usage: Usage) -> UsageBody:
+    return UsageBody(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.prompt_tokens + usage.completion_tokens,
+        PromptTokensDetails(usage.cached_tokens),
+    )
+
+
+def error_frame(call: Call, error: InferdError) -> bytes:
+    """The last event of a stream that broke after it had begun."""
+    call.error_code = error.code
+    return b"data: " + error_body(error) + b"\n\n"
+
+
+def created_at() -> int:
+    return int(clock.wall())

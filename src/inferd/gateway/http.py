@@ -1,0 +1,259 @@
+"""One HTTP exchange: reading its body within limits, and the two shapes of an answer.
+
+Knows ASGI messages and headers; knows nothing of models or of what a body means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from typing import Any, Final, TypeVar
+
+from inferd.errors import InvalidRequest
+from inferd.gateway.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType, printable
+from inferd.gateway.upstream import Stream
+from inferd.types import Timings, Usage
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+T = TypeVar("T")
+Headers = tuple[tuple[bytes, bytes], ...]
+
+JSON_TYPE: Final = b"application/json"
+HTML_TYPE: Final = b"text/html; charset=utf-8"
+BODY_IDLE_TIMEOUT_S: Final = 60.0
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+class Response:
+    """A complete answer."""
+
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(self, status: int, body: bytes = b"", content_type: bytes = JSON_TYPE, headers: Headers = ()) -> None:
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers = headers
+
+
+class EventStream:
+    """An answer of server-sent events; the first event is known before the status is sent."""
+
+    __slots__ = ("frames", "headers")
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], headers: Headers = ()) -> None:
+        self.frames = frames
+        self.headers = headers
+
+
+Answer = Response | EventStream
+
+
+class ClientLeft(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class Call:
+    """One request on its way through the gateway, and what the access log will say of it."""
+
+    __slots__ = (
+        "error_code",
+        "finish_reasons",
+        "given_request_id",
+        "gone",
+        "headers",
+        "ignored",
+        "is_complete",
+        "method",
+        "model",
+        "outcome",
+        "path",
+        "query",
+        "receive",
+        "request_bytes",
+        "request_id",
+        "response_bytes",
+        "route",
+        "send",
+        "started_at",
+        "status",
+        "stream",
+        "streams",
+        "timings",
+        "unique",
+        "usage",
+        "watcher",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, started_at: float) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query: bytes = scope["query_string"]
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.receive = receive
+        self.send = send
+        self.started_at = started_at
+        self.unique = os.urandom(12).hex()
+        self.given_request_id = _given_request_id(self.headers)
+        self.request_id = self.given_request_id or self.unique
+        self.route = "unmatched"
+        self.status = 0
+        self.request_bytes = 0
+        self.response_bytes = 0
+        self.model: str | None = None
+        self.stream = False
+        self.streams: list[Stream] = []
+        self.ignored: list[str] = []
+        self.gone = False
+        self.is_complete = False  # the last part of the answer is on its way
+        self.outcome: str | None = None
+        self.finish_reasons: tuple[str, ...] = ()
+        self.error_code: str | None = None
+        self.usage: Usage | None = None
+        self.timings: Timings | None = None
+        self.watcher: asyncio.Task[None] | None = None
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this (lower-case) name."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def close_streams(self) -> None:
+        for stream in self.streams:
+            stream.close()
+
+    async def watched(self, answer: Awaitable[T]) -> T:
+        """Work on an answer, from now on aware of the client leaving; the body must have been read.
+
+        When it leaves, in the queue or in the middle of a stream, its requests are cancelled at once
+        and so is the task that serves the call.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self.watcher = asyncio.create_task(self._watch(task))
+        return await answer
+
+    async def _watch(self, serving: asyncio.Task[Any]) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        if self.is_complete:
+            return
+        self.gone = True
+        self.close_streams()
+        serving.cancel()
+
+    def finish(self) -> None:
+        """The call is over, whatever happened: nothing of it goes on."""
+        if self.watcher is not None:
+            self.watcher.cancel()
+        self.close_streams()
+
+    def response_id(self, prefix: str) -> str:
+        """An id for the answer's body: unique, and readable beside the request id in a log."""
+        if self.given_request_id is None:
+            return f"{prefix}-{self.unique}"
+        return f"{prefix}-{self.given_request_id}-{self.unique[:12]}"
+
+
+def _given_request_id(headers: list[tuple[bytes, bytes]]) -> str | None:
+    for wanted in (b"x-request-id", b"x-client-request-id"):
+        for key, value in headers:
+            if key == wanted and _REQUEST_ID.fullmatch(value):
+                return value.decode("ascii")
+    return None
+
+
+def is_request_id(text: str) -> bool:
+    return text.isascii() and _REQUEST_ID.fullmatch(text.encode("ascii")) is not None
+
+
+def require_json(call: Call) -> None:
+    """Refuse a body that does not claim to be JSON.
+
+    A missing content type is taken as JSON. The types that a browser may send across origins without
+    asking (text/plain, forms) are refused, which also keeps foreign web pages out.
+    """
+    encoding = call.header(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        name = printable(encoding.decode("latin-1"))
+        raise UnsupportedMediaType(f"Content-Encoding {name!r} is not supported; send the body uncompressed.")
+    content_type = call.header(b"content-type")
+    if content_type is None:
+        return
+    media = content_type.partition(b";")[0].strip().lower()
+    if media == JSON_TYPE or media == b"" or (media.startswith(b"application/") and media.endswith(b"+json")):
+        return
+    name = printable(media.decode("latin-1"))
+    raise UnsupportedMediaType(f"Content-Type {name!r} is not supported; send application/json.")
+
+
+async def read_body(call: Call, max_bytes: int) -> bytes:
+    """The whole body, refused as soon as it is known to be larger than ``max_bytes``."""
+    length = call.header(b"content-length")
+    if length is not None:
+        if not length.isdigit():
+            raise InvalidRequest("Content-Length is not a number.", code="invalid_content_length")
+        if len(length) > 18 or int(length) > max_bytes:
+            raise _too_large(max_bytes)
+    chunks: list[bytes] = []
+    while True:
+        try:
+            async with asyncio.timeout(BODY_IDLE_TIMEOUT_S):
+                message = await call.receive()
+        except TimeoutError:
+            raise BodyTimeout(f"No part of the body arrived for {BODY_IDLE_TIMEOUT_S:.0f} s.") from None
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        chunk: bytes = message.get("body", b"")
+        if chunk:
+            call.request_bytes += len(chunk)
+            if call.request_bytes > max_bytes:
+                raise _too_large(max_bytes)
+            chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"The request body is larger than {max_bytes} bytes; send less, or raise server.max_body_bytes."
+    )
+
+
+async def send_response(call: Call, response: Response) -> None:
+    call.status = response.status
+    headers = [(b"x-request-id", call.request_id.encode("ascii")), *response.headers]
+    if response.status != 204:
+        headers.append((b"content-type", response.content_type))
+        headers.append((b"content-length", str(len(response.body)).encode("ascii")))
+    await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
+    body = b"" if call.method == "HEAD" else response.body
+    call.response_bytes += len(body)
+    call.is_complete = True
+    await call.send({"type": "http.response.body", "body": body})
+
+
+async def send_events(call: Call, events: EventStream) -> None:
+    """Send frames as they come. ``call.send`` waits when the client reads slower than we write."""
+    call.status = 200
+    headers = [
+        (b"x-request-id", call.request_id.encode("ascii")),
+        *events.headers,
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
+    await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+    async for frame in events.frames:
+        call.response_bytes += len(frame)
+        await call.send({"type": "http.response.body", "body": frame, "more_body": True})
+    call.is_complete = True
+    await call.send({"type": "http.response.body", "body": b"", "more_body": False})

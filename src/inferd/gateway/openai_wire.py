@@ -1,0 +1,411 @@
+"""The OpenAI dialect with vLLM's extra fields, as structs: what is read and what is written.
+
+Knows the shape of every field and nothing of its meaning: limits are checked in ``sampling``,
+``messages``, ``chat`` and ``completions``. ``None`` is a field that was absent or null.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+JSON = dict[str, Any]
+
+# -- requests ----------------------------------------------------------------------------------
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: str
+
+
+_ignored = Meta(description="Accepted and ignored; listed in the x-inferd-ignored-params header.")
+_refused = Meta(description="Not supported: any value but null, false or empty is refused with 400.")
+Ignored = Annotated[Raw, _ignored]
+Refused = Annotated[Raw, _refused]
+
+
+class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What chat and text completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # sampling: names and meanings are those of ``inferd.types.SamplingParams``
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    length_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    # the request
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    # harmless to ignore
+    user: Ignored = Raw()
+    safety_identifier: Ignored = Raw()
+    metadata: Ignored = Raw()
+    store: Ignored = Raw()
+    service_tier: Ignored = Raw()
+    prompt_cache_key: Ignored = Raw()
+    prompt_cache_retention: Ignored = Raw()
+    prompt_cache_options: Ignored = Raw()
+    prediction: Ignored = Raw()
+    verbosity: Ignored = Raw()
+    reasoning_effort: Ignored = Raw()
+    include_reasoning: Ignored = Raw()
+    session_id: Ignored = Raw()
+    stream_interval: Ignored = Raw()
+    mm_processor_kwargs: Ignored = Raw()
+    media_io_kwargs: Ignored = Raw()
+    # would change the answer, and we cannot do it
+    structured_outputs: Refused = Raw()
+    guided_json: Refused = Raw()
+    guided_regex: Refused = Raw()
+    guided_choice: Refused = Raw()
+    guided_grammar: Refused = Raw()
+    guided_decoding_backend: Refused = Raw()
+    guided_whitespace_pattern: Refused = Raw()
+    structural_tag: Refused = Raw()
+    logits_processors: Refused = Raw()
+    logprob_token_ids: Refused = Raw()
+    thinking_token_budget: Refused = Raw()
+    kv_transfer_params: Refused = Raw()
+    vllm_xargs: Refused = Raw()
+    repetition_detection: Refused = Raw()
+    watermarking: Refused = Raw()
+    return_token_offsets: Refused = Raw()
+    return_prompt_text: Refused = Raw()
+    moderation: Refused = Raw()
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str | JSON | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One message of a conversation; keys we do not know are left out."""
+
+    role: str
+    content: str | list[ContentPart | str] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True):
+    name: str
+    description: str | None = None
+    parameters: JSON | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True):
+    type: str
+    function: FunctionDefinition | None = None
+
+
+class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions"""
+
+    messages: list[ChatMessage]
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[JSON] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: JSON | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tool_choice: str | JSON | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+    function_call: str | JSON | None = None
+    functions: Refused = Raw()
+    audio: Refused = Raw()
+    web_search_options: Refused = Raw()
+    echo: Refused = Raw()
+
+
+class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions"""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: Refused = Raw()
+    prompt_embeds: Refused = Raw()
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize: either ``prompt`` or ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[JSON] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: JSON | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize"""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+def _names(kind: object, *wires: type[GenerationFields]) -> dict[type[GenerationFields], tuple[str, ...]]:
+    return {wire: tuple(f.name for f in msgspec.structs.fields(wire) if f.type == kind) for wire in wires}
+
+
+IGNORED: Final = _names(Ignored, ChatRequest, CompletionRequest)
+REFUSED: Final = _names(Refused, ChatRequest, CompletionRequest)
+
+chat_decoder: Final = msgspec.json.Decoder(ChatRequest)
+completion_decoder: Final = msgspec.json.Decoder(CompletionRequest)
+tokenize_decoder: Final = msgspec.json.Decoder(TokenizeRequest)
+detokenize_decoder: Final = msgspec.json.Decoder(DetokenizeRequest)
+
+# -- responses ---------------------------------------------------------------------------------
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprobBody(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprobBody(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprobBody]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprobBody]
+    refusal: None = None
+
+
+class FunctionCallBody(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCallBody(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionCallBody
+    type: Literal["function"] = "function"
+
+
+class AssistantMessage(msgspec.Struct, frozen=True):
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: str | None = None
+    tool_calls: list[ToolCallBody] | UnsetType = UNSET
+
+
+WireFinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class PromptLogprobBody(msgspec.Struct, frozen=True):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprobBody] | None]
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    message: AssistantMessage
+    finish_reason: WireFinishReason | None
+    logprobs: ChatLogprobs | None = None
+    stop_reason: int | str | None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    system_fingerprint: str | None
+    service_tier: None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    index: int
+    id: str
+    function: FunctionCallBody
+    type: Literal["function"] = "function"
+
+
+class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: WireFinishReason | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a streamed chat completion."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class LegacyLogprobs(msgspec.Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: int | str | None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A text completion, or one event of a streamed one (then ``usage`` may be null or absent)."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[CompletionChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+
+
+class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["model_permission"] = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "inferd"
+    root: str
+    parent: str | None = None
+    max_model_len: int | None
+    permission: list[ModelPermission]
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(msgspec.Struct, frozen=True):
+    prompt: str

@@ -1,0 +1,75 @@
+"""The OpenAPI document, generated from the table of routes and the wire structs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from inferd import __version__
+from inferd.gateway.errors import ErrorBody
+from inferd.gateway.routes import ROUTES, Route
+
+_REASONS = {
+    400: "The request is not valid; the error names the field, the value and the remedy.",
+    404: "There is no such model.",
+    405: "The method is not allowed here.",
+    408: "The deadline or the time for sending the body passed.",
+    413: "The body is larger than server.max_body_bytes.",
+    415: "The body is not JSON.",
+    500: "A defect of the server.",
+    503: "Nothing can take the request now; try again after the time in Retry-After.",
+}
+
+
+def openapi_document() -> bytes:
+    """The document as JSON."""
+    wires: list[type[msgspec.Struct]] = [ErrorBody]
+    for route in ROUTES:
+        wires += [
+            wire for wire in (route.request, route.response, route.chunk) if wire is not None and wire not in wires
+        ]
+    schemas, components = msgspec.json.schema_components(wires, ref_template="#/components/schemas/{name}")
+    refs = dict(zip(wires, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        paths.setdefault(route.pattern, {})[route.method.lower()] = _operation(route, refs)
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "inferd", "version": __version__, "description": "OpenAI-compatible inference server."},
+            "paths": paths,
+            "components": {"schemas": components},
+        }
+    )
+
+
+def _operation(route: Route, refs: dict[type[msgspec.Struct], Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {route.media.decode(): {"schema": refs[route.response] if route.response else {}}}
+    if route.chunk is not None:
+        content["text/event-stream"] = {
+            "schema": {
+                "type": "string",
+                "description": f"Events, each 'data: ' and a {route.chunk.__name__} as JSON; the last is 'data: [DONE]'.",
+            }
+        }
+    responses: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
+    for status in route.statuses:
+        wire = route.response if status == 503 and route.request is None and route.response is not None else ErrorBody
+        responses[str(status)] = {
+            "description": _REASONS[status],
+            "content": {"application/json": {"schema": refs[wire]}},
+        }
+    operation: dict[str, Any] = {
+        "operationId": f"{route.method.lower()}_{route.pattern.strip('/').replace('/', '_').replace('{', '').replace('}', '') or 'start'}",
+        "summary": route.summary,
+        "responses": responses,
+    }
+    if "{" in route.pattern:
+        name = route.pattern.partition("{")[2].rstrip("}")
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        ]
+    if route.request is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": refs[route.request]}}}
+    return operation

@@ -1,0 +1,39 @@
+"""POST /tokenize and /detokenize: the served model's own tokenizer and chat template, in vLLM's dialect."""
+
+from __future__ import annotations
+
+from inferd.gateway.errors import invalid
+from inferd.gateway.generation import find_model
+from inferd.gateway.http import Call, Response
+from inferd.gateway.messages import chat_of
+from inferd.gateway.openai_wire import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from inferd.gateway.sampling import check_token_ids
+from inferd.gateway.sse import encode
+from inferd.gateway.upstream import Upstream
+from inferd.types import Chat, TextPrompt
+
+_MAX_TOKENS = 4 * 1024 * 1024
+
+
+async def tokenize(router: Upstream, call: Call, body: TokenizeRequest) -> Response:
+    """Raises InvalidRequest, ModelNotFound, Unavailable."""
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("prompt", "Send either 'prompt' or 'messages', one of the two.", "missing_required_parameter")
+    prompt: Chat | TextPrompt
+    if body.messages is not None:
+        prompt = chat_of(body, body.messages, default_special_tokens=False)
+    else:
+        prompt = TextPrompt(text=body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    model = find_model(router, body.model)
+    call.model = model.name
+    ids, strings = await router.tokenize(model.name, prompt, want_strings=bool(body.return_token_strs))
+    limit = model.info.max_model_len if model.info is not None else None
+    return Response(200, encode(TokenizeResponse(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings)))
+
+
+async def detokenize(router: Upstream, call: Call, body: DetokenizeRequest) -> Response:
+    """Raises InvalidRequest, ModelNotFound, Unavailable."""
+    check_token_ids("tokens", body.tokens, _MAX_TOKENS)
+    model = find_model(router, body.model)
+    call.model = model.name
+    return Response(200, encode(DetokenizeResponse(await router.detokenize(model.name, body.tokens))))

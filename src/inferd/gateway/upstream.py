@@ -1,0 +1,62 @@
+"""What the gateway needs from the router, as a shape.
+
+``inferd.router.router.Router`` has this shape; tests put a small fake of the same shape here. The
+gateway asks for nothing else and never sees a replica or a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from inferd.types import Chat, GenerateRequest, ModelInfo, Output, TextPrompt
+
+ModelState = Literal["loading", "ready", "degraded", "failed", "stopped"]
+
+
+class ModelStatus(Protocol):
+    """What the router knows of one served model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def state(self) -> ModelState: ...
+    @property
+    def info(self) -> ModelInfo | None: ...
+    @property
+    def replicas(self) -> int: ...
+    @property
+    def replicas_ready(self) -> int: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def created(self) -> float: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+
+
+class Stream(Protocol):
+    """Outputs of one request; the last one has ``end`` set, then iteration stops."""
+
+    def __aiter__(self) -> Stream: ...
+    async def __anext__(self) -> Output: ...
+    def close(self) -> None:
+        """Cancel the request if it has not ended. Idempotent."""
+
+
+class Upstream(Protocol):
+    """The router, seen from the gateway."""
+
+    @property
+    def draining(self) -> bool: ...
+    def submit(self, request: GenerateRequest) -> Stream:
+        """Raises ModelNotFound, Overloaded or Unavailable."""
+        ...
+
+    async def tokenize(
+        self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False
+    ) -> tuple[list[int], list[str] | None]: ...
+    async def detokenize(self, model: str, token_ids: list[int]) -> str: ...
+    def models(self) -> Sequence[ModelStatus]: ...

@@ -1,0 +1,263 @@
+"""The fake at the bottom of the gateway's tests: a router whose answers are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import httpx
+import msgspec
+
+from inferd.config import ServerConfig
+from inferd.errors import InferdError, ModelNotFound
+from inferd.events import Event, HttpServed
+from inferd.gateway.listener import HttpServer
+from inferd.gateway.server import create_app
+from inferd.gateway.upstream import ModelState
+from inferd.types import (
+    Chat,
+    Delta,
+    End,
+    GenerateRequest,
+    ModelInfo,
+    Output,
+    PromptReport,
+    TextPrompt,
+    Timings,
+    TokenLogprob,
+    TokenPrompt,
+    TopLogprob,
+    Usage,
+)
+
+
+class FakeStatus(msgspec.Struct):
+    name: str
+    state: ModelState = "ready"
+    info: ModelInfo | None = None
+    replicas: int = 1
+    replicas_ready: int = 1
+    detail: str = ""
+    created: float = 1_700_000_000.0
+    waiting: int = 0
+    in_flight: int = 0
+
+
+def info(name: str) -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        source="/secret/folder",
+        architecture="Fake",
+        dtype="float32",
+        max_model_len=128,
+        vocab_size=1000,
+        num_parameters=1,
+        num_blocks=1,
+        block_size=16,
+        max_num_seqs=4,
+        fingerprint="fp_fake",
+    )
+
+
+class FakeStream:
+    """Outputs that a test put there; ``closed`` says whether the gateway let go."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = request
+        self.closed = threading.Event()
+        self._queue: asyncio.Queue[Output | InferdError | None] = asyncio.Queue()
+        self._ended = False
+
+    def put(self, item: Output | InferdError | None) -> None:
+        self._queue.put_nowait(item)
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> Output:
+        if self._ended:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, InferdError):
+            raise item
+        self._ended = item.end is not None
+        return item
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+Script = Callable[[GenerateRequest], Sequence[Output | InferdError | None]]
+
+
+def logprob(token: str, value: float = -0.5, top: int = 0, token_id: int = 7) -> TokenLogprob:
+    raw = token.encode()
+    alternatives = tuple(TopLogprob(token_id + i, token if i == 0 else f"alt{i}", raw, value - i) for i in range(top))
+    return TokenLogprob(token_id, token, raw, value, 1, alternatives)
+
+
+def words(*pieces: str, finish: str = "stop") -> Script:
+    """A script that says the pieces, one output each, in every choice."""
+
+    def script(request: GenerateRequest) -> list[Output]:
+        sampling = request.sampling
+        prompt_ids = request.prompt.token_ids if isinstance(request.prompt, TokenPrompt) else [1, 2, 3]
+        prompt_logprobs = None
+        if sampling.prompt_logprobs is not None:
+            prompt_logprobs = (None, *(logprob(f"t{i}", -1.0 * i, sampling.prompt_logprobs) for i in prompt_ids[1:]))
+        report = PromptReport(
+            len(prompt_ids),
+            cached_tokens=1,
+            token_ids=tuple(prompt_ids) if request.return_prompt_ids else None,
+            logprobs=prompt_logprobs,
+            text=None,
+        )
+        said = pieces if sampling.max_tokens != 0 else ()
+        outputs: list[Output] = []
+        for number, piece in enumerate(said):
+            last = number == len(said) - 1
+            wanted = (logprob(piece, top=sampling.logprobs),) if sampling.logprobs is not None else None
+            deltas = tuple(
+                Delta(i, piece, (100 + number,), wanted, finish if last else None, None)  # type: ignore[arg-type]
+                for i in range(sampling.n)
+            )
+            outputs.append(Output(request.id, deltas, report if number == 0 else None))
+        usage = Usage(len(prompt_ids), len(said) * sampling.width, 1)
+        end = End("done", usage, Timings(dispatched=0.001, first_token=0.01, finished=0.02))
+        if not said:
+            outputs.append(
+                Output(request.id, tuple(Delta(i, finish_reason="length") for i in range(sampling.n)), report, end)
+            )
+        else:
+            last_output = outputs[-1]
+            outputs[-1] = Output(last_output.request_id, last_output.deltas, last_output.prompt, end)
+        return outputs
+
+    return script
+
+
+class FakeRouter:
+    """Records what is submitted and answers by script; without one, streams stay open."""
+
+    def __init__(self, *names: str) -> None:
+        self.statuses = [FakeStatus(name, info=info(name)) for name in names or ("tiny",)]
+        self.script: Script | None = words("Hello", " world", "!")
+        self.refusal: InferdError | None = None
+        self.draining = False
+        self.streams: list[FakeStream] = []
+        self.submitted = threading.Semaphore(0)
+
+    @property
+    def last(self) -> GenerateRequest:
+        return self.streams[-1].request
+
+    def submit(self, request: GenerateRequest) -> FakeStream:
+        if self.refusal is not None:
+            raise self.refusal
+        stream = FakeStream(request)
+        if self.script is not None:
+            for item in self.script(request):
+                stream.put(item)
+        self.streams.append(stream)
+        self.submitted.release()
+        return stream
+
+    async def tokenize(
+        self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False
+    ) -> tuple[list[int], list[str] | None]:
+        self._known(model)
+        text = prompt.text if isinstance(prompt, TextPrompt) else "".join(m["content"] for m in prompt.messages)
+        return [ord(c) for c in text], list(text) if want_strings else None
+
+    async def detokenize(self, model: str, token_ids: list[int]) -> str:
+        self._known(model)
+        return "".join(f"t{i}" for i in token_ids)
+
+    def models(self) -> list[FakeStatus]:
+        return self.statuses
+
+    def _known(self, model: str) -> None:
+        if all(s.name != model for s in self.statuses):
+            raise ModelNotFound(f"No {model}.")
+
+
+class Running:
+    """A gateway on a real socket in a thread, and what it told its observer."""
+
+    def __init__(self, router: FakeRouter, config: ServerConfig | None = None) -> None:
+        self.router = router
+        self.events: list[Event] = []
+        self.emitted = threading.Semaphore(0)
+        self._config = config or ServerConfig(port=0, grace_s=1)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        app = create_app(self.router, self._config, self._emit, metrics=lambda: b"# metrics\n")
+        self.server = HttpServer(app, self._config)
+        self.port = self.server.port
+        self._started.set()
+        await self.server.serve()
+
+    def _emit(self, event: Event) -> None:
+        self.events.append(event)
+        self.emitted.release()
+
+    def served(self) -> HttpServed:
+        """The next HttpServed event, waited for."""
+        assert self.emitted.acquire(timeout=10), "no event was emitted"
+        event = self.events[-1]
+        assert isinstance(event, HttpServed)
+        return event
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> Running:
+        self._thread.start()
+        assert self._started.wait(10)
+        return self
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.server.stop)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def put(self, stream: FakeStream, item: Output | InferdError | None) -> None:
+        """Let a stream say something, from the test's thread."""
+        self.loop.call_soon_threadsafe(stream.put, item)
+
+
+@contextlib.contextmanager
+def running(router: FakeRouter | None = None, config: ServerConfig | None = None) -> Iterator[Running]:
+    server = Running(router or FakeRouter(), config).start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def sse(text: str) -> list[Any]:
+    """The decoded events of a stream; the framing must be exact."""
+    assert text.endswith("\n\n")
+    frames = text[:-2].split("\n\n")
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames), frames
+    return [frame if frame == "data: [DONE]" else json.loads(frame[6:]) for frame in frames]
+
+
+def post(server: Running, path: str, body: object, **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(
+        server.url + path, content=content, headers={"content-type": "application/json", **headers}, timeout=10
+    )
