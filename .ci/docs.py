@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
-    "docs/metrics.md": ["-m", "inferd.observe.metrics"],
+    "docs/metrics.md": ["-m", "inferd.observe.page"],
     "docs/configuration.md": ["-m", "inferd.cli.reference", "configuration"],
 }
 

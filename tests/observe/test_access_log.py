@@ -1,0 +1,160 @@
+"""The log: one line of JSON per request, safe whatever clients send, and it waits for nobody."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.events import HttpServed, ReplicaChanged
+from inferd.observe import Observer
+from inferd.observe.logs import LineWriter, http_line, replica_line, timestamp
+from inferd.types import Timings, Usage
+
+
+def served(request_id: str = "req-1", **changes: Any) -> HttpServed:
+    return HttpServed(
+        request_id=request_id, method="POST", route="/v1/chat/completions", status=200, duration_s=0.5, **changes
+    )
+
+
+def test_a_line_has_the_request_its_outcome_its_tokens_and_its_timings() -> None:
+    line = json.loads(
+        http_line(
+            served(
+                model="tiny",
+                tenant="t",
+                outcome="done",
+                finish_reasons=("stop",),
+                usage=Usage(3, 2, 1),
+                timings=Timings(dispatched=0.1, finished=0.5),
+            ),
+            wall_s=1_700_000_000.25,
+        )
+    )
+    assert line["ts"] == "2023-11-14T22:13:20.250Z"
+    assert (line["level"], line["event"], line["request_id"], line["status"]) == ("info", "http", "req-1", 200)
+    assert line["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1}
+    assert line["timings"] == {"dispatched": 0.1, "finished": 0.5}
+    assert line["finish_reasons"] == ["stop"]
+
+
+@given(st.text(), st.text(), st.text())
+def test_whatever_a_client_sends_is_one_line_of_printable_json(request_id: str, tenant: str, model: str) -> None:
+    line = http_line(served(request_id, tenant=tenant, model=model), wall_s=0.0)
+    assert line.isascii()
+    assert line.isprintable()
+    found = json.loads(line)
+    assert found["request_id"] == request_id[:256]
+    assert found["tenant"] == tenant[:256]
+
+
+@given(st.text())
+def test_the_reason_of_a_replicas_change_is_one_line_too(reason: str) -> None:
+    line = replica_line(ReplicaChanged(model="m", replica=0, state="died", reason=reason), wall_s=0.0)
+    assert line.isprintable()
+    assert json.loads(line)["reason"] == reason
+
+
+def test_levels_follow_the_status() -> None:
+    assert [
+        json.loads(http_line(HttpServed(request_id="", method="GET", route="/", status=s, duration_s=0), 0.0))["level"]
+        for s in (200, 404, 499, 503)
+    ] == [
+        "info",
+        "warning",
+        "warning",
+        "error",
+    ]
+
+
+def test_no_access_log_writes_no_request_line() -> None:
+    stream = io.StringIO()
+    observer = Observer(models=["tiny"], access_log=False, stream=stream)
+    observer.emit(served())
+    observer.close()
+    assert stream.getvalue() == ""
+    assert (
+        b'inferd_http_requests_total{method="POST",route="/v1/chat/completions",status="200"} 1.0'
+        in observer.render_metrics()
+    )
+
+
+def test_a_reader_that_stops_reading_stops_nobody_and_what_is_lost_is_counted() -> None:
+    """A real pipe that nobody reads: emitting far more than it holds returns, and the rest is dropped."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        observer = Observer(models=["tiny"], stream=stream)
+        for _ in range(20_000):  # 7 MB, into a pipe of 64 KB and a queue of 4096 lines
+            observer.emit(served())
+        text = observer.render_metrics().decode()
+        (line,) = [line for line in text.splitlines() if line.startswith("inferd_log_lines_dropped_total")]
+        dropped = float(line.split()[1])
+        assert 10_000 < dropped < 16_000
+        # The reader comes back: everything that was not dropped arrives, whole.
+        received: list[bytes] = []
+        reader = threading.Thread(target=_read_all, args=(reading, received))
+        reader.start()
+        observer.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        reader.join()
+    lines = b"".join(received).splitlines()
+    assert len(lines) == 20_000 - dropped
+    assert all(json.loads(line)["request_id"] == "req-1" for line in lines)
+
+
+def _read_all(fd: int, received: list[bytes]) -> None:
+    while data := os.read(fd, 65536):
+        received.append(data)
+    os.close(fd)
+
+
+def test_a_reader_that_is_gone_is_no_failure() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    dropped = []
+    with os.fdopen(writing, "w") as stream:
+        log = LineWriter(stream, lambda: dropped.append(1))
+        log.write("one")
+        log.close()
+    assert dropped == [1]
+
+
+def test_a_line_after_closing_is_counted_as_dropped() -> None:
+    stream, dropped = io.StringIO(), []
+    log = LineWriter(stream, lambda: dropped.append(1))
+    log.write("kept")
+    log.close()
+    log.close()
+    log.write("late")
+    assert (stream.getvalue(), dropped) == ("kept\n", [1])
+
+
+def test_a_process_leaves_at_once_though_its_log_is_stuck() -> None:
+    """The writer is stuck in a full pipe: the process must still end, and without a fatal error."""
+    program = (
+        "from inferd.observe import Observer\n"
+        "from inferd.events import HttpServed\n"
+        "observer = Observer(models=['tiny'])\n"
+        "for _ in range(8000):\n"
+        "    observer.emit(HttpServed(request_id='r', method='GET', route='/', status=200, duration_s=0.1))\n"
+        "observer.close()\n"
+    )
+    reading, writing = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=writing)
+    os.close(writing)
+    assert process.wait(timeout=30) == 0  # nothing was read meanwhile
+    received: list[bytes] = []
+    _read_all(reading, received)
+    assert b"Fatal" not in b"".join(received)
+
+
+def test_timestamps_are_in_utc() -> None:
+    assert timestamp(0.0) == "1970-01-01T00:00:00.000Z"
