@@ -1,0 +1,315 @@
+"""From logits to a token: penalties, bans, filters, and one exact draw per row.
+
+Knows tensors of logits and a row's parameters; knows no text, no scheduler. The order is vLLM's:
+log-probabilities are those of the untouched logits; then allowed tokens, bad words, min_tokens, logit
+bias, penalties, temperature, min-p, top-k, top-p, and the draw.
+
+**The draw does not depend on the batch.** Each (seed, choice, position) has its own uniform number,
+from a hash, and the token is found by inverting the cumulative distribution in vocabulary order. All
+filters are thresholds on the logit, so tokens of equal logit at the border of top-k or top-p are
+kept together (as transformers does for top-k).
+
+Shapes: R rows, V logits each. V may be padded beyond the vocabulary; such ids are never chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.errors import InferdError, InternalError, InvalidRequest
+from inferd.types import SamplingParams
+
+_TINY_TEMPERATURE = 1e-5  # below this a division may overflow; the draw is then greedy
+_BLOCK = 128  # logits summed together before the cumulative sum
+_NUCLEUS = 1024  # candidates looked at for top-p before the whole row is sorted
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """What one row of logits is to be sampled with. The lists are shared: do not change them."""
+
+    sampling: SamplingParams
+    prompt_ids: list[int]
+    output_ids: list[int]
+    seed: int
+    index: int  # which choice of its request
+    stop_ids: frozenset[int] = frozenset()  # banned until min_tokens are generated
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+
+class Sampled(NamedTuple):
+    """A token and, where asked for, its log-probability (natural), rank (1 is likeliest) and rivals."""
+
+    token_id: int
+    logprob: float = 0.0
+    rank: int = 0
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """Chooses tokens for one model. Not thread-safe: belongs to the step loop."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._seen: OrderedDict[int, tuple[list[int], Tensor]] = OrderedDict()
+
+    def sample(self, logits: Tensor, rows: list[SampleRow]) -> list[Sampled | InferdError]:
+        """One token for each row; logits [R, V] float32 are changed in place.
+
+        A row that cannot be sampled gets an error in its place and disturbs no other: InternalError
+        for logits that are not finite numbers, InvalidRequest when every token is banned.
+        """
+        x = logits[:, : self._vocab_size]
+        scored = [i for i, row in enumerate(rows) if _wants_logprob(row.sampling)]
+        # Taken before anything changes them.
+        raw = (logits[scored] if len(scored) < len(rows) else logits.clone()) if scored else None
+        for i, row in enumerate(rows):
+            if _is_adjusted(row):
+                self._adjust(x[i], row)
+        drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= _TINY_TEMPERATURE]
+        best, best_ids = _argmax(x)
+        tokens = best_ids.tolist()
+        values = best.tolist()
+        if drawn:
+            alive = [i for i in drawn if math.isfinite(values[i])]
+            if alive:
+                picked = x if len(alive) == len(rows) else x[alive]
+                for i, token in zip(alive, _draw(picked, [rows[i] for i in alive]).tolist(), strict=True):
+                    tokens[i] = token
+        results: list[Sampled | InferdError] = [
+            Sampled(token) if math.isfinite(value) else _unsampled(value)
+            for token, value in zip(tokens, values, strict=True)
+        ]
+        if raw is not None:
+            counts = [rows[i].sampling.logprobs or 0 for i in scored]
+            # A row that failed is scored at any token, and its error stays.
+            for i, result in zip(scored, self._score(raw, [tokens[i] for i in scored], counts), strict=True):
+                if isinstance(results[i], Sampled):
+                    results[i] = result
+        return results
+
+    def prompt_logprobs(self, logits: Tensor, targets: list[int], num_top: int) -> list[Sampled]:
+        """How likely each row [R, V] made its target, and its ``num_top`` best. Raises InternalError."""
+        found = []
+        for result in self._score(logits, targets, [num_top] * len(targets)):
+            if isinstance(result, InferdError):
+                raise result
+            found.append(result)
+        return found
+
+    def _score(self, logits: Tensor, targets: list[int], counts: list[int]) -> list[Sampled | InferdError]:
+        """Log-probabilities under the whole row, padding included, as the model defines them."""
+        total = logits.logsumexp(-1, keepdim=True)
+        known = logits[:, : self._vocab_size]
+        at = torch.tensor(targets, device=logits.device).unsqueeze(1)
+        value = logits.gather(1, at)
+        ranks: list[int] = ((known > value).sum(-1) + 1).tolist()
+        logprobs: list[float] = (value - total).squeeze(1).tolist()
+        most = min(max(counts, default=0), self._vocab_size)
+        if most:
+            top_values, top_ids = known.topk(most, dim=-1)
+            tops = [
+                list(zip(i, v, strict=True))
+                for i, v in zip(top_ids.tolist(), (top_values - total).tolist(), strict=True)
+            ]
+        else:
+            tops = [[] for _ in targets]
+        results: list[Sampled | InferdError] = []
+        for token, logprob, rank, top, count in zip(targets, logprobs, ranks, tops, counts, strict=True):
+            if math.isnan(logprob):
+                results.append(_unsampled(math.nan))
+                continue
+            top.sort(key=lambda pair: (-pair[1], pair[0]))
+            results.append(Sampled(token, logprob, rank, tuple(top[:count])))
+        return results
+
+    # -- what changes the logits --------------------------------------------------------------
+
+    def _adjust(self, x: Tensor, row: SampleRow) -> None:
+        """Bans, biases and penalties on one row's logits [vocab_size], in place."""
+        sampling = row.sampling
+        if sampling.allowed_token_ids is not None:
+            allowed = self._ids(sampling.allowed_token_ids, x)
+            kept = x[allowed]
+            x.fill_(-math.inf)
+            x[allowed] = kept
+        banned = {t for word in row.bad_words if (t := _completing(word, row.output_ids)) is not None}
+        if len(row.output_ids) < sampling.min_tokens:
+            banned |= row.stop_ids
+        if banned:
+            x[self._ids(banned, x)] = -math.inf
+        if sampling.logit_bias:
+            biases = {t: b for t, b in sampling.logit_bias.items() if 0 <= t < self._vocab_size}
+            x[self._ids(biases, x)] += torch.tensor(list(biases.values()), dtype=x.dtype, device=x.device)
+        if sampling.repetition_penalty != 1.0:
+            said = torch.cat((self._prompt_ids(row.prompt_ids, x), self._ids(row.output_ids, x))).unique()
+            y = x[said]
+            x[said] = torch.where(y > 0, y / sampling.repetition_penalty, y * sampling.repetition_penalty)
+        if (sampling.presence_penalty or sampling.frequency_penalty) and row.output_ids:
+            said, times = self._ids(row.output_ids, x).unique(return_counts=True)
+            x[said] -= sampling.frequency_penalty * times + sampling.presence_penalty
+
+    def _ids(self, ids: Sequence[int] | set[int] | frozenset[int] | dict[int, float], like: Tensor) -> Tensor:
+        return torch.tensor([t for t in ids if 0 <= t < self._vocab_size], dtype=torch.int64, device=like.device)
+
+    def _prompt_ids(self, prompt_ids: list[int], like: Tensor) -> Tensor:
+        """The prompt's distinct tokens, kept from step to step by the list's identity."""
+        key = id(prompt_ids)
+        known = self._seen.get(key)
+        if known is None:
+            # The list is kept too: while it lives its identity is not given to another.
+            known = self._seen[key] = (prompt_ids, self._ids(set(prompt_ids), like))
+            if len(self._seen) > 256:
+                self._seen.popitem(last=False)
+        return known[1]
+
+
+def _wants_logprob(sampling: SamplingParams) -> bool:
+    """Asked for, or needed to rank more candidates than are returned."""
+    return sampling.logprobs is not None or sampling.width > sampling.n
+
+
+def _is_adjusted(row: SampleRow) -> bool:
+    s = row.sampling
+    return bool(
+        s.allowed_token_ids is not None
+        or row.bad_words
+        or len(row.output_ids) < s.min_tokens
+        or s.logit_bias
+        or s.repetition_penalty != 1.0
+        or s.presence_penalty
+        or s.frequency_penalty
+    )
+
+
+def _completing(word: tuple[int, ...], output_ids: list[int]) -> int | None:
+    """The token that would complete the bad word now, if the output ends with its beginning."""
+    begin = list(word[:-1])
+    if not word or (begin and output_ids[-len(begin) :] != begin):
+        return None
+    return word[-1]
+
+
+def _unsampled(best: float) -> InferdError:
+    if best == -math.inf:
+        return InvalidRequest(
+            "Every token is banned: allowed_token_ids, bad_words and min_tokens together leave nothing to generate. Loosen one of them.",
+            param="allowed_token_ids",
+        )
+    return InternalError(
+        "The model computed values that are not finite numbers for this request, so no token could be chosen."
+    )
+
+
+def _argmax(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Greatest value of each row and the lowest index that has it; NaN wins where there is one."""
+    best, at = x.max(-1)
+    return best, at
+
+
+# -- the draw ---------------------------------------------------------------------------------
+
+
+def uniform(seed: int, index: int, position: int) -> float:
+    """A number in [0, 1) for one choice at one output position: 53 bits of a keyed BLAKE2b hash."""
+    words = (seed & 0xFFFF_FFFF_FFFF_FFFF, index, position)
+    digest = hashlib.blake2b(struct.pack("<QQQ", *words), digest_size=8, person=b"inferd-sample").digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def _draw(x: Tensor, rows: list[SampleRow]) -> Tensor:
+    """A token for each row of finite-maximum logits x [r, v]; x is left as it is. Returns [r]."""
+    device = x.device
+    params = [row.sampling for row in rows]
+    temperature = torch.tensor([p.temperature for p in params], dtype=x.dtype, device=device).unsqueeze(1)
+    num_rows, num_tokens = x.shape
+    num_blocks = -(-num_tokens // _BLOCK)
+    # Weights exp((x - max) / t) in a buffer whose length is a multiple of the block's.
+    weights = x.new_zeros(num_rows, num_blocks * _BLOCK)
+    y = weights[:, :num_tokens]
+    torch.sub(x, x.amax(-1, keepdim=True), out=y)
+    y /= temperature
+    floor = _thresholds(y, params)
+    if floor is not None:
+        y.masked_fill_(y < floor, -math.inf)
+    y.exp_()
+    blocks = weights.view(num_rows, num_blocks, _BLOCK)
+    draws = torch.tensor(
+        [uniform(r.seed, r.index, len(r.output_ids)) for r in rows], dtype=torch.float64, device=device
+    )
+    return _invert(blocks, draws)
+
+
+def _invert(blocks: Tensor, draws: Tensor) -> Tensor:
+    """The index where the cumulative sum of weights first exceeds draw * total.
+
+    blocks [r, n, _BLOCK], draws [r] in [0, 1). Sums run over blocks first and then inside one, in
+    float64, so the cost is one pass over the row.
+    """
+    sums = blocks.sum(-1).double()
+    ends = sums.cumsum(-1)
+    total = ends[:, -1]
+    # Rounding must not carry the target to the total: that would be past the last token.
+    target = torch.minimum(draws * total, total * (1.0 - 2.0**-52)).unsqueeze(1)
+    block = (ends <= target).sum(-1, keepdim=True)
+    before = ends.gather(1, block) - sums.gather(1, block)
+    inside = blocks.gather(1, block.unsqueeze(-1).expand(-1, -1, _BLOCK)).squeeze(1)
+    found = (inside.double().cumsum(-1) <= target - before).sum(-1)
+    # The two sums of a block may differ in the last bit: stay on its last possible token.
+    last = torch.where(inside > 0, torch.arange(_BLOCK, device=blocks.device), -1).amax(-1)
+    return block.squeeze(1) * _BLOCK + torch.minimum(found, last)
+
+
+def _thresholds(y: Tensor, params: list[SamplingParams]) -> Tensor | None:
+    """Each row's least logit (after temperature, maximum 0) that min-p, top-k and top-p leave. [r, 1]."""
+    num_tokens = y.shape[1]
+    ks = [p.top_k if 0 < p.top_k < num_tokens else 0 for p in params]
+    nuclear = [i for i, p in enumerate(params) if p.top_p < 1.0]
+    if not nuclear and not any(ks) and not any(p.min_p for p in params):
+        return None
+    floors = torch.tensor([math.log(p.min_p) if p.min_p else -math.inf for p in params], dtype=y.dtype, device=y.device)
+    limited = [i for i, k in enumerate(ks) if k]
+    if limited:
+        best = y[limited].topk(max(ks), dim=-1).values
+        at = torch.tensor([ks[i] - 1 for i in limited], device=y.device).unsqueeze(1)
+        floors[limited] = torch.maximum(floors[limited], best.gather(1, at).squeeze(1))
+    if nuclear:
+        top_ps = [params[i].top_p for i in nuclear]
+        floors[nuclear] = torch.maximum(floors[nuclear], _nucleus(y[nuclear], floors[nuclear], top_ps))
+    return floors.unsqueeze(1)
+
+
+def _nucleus(y: Tensor, floors: Tensor, top_ps: list[float]) -> Tensor:
+    """The least logit in the smallest set of likeliest tokens that holds ``top_p`` of the mass.
+
+    Only tokens at or above the floors [r] count. Looks at the ``_NUCLEUS`` best first; where these do
+    not hold enough (a flat distribution), sorts the row.
+    """
+    weights = torch.where(y >= floors.unsqueeze(1), y, -math.inf).exp_()
+    pad = -weights.shape[1] % _BLOCK
+    total = torch.nn.functional.pad(weights, (0, pad)).view(len(top_ps), -1, _BLOCK).sum(-1).double().sum(-1)
+    wanted = torch.tensor(top_ps, dtype=torch.float64, device=y.device) * total
+    # The number of candidates is the same in every batch, so the sums are too.
+    best = y.topk(min(_NUCLEUS, y.shape[1]), dim=-1).values
+    found, missing = _reach(best, floors, wanted)
+    for i in missing.nonzero().flatten().tolist() if best.shape[1] < y.shape[1] else ():
+        ordered = y[i : i + 1].sort(-1, descending=True).values
+        found[i] = _reach(ordered, floors[i : i + 1], wanted[i : i + 1])[0]
+    return found
+
+
+def _reach(ordered: Tensor, floors: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """In descending logits, the one with which their weight reaches ``wanted``; and where none does."""
+    weights = ordered.double().exp_().masked_fill_(ordered < floors.unsqueeze(1), 0.0)
+    short = (weights.cumsum(-1) < wanted.unsqueeze(1)).sum(-1, keepdim=True)
+    missing = (short == ordered.shape[1]).squeeze(1)
+    return ordered.gather(1, short.clamp_(max=ordered.shape[1] - 1)).squeeze(1), missing

@@ -1,0 +1,215 @@
+"""Text to token ids and back, as the checkpoint's own tokenizer does it.
+
+Wraps the ``tokenizers`` library and reads what stands beside ``tokenizer.json``: which tokens are
+special, and whether one is added at the ends. Knows no templates, no requests. Safe to call from
+several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from inferd.engine.detokenizer import Detokenizer, Pieces
+from inferd.errors import InvalidRequest, ModelLoadError
+
+_CACHE_CHARS = 4_000_000  # total length of the texts whose ids are kept
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+_Settings = dict[str, Any]
+
+
+class Tokenizer:
+    """One checkpoint's tokenizer; see ``load``. Ids 0 to ``vocab_size - 1`` are valid."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, settings: _Settings) -> None:
+        self._backend = backend
+        backend.no_truncation()
+        backend.no_padding()
+        self.special_tokens = _named_tokens(settings)
+        _add_missing(backend, settings, self.special_tokens)
+        if "add_bos_token" in settings or "add_eos_token" in settings or backend.post_processor is None:
+            _set_ends(backend, settings, self.special_tokens)
+        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.bos_token_id = self._id_of("bos_token")
+        self.eos_token_id = self._id_of("eos_token")
+        self.pad_token_id = self._id_of("pad_token")
+        self._pieces = Pieces(backend, self.vocab_size)
+        self.special_ids: frozenset[int] = self._pieces.special_ids
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[tuple[str, bool], list[int]] = OrderedDict()
+        self._cached_chars = 0
+        self.cache_hits = 0
+        self.cache_queries = 0
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read ``tokenizer.json`` and its companions. Raises ModelLoadError naming the file."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelLoadError(_missing(folder))
+        settings = _read_settings(folder / "special_tokens_map.json") | _read_settings(folder / "tokenizer_config.json")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more precise
+            raise ModelLoadError(
+                f"{path} cannot be read as a tokenizer: {error}. Download it again, or save it anew with the library that made it."
+            ) from error
+        tokenizer = cls(backend, settings)
+        if tokenizer.vocab_size == 0:
+            raise ModelLoadError(f"{path} has no tokens. Use the tokenizer that came with the checkpoint.")
+        return tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; the caller owns the list. Raises InvalidRequest."""
+        key = (text, add_special_tokens)
+        with self._lock:
+            self.cache_queries += 1
+            known = self._cache.get(key)
+            if known is not None:
+                self.cache_hits += 1
+                self._cache.move_to_end(key)
+                return known.copy()
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:  # a surrogate without its other half
+            raise InvalidRequest(
+                "The prompt contains a lone UTF-16 surrogate, which is no character. Remove it.", param="prompt"
+            ) from error
+        if len(text) <= _CACHE_CHARS // 8:
+            self._keep(key, ids.copy())
+        return ids
+
+    def decode(
+        self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+    ) -> str:
+        """The text of ``ids``; the same as pushing them through ``stream``. Unknown ids are nothing."""
+        if self._pieces.kind == "bytes":
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        stream = Detokenizer(
+            self._pieces,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
+        return "".join([stream.push(i) for i in ids]) + stream.flush()
+
+    def token_string(self, id: int) -> str:
+        """One token as a person reads it, U+FFFD for the bytes of an unfinished character.
+
+        Keeps the leading space of a token that begins a word, so that tokens joined read as the text.
+        """
+        return self._pieces.raw(id).decode(errors="replace")
+
+    def token_bytes(self, id: int) -> bytes:
+        """The exact bytes the token adds inside a text."""
+        return self._pieces.raw(id)
+
+    def stream(
+        self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool, prompt_ids: list[int]
+    ) -> Detokenizer:
+        """Text of what will follow ``prompt_ids``, token by token."""
+        return Detokenizer(
+            self._pieces,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+            prompt_ids=prompt_ids,
+        )
+
+    def _id_of(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    def _keep(self, key: tuple[str, bool], ids: list[int]) -> None:
+        with self._lock:
+            if key in self._cache:  # another thread was faster
+                return
+            self._cache[key] = ids
+            self._cached_chars += len(key[0])
+            while self._cached_chars > _CACHE_CHARS:
+                (oldest, _), _ = self._cache.popitem(last=False)
+                self._cached_chars -= len(oldest)
+
+
+def _missing(folder: Path) -> str:
+    others = [
+        n
+        for n in ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json", "tiktoken.model")
+        if (folder / n).is_file()
+    ]
+    if not others:
+        return f"{folder / 'tokenizer.json'} does not exist. Copy the tokenizer files that came with the checkpoint into this folder."
+    return (
+        f"{folder / 'tokenizer.json'} does not exist; there is only {others[0]}, which inferd does not read. Convert it once: "
+        f"python -c \"from transformers import AutoTokenizer as T; T.from_pretrained('{folder}').save_pretrained('{folder}')\""
+    )
+
+
+def _read_settings(path: Path) -> _Settings:
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Settings)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelLoadError(
+            f"{path} is not a JSON object: {error}. Download it again, or delete it to do without."
+        ) from error
+
+
+def _content(token: object) -> str | None:
+    """A token written as a string or as a serialised AddedToken."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
+
+
+def _named_tokens(settings: _Settings) -> dict[str, str]:
+    named = {name: _content(settings.get(name)) for name in _NAMED}
+    return {name: token for name, token in named.items() if token is not None}
+
+
+def _as_added(token: object) -> AddedToken | None:
+    content = _content(token)
+    if content is None:
+        return None
+    flags = token if isinstance(token, dict) else {}
+    chosen = {name: bool(flags[name]) for name in ("single_word", "lstrip", "rstrip", "normalized") if name in flags}
+    return AddedToken(content, special=bool(flags.get("special", True)), **{"normalized": False, **chosen})
+
+
+def _add_missing(backend: tokenizers.Tokenizer, settings: _Settings, named: dict[str, str]) -> None:
+    """Add tokens that only the companions of ``tokenizer.json`` name, as transformers does."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    decoder = settings.get("added_tokens_decoder")
+    listed = (
+        [decoder[i] for i in sorted(decoder, key=int)]
+        if isinstance(decoder, dict) and all(i.isdecimal() for i in decoder)
+        else []
+    )
+    extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
+    extra = list(extra.values()) if isinstance(extra, dict) else extra if isinstance(extra, list) else []
+    for token in [*listed, *named.values(), *extra]:
+        added = _as_added(token)
+        if added is None or added.content in known:
+            continue
+        if added.special or added.content in named.values():
+            backend.add_special_tokens([added])
+        else:
+            backend.add_tokens([added])
+        known.add(added.content)
+
+
+def _set_ends(backend: tokenizers.Tokenizer, settings: _Settings, named: dict[str, str]) -> None:
+    """Honour add_bos_token and add_eos_token, which then replace the file's own post-processor."""
+    bos = named.get("bos_token") if settings.get("add_bos_token") else None
+    eos = named.get("eos_token") if settings.get("add_eos_token") else None
+    single = f"{bos + ':0 ' if bos else ''}$A:0{' ' + eos + ':0' if eos else ''}"
+    pair = f"{single}{' ' + bos + ':1' if bos else ''} $B:1{' ' + eos + ':1' if eos else ''}"
+    specials = [(token, backend.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=specials)
