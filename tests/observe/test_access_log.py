@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -158,3 +159,23 @@ def test_a_process_leaves_at_once_though_its_log_is_stuck() -> None:
 
 def test_timestamps_are_in_utc() -> None:
     assert timestamp(0.0) == "1970-01-01T00:00:00.000Z"
+
+
+def test_log_records_join_the_log_without_what_an_exception_quotes() -> None:
+    stream = io.StringIO()
+    observer = Observer(models=["tiny"], stream=stream)
+    logger = logging.getLogger("inferd.test-of-the-log")
+    logger.propagate = False
+    logger.addHandler(observer.log_handler)
+    try:
+        raise ValueError("the canary, a prompt's text")
+    except ValueError:
+        logger.exception("request %s failed\r\n", "req-1")
+    finally:
+        logger.removeHandler(observer.log_handler)
+    observer.close()
+    (line,) = stream.getvalue().splitlines()
+    found = json.loads(line)
+    assert (found["level"], found["message"], found["error"]) == ("error", "request req-1 failed\r\n", "ValueError")
+    assert "test_access_log.py" in found["places"][0]
+    assert "canary" not in line

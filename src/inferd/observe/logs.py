@@ -1,4 +1,4 @@
-"""One JSON line per HTTP request and per change of a replica; never a prompt's or an answer's text.
+"""One JSON line per HTTP request, change of a replica and log record; never a prompt's or an answer's text.
 
 Lines go through a bounded queue to a thread of their own, so that a log reader that stops reading
 stops nothing else: when the queue is full, lines are dropped and counted.
@@ -7,9 +7,11 @@ stops nothing else: when the queue is full, lines are dropped and counted.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
@@ -23,6 +25,9 @@ MAX_LINES = 4096
 
 MAX_CHARACTERS = 256
 """Of a text field that a client chose; the rest is cut off."""
+
+MAX_MESSAGE_CHARACTERS = 4096
+"""Of a log record's message."""
 
 _LEVELS: dict[str, str] = {"hung": "error", "died": "error", "failed": "error"}
 
@@ -71,6 +76,34 @@ def replica_line(event: ReplicaChanged, wall_s: float) -> str:
     return json.dumps(line, separators=(",", ":"))
 
 
+def record_line(record: logging.LogRecord) -> str:
+    """A record of Python's logging. Of an exception the type and the places, not its message, which
+    may quote a request."""
+    line: JSON = {
+        "ts": timestamp(record.created),
+        "level": record.levelname.lower(),
+        "event": "log",
+        "logger": record.name,
+        "message": record.getMessage()[:MAX_MESSAGE_CHARACTERS],
+    }
+    if record.exc_info is not None and record.exc_info[0] is not None:
+        kind, _, trace = record.exc_info
+        line["error"] = kind.__name__
+        line["places"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)]
+    return json.dumps(line, separators=(",", ":"))
+
+
+class LogHandler(logging.Handler):
+    """Python's logging, into the same log: one JSON line per record, and it waits for nobody either."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._write(record_line(record))
+
+
 def timestamp(wall_s: float) -> str:
     """Seconds since the epoch as RFC 3339 in UTC, to the millisecond."""
     return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -81,7 +114,7 @@ def _cut(text: str) -> str:
 
 
 class LineWriter:
-    """Writes lines to a stream from a thread of its own. ``write`` never waits.
+    """Writes lines to a stream from a thread of its own. ``write`` never waits; any thread may call it.
 
     Where the stream is a file of the operating system it is written to directly: a thread that is
     stuck holding Python's own buffer of stderr would stop the interpreter from leaving.

@@ -6,6 +6,7 @@ waits: a defect in here is counted and costs a number, not a request.
 
 from __future__ import annotations
 
+import logging
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from inferd import __version__, clock
 from inferd.errors import InferdError
 from inferd.events import Event, HttpServed, QueueChanged, ReplicaChanged, RequestEnded, RequestRefused, StepDone
 from inferd.observe import metrics as m
-from inferd.observe.logs import LineWriter, http_line, replica_line
+from inferd.observe.logs import LineWriter, LogHandler, http_line, replica_line
 from inferd.observe.series import Store
 from inferd.types import StepStats
 from inferd.window import Window
@@ -70,6 +71,8 @@ class Observer:
         for model, replicas in self._models.items():
             self._open_model(model, replicas)
         self._log = LineWriter(sys.stderr if stream is None else stream, self._dropped.add)
+        # For logging.getLogger(...).addHandler: what Python's logging says joins the same log.
+        self.log_handler: logging.Handler = LogHandler(self._log.write)
 
     # -- the border -------------------------------------------------------------------------
 
