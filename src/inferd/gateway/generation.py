@@ -227,44 +227,48 @@ async def collect_all(call: Call, streams: Sequence[Stream], n: int) -> list[Col
 async def merge(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Output], None]:
     """Outputs of several streams as they come, each with its stream's number.
 
-    The queue is short: a slow reader holds back the readers of the streams, not memory.
+    At most one output per stream is held here: a slow reader holds back the reading, not memory.
     """
     if len(streams) == 1:
         async for output in streams[0]:
             yield 0, output
         return
-    queue: asyncio.Queue[tuple[int, Output | None]] = asyncio.Queue(maxsize=len(streams))
-
-    async def pump(number: int, stream: Stream) -> None:
-        async for output in stream:
-            await queue.put((number, output))
-        await queue.put((number, None))
-
-    tasks = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
+    waiting = {asyncio.create_task(_next(stream)): number for number, stream in enumerate(streams)}
     try:
-        running = len(tasks)
-        while running:
-            number, item = await queue.get()
-            if item is None:
-                running -= 1
-            else:
-                yield number, item
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=waiting.__getitem__):
+                number = waiting.pop(task)
+                output_or_none = task.result()
+                if output_or_none is not None:
+                    waiting[asyncio.create_task(_next(streams[number]))] = number
+                    yield number, output_or_none
     finally:
-        for task in tasks:
+        for task in waiting:
             task.cancel()
+
+
+async def _next(stream: Stream) -> Output | None:
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        return None
 
 
 async def started(outputs: AsyncGenerator[tuple[int, Output], None], call: Call) -> tuple[int, Output]:
     """The first output, before any status is sent: a failure here is still a proper HTTP error."""
     try:
         number, output = await anext(outputs)
+        if output.end is not None:
+            error = failure_of(output.end)
+            if error is not None:
+                note_end(call, output.end)
+                raise error
     except StopAsyncIteration:
         raise InternalError("The request ended without a result; try again.") from None
-    if output.end is not None:
-        error = failure_of(output.end)
-        if error is not None:
-            note_end(call, output.end)
-            raise error
+    except BaseException:
+        await outputs.aclose()
+        raise
     return number, output
 
 

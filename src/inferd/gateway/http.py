@@ -6,6 +6,7 @@ Knows ASGI messages and headers; knows nothing of models or of what a body means
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
@@ -74,7 +75,6 @@ class Call:
         "model",
         "outcome",
         "path",
-        "query",
         "receive",
         "request_bytes",
         "request_id",
@@ -94,7 +94,6 @@ class Call:
     def __init__(self, scope: Scope, receive: Receive, send: Send, started_at: float) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.query: bytes = scope["query_string"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.receive = receive
         self.send = send
@@ -252,8 +251,9 @@ async def send_events(call: Call, events: EventStream) -> None:
         (b"x-accel-buffering", b"no"),
     ]
     await call.send({"type": "http.response.start", "status": 200, "headers": headers})
-    async for frame in events.frames:
-        call.response_bytes += len(frame)
-        await call.send({"type": "http.response.body", "body": frame, "more_body": True})
+    async with contextlib.aclosing(events.frames) as frames:
+        async for frame in frames:
+            call.response_bytes += len(frame)
+            await call.send({"type": "http.response.body", "body": frame, "more_body": True})
     call.is_complete = True
     await call.send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -28,8 +28,8 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 _ignored = Meta(description="Accepted and ignored; listed in the x-inferd-ignored-params header.")
 _refused = Meta(description="Not supported: any value but null, false or empty is refused with 400.")
-Ignored = Annotated[Raw, _ignored]
-Refused = Annotated[Raw, _refused]
+Ignored = Annotated[Raw | UnsetType, _ignored]
+Refused = Annotated[Raw | UnsetType, _refused]
 
 
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,41 +74,41 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     # harmless to ignore
-    user: Ignored = Raw()
-    safety_identifier: Ignored = Raw()
-    metadata: Ignored = Raw()
-    store: Ignored = Raw()
-    service_tier: Ignored = Raw()
-    prompt_cache_key: Ignored = Raw()
-    prompt_cache_retention: Ignored = Raw()
-    prompt_cache_options: Ignored = Raw()
-    prediction: Ignored = Raw()
-    verbosity: Ignored = Raw()
-    reasoning_effort: Ignored = Raw()
-    include_reasoning: Ignored = Raw()
-    session_id: Ignored = Raw()
-    stream_interval: Ignored = Raw()
-    mm_processor_kwargs: Ignored = Raw()
-    media_io_kwargs: Ignored = Raw()
+    user: Ignored = UNSET
+    safety_identifier: Ignored = UNSET
+    metadata: Ignored = UNSET
+    store: Ignored = UNSET
+    service_tier: Ignored = UNSET
+    prompt_cache_key: Ignored = UNSET
+    prompt_cache_retention: Ignored = UNSET
+    prompt_cache_options: Ignored = UNSET
+    prediction: Ignored = UNSET
+    verbosity: Ignored = UNSET
+    reasoning_effort: Ignored = UNSET
+    include_reasoning: Ignored = UNSET
+    session_id: Ignored = UNSET
+    stream_interval: Ignored = UNSET
+    mm_processor_kwargs: Ignored = UNSET
+    media_io_kwargs: Ignored = UNSET
     # would change the answer, and we cannot do it
-    structured_outputs: Refused = Raw()
-    guided_json: Refused = Raw()
-    guided_regex: Refused = Raw()
-    guided_choice: Refused = Raw()
-    guided_grammar: Refused = Raw()
-    guided_decoding_backend: Refused = Raw()
-    guided_whitespace_pattern: Refused = Raw()
-    structural_tag: Refused = Raw()
-    logits_processors: Refused = Raw()
-    logprob_token_ids: Refused = Raw()
-    thinking_token_budget: Refused = Raw()
-    kv_transfer_params: Refused = Raw()
-    vllm_xargs: Refused = Raw()
-    repetition_detection: Refused = Raw()
-    watermarking: Refused = Raw()
-    return_token_offsets: Refused = Raw()
-    return_prompt_text: Refused = Raw()
-    moderation: Refused = Raw()
+    structured_outputs: Refused = UNSET
+    guided_json: Refused = UNSET
+    guided_regex: Refused = UNSET
+    guided_choice: Refused = UNSET
+    guided_grammar: Refused = UNSET
+    guided_decoding_backend: Refused = UNSET
+    guided_whitespace_pattern: Refused = UNSET
+    structural_tag: Refused = UNSET
+    logits_processors: Refused = UNSET
+    logprob_token_ids: Refused = UNSET
+    thinking_token_budget: Refused = UNSET
+    kv_transfer_params: Refused = UNSET
+    vllm_xargs: Refused = UNSET
+    repetition_detection: Refused = UNSET
+    watermarking: Refused = UNSET
+    return_token_offsets: Refused = UNSET
+    return_prompt_text: Refused = UNSET
+    moderation: Refused = UNSET
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -169,10 +169,10 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     function_call: str | JSON | None = None
-    functions: Refused = Raw()
-    audio: Refused = Raw()
-    web_search_options: Refused = Raw()
-    echo: Refused = Raw()
+    functions: Refused = UNSET
+    audio: Refused = UNSET
+    web_search_options: Refused = UNSET
+    echo: Refused = UNSET
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,8 +181,8 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: int | None = None
-    suffix: Refused = Raw()
-    prompt_embeds: Refused = Raw()
+    suffix: Refused = UNSET
+    prompt_embeds: Refused = UNSET
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

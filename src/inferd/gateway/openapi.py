@@ -9,6 +9,7 @@ import msgspec
 from inferd import __version__
 from inferd.gateway.errors import ErrorBody
 from inferd.gateway.routes import ROUTES, Route
+from inferd.gateway.sampling import RANGES
 
 _REASONS = {
     400: "The request is not valid; the error names the field, the value and the remedy.",
@@ -31,6 +32,9 @@ def openapi_document() -> bytes:
         ]
     schemas, components = msgspec.json.schema_components(wires, ref_template="#/components/schemas/{name}")
     refs = dict(zip(wires, schemas, strict=True))
+    for wire in wires:
+        if wire.__name__.endswith("Request"):
+            _add_limits(components[wire.__name__])
     paths: dict[str, Any] = {}
     for route in ROUTES:
         paths.setdefault(route.pattern, {})[route.method.lower()] = _operation(route, refs)
@@ -42,6 +46,16 @@ def openapi_document() -> bytes:
             "components": {"schemas": components},
         }
     )
+
+
+def _add_limits(schema: dict[str, Any]) -> None:
+    """The limits that ``sampling`` checks, where a field's own type is a number."""
+    for name, field in schema["properties"].items():
+        limits = RANGES.get(name)
+        for option in field.get("anyOf", ()):
+            if limits is not None and option.get("type") in ("integer", "number"):
+                option["exclusiveMinimum" if limits.low_is_open else "minimum"] = limits.low
+                option["maximum"] = limits.high
 
 
 def _operation(route: Route, refs: dict[type[msgspec.Struct], Any]) -> dict[str, Any]:

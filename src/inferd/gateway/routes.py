@@ -65,11 +65,6 @@ class Route(NamedTuple):
     media: bytes = b"application/json"
     statuses: tuple[int, ...] = ()  # besides 200
 
-    @property
-    def is_long(self) -> bool:
-        """Whether a client may leave before the answer is there."""
-        return self.request is not None
-
 
 async def _chat(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)

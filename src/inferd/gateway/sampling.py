@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from msgspec import UNSET
+
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.openai_wire import IGNORED, REFUSED, GenerationFields
 from inferd.types import SamplingParams
@@ -82,7 +84,7 @@ _SWITCHES: Final = (
     "spaces_between_special_tokens",
 )
 
-_NEUTRAL: Final = frozenset((b"", b"null", b"false", b'""', b"[]", b"{}"))
+_NEUTRAL: Final = frozenset((b"null", b"false", b'""', b"[]", b"{}"))
 
 _REMEDY: Final[dict[str, str]] = {
     "functions": "Use 'tools' instead.",
@@ -129,7 +131,7 @@ def check_unsupported(body: GenerationFields) -> list[str]:
     """Refuse what would change the answer; name what is ignored."""
     wire = type(body)
     for name in REFUSED[wire]:
-        if bytes(getattr(body, name)) not in _NEUTRAL:
+        if _is_given(body, name):
             structured = name.startswith(("guided_", "structur"))
             remedy = _REMEDY.get(name, _STRUCTURED if structured else "Leave it out.")
             raise invalid(name, f"{name} is not supported. {remedy}", "unsupported_parameter")
@@ -140,10 +142,16 @@ def check_unsupported(body: GenerationFields) -> list[str]:
             f"response_format of type {kind} is not supported. {_STRUCTURED}",
             "unsupported_parameter",
         )
-    ignored = [name for name in IGNORED[wire] if bytes(getattr(body, name)) not in _NEUTRAL]
+    ignored = [name for name in IGNORED[wire] if _is_given(body, name)]
     if body.stream_options is not None and body.stream_options.include_obfuscation:
         ignored.append("stream_options.include_obfuscation")
     return ignored
+
+
+def _is_given(body: GenerationFields, name: str) -> bool:
+    """Whether a field that is kept undecoded says anything."""
+    value = getattr(body, name)
+    return value is not UNSET and bytes(value) not in _NEUTRAL
 
 
 def sampling_of(
