@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
+from inferd.engine.runner import Runner
 from inferd.errors import ContextLengthExceeded, InvalidRequest
 from inferd.types import Chat, Delta, End, GenerateRequest, Output, PromptReport, SamplingParams, TextPrompt, TokenPrompt
 
@@ -295,7 +296,7 @@ def test_an_exception_in_a_step_fails_only_what_was_in_it(build: Build, monkeypa
     engine.add(engine.prepare(make_request("in", "Hello", arrived_at=1.0)), 1.0)
     engine.add(engine.prepare(make_request("out", "Hello", arrived_at=2.0)), 2.0)
     with monkeypatch.context() as patch:
-        patch.setattr(engine._runner, "run", lambda step: 1 / 0)
+        patch.setattr(Runner, "run", lambda self, step: 1 / 0)
         with pytest.raises(ZeroDivisionError) as caught:
             engine.step(3.0)
     (output,) = engine.abort_step(caught.value, 3.0)

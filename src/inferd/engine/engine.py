@@ -111,10 +111,10 @@ class Engine:
         self._generations[request.id] = generation
         if generation.deadline_at is not None:
             self._with_deadline.add(request.id)
-        if sampling.use_beam_search:
+        if sampling.use_beam_search and sampling.max_tokens:
             state = BeamState(
                 width=sampling.width,
-                max_tokens=sampling.max_tokens or 0,
+                max_tokens=sampling.max_tokens,
                 eos_token_ids=prepared.eos_ids,
                 length_penalty=sampling.length_penalty,
             )

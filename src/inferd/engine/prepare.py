@@ -97,7 +97,7 @@ class Preparer:
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of any kind of prompt. Raises InvalidRequest."""
         match prompt:
-            case TokenPrompt(token_ids):
+            case TokenPrompt(token_ids=token_ids):
                 bad = next((t for t in token_ids if not 0 <= t < self.limits.vocab_size), None)
                 if bad is not None:
                     raise InvalidRequest(
