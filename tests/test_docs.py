@@ -1,0 +1,214 @@
+"""The documentation is held to the code: links lead somewhere, examples run, names and flags exist."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from inferd.cli.main import cli
+from inferd.config import load_config
+from inferd.events import Event
+from inferd.gateway.openai_wire import IGNORED, REFUSED
+from inferd.gateway.routes import ROUTES
+from inferd.gateway.sampling import RANGES
+from inferd.observe import metrics
+from inferd.observe.page import as_page
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def fences(page: Path, *languages: str) -> Iterator[str]:
+    for language, text in _FENCE.findall(page.read_text(encoding="utf-8")):
+        if language in languages:
+            yield text
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that headings make, as GitHub does."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    for link in _LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, fragment = link.partition("#")
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), f"{page.name} links to {link}, which is not there"
+        assert not fragment or fragment in anchors(found), f"{page.name} links to {link}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_python_in_the_pages_compiles_and_json_and_yaml_parse(page: Path) -> None:
+    for text in fences(page, "python"):
+        ast.parse(text)
+    for text in fences(page, "json"):
+        json.loads(text)
+    for text in fences(page, "yaml"):
+        yaml.safe_load(text)
+
+
+def test_imports_in_the_pages_exist() -> None:
+    for page in PAGES:
+        for text in fences(page, "python"):
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "inferd":
+                    module = __import__(node.module, fromlist=["*"])
+                    assert all(hasattr(module, name.name) for name in node.names), f"{page.name}: {ast.unparse(node)}"
+
+
+def test_the_kv_caches_examples_print_what_they_say() -> None:
+    result = doctest.testfile(str(ROOT / "docs" / "kv-cache.md"), module_relative=False)
+    assert result.attempted >= 40
+    assert result.failed == 0
+
+
+def test_the_configuration_file_in_the_guide_is_valid(tmp_path: Path) -> None:
+    (example,) = fences(ROOT / "docs" / "getting-started.md", "yaml")
+    path = tmp_path / "inferd.yaml"
+    path.write_text(example)
+    config = load_config(path, {}, {})
+    assert set(config.models) == {"chat", "demo"}
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every ``inferd ...`` line of the pages' shell examples, with the page's name."""
+    for page in PAGES:
+        for text in fences(page, "bash", "console"):
+            for line in text.replace("\\\n", " ").splitlines():
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                if words and words[0] == "inferd":
+                    yield page.name, words[1:]
+
+
+def test_documented_commands_and_their_flags_exist() -> None:
+    found = list(commands())
+    assert found
+    with click.Context(cli) as context:
+        for page, words in found:
+            command = cli.get_command(context, words[0])
+            assert command is not None, f"{page}: there is no command inferd {words[0]}"
+            flags = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+            for word in words[1:]:
+                assert not word.startswith("--") or word.partition("=")[0] in flags, f"{page}: no flag {word}"
+
+
+def test_documented_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for named in re.findall(r"(?:`|^\$ |^)make ([a-z]+)", text, re.MULTILINE):
+            assert named in targets, f"{page.name} speaks of make {named}"
+
+
+def test_every_metric_that_the_pages_name_exists() -> None:
+    names = {name for metric in metrics.TABLE for name in (metric.name, *(alias.name for alias in metric.aliases))}
+    for page in PAGES:
+        for named in re.findall(r"\b((?:inferd_|vllm:)\w+)", page.read_text(encoding="utf-8")):
+            if re.search(r"_(seconds|total|tokens|ratio|waiting|blocks|state|bytes)$", named) or named.startswith(
+                "vllm:"
+            ):
+                assert named in names, f"{page.name} names {named}, which is no metric"
+
+
+def test_the_labels_that_the_pages_choose_exist() -> None:
+    words = {*metrics.OUTCOMES, *metrics.REFUSALS, *metrics.STATES, *metrics.FINISHED_REASONS, *metrics.BLOCK_STATES}
+    for page in PAGES:
+        for label, value in re.findall(r"\{(\w+)=\"(\w+)\"\}", page.read_text(encoding="utf-8")):
+            if label in ("outcome", "reason", "state", "fault", "finished_reason"):
+                assert value in words, f'{page.name} names {label}="{value}"'
+
+
+def test_the_alerts_in_the_pages_are_rules_that_prometheus_takes(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    (rules,) = fences(ROOT / "docs" / "failure-modes.md", "yaml")
+    (tmp_path / "rules.yaml").write_text(rules)
+    found = subprocess.run(
+        [promtool, "check", "rules", str(tmp_path / "rules.yaml")], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_every_route_and_field_of_the_api_is_on_its_page() -> None:
+    text = (ROOT / "docs" / "openai-api.md").read_text(encoding="utf-8")
+    missing = [route.pattern for route in ROUTES if route.pattern not in text]
+    fields = {name for table in (IGNORED, REFUSED) for names in table.values() for name in names}
+    missing += [name for name in sorted(fields | RANGES.keys() - {"token id"}) if f"`{name}`" not in text]
+    assert missing == []
+
+
+def test_the_events_that_the_table_of_metrics_names_exist() -> None:
+    known = {event.__name__ for event in Event.__args__} | {"start", "log writer", "sink"}
+    for metric in metrics.TABLE:
+        assert set(metric.event.split(", ")) <= known, metric.name
+
+
+def test_the_page_of_metrics_is_current() -> None:
+    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == as_page(), "run make docs"
+
+
+def test_every_generated_page_is_current() -> None:
+    """The same command as ``make check``, for all pages at once."""
+    found = subprocess.run(
+        [sys.executable, ".ci/docs.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, f"docs/index.md does not link {page.name}"
+
+
+def test_files_and_folders_that_the_pages_name_in_backticks_exist() -> None:
+    roots = (ROOT, ROOT / "src" / "inferd")
+    for page in PAGES:
+        text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+        for named in re.findall(
+            r"`((?:src/inferd|tests|docs|bench|engine|gateway|router|worker|observe|registry|cli)/[\w./-]*)`", text
+        ):
+            assert any((root / named).exists() for root in roots), f"{page.name} names {named}, which is not there"
+
+
+def test_every_test_that_the_requirements_name_exists() -> None:
+    text = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 40
+    for path, name in named:
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), (
+            f"{path} has no {name}"
+        )
+
+
+def test_every_requirement_has_a_test_or_says_that_it_is_open() -> None:
+    rows = re.findall(
+        r"^\| ([A-N]\d\d) \| (.*) \| (.*) \| (.*) \|$",
+        (ROOT / "docs" / "requirements.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    assert len(rows) == 48
+    assert [code for code, _, tests, see in rows if not tests.strip() and not see.strip()] == []

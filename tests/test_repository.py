@@ -1,0 +1,158 @@
+"""What the repository promises about itself: the house rules that a machine can hold."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted((ROOT / "src" / "inferd").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+# Reasons that a broad except is right: each is a border at which one failure must stay one.
+BROAD_EXCEPT = ("worker/", "gateway/", "observe/sink.py")
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(path.relative_to(ROOT)) for path in SOURCES if _has_code(path) and ast.get_docstring(_tree(path)) is None
+    ]
+    assert silent == []
+
+
+def test_every_module_postpones_annotations() -> None:
+    line = "from __future__ import annotations"
+    missing = [
+        str(path.relative_to(ROOT))
+        for path in [*SOURCES, *TESTS]
+        if _has_code(path) and line not in path.read_text("utf-8")
+    ]
+    assert missing == []
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def _has_code(path: Path) -> bool:
+    """More than a docstring and the import of annotations."""
+    return any(
+        not isinstance(node, ast.Expr) and ast.unparse(node) != "from __future__ import annotations"
+        for node in _tree(path).body
+    )
+
+
+def test_no_module_is_named_after_nothing() -> None:
+    refused = re.compile(r"(^|_)(utils?|common|helpers?|misc|managers?|handlers?|processors?|services?)(_|$)")
+    assert [str(path.relative_to(ROOT)) for path in SOURCES if refused.search(path.stem)] == []
+
+
+def test_broad_excepts_stand_only_at_the_three_borders() -> None:
+    found = []
+    for path in SOURCES:
+        place = path.relative_to(ROOT / "src" / "inferd").as_posix()
+        if place.startswith(BROAD_EXCEPT):
+            continue
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.ExceptHandler) and _is_broad(node) and not _raises_again(node):
+                found.append(f"{place}:{node.lineno}")
+    assert found == []
+
+
+def _is_broad(node: ast.ExceptHandler) -> bool:
+    caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+    return any(
+        kind is None or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException")) for kind in caught
+    )
+
+
+def _raises_again(node: ast.ExceptHandler) -> bool:
+    """``except BaseException: undo(); raise`` swallows nothing."""
+    return isinstance(node.body[-1], ast.Raise)
+
+
+def test_only_the_clock_asks_what_time_it_is_in_the_rooms_that_decide() -> None:
+    """Elsewhere ``now`` is an argument, or comes from inferd.clock, so that tests can turn it."""
+    asking = re.compile(r"\btime\.(time|monotonic|perf_counter)(_ns)?\(")
+    rooms = ("gateway/", "observe/", "router/", "engine/scheduler", "engine/blocks", "window")
+    found = [
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if path.relative_to(ROOT / "src" / "inferd").as_posix().startswith(rooms)
+        and asking.search(path.read_text("utf-8"))
+    ]
+    assert found == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = [path.name for path in TESTS]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_no_pickle_is_ever_read() -> None:
+    refused = re.compile(
+        r"^\s*(import|from) (pickle|dill|cloudpickle|shelve|marshal)\b|torch\.load\(|allow_pickle=True|trust_remote_code=True",
+        re.MULTILINE,
+    )
+    assert [str(path.relative_to(ROOT)) for path in SOURCES if refused.search(path.read_text("utf-8"))] == []
+
+
+def test_every_dependency_has_its_reason_in_the_architecture() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    reasons = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    wanted = [
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    ]
+    names = {re.split(r"[\s<>=!~;\[]", requirement, maxsplit=1)[0] for requirement in wanted}
+    assert sorted(name for name in names if f"`{name}`" not in reasons and not name.startswith("types-")) == []
+
+
+def test_the_gateways_process_never_imports_torch() -> None:
+    """What the import contract says of the source, said again by a process that does it."""
+    rooms = ["inferd.gateway.server", "inferd.observe", "inferd.config", "inferd.events", "inferd.worker.messages"]
+    rooms += [
+        f"inferd.{name}"
+        for name in ("app", "router.router", "worker.supervisor")
+        if (ROOT / "src" / "inferd" / f"{name.replace('.', '/')}.py").exists()
+    ]
+    program = f"import sys, importlib\nfor name in {rooms!r}: importlib.import_module(name)\nprint(sorted({{'torch', 'transformers', 'tokenizers', 'scipy'}} & set(sys.modules)))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_bare_make_prints_the_manual() -> None:
+    """Every target that is meant for people is in it, with a sentence."""
+    found = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("setup", "demo", "test", "check", "bench", "soak", "docs", "clean"):
+        assert re.search(rf"^  make {target} +\S", found.stdout, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("script", [".ci/run", ".ci/setup"])
+def test_scripts_are_executable_and_stop_at_the_first_failure(script: str) -> None:
+    path = ROOT / script
+    assert os.access(path, os.X_OK)
+    assert "set -euo pipefail" in path.read_text("utf-8")
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def test_no_package_index_is_named() -> None:
+    """Where packages come from is the user's choice."""
+    for name in ("Makefile", ".ci/setup", ".ci/run", "constraints.txt", "pyproject.toml"):
+        lines = [line for line in (ROOT / name).read_text("utf-8").splitlines() if not line.lstrip().startswith("#")]
+        assert not re.search(r"index-url|find-links|https?://", "\n".join(lines)), name
+
+
+def test_the_licence_is_apaches() -> None:
+    text = (ROOT / "LICENSE").read_text("utf-8")
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert len(text.splitlines()) > 190
