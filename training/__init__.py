@@ -1,0 +1,1 @@
+"""Trains the bundled chat model: the corpus generator, the tokenizer, the trainer, the evaluation."""

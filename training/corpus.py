@@ -1,0 +1,84 @@
+"""The corpus: an endless, repeatable stream of dialogues in a fixed mixture of kinds.
+
+Knows the mixture and how single exchanges join into conversations. The held-out side never appears in
+the training side: a conversation is for training only when every exchange in it is.
+Run ``python -m training.corpus`` to read some.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from random import Random
+
+from .dialogue import Dialogue, Message, Split, render
+from .kinds import arithmetic, facts, general, lists, objects, stories, tools, unknown
+
+_Maker = Callable[[Random], Dialogue]
+MIXTURE: tuple[tuple[_Maker, float], ...] = (
+    (facts.sample, 7.0),
+    (arithmetic.sample, 7.0),
+    (general.sample, 6.0),
+    (lists.sample, 3.0),
+    (objects.sample, 3.0),
+    (tools.sample, 2.5),
+    (unknown.sample, 3.0),
+    (stories.sample, 2.0),
+)
+
+
+def _one(rng: Random, split: Split) -> Dialogue:
+    makers, weights = zip(*MIXTURE, strict=True)
+    while True:
+        dialogue: Dialogue = rng.choices(makers, weights)[0](rng)
+        if dialogue.split == split:
+            return dialogue
+
+
+def exchanges(seed: int, split: Split) -> Iterator[Dialogue]:
+    """Yield single exchanges of one side of the split, without end."""
+    rng = Random(f"inferd {seed} {split}")
+    while True:
+        yield _one(rng, split)
+
+
+def conversations(seed: int) -> Iterator[Dialogue]:
+    """Yield training conversations of one to several exchanges, without end.
+
+    Exchanges that bring tools or a system message stay alone or open the conversation.
+    """
+    rng = Random(f"inferd {seed} conversations")
+    while True:
+        first = _one(rng, "train")
+        if first.raw:
+            yield first
+            continue
+        messages = list(first.messages)
+        plain = messages[0].role != "system" and not first.tools
+        if plain and rng.random() < 0.15:
+            messages.insert(0, Message("system", rng.choice(general.SYSTEMS)))
+        if plain:
+            rounds = rng.choices((1, 2, 3, 5, 8, 20), (45, 20, 15, 12, 7, 1))[0]
+            while rounds > 1:
+                more = _one(rng, "train")
+                if not more.raw and more.messages[0].role != "system" and not more.tools:
+                    messages += more.messages
+                    rounds -= 1
+        yield Dialogue(first.kind, messages, tools=first.tools)
+
+
+def main() -> None:
+    """Print samples of one side of the split."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--split", choices=("train", "held-out"), default="train")
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    source = exchanges(options.seed, options.split)
+    for _, dialogue in zip(range(options.count), source, strict=False):
+        print(f"--- {dialogue.kind} [{dialogue.key}]")
+        print("".join(text for text, _ in render(dialogue)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One file per kind of dialogue that the corpus is made of."""
