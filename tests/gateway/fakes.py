@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import uvloop
 
 from inferd.config import ServerConfig
 from inferd.errors import InferdError, ModelNotFound
@@ -153,6 +154,10 @@ class FakeRouter:
         self.streams: list[FakeStream] = []
         self.submitted = threading.Semaphore(0)
 
+    def reset(self) -> None:
+        """As new, for the next test on the same server."""
+        self.__init__(*(status.name for status in self.statuses))  # type: ignore[misc]
+
     @property
     def last(self) -> GenerateRequest:
         return self.streams[-1].request
@@ -199,7 +204,8 @@ class Running:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        asyncio.run(self._main())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._main())
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -219,6 +225,13 @@ class Running:
         event = self.events[-1]
         assert isinstance(event, HttpServed)
         return event
+
+    def reset(self) -> Running:
+        """Forget what earlier tests did, so that they can share a server."""
+        self.router.reset()
+        self.events.clear()
+        self.emitted = threading.Semaphore(0)
+        return self
 
     @property
     def url(self) -> str:

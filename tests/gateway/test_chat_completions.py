@@ -7,17 +7,22 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from tests.gateway.fakes import FakeRouter, Running, logprob, post, running, sse, words
 
 from inferd.types import Chat, Delta, End, Failure, GenerateRequest, Output, PromptReport, Usage
-from tests.gateway.fakes import FakeRouter, Running, logprob, post, running, sse, words
 
 HI = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-def server() -> Iterator[Running]:
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[Running]:
     with running() as started:
         yield started
+
+
+@pytest.fixture
+def server(shared_server: Running) -> Running:
+    return shared_server.reset()
 
 
 def chat_of(server: Running) -> Chat:
@@ -293,7 +298,7 @@ def test_the_request_id_is_taken_or_made_and_always_given(server: Running) -> No
     assert reply.json()["id"].startswith("chatcmpl-abc.1:2_3-4-")
     again = post(server, "/v1/chat/completions", {"messages": HI}, **{"x-request-id": "abc.1:2_3-4"})
     assert again.json()["id"] != reply.json()["id"]
-    for bad in ("a b", "x" * 129, "é".encode().decode("latin-1"), "a\tb"):
+    for bad in ("a b", "x" * 129, "a;b", "a\tb"):
         reply = post(server, "/v1/chat/completions", {"messages": HI}, **{"x-request-id": bad})
         assert reply.headers["x-request-id"] != bad
         assert reply.headers["x-request-id"].isalnum()

@@ -79,6 +79,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_headers()
+        if self.transport.is_closing():
+            return
         if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
             self._refuse(_HEADERS_TOO_LARGE)
             return
@@ -132,7 +134,8 @@ class _QuietServer(uvicorn.Server):
 def bind(config: ServerConfig) -> socket.socket:
     """A listening socket. Raises ConfigError when the address cannot be had."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named because asyncio turns Nagle's delay off only where it is.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
