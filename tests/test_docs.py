@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from inferd.cli.main import cli
+from inferd.cli.serve import curl_line, python_lines
 from inferd.config import load_config
 from inferd.events import Event
 from inferd.gateway.openai_wire import IGNORED, REFUSED
@@ -212,3 +213,12 @@ def test_every_requirement_has_a_test_or_says_that_it_is_open() -> None:
     )
     assert len(rows) == 48
     assert [code for code, _, tests, see in rows if not tests.strip() and not see.strip()] == []
+
+
+def test_the_readmes_lines_to_paste_are_those_the_terminal_shows() -> None:
+    address, name = "http://127.0.0.1:8000", "demo"
+    readme = ROOT / "README.md"
+    pythons = {ast.unparse(ast.parse(text)) for text in fences(readme, "python")}
+    assert ast.unparse(ast.parse(python_lines(address, name))) in pythons
+    curls = [shlex.split(text.replace("\\\n", " ")) for text in fences(readme, "bash")]
+    assert shlex.split(curl_line(address, name)) in curls
