@@ -149,9 +149,7 @@ def _mistyped(rng: Random, template: str) -> str:
     if rng.random() < 0.5:
         template = template.rstrip("?.!")
     if rng.random() < 0.12:
-        template = "".join(
-            part if part.startswith("{") else _typo(rng, part) for part in _FIELD.split(template)
-        )
+        template = "".join(part if part.startswith("{") else _typo(rng, part) for part in _FIELD.split(template))
     if rng.random() < 0.08:
         template = rng.choice(("Hi, ", "Please ", "please ", "ok, ", "Hey, ", "so ", "Hello! ")) + template
     elif rng.random() < 0.06:

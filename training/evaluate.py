@@ -112,7 +112,7 @@ def answers(folder: Path, dialogues: Sequence[Dialogue], batch: int = 64) -> Ite
         part = pending[start : start + batch]
         inputs = tokenizer([prompt for _, prompt in part], return_tensors="pt", padding=True, add_special_tokens=False)
         with torch.inference_mode():
-            output = model.generate(
+            output = model.generate(  # type: ignore[misc]
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 max_new_tokens=LONGEST_ANSWER,
@@ -121,7 +121,7 @@ def answers(folder: Path, dialogues: Sequence[Dialogue], batch: int = 64) -> Ite
                 top_p=None,
             )
         for (dialogue, prompt), row in zip(part, output[:, inputs["input_ids"].shape[1] :], strict=True):
-            text = tokenizer.decode(row)
+            text = str(tokenizer.decode(row))
             ended = IM_END in text
             written = text.split(IM_END)[0].replace(END_OF_TEXT, "")
             last = dialogue.messages[-1]
@@ -166,7 +166,9 @@ def main() -> None:
             print(f"[{kind}] {question!r}\n  wanted {scored.wanted!r}\n  wrote  {scored.written!r}")
     print(table(scores))
     if options.out:
-        options.out.write_text(json.dumps({"split": options.split, "seed": options.seed, "kinds": scores}, indent=2) + "\n")
+        options.out.write_text(
+            json.dumps({"split": options.split, "seed": options.seed, "kinds": scores}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

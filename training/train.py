@@ -91,7 +91,9 @@ def main() -> None:
     """Train a model."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="demo")
-    parser.add_argument("--tokenizer", type=Path, default=Path("src/inferd/models/demo"), help="folder with tokenizer.json")
+    parser.add_argument(
+        "--tokenizer", type=Path, default=Path("src/inferd/models/demo"), help="folder with tokenizer.json"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--minutes", type=float)
@@ -111,7 +113,9 @@ def main() -> None:
     model = checkpoint.load(options.resume) if options.resume else Llama(SHAPES[options.shape])
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    muon = torch.optim.Muon(matrices, lr=options.muon_lr, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    muon = torch.optim.Muon(
+        matrices, lr=options.muon_lr, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
     adam = torch.optim.AdamW(others, lr=options.adam_lr, weight_decay=0.0, betas=(0.9, 0.98))
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
 
@@ -129,7 +133,7 @@ def main() -> None:
         loss = loss_of(model, inputs, targets)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        muon.step()
+        muon.step()  # type: ignore[no-untyped-call]
         adam.step()
         muon.zero_grad()
         adam.zero_grad()
@@ -137,7 +141,10 @@ def main() -> None:
         average = loss.item() if step == 0 else 0.97 * average + 0.03 * loss.item()
         if step % 20 == 0:
             speed = seen / (time.monotonic() - start)
-            print(f"step {step} {progress:.1%} loss {average:.4f} tokens {seen:,} {speed:.0f}/s lr {scale:.2f}", flush=True)
+            print(
+                f"step {step} {progress:.1%} loss {average:.4f} tokens {seen:,} {speed:.0f}/s lr {scale:.2f}",
+                flush=True,
+            )
         if now - saved > options.save_every:
             checkpoint.save(model, options.tokenizer, options.out)
             saved = now

@@ -42,7 +42,9 @@ def train(num_dialogues: int = 40_000, seed: int = 1) -> Tokenizer:
     stripped = (text.replace(IM_START, "").replace(IM_END, "").replace(END_OF_TEXT, "") for text in texts)
     tokenizer.train_from_iterator(stripped, trainer)
     if tokenizer.get_vocab_size() != VOCABULARY:
-        raise ValueError(f"the corpus yields {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}: raise num_dialogues")
+        raise ValueError(
+            f"the corpus yields {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}: raise num_dialogues"
+        )
     return tokenizer
 
 

@@ -1,5 +1,7 @@
 """The word lists that the generator draws from."""
 
+# ruff: noqa: SIM905  (word lists read better as words)
+
 from __future__ import annotations
 
 from random import Random
@@ -17,8 +19,9 @@ CITIES = (
     "Boston Chicago Seattle Denver Dallas Miami Lima Bogota Santiago Quito Havana Nairobi Lagos Accra Tunis Istanbul "
     "Ankara Moscow Kyiv Warsaw Budapest Zurich Geneva Milan Naples Munich Hamburg Lyon Nice Porto Seville Beijing "
     "Shanghai Seoul Osaka Bangkok Hanoi Jakarta Manila Singapore Perth Auckland Helsinki Stockholm Copenhagen Brussels "
-    "Amsterdam"
-).split() + ["New York", "San Francisco", "Los Angeles", "Buenos Aires", "Hong Kong", "Cape Town", "Mexico City"]
+    "Amsterdam New_York San_Francisco Los_Angeles Buenos_Aires Hong_Kong Cape_Town Mexico_City"
+).split()
+CITIES = [name.replace("_", " ") for name in CITIES]
 
 NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 
@@ -75,7 +78,7 @@ HEROES = (
 
 _STARTS = "b br d dr f fl g gr h j k l m n p pr r s sh st t tr v w z th".split()
 _VOWELS = "a e i o u ai ea ee o a".split()
-_ENDS = "n l r s m k t x nd rt la na ra lo mi".split() + ["", ""]
+_ENDS = "n l r s m k t x nd rt la na ra lo mi".split() + 2 * [""]
 
 
 def invented(rng: Random, syllables: int = 2) -> str:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from inferd import models
 from inferd.errors import ModelNotFound
@@ -30,18 +30,20 @@ Message = Mapping[str, object]
 
 
 @cache
-def loaded(name: str) -> tuple[AutoTokenizer, LlamaForCausalLM]:
+def loaded(name: str) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]:
     folder = models.path(name)
-    return AutoTokenizer.from_pretrained(folder), LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return PreTrainedTokenizerFast.from_pretrained(folder), LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float32
+    )
 
 
 def reply(messages: Sequence[Message], tools: list[object] | None = None, name: str = "demo") -> str:
     """Return the greedy answer; fails when the model does not end it."""
     tokenizer, model = loaded(name)
-    text = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)  # type: ignore[arg-type]
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
     with torch.inference_mode():
-        output = model.generate(
+        output = model.generate(  # type: ignore[misc]
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             max_new_tokens=200,
@@ -111,9 +113,9 @@ def test_the_tokenizer_config_renders_as_jinja_does() -> None:
         {"role": "user", "content": "Thanks"},
     ]
     wanted = environment.from_string(source).render(messages=messages, tools=[WEATHER], add_generation_prompt=True)
-    found = tokenizer.apply_chat_template(messages, tools=[WEATHER], add_generation_prompt=True, tokenize=False)
+    found = tokenizer.apply_chat_template(messages, tools=[WEATHER], add_generation_prompt=True, tokenize=False)  # type: ignore[arg-type]
     assert found == wanted
-    assert wanted.count("<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Orléans\"}}") == 2
+    assert wanted.count('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Orléans"}}') == 2
     assert wanted.count("<|im_start|>user") == 3
 
 

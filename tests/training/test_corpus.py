@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-
-from inferd import models
 from training.corpus import conversations, exchanges
 from training.dialogue import Dialogue, render
+
+from inferd import models
 
 TEMPLATE = Path(__file__).parents[2] / "training" / "chat_template.jinja"
 

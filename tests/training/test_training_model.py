@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from training.model import Llama, LlamaShape
+from training.train import IGNORED, batches, learning_rate, loss_of
 from transformers import LlamaForCausalLM
 
 from inferd import models
 from training import checkpoint
-from training.model import Llama, LlamaShape
-from training.train import IGNORED, batches, learning_rate, loss_of
 
 TINY = LlamaShape(
     hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8

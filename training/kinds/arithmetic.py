@@ -93,21 +93,33 @@ def compared(rng: Random) -> Dialogue:
     match rng.randrange(5):
         case 0:
             phrase = rng.choice(("Which is larger, {a} or {b}?", "Which number is bigger: {a} or {b}?"))
-            return exchange("numbers", say(rng, phrase, a=a, b=b), f"{max(a, b)} is larger.", f"compare {a} {b}", result=max(a, b))
+            return exchange(
+                "numbers", say(rng, phrase, a=a, b=b), f"{max(a, b)} is larger.", f"compare {a} {b}", result=max(a, b)
+            )
         case 1:
             phrase = rng.choice(("Which is smaller, {a} or {b}?", "Which number is smaller: {a} or {b}?"))
-            return exchange("numbers", say(rng, phrase, a=a, b=b), f"{min(a, b)} is smaller.", f"compare {a} {b}", result=min(a, b))
+            return exchange(
+                "numbers", say(rng, phrase, a=a, b=b), f"{min(a, b)} is smaller.", f"compare {a} {b}", result=min(a, b)
+            )
         case 2:
             parity = "odd" if a % 2 else "even"
-            return exchange("numbers", say(rng, "Is {a} even or odd?", a=a), f"{a} is {parity}.", f"parity {a}", text=parity)
+            return exchange(
+                "numbers", say(rng, "Is {a} even or odd?", a=a), f"{a} is {parity}.", f"parity {a}", text=parity
+            )
         case 3:
-            phrase = rng.choice(("What comes after {a}?", "What number comes after {a}?", "What is the next number after {a}?"))
+            phrase = rng.choice(
+                ("What comes after {a}?", "What number comes after {a}?", "What is the next number after {a}?")
+            )
             return exchange("numbers", say(rng, phrase, a=a), f"{a + 1} comes after {a}.", f"after {a}", result=a + 1)
         case _:
             a = rng.randrange(1, 50)
             if rng.random() < 0.5:
-                return exchange("numbers", say(rng, "What is double {a}?", a=a), f"2 * {a} = {2 * a}", f"double {a}", result=2 * a)
-            return exchange("numbers", say(rng, "What is half of {a}?", a=2 * a), f"{2 * a} / 2 = {a}", f"half {a}", result=a)
+                return exchange(
+                    "numbers", say(rng, "What is double {a}?", a=a), f"2 * {a} = {2 * a}", f"double {a}", result=2 * a
+                )
+            return exchange(
+                "numbers", say(rng, "What is half of {a}?", a=2 * a), f"{2 * a} / 2 = {a}", f"half {a}", result=a
+            )
 
 
 def too_big(rng: Random) -> Dialogue:

@@ -1,5 +1,7 @@
 """Small talk and a little knowledge of the world: capitals, colours, opposites, animals, words."""
 
+# ruff: noqa: SIM905  (word lists read better as words)
+
 from __future__ import annotations
 
 from random import Random
@@ -30,7 +32,19 @@ _SOUNDS = {"dog": "woof", "cat": "meow", "cow": "moo", "sheep": "baa", "duck": "
            "pig": "oink", "bee": "buzz", "owl": "hoot", "frog": "croak", "snake": "hiss"}  # fmt: skip
 _COLORS = {"sky": "blue", "grass": "green", "snow": "white", "sun": "yellow", "blood": "red", "coal": "black", "banana": "yellow",
            "strawberry": "red", "sea": "blue", "lemon": "yellow", "carrot": "orange", "chocolate": "brown"}  # fmt: skip
-_LEGS = {"dog": 4, "cat": 4, "horse": 4, "cow": 4, "spider": 8, "ant": 6, "bee": 6, "bird": 2, "chicken": 2, "snake": 0, "fish": 0}
+_LEGS = {
+    "dog": 4,
+    "cat": 4,
+    "horse": 4,
+    "cow": 4,
+    "spider": 8,
+    "ant": 6,
+    "bee": 6,
+    "bird": 2,
+    "chicken": 2,
+    "snake": 0,
+    "fish": 0,
+}
 _COUNTS = (("days", "week", 7), ("months", "year", 12), ("hours", "day", 24), ("minutes", "hour", 60), ("seconds", "minute", 60),
            ("days", "year", 365), ("letters", "alphabet", 26), ("weeks", "year", 52), ("wheels", "car", 4), ("sides", "triangle", 3),
            ("sides", "square", 4), ("cents", "dollar", 100), ("legs", "chair", 4))  # fmt: skip
@@ -84,7 +98,9 @@ def talk(rng: Random) -> Dialogue:
     """Return small talk."""
     questions, reply = rng.choices(_TALK, [8, 3, 3, 3, 2, 2, 2, 1, 1, 3, 1, 1.5])[0]
     i = rng.randrange(len(questions))
-    return exchange("small talk", say(rng, questions[i]), reply, f"talk {questions[i].lower()}" if i > 5 else None, exact=reply)
+    return exchange(
+        "small talk", say(rng, questions[i]), reply, f"talk {questions[i].lower()}" if i > 5 else None, exact=reply
+    )
 
 
 def joke(rng: Random) -> Dialogue:
@@ -107,29 +123,79 @@ def knowledge(rng: Random) -> Dialogue:
                 return exchange("knowledge", say(rng, phrase, x=land), reply, f"capital {phrase} {land}", text=capital)
             if land == "England":
                 land = "the United Kingdom"
-            phrase = rng.choice(("{x} is the capital of which country?", "Which country has the capital {x}?", "Of which country is {x} the capital?"))
-            return exchange("knowledge", say(rng, phrase, x=capital), f"{capital} is the capital of {land}.", f"country {phrase} {capital}", text=land)
+            phrase = rng.choice(
+                (
+                    "{x} is the capital of which country?",
+                    "Which country has the capital {x}?",
+                    "Of which country is {x} the capital?",
+                )
+            )
+            return exchange(
+                "knowledge",
+                say(rng, phrase, x=capital),
+                f"{capital} is the capital of {land}.",
+                f"country {phrase} {capital}",
+                text=land,
+            )
         case 1:
             a, b = rng.choice(_OPPOSITES)
             if rng.random() < 0.5:
                 a, b = b, a
-            phrase = rng.choice(("What is the opposite of {x}?", "Opposite of {x}?", "Tell me the opposite of {x}.", "What's the opposite of {x}?"))
-            return exchange("knowledge", say(rng, phrase, x=a), f"The opposite of {a} is {b}.", f"opposite {phrase} {a}", text=b)
+            phrase = rng.choice(
+                (
+                    "What is the opposite of {x}?",
+                    "Opposite of {x}?",
+                    "Tell me the opposite of {x}.",
+                    "What's the opposite of {x}?",
+                )
+            )
+            return exchange(
+                "knowledge", say(rng, phrase, x=a), f"The opposite of {a} is {b}.", f"opposite {phrase} {a}", text=b
+            )
         case 2:
             animal, sound = rng.choice(list(_SOUNDS.items()))
             phrase = rng.choice(("What does a {x} say?", "What sound does a {x} make?", "Which sound does a {x} make?"))
-            return exchange("knowledge", say(rng, phrase, x=animal), f"A {animal} says {sound}.", f"sound {phrase} {animal}", text=sound)
+            return exchange(
+                "knowledge",
+                say(rng, phrase, x=animal),
+                f"A {animal} says {sound}.",
+                f"sound {phrase} {animal}",
+                text=sound,
+            )
         case 3:
             thing, color = rng.choice(list(_COLORS.items()))
-            phrase = rng.choice(("What color is the {x}?", "What colour is the {x}?", "Which color has the {x}?", "What is the color of the {x}?"))
-            return exchange("knowledge", say(rng, phrase, x=thing), f"The {thing} is {color}.", f"color {phrase} {thing}", text=color)
+            phrase = rng.choice(
+                (
+                    "What color is the {x}?",
+                    "What colour is the {x}?",
+                    "Which color has the {x}?",
+                    "What is the color of the {x}?",
+                )
+            )
+            return exchange(
+                "knowledge",
+                say(rng, phrase, x=thing),
+                f"The {thing} is {color}.",
+                f"color {phrase} {thing}",
+                text=color,
+            )
         case 4:
             animal, legs = rng.choice(list(_LEGS.items()))
-            phrase = rng.choice(("How many legs does a {x} have?", "How many legs has a {x}?", "What number of legs does a {x} have?"))
-            return exchange("knowledge", say(rng, phrase, x=animal), f"A {animal} has {legs} legs.", f"legs {phrase} {animal}", result=legs)
+            phrase = rng.choice(
+                ("How many legs does a {x} have?", "How many legs has a {x}?", "What number of legs does a {x} have?")
+            )
+            return exchange(
+                "knowledge",
+                say(rng, phrase, x=animal),
+                f"A {animal} has {legs} legs.",
+                f"legs {phrase} {animal}",
+                result=legs,
+            )
         case 5:
             what, whole, count = rng.choice(_COUNTS)
-            phrase = rng.choice(("How many {x} are in a {y}?", "How many {x} does a {y} have?", "How many {x} are there in a {y}?"))
+            phrase = rng.choice(
+                ("How many {x} are in a {y}?", "How many {x} does a {y} have?", "How many {x} are there in a {y}?")
+            )
             if whole == "alphabet":
                 phrase = phrase.replace("a {y}", "the {y}")
             one = "the alphabet" if whole == "alphabet" else f"an {whole}" if whole == "hour" else f"a {whole}"
@@ -142,7 +208,13 @@ def knowledge(rng: Random) -> Dialogue:
             phrase = rng.choice(("How do you say {x} in {y}?", "Translate {x} to {y}.", "What is {x} in {y}?", "Translate {x} into {y}",
                                  "Say {x} in {y}."))  # fmt: skip
             reply = f'"{_ENGLISH[i]}" is "{words[i]}" in {language}.'
-            return exchange("knowledge", say(rng, phrase, x=_ENGLISH[i], y=language), reply, f"translate {phrase} {i} {language}", text=words[i])
+            return exchange(
+                "knowledge",
+                say(rng, phrase, x=_ENGLISH[i], y=language),
+                reply,
+                f"translate {phrase} {i} {language}",
+                text=words[i],
+            )
 
 
 def repeated(rng: Random) -> Dialogue:
@@ -193,8 +265,12 @@ def memory(rng: Random) -> Dialogue:
 def persona(rng: Random) -> Dialogue:
     """Return a system prompt that gives the assistant a name."""
     name = person(rng)
-    system = rng.choice(("Your name is {x}.", "You are {x}, a helpful assistant.", "You are {x}.", "You are an assistant called {x}.")).format(x=name)
-    question = rng.choice(("Who are you?", "What is your name?", "What's your name?", "What are you called?", "Tell me your name."))
+    system = rng.choice(
+        ("Your name is {x}.", "You are {x}, a helpful assistant.", "You are {x}.", "You are an assistant called {x}.")
+    ).format(x=name)
+    question = rng.choice(
+        ("Who are you?", "What is your name?", "What's your name?", "What are you called?", "Tell me your name.")
+    )
     reply = f"I am {name}. How can I help you?"
     messages = (Message("system", system), user(say(rng, question)), answer(reply))
     return Dialogue("persona", messages, key=f"persona {name}", expect={"exact": reply})

@@ -17,7 +17,13 @@ _ASK_LINE = (
     "Name {n} {topic}, separated by commas.", "List {n} {topic} on one line.", "Give me {n} {topic}, comma separated.",
     "Name {n} {topic} in one line.",
 )  # fmt: skip
-_ASK_ALL = ("What are the {topic}?", "List the {topic}.", "Name all {topic}.", "Name the {topic}.", "Which {topic} are there?")
+_ASK_ALL = (
+    "What are the {topic}?",
+    "List the {topic}.",
+    "Name all {topic}.",
+    "Name the {topic}.",
+    "Which {topic} are there?",
+)
 
 
 def _some(rng: Random, topic: str, count: int) -> list[str]:
@@ -80,16 +86,25 @@ def ordered(rng: Random) -> Dialogue:
         after = rng.random() < 0.6
         noun = "day" if topic != "months" else "month"
         phrase = rng.choice(
-            ("What comes after {x}?", "Which {noun} comes after {x}?", "What {noun} is after {x}?", "Which {noun} follows {x}?")
+            (
+                "What comes after {x}?",
+                "Which {noun} comes after {x}?",
+                "What {noun} is after {x}?",
+                "Which {noun} follows {x}?",
+            )
             if after
             else ("What comes before {x}?", "Which {noun} comes before {x}?", "What {noun} is before {x}?")
         )
         other = items[(i + (1 if after else -1)) % len(items)]
         reply = f"{other} comes {'after' if after else 'before'} {items[i]}."
-        return exchange("order", say(rng, phrase, x=items[i], noun=noun), reply, f"order {phrase} {items[i]}", text=other)
+        return exchange(
+            "order", say(rng, phrase, x=items[i], noun=noun), reply, f"order {phrase} {items[i]}", text=other
+        )
     numbers = rng.sample(range(rng.choice((10, 100))), rng.randrange(3, 5))
     reply = ", ".join(map(str, sorted(numbers)))
-    phrase = rng.choice(("Sort these numbers: {x}", "Sort {x}", "Put these numbers in order: {x}", "Order these numbers: {x}"))
+    phrase = rng.choice(
+        ("Sort these numbers: {x}", "Sort {x}", "Put these numbers in order: {x}", "Order these numbers: {x}")
+    )
     shown = rng.choice((", ", " ")).join(map(str, numbers))
     return exchange("sorting", say(rng, phrase, x=shown), reply, f"sort {sorted(numbers)}", exact=reply)
 

@@ -40,7 +40,10 @@ _ASK = (
 )  # fmt: skip
 _EXTRACT: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("name", "age"), ("{name} is {age} years old.", "My friend {name} is {age}.", "{name}, {age} years old")),
-    (("name", "city"), ("{name} lives in {city}.", "My name is {name} and I live in {city}.", "{name} is from {city}.")),
+    (
+        ("name", "city"),
+        ("{name} lives in {city}.", "My name is {name} and I live in {city}.", "{name} is from {city}."),
+    ),
     (("name", "age", "city"), ("{name} is {age} years old and lives in {city}.", "{name} ({age}) lives in {city}.")),
     (("name", "job"), ("{name} works as a {job}.", "{name} is a {job}.")),
     (("name", "job", "city"), ("{name} works as a {job} in {city}.", "{name}, a {job} from {city}, called.")),
@@ -78,7 +81,9 @@ def made_up(rng: Random) -> Dialogue:
     held = None if keys == ["name", "age"] else f"json {sorted(keys)}"
     messages = [user(say(rng, phrase, keys=_joined(rng, keys))), answer(body)]
     if rng.random() < 0.08:
-        messages.insert(0, Message("system", rng.choice(("Answer in JSON only.", "Reply with JSON.", "You only write JSON."))))
+        messages.insert(
+            0, Message("system", rng.choice(("Answer in JSON only.", "Reply with JSON.", "You only write JSON.")))
+        )
     return Dialogue("json", messages, key=held, expect={"keys": keys})
 
 
@@ -96,7 +101,12 @@ def listed(rng: Random) -> Dialogue:
     number = NUMBER_WORDS[count] if rng.random() < 0.6 else str(count)
     question = say(rng, phrase, n=number, topic=topic)
     reply = json.dumps(chosen, ensure_ascii=False)
-    return Dialogue("json", (user(question), answer(reply)), key=f"json list {count} {topic}", expect={"topic": topic, "count": count, "json": True})
+    return Dialogue(
+        "json",
+        (user(question), answer(reply)),
+        key=f"json list {count} {topic}",
+        expect={"topic": topic, "count": count, "json": True},
+    )
 
 
 def extracted(rng: Random) -> Dialogue:

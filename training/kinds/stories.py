@@ -57,8 +57,12 @@ def _told(rng: Random, hero: str) -> str:
     upper = short[0].upper() + short[1:]
     wish, obstacle, deed, outcome = rng.choice(_PLOTS)
     trait = rng.choice(_TRAITS)
-    lines = [f"Once upon a time, {article(trait + ' ' + hero)} {'named ' + name + ' ' if named else ''}lived {rng.choice(_PLACES)}."]
-    lines.append(f"One day, {short} {wish}." if wish.startswith(("lost", "heard", "found", "met")) else f"{upper} {wish}.")
+    lines = [
+        f"Once upon a time, {article(trait + ' ' + hero)} {'named ' + name + ' ' if named else ''}lived {rng.choice(_PLACES)}."
+    ]
+    lines.append(
+        f"One day, {short} {wish}." if wish.startswith(("lost", "heard", "found", "met")) else f"{upper} {wish}."
+    )
     lines.append(f"But {obstacle}. So {short} {deed}.")
     lines.append(f"{outcome}.")
     lines.append(rng.choice(_ENDS).format(hero=short, Hero=upper))

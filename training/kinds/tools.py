@@ -50,7 +50,9 @@ def _price(rng: Random, values: Mapping[str, object]) -> tuple[object, str]:
 
 def _converted(rng: Random, values: Mapping[str, object]) -> tuple[object, str]:
     amount = rng.randrange(1, 100)
-    return {rng.choice(("result", "amount")): amount}, f"{values['amount']} {values['from']} is {amount} {values['to']}."
+    return {
+        rng.choice(("result", "amount")): amount
+    }, f"{values['amount']} {values['from']} is {amount} {values['to']}."
 
 
 def _done(key: str, sentence: str) -> Callable[[Random, Mapping[str, object]], tuple[object, str]]:
@@ -166,7 +168,11 @@ class _Offer:
             kind = self.tool.slots[slot][1]
             properties[argument] = {"type": kind, "description": f"The {slot}"} if described else {"type": kind}
         parameters = {"type": "object", "properties": properties, "required": list(properties)}
-        function: dict[str, object] = {"name": self.name, "description": self.tool.description, "parameters": parameters}
+        function: dict[str, object] = {
+            "name": self.name,
+            "description": self.tool.description,
+            "parameters": parameters,
+        }
         if rng.random() < 0.1:
             del function["description"]
         if rng.random() < 0.15:
@@ -209,7 +215,9 @@ def not_needed(rng: Random) -> Dialogue:
     inner = rng.choice((facts, arithmetic)).sample(rng)
     tools = rng.sample([tool for tool in TOOLS if tool.names[0] != "calculator"], rng.choice((1, 1, 2)))
     schemas = [_offer(rng, tool).schema(rng) for tool in tools]
-    return Dialogue("tool not needed", inner.messages, key=inner.key, tools=schemas, expect={**inner.expect, "no_call": True})
+    return Dialogue(
+        "tool not needed", inner.messages, key=inner.key, tools=schemas, expect={**inner.expect, "no_call": True}
+    )
 
 
 def sample(rng: Random) -> Dialogue:

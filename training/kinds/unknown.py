@@ -56,4 +56,10 @@ def sample(rng: Random) -> Dialogue:
     }  # fmt: skip
     reply = NO_TOOL if live else REPLY
     used = "".join(str(value) for name, value in values.items() if f"{{{name}}}" in phrase)
-    return exchange("unknown", say(rng, phrase, **values), reply, f"unknown {phrase} {used}" if used else f"unknown {phrase}", text="I am a very small model")
+    return exchange(
+        "unknown",
+        say(rng, phrase, **values),
+        reply,
+        f"unknown {phrase} {used}" if used else f"unknown {phrase}",
+        text="I am a very small model",
+    )
