@@ -82,9 +82,9 @@ class Pieces:
         if self.kind == "pieces":
             return self._alone(token_id)
         piece = self.later(token_id)
-        if self.strips_start and isinstance(piece, str):
-            return piece.removeprefix(" ")
-        return piece
+        if not self.strips_start:
+            return piece
+        return piece.removeprefix(b" ") if isinstance(piece, bytes) else piece.removeprefix(" ")
 
     def raw(self, token_id: int) -> bytes:
         """The exact bytes the token adds inside a text."""

@@ -1,8 +1,13 @@
 """Text to token ids and back, as the checkpoint's own tokenizer does it.
 
 Wraps the ``tokenizers`` library and reads what stands beside ``tokenizer.json``: which tokens are
-special, and whether one is added at the ends. Knows no templates, no requests. Safe to call from
-several threads.
+special. Knows no templates, no requests. Safe to call from several threads.
+
+``tokenizer.json`` alone decides how text is split and which tokens are added at its ends; the
+settings ``add_bos_token`` and ``add_eos_token`` beside it are not read (transformers 5 drops them too
+where that file exists). Where transformers rebuilds a tokenizer by its class instead of reading the
+file (LlamaTokenizer with ``legacy: false``), texts that begin with a space may differ; the file agrees
+with the original sentencepiece model there.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from typing import Any
 
 import msgspec
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from inferd.engine.detokenizer import Detokenizer, Pieces
 from inferd.errors import InvalidRequest, ModelLoadError
@@ -35,8 +40,6 @@ class Tokenizer:
         backend.no_padding()
         self.special_tokens = _named_tokens(settings)
         _add_missing(backend, settings, self.special_tokens)
-        if "add_bos_token" in settings or "add_eos_token" in settings or backend.post_processor is None:
-            _set_ends(backend, settings, self.special_tokens)
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
@@ -203,13 +206,3 @@ def _add_missing(backend: tokenizers.Tokenizer, settings: _Settings, named: dict
         else:
             backend.add_tokens([added])
         known.add(added.content)
-
-
-def _set_ends(backend: tokenizers.Tokenizer, settings: _Settings, named: dict[str, str]) -> None:
-    """Honour add_bos_token and add_eos_token, which then replace the file's own post-processor."""
-    bos = named.get("bos_token") if settings.get("add_bos_token") else None
-    eos = named.get("eos_token") if settings.get("add_eos_token") else None
-    single = f"{bos + ':0 ' if bos else ''}$A:0{' ' + eos + ':0' if eos else ''}"
-    pair = f"{single}{' ' + bos + ':1' if bos else ''} $B:1{' ' + eos + ':1' if eos else ''}"
-    specials = [(token, backend.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token]
-    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=specials)
