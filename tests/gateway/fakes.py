@@ -117,7 +117,7 @@ def words(*pieces: str, finish: str = "stop") -> Script:
             cached_tokens=1,
             token_ids=tuple(prompt_ids) if request.return_prompt_ids else None,
             logprobs=prompt_logprobs,
-            text=None,
+            text="".join(f"t{i}" for i in prompt_ids) if request.return_prompt_ids else None,
         )
         said = pieces if sampling.max_tokens != 0 else ()
         outputs: list[Output] = []

@@ -59,16 +59,16 @@ async def create_completion(router: Upstream, call: Call, body: CompletionReques
         prompts,
         sampling,
         explicit,
-        return_prompt_ids=bool(body.return_token_ids),
+        return_prompt_ids=bool(body.return_token_ids or body.echo),
     )
-    reply = _Reply(router, body, model, response_id, prompts, sampling)
+    reply = _Reply(body, model, response_id, prompts, sampling)
     headers = ignored_header(call.ignored)
     if not body.stream:
         collected = await collect_all(call, streams, sampling.n)
-        return Response(200, await reply.completion(call, collected), headers=headers)
+        return Response(200, reply.completion(call, collected), headers=headers)
     outputs = merge(streams)
     first = await started(outputs, call)
-    writer = _CompletionWriter(reply, call, [await reply.echo_of(number, None) for number in range(len(prompts))])
+    writer = _CompletionWriter(reply, call)
     return EventStream(events(call, outputs, first, len(streams), writer, writer.envelope.ending), headers)
 
 
@@ -146,21 +146,18 @@ class _Reply:
         "model",
         "n",
         "prompts",
-        "router",
         "sampling",
         "top",
     )
 
     def __init__(
         self,
-        router: Upstream,
         body: CompletionRequest,
         model: ModelStatus,
         response_id: str,
         prompts: Sequence[CompletionPrompt],
         sampling: SamplingParams,
     ) -> None:
-        self.router = router
         self.body = body
         self.id = response_id
         self.prompts = prompts
@@ -174,21 +171,19 @@ class _Reply:
         self.as_ids = bool(body.return_tokens_as_token_ids)
         self.top = body.logprobs
 
-    async def echo_of(self, number: int, report: PromptReport | None) -> str:
-        """The prompt's text, where the answer repeats it."""
+    def echo_of(self, number: int, report: PromptReport | None) -> str:
+        """The prompt's text, where the answer repeats it: the client's own, or that of its token ids."""
         if not self.echo:
             return ""
-        if report is not None and report.text is not None:
-            return report.text
         prompt = self.prompts[number]
-        if isinstance(prompt, TextPrompt):
+        if isinstance(prompt, TextPrompt) and self.body.truncate_prompt_tokens is None:
             return prompt.text
-        return await self.router.detokenize(self.model, prompt.token_ids)
+        return (report.text or "") if report is not None else ""
 
-    async def completion(self, call: Call, collected: Sequence[Collected]) -> bytes:
+    def completion(self, call: Call, collected: Sequence[Collected]) -> bytes:
         choices: list[CompletionChoice] = []
         for number, one in enumerate(collected):
-            echo = await self.echo_of(number, one.prompt)
+            echo = self.echo_of(number, one.prompt)
             for choice in one.choices:
                 choices.append(self._choice(len(choices), choice, one.prompt, echo))
         call.finish_reasons = tuple(c.finish_reason for c in choices if c.finish_reason is not None)
@@ -247,9 +242,9 @@ def first_token_of(items: Sequence[TokenLogprob | None], text: str) -> str:
 class _CompletionWriter(DeltaWriter):
     """Frames of streamed completions; choice numbers run through all prompts."""
 
-    __slots__ = ("_begun", "_call", "_echoes", "_heads", "_offsets", "_reply", "envelope")
+    __slots__ = ("_begun", "_call", "_heads", "_offsets", "_reply", "envelope")
 
-    def __init__(self, reply: _Reply, call: Call, echoes: Sequence[str]) -> None:
+    def __init__(self, reply: _Reply, call: Call) -> None:
         options = reply.body.stream_options
         self.envelope = Envelope(
             b"text_completion",
@@ -263,7 +258,6 @@ class _CompletionWriter(DeltaWriter):
         num_choices = reply.n * len(reply.prompts)
         self._reply = reply
         self._call = call
-        self._echoes = echoes
         self._begun = [False] * len(reply.prompts)
         self._offsets = [0] * num_choices
         self._heads = [self.envelope.head + b'{"index":%d,"text":' % index for index in range(num_choices)]
@@ -290,7 +284,7 @@ class _CompletionWriter(DeltaWriter):
     def _opening(self, number: int, prompt: PromptReport | None) -> list[bytes]:
         """The echo and the prompt's ids, once per choice, where they were asked for."""
         reply = self._reply
-        echo = self._echoes[number]
+        echo = reply.echo_of(number, prompt)
         ids = prompt.token_ids if reply.ids and prompt is not None else None
         if not echo and ids is None:
             return []

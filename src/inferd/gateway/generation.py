@@ -86,7 +86,7 @@ def submit_all(
         check_range("priority", body.priority)
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= 1024:
         raise invalid("cache_salt", f"cache_salt must have 1 to 1024 characters, not {len(body.cache_salt)}.")
-    truncate = _truncation(body, model)
+    truncate = _truncation(body)
     deadline_s = deadline_of(call)
     for number, prompt in enumerate(prompts):
         request = GenerateRequest(
@@ -119,7 +119,7 @@ def check_request_id(call: Call, body: GenerationFields) -> None:
     call.given_request_id = call.request_id = body.request_id
 
 
-def _truncation(body: GenerationFields, model: ModelStatus) -> int | None:
+def _truncation(body: GenerationFields) -> int | None:
     if body.truncation_side not in (None, "left"):
         raise invalid(
             "truncation_side",
@@ -134,8 +134,6 @@ def _truncation(body: GenerationFields, model: ModelStatus) -> int | None:
         raise invalid(
             "truncate_prompt_tokens", "truncate_prompt_tokens must be at least 1, or -1 for the model's limit, not 0."
         )
-    if truncate == -1:
-        return model.info.max_model_len if model.info is not None else None
     return truncate
 
 
