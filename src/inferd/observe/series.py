@@ -1,18 +1,26 @@
-"""The values behind the table's rows, and their way out through prometheus-client.
+"""The values behind the table's rows, and their text in Prometheus' exposition format.
 
 A series is a row and the values of its labels. This file knows kinds (counter, gauge, histogram,
-summary), not what any metric means. One thread writes; rendering reads on the same thread.
+summary), not what any metric means. One thread writes and renders.
+
+The text is written here and not by prometheus-client because a scrape runs on the gateway's event loop,
+beside streams: what never changes of a line is made once, with the series. The tests hold it to what
+prometheus-client writes for the same values, byte for byte.
+
+Format: https://prometheus.io/docs/instrumenting/exposition_formats/ (text, 0.0.4)
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 
-from prometheus_client.core import Metric as Family
-from prometheus_client.registry import Collector
+from prometheus_client import utils
 
-from inferd.observe.metrics import Metric
+from inferd.observe.metrics import Alias, Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels = tuple[str, ...]
 Quantiles = Callable[[], list[tuple[float, float]]]
@@ -21,10 +29,11 @@ Quantiles = Callable[[], list[tuple[float, float]]]
 class Value:
     """A counter or a gauge."""
 
-    __slots__ = ("value",)
+    __slots__ = ("_beginnings", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, metric: Metric, labels: Labels) -> None:
         self.value = 0.0
+        self._beginnings = [_line(name.name, name.labels, labels) for name in names_of(metric)]
 
     def add(self, amount: float = 1.0) -> None:
         self.value += amount
@@ -32,24 +41,49 @@ class Value:
     def set(self, value: float) -> None:
         self.value = value
 
+    def lines(self, name: int) -> list[str]:
+        """Its text under the row's ``name``-th name."""
+        return [self._beginnings[name] + number(self.value)]
+
 
 class Distribution:
     """A histogram, or a summary where there are no bounds."""
 
-    __slots__ = ("bounds", "counts", "quantiles", "total")
+    __slots__ = ("_beginnings", "_bounds", "_metric", "counts", "labels", "quantiles", "total")
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+    def __init__(self, metric: Metric, labels: Labels) -> None:
+        self._metric = metric
+        self._bounds = metric.buckets
+        self.labels = labels
+        self.counts = [0] * (len(metric.buckets) + 1)
         self.total = 0.0
         self.quantiles: Quantiles | None = None  # of a summary: (share, value) pairs, read when rendered
+        self._beginnings = [self._lines_of(name) for name in names_of(metric)]
 
     def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
+        self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
+    def lines(self, name: int) -> list[str]:
+        beginnings, made = self._beginnings[name], []
+        if self._bounds:
+            made = [begin + number(n) for begin, n in zip(beginnings[2:], accumulate(self.counts), strict=True)]
+        elif self.quantiles is not None:
+            own = names_of(self._metric)[name]
+            labels = (*own.labels, "quantile")
+            made = [_line(own.name, labels, (*self.labels, f"{q:g}")) + number(v) for q, v in self.quantiles()]
+        return [*made, beginnings[1] + number(sum(self.counts)), beginnings[0] + number(self.total)]
 
-class Store(Collector):
+    def _lines_of(self, name: Alias) -> list[str]:
+        """Of the sum, the count, and each bucket."""
+        plain = [_line(f"{name.name}_{part}", name.labels, self.labels) for part in ("sum", "count")]
+        if not self._bounds:
+            return plain
+        bounds = [*map(number, self._bounds), "+Inf"]
+        return plain + [_line(f"{name.name}_bucket", (*name.labels, "le"), (*self.labels, le)) for le in bounds]
+
+
+class Store:
     """All series, by row and labels; a series is made when it is first asked for."""
 
     def __init__(self, table: Iterable[Metric]) -> None:
@@ -66,16 +100,14 @@ class Store(Collector):
         series = self._values[metric]
         found = series.get(labels)
         if found is None:
-            assert len(labels) == len(metric.labels), f"{metric.name} has labels {metric.labels}. This is a bug."
-            found = series[labels] = Value()
+            found = series[labels] = Value(metric, labels)
         return found
 
     def distribution(self, metric: Metric, *labels: str) -> Distribution:
         series = self._distributions[metric]
         found = series.get(labels)
         if found is None:
-            assert len(labels) == len(metric.labels), f"{metric.name} has labels {metric.labels}. This is a bug."
-            found = series[labels] = Distribution(metric.buckets)
+            found = series[labels] = Distribution(metric, labels)
         return found
 
     def clear(self, metric: Metric, *labels: str) -> None:
@@ -85,38 +117,39 @@ class Store(Collector):
         for key in [key for key in series if key[: len(labels)] == labels]:
             del series[key]
 
-    def collect(self) -> Iterator[Family]:
+    def render(self) -> str:
+        """Every series under every name of its row."""
+        lines: list[str] = []
         for metric in self._table:
-            if metric.kind in ("counter", "gauge"):
-                yield from self._collect_values(metric)
-            else:
-                yield from self._collect_distributions(metric)
-
-    def _collect_values(self, metric: Metric) -> Iterator[Family]:
-        for name, names in _all_names(metric):
-            family = Family(name.removesuffix("_total") if metric.kind == "counter" else name, metric.help, metric.kind)
-            for labels, series in self._values[metric].items():
-                family.add_sample(name, dict(zip(names, labels, strict=True)), series.value)
-            yield family
-
-    def _collect_distributions(self, metric: Metric) -> Iterator[Family]:
-        for name, names in _all_names(metric):
-            family = Family(name, metric.help, metric.kind)
-            for labels, series in self._distributions[metric].items():
-                own = dict(zip(names, labels, strict=True))
-                count = 0
-                for bound, here in zip((*map(str, series.bounds), "+Inf"), series.counts, strict=True):
-                    count += here
-                    if metric.kind == "histogram":
-                        family.add_sample(f"{name}_bucket", {**own, "le": bound}, count)
-                for share, value in series.quantiles() if series.quantiles is not None else ():
-                    family.add_sample(name, {**own, "quantile": f"{share:g}"}, value)
-                family.add_sample(f"{name}_sum", own, series.total)
-                family.add_sample(f"{name}_count", own, count)
-            yield family
+            series = (self._values.get(metric) or self._distributions.get(metric) or {}).values()
+            for at, name in enumerate(names_of(metric)):
+                lines += (f"# HELP {name.name} {_escaped_help(metric.help)}", f"# TYPE {name.name} {metric.kind}")
+                for one in series:
+                    lines += one.lines(at)
+        return "\n".join(lines) + "\n"
 
 
-def _all_names(metric: Metric) -> Iterator[tuple[str, Labels]]:
-    yield metric.name, metric.labels
-    for alias in metric.aliases:
-        yield alias.name, alias.labels
+def names_of(metric: Metric) -> tuple[Alias, ...]:
+    """The row's own name first."""
+    return (Alias(metric.name, metric.labels), *metric.aliases)
+
+
+def number(value: float) -> str:
+    """As Prometheus reads and Go writes it: NaN, +Inf, 1e+06."""
+    text: str = utils.floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text
+
+
+def _line(name: str, labels: Labels, values: Labels) -> str:
+    """A line up to its number; labels in the order of their names."""
+    assert len(labels) == len(values), f"{name} has labels {labels}, not {values}. This is a bug."
+    inside = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(zip(labels, values, strict=True)))
+    return f"{name}{{{inside}}} " if inside else f"{name} "
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _escaped_help(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")

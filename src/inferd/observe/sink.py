@@ -14,14 +14,14 @@ from math import nan
 from typing import TextIO
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import generate_latest
 
 from inferd import __version__, clock
 from inferd.errors import InferdError
 from inferd.events import Event, HttpServed, QueueChanged, ReplicaChanged, RequestEnded, RequestRefused, StepDone
 from inferd.observe import metrics as m
 from inferd.observe.logs import LineWriter, LogHandler, http_line, replica_line
-from inferd.observe.series import Store
+from inferd.observe.series import CONTENT_TYPE, Store
 from inferd.types import StepStats
 from inferd.window import Window
 
@@ -40,7 +40,7 @@ class Observer:
     a closed set: a model that is not among them is counted as ``other``.
     """
 
-    content_type: str = CONTENT_TYPE_PLAIN_0_0_4
+    content_type: str = CONTENT_TYPE
 
     def __init__(
         self,
@@ -62,9 +62,8 @@ class Observer:
         self._states: dict[tuple[str, str], str] = {}
         self._stats: dict[tuple[str, str], StepStats] = {}  # of each replica's present life
         self._queued: dict[str, int] = {}
-        self._registry = CollectorRegistry()
-        self._registry.register(self._store)
-        ProcessCollector(registry=self._registry)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
         self._dropped = self._store.value(m.LINES_DROPPED)
         self._failures = self._store.value(m.OBSERVER_FAILURES)
         self._store.value(m.BUILD, __version__, platform.python_version()).set(1)
@@ -85,7 +84,7 @@ class Observer:
 
     def render_metrics(self) -> bytes:
         """The body of ``GET /metrics``."""
-        return generate_latest(self._registry)
+        return self._store.render().encode() + generate_latest(self._process)
 
     def close(self) -> None:
         """Write the log lines that wait, for a moment, and stop. Idempotent."""
