@@ -1,0 +1,191 @@
+"""One copy of a model as the router sees it: is it ready, what is in flight in it, is there room.
+
+Sits between a pool and the supervisor of the copy's worker process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from inferd.config import ModelConfig
+from inferd.errors import InternalError, Overloaded, Unavailable, from_failure
+from inferd.events import Emit
+from inferd.router.queue import Ticket
+from inferd.types import Chat, Failure, ModelInfo, Output, StepStats, TextPrompt
+from inferd.worker.messages import Cancel, Detokenize, Detokenized, Submit, Tokenize, Tokenized
+from inferd.worker.supervisor import Patience, State, Supervisor
+
+MAX_CALLS = 1024
+_CALL_TIMEOUT_S = 60.0
+
+
+class ReplicaOwner(Protocol):
+    """Who gives it work: the pool."""
+
+    def replica_ready(self, replica: Replica) -> None: ...
+    def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None: ...
+    def replica_failed(self, replica: Replica) -> None: ...
+    def replica_outputs(self, replica: Replica, outputs: list[Output], stats: StepStats | None) -> None: ...
+    def replica_has_room(self) -> None: ...
+
+
+class Replica:
+    """Owns what is in flight in one worker."""
+
+    __slots__ = (
+        "_call_ids",
+        "_calls",
+        "_in_flight",
+        "_model",
+        "_owner",
+        "_supervisor",
+        "capacity",
+        "failure",
+        "index",
+        "info",
+        "is_ready",
+        "outstanding",
+    )
+
+    def __init__(
+        self,
+        model: str,
+        index: int,
+        config: ModelConfig,
+        owner: ReplicaOwner,
+        emit: Emit,
+        command: Sequence[str],
+        patience: Patience,
+    ) -> None:
+        self._model = model
+        self._owner = owner
+        self._supervisor = Supervisor(model, index, config, self, emit, command=command, patience=patience)
+        self._in_flight: dict[str, Ticket] = {}
+        self._calls: dict[int, asyncio.Future[Tokenized | Detokenized]] = {}
+        self._call_ids = itertools.count()
+        self.index = index
+        self.info: ModelInfo | None = None
+        self.failure: Failure | None = None
+        self.is_ready = False
+        self.capacity = 0
+        self.outstanding = 0
+
+    @property
+    def state(self) -> State:
+        return self._supervisor.state
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id, for people and tests."""
+        return self._supervisor.pid
+
+    @property
+    def was_ready(self) -> bool:
+        return self._supervisor.was_ready
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def can_take(self) -> bool:
+        return self.is_ready and len(self._in_flight) < self.capacity and self._supervisor.is_writable
+
+    def start(self) -> None:
+        self._supervisor.start()
+
+    async def stop(self) -> None:
+        await self._supervisor.stop()
+
+    # -- generating -------------------------------------------------------------------------
+
+    def dispatch(self, ticket: Ticket) -> None:
+        ticket.replica = self.index
+        self._in_flight[ticket.request.id] = ticket
+        self.outstanding += ticket.request.sampling.width
+        self._supervisor.send(Submit(ticket.request))
+
+    def cancel(self, request_id: str) -> None:
+        """The worker is told; its slot is free when the end comes back."""
+        self._supervisor.send(Cancel(request_id))
+
+    def ticket(self, request_id: str) -> Ticket | None:
+        return self._in_flight.get(request_id)
+
+    def release(self, ticket: Ticket) -> None:
+        """The worker has ended a request."""
+        del self._in_flight[ticket.request.id]
+        self.outstanding -= ticket.request.sampling.width
+
+    def release_all(self) -> list[Ticket]:
+        tickets = list(self._in_flight.values())
+        self._in_flight.clear()
+        self.outstanding = 0
+        return tickets
+
+    # -- calls ------------------------------------------------------------------------------
+
+    async def tokenize(self, prompt: Chat | TextPrompt, want_strings: bool) -> tuple[list[int], list[str] | None]:
+        answer = await self._call(lambda call_id: Tokenize(call_id, prompt, want_strings))
+        if not isinstance(answer, Tokenized) or answer.token_ids is None:
+            raise InternalError("The worker answered a tokenize call without tokens.")
+        return answer.token_ids, answer.strings
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        answer = await self._call(lambda call_id: Detokenize(call_id, token_ids))
+        if not isinstance(answer, Detokenized) or answer.text is None:
+            raise InternalError("The worker answered a detokenize call without text.")
+        return answer.text
+
+    async def _call(self, message: Callable[[int], Tokenize | Detokenize]) -> Tokenized | Detokenized:
+        """Raises what the worker failed with; Unavailable when it is lost meanwhile."""
+        if len(self._calls) >= MAX_CALLS:
+            raise Overloaded(f"{MAX_CALLS} tokenizer calls are already waiting; try again later.")
+        call_id = next(self._call_ids)
+        future: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        self._supervisor.send(message(call_id))
+        try:
+            answer = await asyncio.wait_for(future, _CALL_TIMEOUT_S)
+        except TimeoutError:
+            raise Overloaded(f"The tokenizer did not answer within {_CALL_TIMEOUT_S:g} s; try again later.") from None
+        finally:
+            self._calls.pop(call_id, None)
+        if answer.failure is not None:
+            raise from_failure(answer.failure)
+        return answer
+
+    # -- the supervisor's owner -------------------------------------------------------------
+
+    def worker_ready(self, info: ModelInfo) -> None:
+        self.info = info
+        self.capacity = max(2 * info.max_num_seqs, info.max_num_seqs + 8)
+        self.is_ready = True
+        self._owner.replica_ready(self)
+
+    def worker_lost(self, reason: str) -> None:
+        self.is_ready = False
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(
+                    Unavailable(f"The worker of the model {self._model!r} stopped before it answered; try again.")
+                )
+        self._owner.replica_lost(self, self.release_all(), reason)
+
+    def worker_failed(self, failure: Failure) -> None:
+        self.failure = failure
+        self._owner.replica_failed(self)
+
+    def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None:
+        self._owner.replica_outputs(self, outputs, stats)
+
+    def worker_answered(self, answer: Tokenized | Detokenized) -> None:
+        future = self._calls.get(answer.call_id)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def worker_writable(self) -> None:
+        self._owner.replica_has_room()

@@ -1,0 +1,180 @@
+"""The outputs of one request on their way to their reader.
+
+A slow reader costs one bounded output, not a list that grows with every token: what is waiting is
+merged. Every stream has exactly one last output, with ``end``. Knows nothing of queues or replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from inferd.types import Delta, End, FinishReason, Output, PromptReport, TokenLogprob, Usage
+
+
+class Stream:
+    """An async iterator of outputs for one reader. ``push`` is the router's side."""
+
+    __slots__ = ("_is_over", "_on_close", "_pending", "_waiter", "is_closed", "progress", "request_id")
+
+    def __init__(self, request_id: str, on_close: Callable[[], None]) -> None:
+        self.request_id = request_id
+        self.progress = Progress()
+        self.is_closed = False
+        self._on_close = on_close
+        self._pending: Output | _Merged | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_over = False  # the last output was pushed
+
+    # -- the router's side ------------------------------------------------------------------
+
+    def push(self, output: Output, now: float) -> None:
+        """Hand over an output that arrived at ``now``. Nothing may follow one with ``end``."""
+        assert not self._is_over, f"request {self.request_id} ended twice"
+        self.progress.note(output, now)
+        if output.end is not None:
+            self._is_over = True
+        elif self.is_closed:
+            return  # nobody reads this; the end still says what it cost
+        if self._pending is None:
+            self._pending = output
+        elif isinstance(self._pending, _Merged):
+            self._pending.add(output)
+        else:
+            self._pending = _Merged(self._pending, output)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    # -- the reader's side ------------------------------------------------------------------
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Output:
+        while self._pending is None:
+            if self._is_over:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        pending, self._pending = self._pending, None
+        return pending.output() if isinstance(pending, _Merged) else pending
+
+    def close(self) -> None:
+        """Cancel the request if it has not ended. Idempotent. Its end is still told to who reads on."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if not self._is_over:
+            self._pending = None
+            self._on_close()
+
+
+class Progress:
+    """What a request has produced so far."""
+
+    __slots__ = (
+        "_last_at",
+        "_num_prompt",
+        "_num_tokens",
+        "cached_tokens",
+        "finish_reasons",
+        "first_at",
+        "has_output",
+        "inter_token_s",
+    )
+
+    def __init__(self) -> None:
+        self.has_output = False
+        self.first_at: float | None = None
+        self.inter_token_s: list[float] = []
+        self.finish_reasons: dict[int, FinishReason] = {}
+        self.cached_tokens = 0
+        self._last_at: dict[int, float] = {}
+        self._num_prompt = 0
+        self._num_tokens = 0
+
+    def note(self, output: Output, now: float) -> None:
+        if output.prompt is not None:
+            self._num_prompt = output.prompt.num_tokens
+            self.cached_tokens = output.prompt.cached_tokens
+        for delta in output.deltas:
+            self.has_output = True
+            count = len(delta.token_ids)
+            if count:
+                self._num_tokens += count
+                if self.first_at is None:
+                    self.first_at = now
+                last_at = self._last_at.get(delta.index)
+                if last_at is not None:
+                    gap = (now - last_at) / count
+                    self.inter_token_s.extend((gap,) * count if count > 1 else (gap,))
+                self._last_at[delta.index] = now
+            if delta.finish_reason is not None:
+                self.finish_reasons[delta.index] = delta.finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        """As far as it is known here, for a request whose worker can no longer tell."""
+        return Usage(self._num_prompt, self._num_tokens, self.cached_tokens)
+
+
+class _Merged:
+    """Outputs that wait together, in the order of their arrival."""
+
+    __slots__ = ("_choices", "_end", "_prompt", "_request_id")
+
+    def __init__(self, first: Output, second: Output) -> None:
+        self._request_id = first.request_id
+        self._prompt: PromptReport | None = None
+        self._end: End | None = None
+        self._choices: dict[int, _Choice] = {}
+        self.add(first)
+        self.add(second)
+
+    def add(self, output: Output) -> None:
+        if output.prompt is not None:
+            self._prompt = output.prompt
+        if output.end is not None:
+            self._end = output.end
+        for delta in output.deltas:
+            choice = self._choices.get(delta.index)
+            if choice is None:
+                choice = self._choices[delta.index] = _Choice()
+            choice.add(delta)
+
+    def output(self) -> Output:
+        deltas = tuple(choice.delta(index) for index, choice in self._choices.items())
+        return Output(self._request_id, deltas, self._prompt, self._end)
+
+
+class _Choice:
+    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    def add(self, delta: Delta) -> None:
+        if delta.text:
+            self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs.extend(delta.logprobs)
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+    def delta(self, index: int) -> Delta:
+        logprobs = tuple(self.logprobs) if self.logprobs is not None else None
+        return Delta(index, "".join(self.texts), tuple(self.token_ids), logprobs, self.finish_reason, self.stop_reason)

@@ -1,0 +1,129 @@
+"""Between the wire and the step loop: prepares requests in a thread of its own.
+
+Tokenizing a long prompt takes as long as many steps; here it holds up neither the loop nor the reading
+of cancellations. A request is either still in here or in the loop's inbox, never in between, so a
+cancellation always finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from inferd import clock
+from inferd.backend import Backend
+from inferd.errors import InferdError, InternalError, InvalidRequest
+from inferd.types import Chat, End, GenerateRequest, Output, TextPrompt, Timings
+from inferd.worker.loop import Add, Drop, Inbox, ended
+from inferd.worker.messages import Detokenize, Detokenized, FromWorker, Outputs, Tokenize, Tokenized
+
+_log = logging.getLogger("inferd.worker")
+
+
+@runtime_checkable
+class Tokenizes(Protocol):
+    """A backend with a tokenizer to offer."""
+
+    def tokenize(self, prompt: Chat | TextPrompt, want_strings: bool = False) -> tuple[list[int], list[str] | None]: ...
+    def detokenize(self, token_ids: list[int]) -> str: ...
+
+
+class Intake:
+    """``submit``, ``cancel`` and ``call`` belong to the reading thread, ``run`` to the preparing one."""
+
+    def __init__(self, backend: Backend, inbox: Inbox, send: Callable[[FromWorker], None]) -> None:
+        self._backend = backend
+        self._inbox = inbox
+        self._send = send
+        self._jobs: queue.SimpleQueue[GenerateRequest | Tokenize | Detokenize] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: dict[str, float] = {}  # submitted and not yet in the inbox, with the time of arrival
+        self._num_taken = 0
+        self.num_done = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._num_taken != self.num_done
+
+    def submit(self, request: GenerateRequest) -> None:
+        with self._lock:
+            if request.id in self._waiting:
+                _log.error("request %s was submitted twice; the second is ignored", request.id)
+                return
+            self._waiting[request.id] = request.arrived_at
+        self._put(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Idempotent. A request that is still in here ends now, all others in the loop."""
+        with self._lock:
+            if request_id not in self._waiting:
+                self._inbox.put(Drop(request_id))
+                return
+            waited_s = clock.now() - self._waiting.pop(request_id)
+        self._send(Outputs([Output(request_id, (), None, End("cancelled", timings=Timings(finished=waited_s)))]))
+
+    def call(self, job: Tokenize | Detokenize) -> None:
+        self._put(job)
+
+    def run(self) -> None:
+        """Prepare whatever comes, for ever."""
+        while True:
+            job = self._jobs.get()
+            match job:
+                case GenerateRequest():
+                    self._prepare(job)
+                case Tokenize():
+                    self._send(self._tokenized(job))
+                case Detokenize():
+                    self._send(self._detokenized(job))
+            self.num_done += 1
+
+    def _put(self, job: GenerateRequest | Tokenize | Detokenize) -> None:
+        self._num_taken += 1
+        self._jobs.put(job)
+
+    def _prepare(self, request: GenerateRequest) -> None:
+        if request.id not in self._waiting:
+            return  # cancelled
+        prepared: object = None
+        failure: Exception | None = None
+        try:
+            prepared = self._backend.prepare(request)
+        except Exception as error:
+            failure = error
+        with self._lock:
+            if request.id not in self._waiting:
+                return
+            del self._waiting[request.id]
+            if failure is None:
+                self._inbox.put(Add(request.id, prepared, request.arrived_at))
+                return
+        self._send(Outputs([ended(request.id, request.arrived_at, failure)]))
+
+    def _tokenized(self, job: Tokenize) -> Tokenized:
+        try:
+            ids, strings = self._tokenizer().tokenize(job.prompt, job.want_strings)
+        except Exception as error:
+            return Tokenized(job.call_id, failure=_known(error).to_failure())
+        return Tokenized(job.call_id, ids, strings)
+
+    def _detokenized(self, job: Detokenize) -> Detokenized:
+        try:
+            return Detokenized(job.call_id, self._tokenizer().detokenize(job.token_ids))
+        except Exception as error:
+            return Detokenized(job.call_id, failure=_known(error).to_failure())
+
+    def _tokenizer(self) -> Tokenizes:
+        if not isinstance(self._backend, Tokenizes):
+            raise InvalidRequest("This model has no tokenizer.", param="model")
+        return self._backend
+
+
+def _known(error: Exception) -> InferdError:
+    if isinstance(error, InferdError):
+        return error
+    _log.error("a tokenizer call failed", exc_info=error)
+    return InternalError("The tokenizer failed; the server's log has the details.")

@@ -1,0 +1,230 @@
+"""The worker process: ``python -m inferd.worker --fd N``, started by the supervisor.
+
+Four threads: the main one loads the model and runs the step loop; one reads the channel; one prepares
+requests (``inferd.worker.intake``); one sends a heartbeat every second. The process lives exactly as
+long as the other end of its channel: when the gateway is gone, however it went, so is the worker.
+
+Signals that people and service managers send to whole process groups (SIGINT, SIGTERM, SIGHUP) are
+ignored: the gateway gets them too and decides how long requests in flight may go on. SIGUSR1 writes
+every thread's stack to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from inferd import clock
+from inferd.backend import Backend
+from inferd.config import ModelConfig
+from inferd.errors import InferdError, ModelLoadError
+from inferd.worker.channel import BlockingChannel, ChannelError
+from inferd.worker.intake import Intake
+from inferd.worker.loop import Halt, Inbox, StepLoop, StepsFailedError
+from inferd.worker.messages import (
+    Cancel,
+    Detokenize,
+    FromWorker,
+    Heartbeat,
+    Load,
+    LoadFailed,
+    Loading,
+    Ready,
+    Stop,
+    Submit,
+    Tokenize,
+    ToWorker,
+)
+
+HEARTBEAT_S = 1.0
+PROGRESS_S = 0.05
+
+EXIT_DONE = 0
+EXIT_ORPHANED = 2
+EXIT_LOAD_FAILED = 3
+EXIT_STEPS_FAIL = 4
+EXIT_DEFECT = 5
+
+Progress = Callable[[str, int, int], None]
+Create = Callable[[str, ModelConfig, Progress], Backend]
+
+_PR_SET_PDEATHSIG = 1
+_log = logging.getLogger("inferd.worker")
+
+
+def create_backend(name: str, config: ModelConfig, progress: Progress) -> Backend:
+    """The model's backend. Imported here: nothing else in this room knows torch."""
+    from inferd.engine.load import create_backend as create
+
+    # ``add`` takes what the engine's own ``prepare`` returned, which the interface calls an object.
+    return create(name, config, progress)  # type: ignore[return-value]
+
+
+class Worker:
+    """One process's parts, from the channel to the backend."""
+
+    def __init__(self, channel: BlockingChannel, create: Create) -> None:
+        self._channel = channel
+        self._create = create
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._load: queue.SimpleQueue[Load] = queue.SimpleQueue()
+        self._intake: Intake | None = None
+        self._loop: StepLoop | None = None
+
+    def run(self) -> int:
+        """Load, serve until told to stop; the exit code."""
+        self._start("read", self._read)
+        load = self._load.get()
+        self._start("heartbeat", self._beat)
+        try:
+            backend = self._create(load.name, load.model, self._progress())
+        except InferdError as error:
+            _log.error("loading failed: %s", error.message)
+            self._send(LoadFailed(error.to_failure()))
+            return EXIT_LOAD_FAILED
+        except Exception as error:
+            _log.exception("loading failed")
+            failure = ModelLoadError(f"The model could not be loaded: {type(error).__name__}: {error}.")
+            self._send(LoadFailed(failure.to_failure()))
+            return EXIT_LOAD_FAILED
+        intake = Intake(backend, self._inbox, self._send)
+        loop = StepLoop(backend, self._inbox, self._send)
+        self._start("prepare", intake.run)
+        self._intake, self._loop = intake, loop
+        self._send(Ready(backend.info))
+        try:
+            loop.run()
+        except StepsFailedError as error:
+            _log.critical("%s The worker gives up, to be replaced.", error)
+            return EXIT_STEPS_FAIL
+        return EXIT_DONE
+
+    # -- threads ----------------------------------------------------------------------------
+
+    def _start(self, name: str, target: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                target()
+            except OSError:
+                _exit(EXIT_ORPHANED)  # nobody is at the other end
+            except BaseException:
+                _log.critical("the %s thread failed", name, exc_info=True)
+                _exit(EXIT_DEFECT)
+
+        threading.Thread(target=guarded, name=f"inferd-{name}", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for messages in self._channel:
+                for message in messages:
+                    self._take(message)
+        except ChannelError as error:
+            _log.critical("the gateway's channel broke: %s", error)
+        _exit(EXIT_ORPHANED)
+
+    def _take(self, message: ToWorker) -> None:
+        match message:
+            case Load():
+                self._load.put(message)
+                return
+            case Stop() if self._loop is None:
+                _exit(EXIT_DONE)  # in the middle of loading, where nobody can be asked to stop
+            case Stop():
+                self._inbox.put(Halt())
+                return
+        intake = self._intake
+        if intake is None:
+            _log.error("a %s came before the model was ready", type(message).__name__)
+            return
+        match message:
+            case Submit(request):
+                intake.submit(request)
+            case Cancel(request_id):
+                intake.cancel(request_id)
+            case Tokenize() | Detokenize():
+                intake.call(message)
+
+    def _beat(self) -> None:
+        pause = threading.Event()
+        while True:
+            loop, intake = self._loop, self._intake
+            steps, busy = 0, False
+            if loop is not None and intake is not None:
+                steps, busy = loop.steps + intake.num_done, loop.is_busy or intake.is_busy
+            self._send(Heartbeat(steps, busy, _rss_bytes()))
+            pause.wait(HEARTBEAT_S)
+
+    def _send(self, message: FromWorker) -> None:
+        self._channel.send([message])
+
+    def _progress(self) -> Progress:
+        """Tell the gateway how far loading is, not oftener than anybody can see."""
+        told_phase, told_at = "", 0.0
+
+        def tell(phase: str, done: int, total: int) -> None:
+            nonlocal told_phase, told_at
+            now = clock.now()
+            if phase != told_phase or done == total or now - told_at >= PROGRESS_S:
+                told_phase, told_at = phase, now
+                self._send(Loading(phase, done, total))
+
+        return tell
+
+
+def _rss_bytes() -> int:
+    """Resident memory; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _exit(code: int) -> NoReturn:
+    """Leave at once, from any thread: no teardown of the model's libraries is worth waiting for."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, even where the channel would not tell."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        _exit(EXIT_ORPHANED)
+
+
+def main(argv: Sequence[str] | None = None, create: Create = create_backend) -> NoReturn:
+    """The process's entry. ``create`` makes the backend; tests put a small one there."""
+    parser = argparse.ArgumentParser(prog="inferd.worker", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="this end of the channel")
+    parser.add_argument("--parent", type=int, required=True, help="the supervisor's process id")
+    parser.add_argument("--name", required=True, help="model/replica, for people who read process lists and logs")
+    options = parser.parse_args(argv)
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    _die_with(options.parent)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    logging.basicConfig(format=f"%(asctime)s %(levelname)s worker {options.name}: %(message)s", level=logging.INFO)
+    os.set_inheritable(options.fd, False)
+    channel = BlockingChannel(socket.socket(fileno=options.fd))
+    code = EXIT_DEFECT
+    try:
+        code = Worker(channel, create).run()
+    except OSError:
+        code = EXIT_ORPHANED
+    except Exception:
+        _log.critical("the worker failed", exc_info=True)
+    _exit(code)

@@ -1,0 +1,126 @@
+"""A worker process seen from the gateway: start it, talk to it, know that it is gone, leave nothing behind.
+
+Knows processes and file descriptors, nothing of models or of when to restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import inferd
+from inferd.worker.channel import Channel
+from inferd.worker.messages import FromWorker, ToWorker
+
+# -P: a worker started in a model's folder must not import what lies there.
+WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.worker")
+LAST_WORDS_S = 1.0  # for reading what a process wrote before it ended
+STDERR = 2
+
+
+class WorkerProcess:
+    """One life of a worker. ``gone`` resolves to its exit status (negative: the signal that killed it)
+    once it is reaped, its channel is closed and everything it sent has been handed over."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        name: str,
+        on_messages: Callable[[list[FromWorker]], None],
+        on_writable: Callable[[], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[int] = loop.create_future()
+        self.channel_error: Exception | None = None
+        self._closed = asyncio.Event()
+        self._channel = Channel(on_messages, self._on_closed, on_writable)
+        self._ours, theirs = socket.socketpair()
+        try:
+            arguments = ["--fd", str(theirs.fileno()), "--parent", str(os.getpid()), "--name", name]
+            self._process = subprocess.Popen(
+                [*command, *arguments],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=STDERR,
+                env=_environment(),
+                start_new_session=True,  # a terminal's Ctrl-C is the gateway's to handle
+            )
+        except OSError:
+            self._ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._task = loop.create_task(self._live())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_writable(self) -> bool:
+        return self._channel.is_writable
+
+    def send(self, message: ToWorker) -> None:
+        self._channel.send(message)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Nothing happens to a process that is gone; its number is not anybody else's before it is reaped."""
+        if not self.gone.done():
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    async def _live(self) -> None:
+        loop = asyncio.get_running_loop()
+        exited = loop.create_task(_exited(self._process))
+        await loop.create_unix_connection(lambda: self._channel, sock=self._ours)
+        closed = loop.create_task(self._closed.wait())
+        await asyncio.wait((exited, closed), return_when=asyncio.FIRST_COMPLETED)
+        self._process.poll()
+        self.kill()  # of no use without a channel
+        await exited
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), LAST_WORDS_S)
+        self._channel.close()
+        await closed
+        self.gone.set_result(self._process.wait())
+
+    def _on_closed(self, error: Exception | None) -> None:
+        self.channel_error = error
+        self._closed.set()
+
+
+async def _exited(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a child without a thread where the system can tell (Linux: pidfd)."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # another system, or no descriptor left
+        await asyncio.to_thread(process.wait)
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    try:
+        loop.add_reader(descriptor, ended.set)
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the way to this package: ``-P`` keeps the worker from looking into the current folder."""
+    environment = dict(os.environ)
+    root = Path(inferd.__file__).resolve().parents[1]
+    if root.name not in ("site-packages", "dist-packages"):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), environment.get("PYTHONPATH"))))
+    return environment

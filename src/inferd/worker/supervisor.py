@@ -1,0 +1,344 @@
+"""Keeps one replica's worker alive: start, load, watch, restart, stop.
+
+Runs in the gateway's event loop. Knows when a worker is ready, hung or dead and when to try again;
+knows nothing of queues: what was in flight in a lost worker is its owner's to settle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from inferd import clock
+from inferd.config import ModelConfig
+from inferd.errors import ModelLoadError
+from inferd.events import Emit, ReplicaChanged
+from inferd.types import Failure, ModelInfo, Output, StepStats
+from inferd.worker.messages import (
+    Detokenized,
+    FromWorker,
+    Heartbeat,
+    Load,
+    LoadFailed,
+    Loading,
+    Outputs,
+    Ready,
+    Stop,
+    Tokenized,
+    ToWorker,
+)
+from inferd.worker.process import WORKER_COMMAND, WorkerProcess
+
+State = Literal["starting", "loading", "ready", "hung", "died", "failed", "stopped"]
+
+_log = logging.getLogger("inferd.supervisor")
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to wait for what, in seconds."""
+
+    watch_s: float = 0.5  # between two looks at the clock
+    silent_s: float = 5.0  # without a message from a ready worker
+    silent_loading_s: float = 60.0  # likewise while it loads, when one call may hold the interpreter for long
+    first_delay_s: float = 0.1  # before the first restart; doubles with each in a row
+    longest_delay_s: float = 30.0
+    healthy_s: float = 60.0  # ready for this long: the next failure counts as the first
+    stop_s: float = 3.0  # between asking a worker to stop and killing it
+    stacks_s: float = 0.2  # for a hung worker to write its stacks
+    first_loads: int = 5  # deaths in a row, without ever having been ready, before giving up
+
+
+class Owner(Protocol):
+    """Who hears of it: the router's replica."""
+
+    def worker_ready(self, info: ModelInfo) -> None: ...
+    def worker_lost(self, reason: str) -> None:
+        """Whatever was in flight is gone. Called once for each life that was ready."""
+
+    def worker_failed(self, failure: Failure) -> None:
+        """The model cannot be loaded; there will be no other try."""
+
+    def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None: ...
+    def worker_answered(self, answer: Tokenized | Detokenized) -> None: ...
+    def worker_writable(self) -> None: ...
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a worker's life ended."""
+
+    state: Literal["died", "hung", "failed"]
+    reason: str
+    ready_s: float | None = None  # how long it was ready; None: never
+    failure: Failure | None = None
+
+
+class Supervisor:
+    """One replica's worker through all its lives."""
+
+    def __init__(
+        self,
+        model: str,
+        replica: int,
+        config: ModelConfig,
+        owner: Owner,
+        emit: Emit,
+        *,
+        command: Sequence[str] = WORKER_COMMAND,
+        patience: Patience = Patience(),
+    ) -> None:
+        self._model = model
+        self._replica = replica
+        self._config = config
+        self._owner = owner
+        self._emit = emit
+        self._command = command
+        self._patience = patience
+        self._process: WorkerProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._leaving = asyncio.Event()
+        self._watch = _Watch()
+        self._info: ModelInfo | None = None
+        self._load_failure: Failure | None = None
+        self._rss_bytes = 0
+        self.state: State = "starting"
+        self.reason = ""
+        self.restarts = 0
+        self.was_ready = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def is_writable(self) -> bool:
+        return self._process is not None and self._process.is_writable
+
+    def start(self) -> None:
+        """Start the worker now, and keep it running."""
+        self._begin()
+        self._task = asyncio.get_running_loop().create_task(self._supervise())
+
+    def send(self, message: ToWorker) -> None:
+        """To the worker of this moment; lost with it."""
+        if self._process is not None:
+            self._process.send(message)
+
+    async def stop(self) -> None:
+        """Ask the worker to leave, kill it if it does not. Idempotent."""
+        self._leaving.set()
+        if self._process is not None:
+            self._process.send(Stop())
+            await self._gone_within(self._process, self._patience.stop_s)
+        if self._task is not None:
+            await self._task
+        if self.state != "stopped":
+            self._change("stopped")
+
+    # -- lives ------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        in_a_row = 0
+        while True:
+            ending = await self._live()
+            if self._leaving.is_set():
+                return
+            if ending.ready_s is not None and ending.ready_s >= self._patience.healthy_s:
+                in_a_row = 0
+            in_a_row += 1
+            if not self.was_ready and (ending.failure is not None or in_a_row >= self._patience.first_loads):
+                failure = (
+                    ending.failure
+                    or ModelLoadError(
+                        f"The worker of {self._model!r} ended {in_a_row} times while loading ({ending.reason}); "
+                        "its output is in the log."
+                    ).to_failure()
+                )
+                self._change("failed", failure.message)
+                self._owner.worker_failed(failure)
+                return
+            delay = self._patience.longest_delay_s if ending.failure is not None else self._delay(in_a_row)
+            _log.warning("replica %d of %s: %s; restarting in %.1f s", self._replica, self._model, ending.reason, delay)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), delay)
+            if self._leaving.is_set():
+                return
+            self.restarts += 1
+            self._begin()
+
+    def _delay(self, in_a_row: int) -> float:
+        longest = min(self._patience.longest_delay_s, self._patience.first_delay_s * 2.0 ** min(in_a_row - 1, 30))
+        return longest * random.uniform(0.75, 1.25)
+
+    def _begin(self) -> None:
+        """Start a process; where that is impossible now, ``_live`` finds none."""
+        self._info = self._load_failure = None
+        self._rss_bytes = 0
+        self._watch = _Watch()
+        self._change("starting")
+        name = f"{self._model}/{self._replica}"
+        try:
+            self._process = WorkerProcess(self._command, name, self._take, self._owner.worker_writable)
+        except OSError as error:
+            self._process = None
+            self.reason = f"no process could be started: {error.strerror or error}"
+            return
+        self._process.send(Load(self._model, self._config))
+
+    async def _live(self) -> Ending:
+        """The present process's life to its end. Afterwards nothing of it is left."""
+        process = self._process
+        if process is None:
+            self._change("died", self.reason)
+            return Ending("died", self.reason)
+        hung = await self._until_gone(process)
+        status = process.gone.result()
+        self._process = None
+        if self._leaving.is_set():
+            ending = Ending("died", "stopped")
+        elif self._load_failure is not None:
+            ending = Ending("failed", self._load_failure.message, None, self._load_failure)
+        elif hung is not None:
+            ending = Ending("hung", hung)
+        else:
+            ending = Ending("died", _reason(status, process.channel_error))
+        if self._info is not None:
+            ending = msgspec.structs.replace(ending, ready_s=clock.now() - self._watch.ready_at)
+            self._info = None
+        if not self._leaving.is_set() and ending.state != self.state:
+            self._change("died" if ending.state == "failed" else ending.state, ending.reason)
+        if ending.ready_s is not None:
+            self._owner.worker_lost(ending.reason)
+        return ending
+
+    async def _until_gone(self, process: WorkerProcess) -> str | None:
+        """Wait for the end and bring it about when the worker hangs; what was wrong with it."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(process.gone), self._patience.watch_s)
+                return None
+            hung = None if self._leaving.is_set() else self._what_hangs()
+            if hung is None:
+                continue
+            self._change("hung", hung)
+            _log.error("replica %d of %s is hung: %s; killing it", self._replica, self._model, hung)
+            process.signal(signal.SIGUSR1)
+            await self._gone_within(process, self._patience.stacks_s)
+            return hung
+
+    def _what_hangs(self) -> str | None:
+        """Time is counted in looks at the clock, so that a pause of the gateway itself blames nobody."""
+        watch, patience = self._watch, self._patience
+        watch.pass_time(clock.now(), 2 * patience.watch_s)
+        if self._info is None:
+            if watch.alive_s > self._config.load_timeout_s:
+                return f"loading took longer than load_timeout_s, {self._config.load_timeout_s:g} s"
+            if watch.silent_s > patience.silent_loading_s:
+                return f"it sent nothing for {patience.silent_loading_s:g} s while loading"
+            return None
+        if watch.silent_s > patience.silent_s:
+            return f"it sent nothing for {patience.silent_s:g} s"
+        if watch.stuck_s > self._config.hang_timeout_s:
+            return f"a step took longer than hang_timeout_s, {self._config.hang_timeout_s:g} s"
+        return None
+
+    async def _gone_within(self, process: WorkerProcess, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(asyncio.shield(process.gone), seconds)
+        except TimeoutError:
+            process.kill()
+            await asyncio.shield(process.gone)
+
+    # -- messages ---------------------------------------------------------------------------
+
+    def _take(self, messages: list[FromWorker]) -> None:
+        self._watch.silent_s = 0.0
+        for message in messages:
+            match message:
+                case Outputs(outputs, stats):
+                    self._owner.worker_outputs(outputs, stats)
+                case Heartbeat():
+                    self._beat(message)
+                case Tokenized() | Detokenized():
+                    self._owner.worker_answered(message)
+                case Loading():
+                    if self.state == "starting":
+                        self._change("loading")
+                case Ready(info):
+                    self._info = info
+                    self.was_ready = True
+                    self._watch.ready_at = clock.now()
+                    self._change("ready")
+                    self._owner.worker_ready(info)
+                case LoadFailed(failure):
+                    self._load_failure = failure
+
+    def _beat(self, beat: Heartbeat) -> None:
+        self._watch.progress(beat.steps, beat.busy)
+        if beat.rss_bytes != self._rss_bytes and self.state == "ready":
+            self._rss_bytes = beat.rss_bytes
+            self._emit(self._event())
+
+    # -- telling ----------------------------------------------------------------------------
+
+    def _change(self, state: State, reason: str = "") -> None:
+        self.state, self.reason = state, reason
+        self._emit(self._event())
+
+    def _event(self) -> ReplicaChanged:
+        info = self._info
+        return ReplicaChanged(
+            model=self._model,
+            replica=self._replica,
+            state=self.state,
+            reason=self.reason,
+            restarts=self.restarts,
+            load_s=info.load_s if info is not None else {},
+            kv_blocks=info.num_blocks if info is not None else 0,
+            block_size=info.block_size if info is not None else 0,
+            rss_bytes=self._rss_bytes if self.state == "ready" else 0,
+            max_model_len=info.max_model_len if info is not None else 0,
+        )
+
+
+class _Watch:
+    """What is known of a worker's liveliness."""
+
+    __slots__ = ("_looked_at", "_steps", "alive_s", "is_busy", "ready_at", "silent_s", "stuck_s")
+
+    def __init__(self) -> None:
+        self._looked_at = clock.now()
+        self._steps = -1
+        self.is_busy = False
+        self.alive_s = 0.0
+        self.silent_s = 0.0
+        self.stuck_s = 0.0
+        self.ready_at = 0.0
+
+    def pass_time(self, now: float, at_most: float) -> None:
+        passed, self._looked_at = min(now - self._looked_at, at_most), now
+        self.alive_s += passed
+        self.silent_s += passed
+        if self.is_busy:
+            self.stuck_s += passed
+
+    def progress(self, steps: int, busy: bool) -> None:
+        if steps != self._steps or not busy:
+            self.stuck_s = 0.0
+        self._steps, self.is_busy = steps, busy
+
+
+def _reason(status: int, error: Exception | None) -> str:
+    if error is not None and status in (0, -signal.SIGKILL):
+        return f"its channel broke: {error}"
+    if status >= 0:
+        return f"its process exited with status {status}"
+    with contextlib.suppress(ValueError):
+        return f"its process was killed by {signal.Signals(-status).name}"
+    return f"its process was killed by signal {-status}"

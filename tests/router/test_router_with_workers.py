@@ -1,0 +1,387 @@
+"""The router over real worker processes: what must hold when they are killed, stopped, hung or broken."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.worker.tiny_backend import letters
+from tests.worker.watching import (
+    ask,
+    outputs_of,
+    serving,
+    text_of,
+    until,
+    worker_pid,
+)
+
+from inferd.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable
+from inferd.types import GenerateRequest, TextPrompt
+
+
+def test_a_request_streams_token_by_token_and_ends_once() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            outputs = await outputs_of(router.submit(ask(max_tokens=5, n=2)))
+            assert text_of(outputs) == text_of(outputs, 1) == letters(5)
+            assert [o.end is not None for o in outputs].count(True) == 1
+            end = outputs[-1].end
+            assert end is not None
+            assert end.outcome == "done"
+            assert end.usage.completion_tokens == 10
+            assert end.timings.dispatched is not None
+            (ended,) = witness.ended()
+            assert ended.outcome == "done"
+            assert ended.usage == end.usage
+            assert ended.finish_reasons == ("length", "length")
+            assert ended.replica == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_a_request_does_wrong_ends_it_alone() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            good = router.submit(ask("pace=0.01", name="good", max_tokens=20))
+            expected = {
+                "invalid": ("refused", "invalid_request"),
+                "defect": ("failed", "internal"),
+                "refused": ("refused", "overloaded"),
+            }
+            for word, (outcome, kind) in expected.items():
+                (only,) = await outputs_of(router.submit(ask(word, name=word)))
+                assert only.end is not None
+                assert (only.end.outcome, only.end.failure and only.end.failure.kind) == (outcome, kind)
+            assert text_of(await outputs_of(good)) == letters(20)
+            assert witness.count("ready") == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_exception_in_a_step_fails_the_requests_of_that_step_only(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            gate = tmp_path / "gate"
+            later = router.submit(ask(f"gate={gate}", name="later"))
+            (failed,) = await outputs_of(router.submit(ask("raise", name="bad")))
+            assert failed.end is not None
+            assert failed.end.failure is not None
+            assert failed.end.failure.kind == "internal"
+            gate.touch()
+            assert text_of(await outputs_of(later)) == letters(4)
+            assert witness.count("ready") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_whose_steps_keep_failing_is_replaced() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            for i in range(3):
+                await outputs_of(router.submit(ask("raise", name=f"bad-{i}")))
+            await until(lambda: witness.count("ready") == 2, "the second worker is ready")
+            assert text_of(await outputs_of(router.submit(ask(name="good")))) == letters(4)
+
+    asyncio.run(scenario())
+
+
+def test_after_kill_9_started_streams_fail_within_2_s_and_waiting_requests_run_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            started = router.submit(ask("pace=0.02", name="started", max_tokens=1000))
+            first = await anext(started)
+            assert text_of([first])
+            gate = tmp_path / "gate"
+            unstarted = [router.submit(ask(f"gate={gate}", name=f"unstarted-{i}")) for i in range(3)]
+            await until(lambda: router.models()[0].in_flight == 4, "all are in the worker")
+            os.kill(worker_pid(router), signal.SIGKILL)
+            killed_at = time.monotonic()
+            rest = await outputs_of(started)
+            assert time.monotonic() - killed_at < 2
+            end = rest[-1].end
+            assert end is not None
+            assert end.failure is not None
+            assert end.failure.kind == "worker_died"
+            assert end.usage.completion_tokens == len(text_of([first, *rest]))
+            gate.touch()
+            for stream in unstarted:
+                outputs = await outputs_of(stream)
+                assert text_of(outputs) == letters(4)
+                assert [o.prompt is not None for o in outputs].count(True) == 1
+            assert witness.count("died") == 1
+            assert router.models()[0].state == "ready"
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_kills_every_worker_is_given_up_after_two(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            gate = tmp_path / "gate"
+            innocents = [router.submit(ask(f"gate={gate}", name=f"innocent-{i}")) for i in range(5)]
+            await until(lambda: router.models()[0].in_flight == 5, "the innocents are in the worker")
+            gate.touch()
+            poison = router.submit(ask("die", name="poison"))
+            (end,) = [o.end for o in await outputs_of(poison)]
+            assert end is not None
+            assert end.failure is not None
+            assert (end.failure.kind, end.failure.code) == ("worker_died", "poison_request")
+            for stream in innocents:
+                last = (await outputs_of(stream))[-1].end
+                assert last is not None
+                # An innocent that had output when the worker died ends with it; none is called poison.
+                assert last.outcome == "done" or (last.failure is not None and last.failure.code == "worker_died")
+            assert witness.count("died") == 2
+
+    asyncio.run(scenario())
+
+
+def test_innocents_that_had_no_output_survive_a_poison_request_in_their_batch(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            gate = tmp_path / "gate"
+            innocents = [router.submit(ask(f"gate={gate}", name=f"innocent-{i}")) for i in range(5)]
+            await until(lambda: router.models()[0].in_flight == 5, "the innocents are in the worker")
+            poison = router.submit(ask("die", name="poison"))
+            await until(lambda: witness.count("died") == 1, "the first worker is dead")
+            gate.touch()
+            for stream in innocents:
+                assert text_of(await outputs_of(stream)) == letters(4)
+            (only,) = await outputs_of(poison)
+            assert only.end is not None
+            assert only.end.failure is not None
+            assert only.end.failure.code == "poison_request"
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_worker_is_noticed_and_replaced() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            pid = worker_pid(router)
+            os.kill(pid, signal.SIGSTOP)
+            stream = router.submit(ask(name="waits"))
+            assert text_of(await outputs_of(stream)) == letters(4)
+            assert "hung" in witness.states()
+            assert worker_pid(router) != pid
+
+    asyncio.run(scenario())
+
+
+def test_a_hung_step_is_noticed_and_its_worker_replaced(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(hang_timeout_s=1.5) as (router, witness):
+            started = router.submit(ask("hang@2", name="started"))
+            outputs = await outputs_of(started)
+            assert text_of(outputs) == letters(2)
+            end = outputs[-1].end
+            assert end is not None
+            assert end.failure is not None
+            assert end.failure.kind == "worker_died"
+            assert "hung" in witness.states()
+            assert text_of(await outputs_of(router.submit(ask(name="next")))) == letters(4)
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_cannot_be_loaded_fails_without_restarts_and_says_why() -> None:
+    async def scenario() -> None:
+        async with serving("missing", until_ready=False) as (router, witness):
+            waiting = router.submit(ask())
+            await router.settled()
+            status = router.models()[0]
+            assert (status.state, status.replicas_ready) == ("failed", 0)
+            assert "config.json" in router.load_failures()["tiny"].message
+            (only,) = await outputs_of(waiting)
+            assert only.end is not None
+            assert only.end.failure is not None
+            assert only.end.failure.kind == "unavailable"
+            with pytest.raises(Unavailable, match="could not be loaded"):
+                router.submit(ask(name="late"))
+            assert witness.states() == ["starting", "loading", "failed"] or witness.states() == [
+                "starting",
+                "loading",
+                "died",
+                "failed",
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_dies_while_loading_is_given_up_after_some_tries() -> None:
+    async def scenario() -> None:
+        async with serving("die", until_ready=False) as (router, witness):
+            await router.settled()
+            assert router.models()[0].state == "failed"
+            assert witness.count("starting") == 5
+
+    asyncio.run(scenario())
+
+
+def test_a_hanging_load_is_cut_off_at_its_timeout() -> None:
+    async def scenario() -> None:
+        async with serving("hang", until_ready=False, load_timeout_s=1.0) as (_, witness):
+            await until(lambda: witness.count("hung") >= 1, "the load is called hung")
+
+    asyncio.run(scenario())
+
+
+def test_requests_wait_while_the_model_loads(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        gate = tmp_path / "gate"
+        async with serving(f"gate={gate}", until_ready=False, max_requests=2) as (router, _):
+            streams = [router.submit(ask(name=f"early-{i}")) for i in range(2)]
+            with pytest.raises(Overloaded) as refused:
+                router.submit(ask(name="one too many"))
+            assert refused.value.retry_after_s >= 1
+            with pytest.raises(Unavailable):
+                await router.tokenize("tiny", TextPrompt(text="ab"))
+            assert router.models()[0].state == "loading"
+            gate.touch()
+            for stream in streams:
+                assert text_of(await outputs_of(stream)) == letters(4)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_request_in_the_queue_never_runs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        gate, mark = tmp_path / "gate", tmp_path / "mark"
+        async with serving(f"gate={gate}", until_ready=False) as (router, witness):
+            left = router.submit(ask(f"mark={mark}", name="left"))
+            stays = router.submit(ask(name="stays"))
+            left.close()
+            left.close()
+            (only,) = await outputs_of(left)
+            assert only.end is not None
+            assert only.end.outcome == "cancelled"
+            gate.touch()
+            await outputs_of(stays)
+            assert not mark.exists()
+            assert [event.outcome for event in witness.ended()] == ["cancelled", "done"]
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_request_in_the_worker_stops_and_is_charged_for_what_was_made() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            stream = router.submit(ask("pace=0.01", max_tokens=100_000))
+            await anext(stream)
+            stream.close()
+            last = (await outputs_of(stream))[-1].end
+            assert last is not None
+            assert last.outcome == "cancelled"
+            assert last.usage.completion_tokens >= 1
+            await until(lambda: router.models()[0].in_flight == 0, "the slot is free")
+            assert len(witness.ended()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_that_passes_in_the_queue_ends_the_request_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        gate, mark = tmp_path / "gate", tmp_path / "mark"
+        async with serving(f"gate={gate}", until_ready=False) as (router, _):
+            (only,) = await outputs_of(router.submit(ask(f"mark={mark}", deadline_s=0.05)))
+            assert only.end is not None
+            assert only.end.failure is not None
+            assert only.end.failure.kind == "deadline_exceeded"
+            gate.touch()
+            await outputs_of(router.submit(ask(name="next")))
+            assert not mark.exists()
+
+    asyncio.run(scenario())
+
+
+def test_waiting_too_long_refuses_the_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(f"gate={tmp_path / 'never'}", until_ready=False, queue_timeout_s=0.05) as (router, _):
+            (only,) = await outputs_of(router.submit(ask()))
+            assert only.end is not None
+            assert only.end.outcome == "refused"
+            assert only.end.failure is not None
+            assert (only.end.failure.kind, only.end.failure.code) == ("overloaded", "queue_timeout")
+
+    asyncio.run(scenario())
+
+
+def test_tokenizer_calls_answer_fail_and_survive_a_death() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            assert await router.tokenize("tiny", TextPrompt(text="ab"), want_strings=True) == ([97, 98], ["a", "b"])
+            assert await router.detokenize("tiny", [97, 98]) == "ab"
+            with pytest.raises(InvalidRequest, match="invalid"):
+                await router.tokenize("tiny", TextPrompt(text="invalid"))
+            with pytest.raises(Unavailable):
+                await router.tokenize("tiny", TextPrompt(text="die"))
+            await until(lambda: witness.count("ready") == 2, "the worker is back")
+            assert await router.detokenize("tiny", [97]) == "a"
+
+    asyncio.run(scenario())
+
+
+def test_unknown_models_and_ids_in_use_are_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving() as (router, _):
+            with pytest.raises(ModelNotFound, match="'other'"):
+                router.submit(GenerateRequest(id="x", model="other", prompt=TextPrompt(text="")))
+            stream = router.submit(ask(f"gate={tmp_path / 'gate'}"))
+            with pytest.raises(InvalidRequest, match="already running"):
+                router.submit(ask())
+            stream.close()
+
+    asyncio.run(scenario())
+
+
+def test_draining_refuses_new_work_and_finishes_the_old() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, _):
+            stream = router.submit(ask("pace=0.02", max_tokens=10))
+            router.begin_drain()
+            assert router.draining
+            late = router.submit(ask(name="late but accepted"))
+            drained = asyncio.create_task(router.drain(20))
+            await asyncio.sleep(0)
+            with pytest.raises(Unavailable, match="shutting down"):
+                router.submit(ask(name="too late"))
+            assert text_of(await outputs_of(stream)) == letters(10)
+            assert text_of(await outputs_of(late)) == letters(4)
+            assert await drained
+
+    asyncio.run(scenario())
+
+
+def test_what_outlives_the_grace_period_is_aborted_with_an_error() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, _):
+            stream = router.submit(ask("pace=0.02", max_tokens=10_000))
+            await anext(stream)
+            assert not await router.drain(0.05)
+            router.abort()
+            last = (await outputs_of(stream))[-1].end
+            assert last is not None
+            assert last.failure is not None
+            assert (last.outcome, last.failure.code) == ("failed", "shutting_down")
+
+    asyncio.run(scenario())
+
+
+def test_two_replicas_share_the_work_and_cover_for_each_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(replicas=2) as (router, witness):
+            gate = tmp_path / "gate"
+            streams = [router.submit(ask(f"gate={gate}", name=f"r{i}")) for i in range(6)]
+            assert [r.num_in_flight for r in router.replicas("tiny")] == [3, 3]
+            os.kill(worker_pid(router, 0), signal.SIGKILL)
+            await until(lambda: witness.count("died") == 1, "one worker is dead")
+            assert router.models()[0].state == "degraded"
+            gate.touch()
+            for stream in streams:
+                assert text_of(await outputs_of(stream)) == letters(4)
+
+    asyncio.run(scenario())

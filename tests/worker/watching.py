@@ -1,0 +1,141 @@
+"""Waiting for things to come true, with a deadline; and what tests of real workers share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.worker import tiny_backend
+
+from inferd import clock
+from inferd.config import ModelConfig, QueueConfig
+from inferd.events import Event, ReplicaChanged, RequestEnded
+from inferd.router.router import Router, Stream
+from inferd.types import GenerateRequest, Output, SamplingParams, TextPrompt
+from inferd.worker.supervisor import Patience
+
+TINY_WORKER = (sys.executable, str(Path(tiny_backend.__file__).resolve()))
+IMPATIENT = Patience(watch_s=0.05, silent_s=2.5, first_delay_s=0.02, stacks_s=0.05)
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    """Let the event loop run until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
+        await asyncio.sleep(0.005)
+
+
+def until_now(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    """Likewise without an event loop."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
+        time.sleep(0.005)
+
+
+def ask(
+    text: str = "hello",
+    *,
+    name: str = "r",
+    max_tokens: int = 4,
+    n: int = 1,
+    priority: int = 0,
+    deadline_s: float | None = None,
+) -> GenerateRequest:
+    return GenerateRequest(
+        id=name,
+        model="tiny",
+        prompt=TextPrompt(text=text),
+        sampling=SamplingParams(max_tokens=max_tokens, n=n),
+        priority=priority,
+        deadline_s=deadline_s,
+        arrived_at=clock.now(),
+    )
+
+
+async def outputs_of(stream: Stream) -> list[Output]:
+    return [output async for output in stream]
+
+
+def text_of(outputs: list[Output], index: int = 0) -> str:
+    return "".join(delta.text for output in outputs for delta in output.deltas if delta.index == index)
+
+
+class Witness:
+    """Collects events and answers questions about them."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    def ended(self) -> list[RequestEnded]:
+        return [event for event in self.events if isinstance(event, RequestEnded)]
+
+    def states(self) -> list[str]:
+        """The replicas' changes of state, repetitions left out."""
+        seen: list[str] = []
+        for event in self.events:
+            if isinstance(event, ReplicaChanged) and (not seen or seen[-1] != event.state):
+                seen.append(event.state)
+        return seen
+
+    def count(self, state: str) -> int:
+        return self.states().count(state)
+
+
+@asynccontextmanager
+async def serving(
+    source: str = "tiny",
+    *,
+    replicas: int = 1,
+    max_requests: int = 100,
+    queue_timeout_s: float = 60.0,
+    hang_timeout_s: float = 60.0,
+    load_timeout_s: float = 60.0,
+    patience: Patience = IMPATIENT,
+    until_ready: bool = True,
+) -> AsyncIterator[tuple[Router, Witness]]:
+    """A router with real workers around the tiny backend; at the end nothing of them may be left."""
+    witness = Witness()
+    config = ModelConfig(
+        source=source,
+        replicas=replicas,
+        hang_timeout_s=hang_timeout_s,
+        load_timeout_s=load_timeout_s,
+        queue=QueueConfig(max_requests=max_requests, timeout_s=queue_timeout_s),
+    )
+    router = Router({"tiny": config}, witness, command=TINY_WORKER, patience=patience)
+    await router.start()
+    try:
+        if until_ready:
+            await until(lambda: router.models()[0].replicas_ready == replicas, "the replicas are ready")
+        yield router, witness
+    finally:
+        pids = [replica.pid for replica in router.replicas("tiny")]
+        await router.stop()
+        assert all(pid is None or not is_alive(pid) for pid in pids)
+        identities = [event.request_id for event in witness.ended()]
+        assert len(identities) == len(set(identities)), "a request ended twice"
+
+
+def worker_pid(router: Router, replica: int = 0) -> int:
+    pid = router.replicas("tiny")[replica].pid
+    assert pid is not None
+    return pid
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not count, it counts as left behind elsewhere."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
