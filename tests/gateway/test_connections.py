@@ -153,6 +153,55 @@ def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
     assert received.index(b"x-request-id: one") < received.index(b"x-request-id: two")
 
 
+@pytest.mark.parametrize("cut", [0, 40, 10_000])
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_an_offer_of_another_protocol_is_declined_and_the_request_served(
+    server: Running, protocol: str, cut: int
+) -> None:
+    offer = ("connection: Upgrade, HTTP2-Settings", f"upgrade: {protocol}", "http2-settings: AAA")
+    whole = request("/v1/completions", b'{"prompt": "a"}', *offer)
+    cut = whole.index(b"\r\n\r\n") + 4 if cut == 0 else cut
+    with connect(server) as connection:
+        for _ in range(2):
+            connection.sendall(whole[:cut])
+            connection.sendall(whole[cut:])
+            received = read_until(connection, b"Hello world!")
+            assert received.startswith(b"HTTP/1.1 200")
+            assert b"connection: close" not in received
+            while not received.endswith(b"}"):
+                received += connection.recv(65536)
+    assert len(server.events) == 2
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"content-length: 5\r\ntransfer-encoding: chunked\r\n", b"content-length: 5\r\ncontent-length: 6\r\n",
+        b"transfer-encoding: xchunked\r\n", b"transfer-encoding: chunked, identity\r\n", b"host : x\r\n", b" folded: x\r\n",
+    ],
+)  # fmt: skip
+def test_requests_that_two_servers_could_read_differently_are_refused(server: Running, framing: bytes) -> None:
+    smuggled = b"0\r\n\r\nGET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+    with connect(server) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" + framing + b"\r\n" + smuggled)
+        received = read_all(connection)
+    assert received.startswith(b"HTTP/1.1 400")
+    assert received.count(b"\r\n\r\n") == 1
+
+
+def test_garbage_behind_a_request_does_not_get_into_its_answer(server: Running) -> None:
+    server.router.script = None
+    with connect(server) as connection:
+        connection.sendall(request("/v1/chat/completions", BODY))
+        assert server.router.submitted.acquire(timeout=10)
+        stream = server.router.streams[0]
+        server.put(stream, Output(stream.request.id, (Delta(0, "one"),), PromptReport(1)))
+        read_until(connection, b"one")
+        connection.sendall(b"\x00garbage\r\n\r\n")
+        assert b"400" not in read_all(connection)
+    assert server.served().status == 499
+
+
 def test_a_body_announced_too_large_is_refused_unread(server: Running) -> None:
     with connect(server) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999999\r\n\r\n")

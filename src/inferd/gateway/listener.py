@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Final
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -66,7 +67,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.parser is None or self.transport.is_closing():
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(_BAD_REQUEST)
+            return
         if self._in_headers and not self.transport.is_closing():
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES:
@@ -78,6 +87,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begin_headers()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._end_headers()
         if self.transport.is_closing():
             return
@@ -97,17 +108,47 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self.cycle is not None and not self.transport.is_closing():
+        if not self.parser.should_upgrade() and self.cycle is not None and not self.transport.is_closing():
             super().on_message_complete()
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Serve a request that offers another protocol as if it had not.
+
+        Java's client offers HTTP/2 with every first request. The parser stops after such headers and
+        would take the body for the next request, so it gets the same headers again, without the offer.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(_BAD_REQUEST)
+            return
+        kept = [
+            (name, value) for name, value in self.headers if name not in (b"upgrade", b"http2-settings", b"connection")
+        ]
+        options = [
+            option.strip() for name, value in self.headers if name == b"connection" for option in value.split(b",")
+        ]
+        options = [option for option in options if option.lower() not in (b"upgrade", b"http2-settings")]
+        if options:
+            kept.append((b"connection", b", ".join(options)))
+        head = b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode("ascii"))
+        head += b"".join(b"%b: %b\r\n" % header for header in kept) + b"\r\n"
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(head + rest)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(_BAD_REQUEST)
 
     def _refuse(self, answer: bytes) -> None:
         self._end_headers()
-        if not self.transport.is_closing():
-            self.transport.write(answer)
-            self.transport.close()
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(answer)  # else an answer is under way, and this would get into it
+        self.transport.close()
 
     def _begin_headers(self) -> None:
         if not self._in_headers:

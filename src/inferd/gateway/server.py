@@ -94,6 +94,8 @@ class Gateway:
                 await send_response(call, self._error(call, defect))
 
     async def _answer(self, call: Call) -> Response | EventStream:
+        if call.method == "OPTIONS" and call.path == "*":
+            return Response(204, headers=((b"allow", b"GET, HEAD, POST, OPTIONS"),))
         match = self._table.find(call.path)
         if match is None:
             raise RouteNotFound(f"There is nothing at {printable(call.path, 200)!r}; /docs lists what there is.")
