@@ -49,7 +49,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
     template = ChatTemplate.load(folder, tokenizer, Path(config.chat_template) if config.chat_template else None)
     defaults = load_generation_defaults(folder)
     phases.done("tokenizer")
-    decoder = load_model(folder, dtype=config.dtype, device=device, progress=progress)
+    decoder = load_model(folder, dtype=config.dtype, device=device, progress=progress, num_positions=config.max_model_len)
     _check_tokenizer(tokenizer, decoder, folder)
     phases.done("weights")
 

@@ -25,6 +25,21 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
 
+class Head:
+    """The output projection: hidden [R, H] -> logits [R, V] float32.
+
+    Its weight [V, H] may be the embedding table as well, so it is never repacked in place.
+    """
+
+    __slots__ = ("weight",)
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight).float()
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last axis, computed in float32 (Zhang & Sennrich 2019)."""
     y = x.float()

@@ -1,0 +1,290 @@
+"""What a checkpoint's config.json says, in one shape for every family.
+
+Reads both the older keys (``rope_theta``, ``rope_scaling``, ``torch_dtype``) and the newer ones
+(``rope_parameters``, ``dtype``). A field that is missing or of the wrong type is an error that names it.
+``auto_map`` and everything else that would run code from the folder is not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from inferd.engine.model.rope import Rope
+from inferd.errors import ModelLoadError
+
+T = TypeVar("T", int, float, bool, str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoE:
+    """A mixture-of-experts feed-forward (Shazeer et al. 2017): ``top_k`` of ``num_experts`` per token."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    renormalise: bool  # whether the chosen experts' weights are made to sum to one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Sizes and switches of a decoder. Lengths are in elements, windows in tokens."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    norm_eps: float
+    tie_word_embeddings: bool
+    dtype: str
+    eos_token_ids: tuple[int, ...] = ()
+    activation: str = "silu"
+    windows: tuple[int | None, ...] = ()  # per layer; None: the whole text
+    ropes: tuple[Rope | None, ...] = ()  # per layer; None: no rotary embedding
+    attention_scale: float = 1.0
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    moe: tuple[MoE | None, ...] = ()  # per layer
+    parallel_residual: bool = False
+
+
+class Source:
+    """config.json with typed access; every complaint names the file and the field."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            data: Any = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ModelLoadError(f"{path} does not exist. Give the folder of a Hugging Face checkpoint.") from None
+        except (ValueError, RecursionError) as error:
+            raise ModelLoadError(f"{path} is not valid JSON: {error}. Download it again.") from error
+        if not isinstance(data, dict):
+            raise ModelLoadError(f"{path} must be a JSON object.")
+        self.architectures: list[Any] = data.get("architectures") or []
+        if data.get("quantization_config"):
+            method = data["quantization_config"].get("quant_method") if isinstance(data["quantization_config"], dict) else None
+            raise ModelLoadError(f"{path}: the checkpoint is quantised ({method or 'unknown method'}), which is not supported yet. Use the unquantised checkpoint.", param="quantization_config")
+        if isinstance(data.get("text_config"), dict):  # a multimodal wrapper around a text decoder
+            data = {**data, **data["text_config"]}
+        self.data = data
+
+    def get(self, kind: type[T], *names: str, default: T | None = None) -> T:
+        """The first of ``names`` that is set. Raises ModelLoadError when none is and there is no default."""
+        for name in names:
+            value = self.data.get(name)
+            if value is None:
+                continue
+            if kind is float and isinstance(value, int) and not isinstance(value, bool):
+                return float(value)  # type: ignore[return-value]
+            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+                raise ModelLoadError(f"{self.path}: {name} is {value!r}, but must be of type {kind.__name__}.", param=name)
+            return value
+        if default is None:
+            raise ModelLoadError(f"{self.path} has no {names[0]!r}, which this architecture needs.", param=names[0])
+        return default
+
+    def size(self, *names: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self.get(int, *names, default=default)
+        if value < 1:
+            raise ModelLoadError(f"{self.path}: {names[0]} is {value}, but must be at least 1.", param=names[0])
+        return value
+
+    def optional(self, kind: type[T], name: str) -> T | None:
+        return None if self.data.get(name) is None else self.get(kind, name)
+
+    def strings(self, name: str) -> list[str] | None:
+        value = self.data.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise ModelLoadError(f"{self.path}: {name} is {value!r}, but must be a list.", param=name)
+        return [str(v) for v in value]
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        value = self.data.get("eos_token_id")
+        values = value if isinstance(value, list) else [value]
+        return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool))
+
+    def dtype(self) -> str:
+        return str(self.data.get("dtype") or self.data.get("torch_dtype") or "float32").removeprefix("torch.")
+
+
+def rope_of(source: Source, head_dim: int, *, kind: str | None = None, theta: float = 10000.0, fraction: float = 1.0) -> Rope:
+    """The rotary parameters, of layer type ``kind`` where the checkpoint tells them apart."""
+    options: Any = source.data.get("rope_parameters") or source.data.get("rope_scaling") or {}
+    if kind is not None and isinstance(options, dict) and isinstance(options.get(kind), dict):
+        options = options[kind]
+    if not isinstance(options, dict):
+        raise ModelLoadError(f"{source.path}: rope parameters are {options!r}, but must be an object.", param="rope_parameters")
+    options = {k: v for k, v in options.items() if v is not None}
+    variant = str(options.get("rope_type") or options.get("type") or "default")
+    variant = {"su": "longrope", "mrope": "default"}.get(variant, variant)
+    base = options.get("rope_theta", source.data.get("rope_theta", source.data.get("rotary_emb_base", theta)))
+    share = options.get("partial_rotary_factor", source.data.get("partial_rotary_factor", source.data.get("rotary_pct", fraction)))
+    for name, value in (("rope_theta", base), ("partial_rotary_factor", share)):
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            raise ModelLoadError(f"{source.path}: {name} is {value!r}, but must be a positive number.", param=name)
+    original = options.get("original_max_position_embeddings") or source.data.get("original_max_position_embeddings")
+    return Rope(
+        dim=int(head_dim * share) // 2 * 2,
+        theta=float(base),
+        variant=variant,
+        options=options,
+        max_position_embeddings=source.size("max_position_embeddings", "n_positions", default=2048),
+        original_max_position_embeddings=int(original) if original else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the reader of config.json needs to know of a Llama-like family."""
+
+    norm_offset: float = 0.0  # Gemma's weights are stored as w - 1
+    qk_norm: str = ""  # "", "head" or "full"
+    pre_norm: bool = True
+    post_norm: bool = False  # the branch's output is normed before it is added
+    fused: bool = False  # the checkpoint stores merged projections (Phi-3)
+    qkv_bias: bool = False  # always, whatever config.json says
+    gemma: bool = False
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(),
+    "MistralForCausalLM": Family(),
+    "Qwen2ForCausalLM": Family(qkv_bias=True),
+    "Qwen3ForCausalLM": Family(qk_norm="head"),
+    "Qwen3MoeForCausalLM": Family(qk_norm="head"),
+    "MixtralForCausalLM": Family(),
+    "Gemma2ForCausalLM": Family(norm_offset=1.0, post_norm=True, gemma=True),
+    "Gemma3ForCausalLM": Family(norm_offset=1.0, qk_norm="head", post_norm=True, gemma=True),
+    "Gemma3ForConditionalGeneration": Family(norm_offset=1.0, qk_norm="head", post_norm=True, gemma=True),
+    "Phi3ForCausalLM": Family(fused=True),
+    "SmolLM3ForCausalLM": Family(),
+    "Olmo2ForCausalLM": Family(qk_norm="full", pre_norm=False, post_norm=True),
+    "GraniteForCausalLM": Family(),
+}
+
+
+def read_llama(source: Source, architecture: str) -> DecoderConfig:
+    """config.json of the families that are Llama with variations."""
+    family = FAMILIES[architecture]
+    num_layers, num_heads = source.size("num_hidden_layers"), source.size("num_attention_heads")
+    hidden = source.size("hidden_size")
+    num_kv_heads = source.size("num_key_value_heads", default=num_heads)
+    head_dim = source.size("head_dim", default=hidden // num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelLoadError(f"{source.path}: num_attention_heads is {num_heads}, no multiple of num_key_value_heads {num_kv_heads}.", param="num_key_value_heads")
+    kinds = _layer_kinds(source, architecture, num_layers)
+    window = source.optional(int, "sliding_window")
+    scale = head_dim**-0.5
+    if family.gemma:
+        scale = source.get(float, "query_pre_attn_scalar", default=float(head_dim)) ** -0.5
+    elif architecture == "GraniteForCausalLM":
+        scale = source.get(float, "attention_multiplier", default=scale)
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=source.size("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=source.size("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=source.size("max_position_embeddings"),
+        norm_eps=source.get(float, "rms_norm_eps", default=1e-6),
+        tie_word_embeddings=source.get(bool, "tie_word_embeddings", default=family.gemma),
+        dtype=source.dtype(),
+        eos_token_ids=source.eos_token_ids(),
+        activation=source.get(str, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh" if family.gemma else "silu"),
+        windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+        ropes=_ropes(source, architecture, kinds, head_dim),
+        attention_scale=scale,
+        attention_softcap=source.optional(float, "attn_logit_softcapping") if family.gemma else None,
+        final_softcap=source.optional(float, "final_logit_softcapping") if family.gemma else None,
+        qkv_bias=family.qkv_bias or source.get(bool, "attention_bias", default=False),
+        output_bias=not family.qkv_bias and source.get(bool, "attention_bias", default=False),
+        mlp_bias=source.get(bool, "mlp_bias", default=False),
+        embedding_multiplier=source.get(float, "embedding_multiplier", default=1.0),
+        residual_multiplier=source.get(float, "residual_multiplier", default=1.0),
+        logits_divisor=source.get(float, "logits_scaling", default=1.0),
+        moe=_experts(source, architecture, num_layers),
+    )
+
+
+def _layer_kinds(source: Source, architecture: str, num_layers: int) -> list[str]:
+    """"sliding_attention" or "full_attention" per layer."""
+    kinds = source.strings("layer_types")
+    if kinds is None:
+        if architecture == "Gemma2ForCausalLM":
+            kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
+        elif architecture.startswith("Gemma3"):
+            every = source.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
+            kinds = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)]
+        elif architecture.startswith(("Qwen2", "Qwen3", "SmolLM3")):
+            sliding = source.get(bool, "use_sliding_window", default=False)
+            first = source.get(int, "max_window_layers", default=0)
+            kinds = ["sliding_attention" if sliding and i >= first else "full_attention" for i in range(num_layers)]
+        else:
+            kinds = ["sliding_attention" if source.data.get("sliding_window") else "full_attention"] * num_layers
+    elif architecture.startswith(("Qwen2", "Qwen3")) and not source.get(bool, "use_sliding_window", default=False):
+        kinds = ["full_attention"] * len(kinds)
+    if len(kinds) != num_layers:
+        raise ModelLoadError(f"{source.path}: layer_types has {len(kinds)} entries for {num_layers} layers.", param="layer_types")
+    unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
+    if unknown:
+        raise ModelLoadError(f"{source.path}: layer_types has {unknown[0]!r}; supported are full_attention and sliding_attention.", param="layer_types")
+    return kinds
+
+
+def _ropes(source: Source, architecture: str, kinds: list[str], head_dim: int) -> tuple[Rope | None, ...]:
+    if architecture == "SmolLM3ForCausalLM":
+        every = source.size("no_rope_layer_interval", default=4)
+        switches = source.data.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(len(kinds))]
+        rope = rope_of(source, head_dim, theta=2000000.0)
+        return tuple(rope if on else None for on in switches[: len(kinds)])
+    if architecture.startswith("Gemma3"):
+        whole = rope_of(source, head_dim, kind="full_attention", theta=1000000.0)
+        local = rope_of(source, head_dim, kind="sliding_attention", theta=source.get(float, "rope_local_base_freq", default=10000.0))
+        if not isinstance((source.data.get("rope_parameters") or {}).get("sliding_attention"), dict):
+            base = source.get(float, "rope_local_base_freq", default=10000.0)
+            local = Rope(dim=local.dim, theta=base, max_position_embeddings=local.max_position_embeddings)
+        return tuple(whole if kind == "full_attention" else local for kind in kinds)
+    return (rope_of(source, head_dim),) * len(kinds)
+
+
+def _experts(source: Source, architecture: str, num_layers: int) -> tuple[MoE | None, ...]:
+    if architecture == "MixtralForCausalLM":
+        moe = MoE(
+            num_experts=source.size("num_local_experts"),
+            top_k=source.size("num_experts_per_tok"),
+            intermediate_size=source.size("intermediate_size"),
+            renormalise=True,
+        )
+        return (moe,) * num_layers
+    if architecture == "Qwen3MoeForCausalLM":
+        moe = MoE(
+            num_experts=source.size("num_experts", "num_local_experts"),
+            top_k=source.size("num_experts_per_tok"),
+            intermediate_size=source.size("moe_intermediate_size"),
+            renormalise=source.get(bool, "norm_topk_prob", default=False),
+        )
+        every = source.size("decoder_sparse_step", default=1)
+        dense = source.data.get("mlp_only_layers") or []
+        return tuple(moe if i not in dense and (i + 1) % every == 0 else None for i in range(num_layers))
+    return (None,) * num_layers

@@ -1,0 +1,200 @@
+"""The older decoders: layer norm with bias, plain feed-forward. GPT-2, GPT-Neo and GPT-NeoX (Pythia).
+
+Sources: Radford et al. 2019, Black et al. 2021 and 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from inferd.engine import ops
+from inferd.engine.attention import Attention, FlatBatch
+from inferd.engine.model.config import DecoderConfig, Source, rope_of
+from inferd.engine.model.rope import tables
+from inferd.engine.weights import Weights
+from inferd.errors import ModelLoadError
+
+
+def _read(source: Source, architecture: str, *, heads: str, layers: str, hidden: str, positions: str, eps: str, activation: str, default_activation: str) -> DecoderConfig:
+    num_heads, num_layers, width = source.size(heads), source.size(layers), source.size(hidden)
+    if width % num_heads:
+        raise ModelLoadError(f"{source.path}: {hidden} is {width}, no multiple of {heads} {num_heads}.", param=hidden)
+    # GPT-2 calls it n_inner; there, null means four times the hidden size.
+    inner = source.data.get("n_inner" if architecture == "GPT2LMHeadModel" else "intermediate_size") or 4 * width
+    dim = width // num_heads
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=source.size("vocab_size"),
+        hidden_size=width,
+        intermediate_size=int(inner),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=dim,
+        max_position_embeddings=source.size(positions),
+        norm_eps=source.get(float, eps, default=1e-5),
+        tie_word_embeddings=source.get(bool, "tie_word_embeddings", default=architecture != "GPTNeoXForCausalLM"),
+        dtype=source.dtype(),
+        eos_token_ids=source.eos_token_ids(),
+        activation=source.get(str, activation, default=default_activation),
+        windows=_windows(source, architecture, num_layers),
+        # GPT-Neo does not scale its scores.
+        attention_scale=1.0 if architecture == "GPTNeoForCausalLM" else dim**-0.5,
+        parallel_residual=architecture == "GPTNeoXForCausalLM" and source.get(bool, "use_parallel_residual", default=True),
+        ropes=(rope_of(source, dim, fraction=0.25) if architecture == "GPTNeoXForCausalLM" else None,) * num_layers,
+        qkv_bias=source.get(bool, "attention_bias", default=True) if architecture == "GPTNeoXForCausalLM" else True,
+    )
+
+
+def read_gpt(source: Source, architecture: str) -> DecoderConfig:
+    """config.json of GPT-2, GPT-Neo or GPT-NeoX."""
+    if architecture == "GPT2LMHeadModel":
+        if source.data.get("scale_attn_by_inverse_layer_idx"):
+            raise ModelLoadError(f"{source.path}: scale_attn_by_inverse_layer_idx is not supported.", param="scale_attn_by_inverse_layer_idx")
+        return _read(source, architecture, heads="n_head", layers="n_layer", hidden="n_embd", positions="n_positions", eps="layer_norm_epsilon", activation="activation_function", default_activation="gelu_new")
+    if architecture == "GPTNeoForCausalLM":
+        return _read(source, architecture, heads="num_heads", layers="num_layers", hidden="hidden_size", positions="max_position_embeddings", eps="layer_norm_epsilon", activation="activation_function", default_activation="gelu_new")
+    return _read(source, architecture, heads="num_attention_heads", layers="num_hidden_layers", hidden="hidden_size", positions="max_position_embeddings", eps="layer_norm_eps", activation="hidden_act", default_activation="gelu")
+
+
+def _windows(source: Source, architecture: str, num_layers: int) -> tuple[int | None, ...]:
+    if architecture != "GPTNeoForCausalLM":
+        return (None,) * num_layers
+    window = source.size("window_size", default=256)
+    kinds: list[str] = list(source.data.get("attention_layers") or [])
+    if not kinds:
+        for entry in source.data.get("attention_types") or [[["global", "local"], num_layers // 2]]:
+            kinds += list(entry[0]) * int(entry[1])
+    if len(kinds) != num_layers or set(kinds) - {"global", "local"}:
+        raise ModelLoadError(f"{source.path}: attention_types names {len(kinds)} layers for {num_layers}; each must be global or local.", param="attention_types")
+    return tuple(window if kind == "local" else None for kind in kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Where a family keeps its tensors, from the layer's prefix on."""
+
+    layers: str
+    embedding: str
+    positions: str | None
+    final_norm: str
+    head: str
+    norm_1: str
+    norm_2: str
+    out: str
+    up: str
+    down: str
+
+
+_NAMES = {
+    "GPT2LMHeadModel": _Names("transformer.h", "transformer.wte", "transformer.wpe", "transformer.ln_f", "lm_head", "ln_1", "ln_2", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+    "GPTNeoForCausalLM": _Names("transformer.h", "transformer.wte", "transformer.wpe", "transformer.ln_f", "lm_head", "ln_1", "ln_2", "attn.attention.out_proj", "mlp.c_fc", "mlp.c_proj"),
+    "GPTNeoXForCausalLM": _Names("gpt_neox.layers", "gpt_neox.embed_in", None, "gpt_neox.final_layer_norm", "embed_out", "input_layernorm", "post_attention_layernorm", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+}
+
+
+class _Norm:
+    __slots__ = ("bias", "eps", "weight")
+
+    def __init__(self, weights: Weights, at: str, size: int, eps: float) -> None:
+        self.weight, self.bias, self.eps = weights.take(f"{at}.weight", size), weights.take(f"{at}.bias", size), eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
+
+
+class _Layer:
+    __slots__ = ("config", "down", "index", "norm_1", "norm_2", "out", "qkv", "table", "up")
+
+    def __init__(self, config: DecoderConfig, names: _Names, weights: Weights, index: int, table: tuple[Tensor, Tensor] | None) -> None:
+        self.config, self.index, self.table = config, index, table
+        at = f"{names.layers}.{index}"
+        width, inner = config.hidden_size, config.intermediate_size
+        transposed = config.architecture == "GPT2LMHeadModel"  # GPT-2 stores [in, out]
+
+        def linear(name: str, out: int, into: int, *, bias: bool = True) -> ops.Linear:
+            shape = (into, out) if transposed else (out, into)
+            weight = weights.take(f"{at}.{name}.weight", *shape)
+            return ops.Linear(weight.t().contiguous() if transposed else weight, weights.take(f"{at}.{name}.bias", out) if bias else None)
+
+        self.norm_1 = _Norm(weights, f"{at}.{names.norm_1}", width, config.norm_eps)
+        self.norm_2 = _Norm(weights, f"{at}.{names.norm_2}", width, config.norm_eps)
+        match config.architecture:
+            case "GPT2LMHeadModel":
+                self.qkv = linear("attn.c_attn", 3 * width, width)
+            case "GPTNeoForCausalLM":
+                self.qkv = ops.Linear(weights.stack([f"{at}.attn.attention.{n}_proj.weight" for n in "qkv"], [width] * 3, width))
+            case _:
+                self.qkv = _deinterleave(config, weights, f"{at}.attention.query_key_value")
+        self.out = linear(names.out, width, width, bias=config.qkv_bias)
+        self.up = linear(names.up, inner, width)
+        self.down = linear(names.down, width, inner)
+
+    def __call__(self, x: Tensor, batch: FlatBatch, attention: Attention) -> Tensor:
+        attended = self._attend(self.norm_1(x), batch, attention)
+        if self.config.parallel_residual:
+            return x + attended + self._feed_forward(self.norm_2(x))
+        x = x + attended
+        return x + self._feed_forward(self.norm_2(x))
+
+    def _feed_forward(self, h: Tensor) -> Tensor:
+        h = self.up(h)
+        match self.config.activation:
+            case "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast":
+                h = F.gelu(h, approximate="tanh")
+            case "gelu":
+                h = F.gelu(h)
+            case "relu":
+                h = F.relu(h)
+            case other:
+                raise ModelLoadError(f"config.json: activation {other!r} is not supported; supported are gelu_new, gelu and relu.", param="activation_function")
+        return self.down(h)
+
+    def _attend(self, h: Tensor, batch: FlatBatch, attention: Attention) -> Tensor:
+        config = self.config
+        shape = (h.shape[0], config.num_heads, config.head_dim)
+        q, k, v = (part.view(shape) for part in self.qkv(h).chunk(3, dim=-1))
+        if self.table is not None:
+            q, k = ops.rotary(q, k, batch.positions, *self.table)
+        out = attention(self.index, q, k, v, scale=config.attention_scale, window=config.windows[self.index])
+        return self.out(out.reshape(h.shape[0], config.hidden_size))
+
+
+def _deinterleave(config: DecoderConfig, weights: Weights, at: str) -> ops.Linear:
+    """GPT-NeoX stores q, k, v head by head: [heads, 3, dim]. Here they lie one after the other."""
+    heads, dim, width = config.num_heads, config.head_dim, config.hidden_size
+    weight = weights.take(f"{at}.weight", 3 * width, width).view(heads, 3, dim, width).transpose(0, 1).reshape(3 * width, width)
+    bias = weights.take(f"{at}.bias", 3 * width).view(heads, 3, dim).transpose(0, 1).reshape(3 * width) if config.qkv_bias else None
+    return ops.Linear(weight.contiguous(), bias.contiguous() if bias is not None else None)
+
+
+class GPTDecoder:
+    """Implements ``Decoder`` for GPT-2, GPT-Neo and GPT-NeoX."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
+        names = _NAMES[config.architecture]
+        self.config = config
+        self.dtype = weights.dtype
+        rope = config.ropes[0]
+        table = tables(rope, num_positions, weights.device) if rope is not None else None
+        self._embedding = weights.take(f"{names.embedding}.weight", config.vocab_size, config.hidden_size)
+        self._positions = weights.take(f"{names.positions}.weight", config.max_position_embeddings, config.hidden_size) if names.positions else None
+        self._layers = [_Layer(config, names, weights, i, table) for i in range(config.num_layers)]
+        self._norm = _Norm(weights, names.final_norm, config.hidden_size, config.norm_eps)
+        head = f"{names.head}.weight"
+        tied = config.tie_word_embeddings or head not in weights
+        self._head = ops.Head(self._embedding if tied else weights.take(head, config.vocab_size, config.hidden_size))
+
+    def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
+        x = F.embedding(batch.token_ids, self._embedding)
+        if self._positions is not None:
+            x = x + F.embedding(batch.positions, self._positions)
+        for layer in self._layers:
+            x = layer(x, batch, attention)
+        return self._norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)

@@ -1,0 +1,218 @@
+"""The decoder that most families are: RMS norm, rotary attention, gated feed-forward.
+
+Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3, Phi-3, SmolLM3, OLMo 2, Granite, Mixtral and Qwen3-MoE are
+this with switches (``DecoderConfig``, ``Family``). Projections that read the same rows are merged at
+load, and the addition of a branch is fused with the norm that follows it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inferd.engine import ops
+from inferd.engine.attention import Attention, FlatBatch
+from inferd.engine.model.config import DecoderConfig, Family, MoE
+from inferd.engine.model.rope import tables
+from inferd.engine.weights import Weights
+
+Table = tuple[Tensor, Tensor]
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """[T, 2I] -> [T, I]: activation(first half) * second half."""
+    if activation == "silu":
+        return ops.silu_and_mul(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh" if activation in ("gelu_pytorch_tanh", "gelu_new") else "none") * up
+
+
+class FeedForward:
+    """gate_up [2I, H], down [H, I]."""
+
+    __slots__ = ("activation", "down", "gate_up")
+
+    def __init__(self, config: DecoderConfig, family: Family, weights: Weights, at: str) -> None:
+        hidden, wide = config.hidden_size, config.intermediate_size
+        if family.fused:
+            merged = weights.take(f"{at}.gate_up_proj.weight", 2 * wide, hidden)
+        else:
+            merged = weights.stack([f"{at}.gate_proj.weight", f"{at}.up_proj.weight"], [wide, wide], hidden)
+        bias = weights.stack([f"{at}.gate_proj.bias", f"{at}.up_proj.bias"], [wide, wide]) if config.mlp_bias else None
+        self.gate_up = ops.Linear(merged, bias)
+        self.down = ops.Linear(
+            weights.take(f"{at}.down_proj.weight", hidden, wide),
+            weights.take(f"{at}.down_proj.bias", hidden) if config.mlp_bias else None,
+        )
+        self.activation = config.activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(gated(self.gate_up(x), self.activation))
+
+
+class Experts:
+    """A mixture of feed-forwards; only those that some row chose are computed."""
+
+    __slots__ = ("activation", "down", "gate_up", "moe", "router")
+
+    def __init__(self, config: DecoderConfig, moe: MoE, weights: Weights, at: str) -> None:
+        hidden, wide = config.hidden_size, moe.intermediate_size
+        self.moe = moe
+        self.activation = config.activation
+        if config.architecture == "MixtralForCausalLM":
+            at, names = at.removesuffix("mlp") + "block_sparse_moe", ("w1", "w3", "w2")
+        else:
+            names = ("gate_proj", "up_proj", "down_proj")
+        self.router = weights.take(f"{at}.gate.weight", moe.num_experts, hidden)
+        self.gate_up: list[ops.Linear] = []
+        self.down: list[ops.Linear] = []
+        for i in range(moe.num_experts):
+            gate, up, down = (f"{at}.experts.{i}.{name}.weight" for name in names)
+            self.gate_up.append(ops.Linear(weights.stack([gate, up], [wide, wide], hidden)))
+            self.down.append(ops.Linear(weights.take(down, hidden, wide)))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shares = F.linear(x, self.router).float().softmax(-1)
+        share, chosen = shares.topk(self.moe.top_k, dim=-1)  # [T, k]
+        if self.moe.renormalise:
+            share = share / share.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            rows, place = (chosen == expert).nonzero(as_tuple=True)
+            y = self.down[expert](gated(self.gate_up[expert](x[rows]), self.activation))
+            out.index_add_(0, rows, y * share[rows, place].unsqueeze(1).to(y.dtype))
+        return out
+
+
+class Layer:
+    """Attention and feed-forward of one layer, with its norms."""
+
+    __slots__ = ("config", "family", "feed_forward", "index", "k_norm", "norms", "out", "q_norm", "qkv", "table")
+
+    def __init__(self, config: DecoderConfig, family: Family, weights: Weights, index: int, table: Table | None) -> None:
+        self.config, self.family, self.index, self.table = config, family, index, table
+        at = f"model.layers.{index}"
+        hidden, dim = config.hidden_size, config.head_dim
+        widths = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
+        self.norms: dict[str, Tensor] = {}
+        self.q_norm: Tensor | None = None
+        self.k_norm: Tensor | None = None
+
+        def norm(name: str, size: int) -> Tensor:
+            weight = weights.take(f"{at}.{name}.weight", size)
+            # w + 1 in float32, as Gemma computes it.
+            return weight.float() + family.norm_offset if family.norm_offset else weight
+
+        if family.pre_norm:
+            self.norms["attention"] = norm("input_layernorm", hidden)
+            self.norms["feed_forward"] = norm("pre_feedforward_layernorm" if family.post_norm else "post_attention_layernorm", hidden)
+        if family.post_norm:
+            self.norms["after_attention"] = norm("post_attention_layernorm", hidden)
+            self.norms["after_feed_forward"] = norm("post_feedforward_layernorm", hidden)
+        if family.fused:
+            merged = weights.take(f"{at}.self_attn.qkv_proj.weight", sum(widths), hidden)
+        else:
+            merged = weights.stack([f"{at}.self_attn.{n}_proj.weight" for n in "qkv"], widths, hidden)
+        bias = weights.stack([f"{at}.self_attn.{n}_proj.bias" for n in "qkv"], widths) if config.qkv_bias else None
+        self.qkv = ops.Linear(merged, bias)
+        self.out = ops.Linear(
+            weights.take(f"{at}.self_attn.o_proj.weight", hidden, widths[0]),
+            weights.take(f"{at}.self_attn.o_proj.bias", hidden) if config.output_bias else None,
+        )
+        if family.qk_norm:
+            full = family.qk_norm == "full"
+            self.q_norm = norm("self_attn.q_norm", widths[0] if full else dim)
+            self.k_norm = norm("self_attn.k_norm", widths[1] if full else dim)
+        moe = config.moe[index]
+        self.feed_forward: FeedForward | Experts = (
+            FeedForward(config, family, weights, f"{at}.mlp") if moe is None else Experts(config, moe, weights, f"{at}.mlp")
+        )
+
+    def __call__(self, branch: Tensor | None, residual: Tensor, batch: FlatBatch, attention: Attention) -> tuple[Tensor, Tensor]:
+        """``branch``: what is still to be added to ``residual``. Returns the same pair for the next layer."""
+        h, residual = self._enter(branch, residual, "attention")
+        branch = self._leave(self._attend(h, batch, attention), "after_attention")
+        h, residual = self._enter(branch, residual, "feed_forward")
+        return self._leave(self.feed_forward(h), "after_feed_forward"), residual
+
+    def _enter(self, branch: Tensor | None, residual: Tensor, norm: str) -> tuple[Tensor, Tensor]:
+        weight = self.norms.get(norm)
+        if weight is None:
+            residual = residual if branch is None else branch + residual
+            return residual, residual
+        if branch is None:
+            return ops.rms_norm(residual, weight, self.config.norm_eps), residual
+        return ops.add_rms_norm(branch, residual, weight, self.config.norm_eps)
+
+    def _leave(self, branch: Tensor, norm: str) -> Tensor:
+        if self.family.post_norm:
+            branch = ops.rms_norm(branch, self.norms[norm], self.config.norm_eps)
+        if self.config.residual_multiplier != 1.0:
+            branch = branch * self.config.residual_multiplier
+        return branch
+
+    def _attend(self, h: Tensor, batch: FlatBatch, attention: Attention) -> Tensor:
+        config = self.config
+        rows, heads, kv_heads, dim = h.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
+        q, k, v = self.qkv(h).split([heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
+        if self.family.qk_norm == "full":
+            q, k = self._norm_qk(q, k)
+        q, k, v = q.view(rows, heads, dim), k.view(rows, kv_heads, dim), v.view(rows, kv_heads, dim)
+        if self.family.qk_norm == "head":
+            q, k = self._norm_qk(q, k)
+        if self.table is not None:
+            q, k = ops.rotary(q, k, batch.positions, *self.table)
+        out = attention(
+            self.index, q, k, v, scale=config.attention_scale, window=config.windows[self.index], softcap=config.attention_softcap
+        )
+        return self.out(out.reshape(rows, heads * dim))
+
+    def _norm_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        return ops.rms_norm(q, self.q_norm, self.config.norm_eps), ops.rms_norm(k, self.k_norm, self.config.norm_eps)
+
+
+class LlamaDecoder:
+    """Implements ``Decoder`` for the Llama-like families."""
+
+    def __init__(self, config: DecoderConfig, family: Family, weights: Weights, num_positions: int) -> None:
+        self.config = config
+        self.dtype = weights.dtype
+        made: dict[int, Table] = {}
+        layer_tables: list[Table | None] = []
+        for rope in config.ropes:
+            if rope is None:
+                layer_tables.append(None)
+                continue
+            if id(rope) not in made:
+                made[id(rope)] = tables(rope, num_positions, weights.device)
+            layer_tables.append(made[id(rope)])
+        self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        # Gemma scales by the square root of the hidden size, rounded to the model's number format.
+        scale = config.hidden_size**0.5 if family.gemma else config.embedding_multiplier
+        self._scale = float(torch.tensor(scale, dtype=self.dtype)) if family.gemma else scale
+        self._layers = [Layer(config, family, weights, i, layer_tables[i]) for i in range(config.num_layers)]
+        norm = weights.take("model.norm.weight", config.hidden_size)
+        self._norm = norm.float() + family.norm_offset if family.norm_offset else norm
+        tied = config.tie_word_embeddings or "lm_head.weight" not in weights
+        self._head = ops.Head(self._embedding if tied else weights.take("lm_head.weight", config.vocab_size, config.hidden_size))
+
+    def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
+        residual = F.embedding(batch.token_ids, self._embedding)
+        if self._scale != 1.0:
+            residual = residual * self._scale
+        branch: Tensor | None = None
+        for layer in self._layers:
+            branch, residual = layer(branch, residual, batch, attention)
+        assert branch is not None
+        return ops.add_rms_norm(branch, residual, self._norm, self.config.norm_eps)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self._head(hidden)
+        if self.config.logits_divisor != 1.0:
+            logits = logits / self.config.logits_divisor
+        if self.config.final_softcap is not None:
+            logits = torch.tanh(logits / self.config.final_softcap) * self.config.final_softcap
+        return logits

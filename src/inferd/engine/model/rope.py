@@ -1,0 +1,134 @@
+"""Rotary position tables of every variant that checkpoints use.
+
+Sources: Su et al. 2021 (RoPE), kaiokendev 2023 (linear), bloc97 2023 (dynamic NTK), Peng et al. 2023
+(YaRN), Meta 2024 (llama3), Ding et al. 2024 (LongRoPE). Checked against transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inferd.errors import ModelLoadError
+
+VARIANTS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Parameters of one table. ``dim`` is the rotated part of a head."""
+
+    dim: int
+    theta: float
+    variant: str = "default"
+    options: dict[str, object] = field(default_factory=dict)
+    max_position_embeddings: int = 2048
+    original_max_position_embeddings: int | None = None
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.options.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ModelLoadError(f"config.json: rope parameter {name!r} is {value!r}; {self.variant} needs a number there.", param=name)
+        return float(value)
+
+    def numbers(self, name: str) -> list[float]:
+        value = self.options.get(name)
+        if not isinstance(value, list) or len(value) != self.dim // 2:
+            raise ModelLoadError(f"config.json: rope parameter {name!r} must be a list of {self.dim // 2} numbers for {self.variant}.", param=name)
+        return [float(v) for v in value]
+
+
+def tables(rope: Rope, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin [num_positions, dim / 2] float32, the variant's attention factor folded in."""
+    frequencies, factor = _frequencies(rope, num_positions)
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
+    return (angles.cos() * factor).to(device), (angles.sin() * factor).to(device)
+
+
+def _base(rope: Rope, theta: float | None = None) -> Tensor:
+    steps = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
+    return 1.0 / ((theta if theta is not None else rope.theta) ** steps)
+
+
+def _frequencies(rope: Rope, num_positions: int) -> tuple[Tensor, float]:
+    match rope.variant:
+        case "default":
+            return _base(rope), 1.0
+        case "linear":
+            return _base(rope) / rope.number("factor"), 1.0
+        case "dynamic":
+            return _dynamic(rope), 1.0
+        case "llama3":
+            return _llama3(rope), 1.0
+        case "yarn":
+            return _yarn(rope)
+        case "longrope":
+            return _longrope(rope, num_positions)
+        case _:
+            raise ModelLoadError(f"config.json: rope_type is {rope.variant!r}; supported are {', '.join(VARIANTS)}.", param="rope_scaling")
+
+
+def _dynamic(rope: Rope) -> Tensor:
+    # transformers recomputes the base as the text grows beyond the trained length. A paged cache keeps
+    # keys rotated once, so the length is fixed at the trained maximum, where the base is unchanged.
+    factor, longest = rope.number("factor"), rope.max_position_embeddings
+    scale = (factor * longest / longest) - (factor - 1)
+    return _base(rope, rope.theta * scale ** (rope.dim / (rope.dim - 2)))
+
+
+def _llama3(rope: Rope) -> Tensor:
+    base = _base(rope)
+    factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    old = rope.number("original_max_position_embeddings")
+    wavelength = 2 * math.pi / base
+    smooth = (old / wavelength - low) / (high - low)
+    blended = (1 - smooth) * base / factor + smooth * base
+    scaled = torch.where(wavelength > old / low, base / factor, base)
+    medium = (wavelength <= old / low) & (wavelength >= old / high)
+    return torch.where(medium, blended, scaled)
+
+
+def _yarn(rope: Rope) -> tuple[Tensor, float]:
+    original = rope.number("original_max_position_embeddings", rope.original_max_position_embeddings or rope.max_position_embeddings)
+    factor = rope.number("factor", rope.max_position_embeddings / original)
+    dim, theta = rope.dim, rope.theta
+
+    def grow(scale: float, by: float = 1.0) -> float:
+        return 1.0 if scale <= 1 else 0.1 * by * math.log(scale) + 1.0
+
+    attention = rope.options.get("attention_factor")
+    if attention is None:
+        mscale, all_dim = rope.options.get("mscale"), rope.options.get("mscale_all_dim")
+        if mscale and all_dim:
+            attention = grow(factor, rope.number("mscale")) / grow(factor, rope.number("mscale_all_dim"))
+        else:
+            attention = grow(factor)
+    fast, slow = rope.number("beta_fast", 32), rope.number("beta_slow", 1)
+
+    def dim_of(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dim_of(fast), dim_of(slow)
+    if rope.options.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    base = _base(rope)
+    return base / factor * ramp + base * (1 - ramp), float(attention)  # type: ignore[arg-type]
+
+
+def _longrope(rope: Rope, num_positions: int) -> tuple[Tensor, float]:
+    original = rope.original_max_position_embeddings or int(rope.number("original_max_position_embeddings", rope.max_position_embeddings))
+    # Keys are rotated once, when they are written: the served length decides, not the text's.
+    name = "long_factor" if num_positions > original else "short_factor"
+    scale = rope.max_position_embeddings / original if rope.original_max_position_embeddings else rope.number("factor", 1.0)
+    attention = rope.options.get("attention_factor")
+    if attention is None:
+        attention = 1.0 if scale <= 1.0 else math.sqrt(1 + math.log(scale) / math.log(original))
+    return _base(rope) / torch.tensor(rope.numbers(name)), float(attention)  # type: ignore[arg-type]
