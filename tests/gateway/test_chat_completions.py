@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import openai
 import pytest
@@ -328,3 +328,18 @@ def test_one_event_per_request_says_what_happened(server: Running) -> None:
     assert served.response_bytes == len(reply.content)
     assert len(server.events) == 1
     assert server.router.streams[-1].closed.is_set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_was_loading_when_asked_still_has_its_fingerprint(server: Running, stream: bool) -> None:
+    status = server.router.statuses[0]
+    status.info, loaded = None, status.info
+
+    def script(request: GenerateRequest) -> Sequence[Output]:
+        status.info = loaded
+        return words("late")(request)  # type: ignore[return-value]
+
+    server.router.script = script
+    reply = post(server, "/v1/chat/completions", {"messages": HI, "stream": stream})
+    answers = sse(reply.text)[:-1] if stream else [reply.json()]
+    assert {answer["system_fingerprint"] for answer in answers} == {"fp_fake"}

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import httpx
 import pytest
 from tests.gateway.fakes import FakeRouter, running
 
 READY = ["/health", "/health/ready", "/readyz", "/ping"]
 LIVE = ["/health/live", "/healthz", "/livez"]
+
+
+def test_the_gateway_never_imports_torch() -> None:
+    code = "import sys, inferd.gateway.server, inferd.gateway.listener; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_ready_needs_a_ready_replica_of_every_model() -> None:

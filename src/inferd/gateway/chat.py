@@ -13,6 +13,7 @@ from inferd.gateway.generation import (
     collect_all,
     created_at,
     find_model,
+    fingerprint_of,
     ignored_header,
     merge,
     started,
@@ -71,9 +72,11 @@ async def create_chat_completion(router: Upstream, call: Call, body: ChatRequest
     headers = ignored_header(call.ignored)
     if not body.stream:
         (collected,) = await collect_all(call, streams, sampling.n)
+        reply.fingerprint = fingerprint_of(router, model)
         return Response(200, reply.completion(call, collected), headers=headers)
     outputs = merge(streams)
     first = await started(outputs, call)
+    reply.fingerprint = fingerprint_of(router, model)
     writer = _ChatWriter(reply, call)
     return EventStream(events(call, outputs, first, 1, writer, writer.envelope.ending), headers)
 
@@ -135,7 +138,7 @@ class _Reply:
         self.n = n
         self.created = created_at()
         self.model = model.name
-        self.fingerprint = model.info.fingerprint if model.info is not None else None
+        self.fingerprint: str | None = None  # known when the model has answered
         self.parse_tools = bool(body.tools) and body.tool_choice != "none"
         self.only_one_call = body.parallel_tool_calls is False
         self.ids = bool(body.return_token_ids)

@@ -16,6 +16,7 @@ from inferd.gateway.generation import (
     collect_all,
     created_at,
     find_model,
+    fingerprint_of,
     ignored_header,
     merge,
     started,
@@ -65,9 +66,11 @@ async def create_completion(router: Upstream, call: Call, body: CompletionReques
     headers = ignored_header(call.ignored)
     if not body.stream:
         collected = await collect_all(call, streams, sampling.n)
+        reply.fingerprint = fingerprint_of(router, model)
         return Response(200, reply.completion(call, collected), headers=headers)
     outputs = merge(streams)
     first = await started(outputs, call)
+    reply.fingerprint = fingerprint_of(router, model)
     writer = _CompletionWriter(reply, call)
     return EventStream(events(call, outputs, first, len(streams), writer, writer.envelope.ending), headers)
 
@@ -165,7 +168,7 @@ class _Reply:
         self.n = sampling.n
         self.created = created_at()
         self.model = model.name
-        self.fingerprint = model.info.fingerprint if model.info is not None else None
+        self.fingerprint: str | None = None  # known when the model has answered
         self.echo = bool(body.echo)
         self.ids = bool(body.return_token_ids)
         self.as_ids = bool(body.return_tokens_as_token_ids)

@@ -47,6 +47,12 @@ def find_model(router: Upstream, name: str | None) -> ModelStatus:
     raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {_names(served)}.", param="model")
 
 
+def fingerprint_of(router: Upstream, model: ModelStatus) -> str | None:
+    """What identifies the weights and settings; a model that was still loading has told it since."""
+    info = model.info if model.info is not None else find_model(router, model.name).info
+    return info.fingerprint if info is not None else None
+
+
 def _names(served: Sequence[ModelStatus]) -> str:
     names = [printable(status.name) for status in served[:20]]
     return ", ".join(names) + (", ..." if len(served) > 20 else "") if names else "no model"
