@@ -189,7 +189,10 @@ class LlamaDecoder:
             if id(rope) not in made:
                 made[id(rope)] = tables(rope, num_positions, weights.device)
             layer_tables.append(made[id(rope)])
-        self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        embedding = "model.embed_tokens.weight"
+        if config.tie_word_embeddings and embedding not in weights:
+            embedding = "lm_head.weight"  # some writers keep the other name of the one tensor
+        self._embedding = weights.take(embedding, config.vocab_size, config.hidden_size)
         # Gemma scales by the square root of the hidden size, rounded to the model's number format.
         scale = config.hidden_size**0.5 if family.gemma else config.embedding_multiplier
         self._scale = float(torch.tensor(scale, dtype=self.dtype)) if family.gemma else scale
