@@ -133,9 +133,25 @@ def worker_pid(router: Router, replica: int = 0) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not count, it counts as left behind elsewhere."""
+    """Whether a process exists; a zombie does, and is a child that nobody waited for."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     return True
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process that is not our child exists and is no zombie that its new parent has yet to bury."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid: int) -> list[int]:
+    """The process ids of a process's children."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found

@@ -1,0 +1,218 @@
+"""A whole server as a process: start, serve, leave. Real signals, real sockets, the tiny backend below."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.worker.watching import children, is_running, until_now
+
+SCRIPT = Path(__file__).resolve().parent / "tiny_server.py"
+
+
+class Server:
+    """A server process and its address."""
+
+    def __init__(self, server: dict[str, object] | None = None, source: str = "tiny") -> None:
+        config = {"server": {"port": 0, "grace_s": 10, **(server or {})}, "models": {"tiny": {"source": source}}}
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), json.dumps(config)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        self.workers: list[int] = []
+
+    def await_ready(self) -> Server:
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        assert self.url, self.end()[1]
+        self.workers = children(self.process.pid)
+        assert self.workers
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self, seconds: float = 20.0) -> tuple[int, str]:
+        """Exit code and stderr; a process group member left behind is a failure."""
+        _, errors = self.process.communicate(timeout=seconds)
+        until_now(lambda: not any(is_running(pid) for pid in self.workers), "the workers are gone", 10)
+        return self.process.returncode, errors
+
+    def status(self, path: str) -> int:
+        return httpx.get(self.url + path, timeout=10).status_code
+
+    def stream(self, prompt: str, max_tokens: int) -> contextlib.AbstractContextManager[httpx.Response]:
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "stream": True}
+        return httpx.stream("POST", self.url + "/v1/completions", json=body, timeout=30)
+
+
+@contextlib.contextmanager
+def running(server: dict[str, object] | None = None, source: str = "tiny") -> Iterator[Server]:
+    made = Server(server, source)
+    try:
+        yield made.await_ready()
+    finally:
+        made.process.kill()
+        made.process.communicate()
+        until_now(lambda: not any(is_running(pid) for pid in made.workers), "the workers are gone", 10)
+
+
+def test_an_idle_server_leaves_within_2_s_of_sigterm() -> None:
+    with running() as server:
+        assert server.status("/health/ready") == 200
+        with httpx.Client(base_url=server.url) as keeps_its_connection:
+            keeps_its_connection.get("/health/live")
+            began = time.monotonic()
+            server.signal(signal.SIGTERM)
+            code, errors = server.end()
+        assert time.monotonic() - began < 2
+        assert code == 0
+        assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_under_load_refuses_new_work_and_finishes_the_old(number: signal.Signals) -> None:
+    with running() as server, server.stream("pace=0.05", 20) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.signal(number)
+        until_now(lambda: server.status("/health/ready") == 503, "the server says that it is leaving")
+        assert server.status("/health/live") == 200
+        refused = httpx.post(server.url + "/v1/completions", json={"model": "tiny", "prompt": "x"}, timeout=10)
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        assert refused.headers["connection"] == "close"
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+        code, errors = server.end()
+        assert code == 0
+        assert "Traceback" not in errors
+
+
+def test_during_the_drain_delay_requests_are_still_accepted() -> None:
+    with running({"drain_delay_s": 3.0}) as server:
+        server.signal(signal.SIGTERM)
+        until_now(lambda: server.status("/health/ready") == 503, "the server says that it is leaving")
+        answer = httpx.post(server.url + "/v1/completions", json={"model": "tiny", "prompt": "x"}, timeout=10)
+        assert answer.status_code == 200
+        assert server.end()[0] == 0
+
+
+def test_work_that_outlives_the_grace_period_ends_with_an_error_and_more_signals_do_not_prolong_it() -> None:
+    with running({"grace_s": 1.0}) as server, server.stream("pace=0.05", 100_000) as response:
+        lines = response.iter_lines()
+        next(lines)
+        began = time.monotonic()
+        server.signal(signal.SIGTERM)
+        until_now(lambda: server.status("/health/ready") == 503, "the server says that it is leaving")
+        server.signal(signal.SIGTERM)
+        server.signal(signal.SIGTERM)
+        last = [line for line in lines if line][-1]
+        assert "shutting_down" in last
+        code, errors = server.end()
+        assert time.monotonic() - began < 4
+        assert code == 0
+        assert "Traceback" not in errors
+
+
+def test_ctrl_c_three_times_leaves_at_once_and_cleanly() -> None:
+    with running({"grace_s": 600.0}) as server, server.stream("pace=0.05", 100_000) as response:
+        lines = response.iter_lines()
+        next(lines)
+        began = time.monotonic()
+        server.signal(signal.SIGINT)
+        until_now(lambda: server.status("/health/ready") == 503, "the server says that it is leaving")
+        server.signal(signal.SIGINT)
+        server.signal(signal.SIGINT)
+        last = [line for line in lines if line][-1]
+        assert "shutting_down" in last
+        code, errors = server.end()
+        assert time.monotonic() - began < 5
+        assert code == 0
+        assert "Traceback" not in errors
+
+
+def test_a_port_in_use_is_told_before_any_worker_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        began = time.monotonic()
+        server = Server({"port": port}, source="die")
+        code, errors = server.end()
+        assert time.monotonic() - began < 3
+        assert code == 1
+        assert f"Port {port}" in errors
+        assert "server.port" in errors
+        assert "worker" not in errors
+
+
+def test_a_server_whose_only_model_cannot_be_loaded_does_not_start() -> None:
+    code, errors = Server(source="missing").end()
+    assert code == 1
+    assert "Error: The folder has no config.json." in errors
+    assert "Traceback" not in errors
+
+
+def test_the_port_answers_while_the_model_loads_and_sigterm_ends_the_loading(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = Server({"port": port}, source=f"gate={tmp_path / 'never'}")
+    server.url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            return server.status("/health/live") == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        until_now(answers, "the port answers")
+        assert server.status("/health/ready") == 503
+        server.workers = children(server.process.pid)
+        assert server.workers
+        began = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.end()[0] == 0
+        assert time.monotonic() - began < 2
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def test_workers_do_not_outlive_a_killed_server_and_its_port_is_free_again() -> None:
+    with running() as server:
+        port = int(server.url.rpartition(":")[2])
+        os.kill(server.workers[0], signal.SIGSTOP)  # it cannot even notice that its channel is closed
+        server.signal(signal.SIGKILL)
+        server.end()
+        with running({"port": port}) as next_server:
+            assert next_server.status("/health/ready") == 200
+
+
+def test_killing_the_worker_mid_stream_ends_the_stream_with_an_error_and_the_server_recovers() -> None:
+    with running() as server:
+        with server.stream("pace=0.05", 100_000) as response:
+            lines = response.iter_lines()
+            next(lines)
+            killed_at = time.monotonic()
+            os.kill(server.workers[0], signal.SIGKILL)
+            last = [line for line in lines if line][-1]
+            assert "worker_died" in last
+            assert time.monotonic() - killed_at < 2
+        until_now(lambda: server.status("/health/ready") == 200, "the server is ready again")
+        answer = httpx.post(server.url + "/v1/completions", json={"model": "tiny", "prompt": "x"}, timeout=10)
+        assert answer.status_code == 200
+        server.workers = children(server.process.pid)
+        metrics = httpx.get(server.url + "/metrics", timeout=10).text
+        assert 'state="died"' in metrics
