@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.generation.utils import GenerateBeamDecoderOnlyOutput
 
 from inferd.engine.beam import BeamState, Hypothesis
 
@@ -94,7 +96,7 @@ def test_hypotheses_are_whole_distinct_and_ordered(seed: int, width: int, max_to
 
 
 @pytest.fixture(scope="module")
-def llama() -> LlamaForCausalLM:
+def llama() -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=40,
@@ -104,15 +106,14 @@ def llama() -> LlamaForCausalLM:
         num_attention_heads=4,
         initializer_range=0.5,
     )
-    return LlamaForCausalLM(config).eval()
+    model: Any = LlamaForCausalLM(config)
+    return model.eval()
 
 
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("penalty", [-0.5, 0.0, 1.0, 1.7])
 @pytest.mark.parametrize("eos", [[36], [36, 37, 11], []])
-def test_the_hypotheses_are_those_of_transformers(
-    llama: LlamaForCausalLM, width: int, penalty: float, eos: list[int]
-) -> None:
+def test_the_hypotheses_are_those_of_transformers(llama: Any, width: int, penalty: float, eos: list[int]) -> None:
     for prompt in ([1, 2, 3], [5, 5], [30, 31, 32, 33]):
         expected = llama.generate(
             torch.tensor([prompt]),
@@ -128,6 +129,8 @@ def test_the_hypotheses_are_those_of_transformers(
             output_scores=True,
             return_dict_in_generate=True,
         )
+        assert isinstance(expected, GenerateBeamDecoderOnlyOutput)
+        assert expected.sequences_scores is not None
         state = BeamState(width=width, max_tokens=10, eos_token_ids=frozenset(eos), length_penalty=penalty)
         lines = [list(prompt)]
         while not state.is_done:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
+from scipy.stats import chisquare  # type: ignore[import-untyped]
 from transformers.generation.logits_process import (
     LogitsProcessor,
     MinPLogitsWarper,
@@ -35,16 +36,9 @@ def some_logits(seed: int, size: int = VOCAB, scale: float = 2.0) -> list[float]
     return [chosen.gauss(0, scale) for _ in range(size)]
 
 
-def row(sampling: SamplingParams, *, seed: int = 0, index: int = 0, **more: object) -> SampleRow:
-    return SampleRow(
-        sampling,
-        more.get("prompt", []),  # type: ignore[arg-type]
-        more.get("output", []),  # type: ignore[arg-type]
-        seed,
-        index,
-        more.get("stop", frozenset()),  # type: ignore[arg-type]
-        more.get("bad", ()),  # type: ignore[arg-type]
-    )
+def row(sampling: SamplingParams, *, seed: int = 0, index: int = 0, **more: Any) -> SampleRow:
+    said = [list(more.get(name, ())) for name in ("prompt", "output")]
+    return SampleRow(sampling, said[0], said[1], seed, index, more.get("stop", frozenset()), more.get("bad", ()))
 
 
 def tokens(results: list[Sampled | InferdError]) -> list[int]:
@@ -97,8 +91,8 @@ def exact(logits: list[float], r: SampleRow) -> list[float]:
 
 
 P = SamplingParams
-SAID: dict[str, object] = {"prompt": [0, 1, 2, 2], "output": [3, 3, 4, 0]}
-CASES: dict[str, tuple[SamplingParams, dict[str, object]]] = {
+SAID: dict[str, Any] = {"prompt": [0, 1, 2, 2], "output": [3, 3, 4, 0]}
+CASES: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
     "plain": (P(), {}),
     "hot": (P(temperature=1.7), {}),
     "cold": (P(temperature=0.4), {}),
@@ -340,7 +334,8 @@ def test_log_probabilities_are_those_of_the_untouched_logits() -> None:
     assert [t for t, _ in first.top] == best.indices.tolist()
     assert [p for _, p in first.top] == pytest.approx(best.values.tolist(), abs=1e-6)
     assert second == Sampled(int(before[1].argmax()), 0.0, 0, ())
-    assert third == Sampled(int(before[2].argmax()), pytest.approx(float(before[2].max()), abs=1e-6), 1, ())
+    assert third.logprob == pytest.approx(float(before[2].max()), abs=1e-6)
+    assert (third.token_id, third.rank, third.top) == (int(before[2].argmax()), 1, ())
 
 
 def test_log_probabilities_count_the_padding_as_the_model_does() -> None:
