@@ -17,6 +17,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from inferd.engine import native
+
 
 @dataclass(slots=True)
 class FlatBatch:
@@ -37,12 +39,23 @@ class KVCache:
 
     __slots__ = ("block_size", "keys", "num_blocks", "values")
 
-    def __init__(self, *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         shape = (num_blocks, num_kv_heads, block_size, head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        # Not cleared: what was never written is never read, and untouched pages cost no memory.
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in every layer: copy-on-write of shared blocks."""
@@ -85,7 +98,17 @@ class ReferenceAttention:
         self.cache = cache
         self.batch = batch
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None = None, softcap: float | None = None) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         batch, cache = self.batch, self.cache
         size = cache.block_size
         keys, values = cache.keys[layer], cache.values[layer]
@@ -115,11 +138,39 @@ class ReferenceAttention:
         return out
 
 
+class NativeAttention:
+    """The compiled kernel (kernels/attention.h): reads the arena in place, parallel over sequences, heads and
+    tiles of rows. A row's result does not depend on the other rows of the batch."""
+
+    __slots__ = ("batch", "cache")
+
+    def __init__(self, cache: KVCache, batch: FlatBatch) -> None:
+        self.cache = cache
+        self.batch = batch
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        return native.attention(self.batch, keys, values, q, k, v, scale, window, softcap).to(q.dtype)
+
+
 def native_available(dtype: torch.dtype, head_dim: int) -> bool:
     """Whether the compiled kernel is there and takes this number format and head size."""
-    return False
+    return native.takes_dtype(dtype) and head_dim % 2 == 0 and 2 <= head_dim <= 256
 
 
 def create_attention(kind: Literal["auto", "reference", "native"], cache: KVCache, batch: FlatBatch) -> Attention:
     """The backend for one step. ``auto``: native where it is available, else the reference."""
+    arena = cache.keys[0]
+    if kind == "native" or (kind == "auto" and arena.is_cpu and native_available(arena.dtype, arena.shape[3])):
+        return NativeAttention(cache, batch)
     return ReferenceAttention(cache, batch)

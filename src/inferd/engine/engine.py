@@ -6,11 +6,13 @@ Owns the requests in the worker from ``add`` to their one end. Every method but 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
+from inferd import clock
 from inferd.engine.beam import BeamState
 from inferd.engine.blocks import BlockPool
 from inferd.engine.generation import Choice, Generation
@@ -135,11 +137,13 @@ class Engine:
         self._current = step = self._scheduler.schedule()
         if step.slices:
             self._note_scheduled(step, now)
+            began = clock.now()
             with torch.inference_mode():
                 hidden = self._runner.run(step)
                 self._scheduler.commit(step)
                 self._score_prompts(step, hidden)
-                outputs += self._extend(step, hidden, now)
+                # Tokens are there when they have been computed, not when the step began.
+                outputs += self._extend(step, hidden, lambda: now + clock.now() - began)
         self._current = None
         return outputs, self._stats(step)
 
@@ -199,7 +203,7 @@ class Engine:
                     known += [generation.describe(s, sampling.prompt_logprobs) for s in scored]
             row += part.count
 
-    def _extend(self, step: Step, hidden: Tensor, now: float) -> list[Output]:
+    def _extend(self, step: Step, hidden: Tensor, tell_time: Callable[[], float]) -> list[Output]:
         """Sample every sequence that has caught up, and collect the news."""
         rows: list[int] = []  # of hidden, one for each sequence in ``ready``
         ready: list[Sequence] = []
@@ -216,10 +220,11 @@ class Engine:
             for sequence in [part.sequence, *self._fork(part, generation)]:
                 rows.append(at - 1)
                 ready.append(sequence)
+        logits = self._runner.logits(hidden, rows) if ready else hidden
+        now = tell_time()
         outputs = [self._finish_unsampled(generation, now) for generation in scored]
         if not ready:
             return outputs
-        logits = self._runner.logits(hidden, rows)
         changed: dict[str, list[Choice]] = {}
         plain = [i for i, s in enumerate(ready) if s.request_id not in self._beams]
         if plain:
