@@ -3,3 +3,16 @@
 from __future__ import annotations
 
 __version__ = "0.1.0"
+
+_LAZY = {"LLM": "inferd.llm", "SamplingParams": "inferd.types"}
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    """``from inferd import LLM, SamplingParams``: found when asked for, as the server needs neither."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'inferd' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

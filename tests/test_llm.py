@@ -1,0 +1,212 @@
+"""Offline use over a fake engine: order, errors, streams, interruption. No model, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from inferd.errors import InvalidRequest
+from inferd.llm import LLM
+from inferd.types import (
+    JSON,
+    Chat,
+    Delta,
+    End,
+    Failure,
+    GenerateRequest,
+    ModelInfo,
+    Output,
+    SamplingParams,
+    StepStats,
+    TextPrompt,
+    TokenPrompt,
+    Usage,
+)
+
+INFO = ModelInfo(
+    name="echo", source="-", architecture="Echo", dtype="float32", max_model_len=64, vocab_size=256,
+    num_parameters=0, num_blocks=8, block_size=16, max_num_seqs=2,
+)  # fmt: skip
+
+
+class EchoBackend:
+    """Answers every prompt with itself, one character a step; token ids are code points."""
+
+    def __init__(self) -> None:
+        self.info = INFO
+        self.left: dict[str, str] = {}
+        self.seen: dict[str, GenerateRequest] = {}
+        self.cancelled: set[str] = set()
+        self.most_together = 0
+        self.is_closed = False
+
+    def prepare(self, request: GenerateRequest) -> object:
+        match request.prompt:
+            case TextPrompt():
+                text = request.prompt.text
+            case TokenPrompt():
+                text = "".join(map(chr, request.prompt.token_ids))
+            case Chat():
+                text = str(request.prompt.messages[-1]["content"])
+        if not text:
+            raise InvalidRequest("prompt has no tokens. Give at least one.", param="prompt")
+        self.seen[request.id] = request
+        return request.id, text
+
+    def add(self, prepared: object, now: float) -> None:
+        assert isinstance(prepared, tuple)
+        self.left[prepared[0]] = prepared[1][: self.seen[prepared[0]].sampling.max_tokens]
+        self.most_together = max(self.most_together, len(self.left))
+
+    def cancel(self, request_id: str) -> None:
+        if request_id in self.left:
+            self.cancelled.add(request_id)
+
+    def step(self, now: float) -> tuple[list[Output], StepStats]:
+        outputs = []
+        # Later requests first: the order of ends is not the order of prompts.
+        for request_id in reversed(list(self.left)):
+            text = self.left[request_id]
+            if request_id in self.cancelled:
+                del self.left[request_id]
+                outputs.append(Output(request_id, (), None, End("cancelled")))
+            elif text.startswith("!"):
+                del self.left[request_id]
+                outputs.append(Output(request_id, (), None, End("failed", failure=Failure("internal", "It broke."))))
+            else:
+                self.left[request_id] = text[1:]
+                is_last = len(text) == 1
+                delta = Delta(0, text[0], (ord(text[0]),), None, "stop" if is_last else None)
+                end = End("done", Usage(len(text), 1)) if is_last else None
+                if is_last:
+                    del self.left[request_id]
+                outputs.append(Output(request_id, (delta,), None, end))
+        return outputs, StepStats()
+
+    def due(self, now: float) -> float | None:
+        return now if self.left else None
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def backend() -> EchoBackend:
+    return EchoBackend()
+
+
+@pytest.fixture
+def llm(backend: EchoBackend) -> Iterator[LLM]:
+    with LLM.over(backend) as made:
+        yield made
+
+
+def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["a long first prompt", "b", "cc", "another quite long one", "e"]
+    completions = llm.generate(prompts)
+    assert [completion.prompt for completion in completions] == prompts
+    assert [completion.text for completion in completions] == prompts
+    assert completions[2].outputs[0].token_ids == (99, 99)
+    assert completions[2].outputs[0].finish_reason == "stop"
+
+
+def test_one_prompt_and_token_ids_are_taken_as_well(llm: LLM) -> None:
+    assert llm.generate("hello")[0].text == "hello"
+    assert llm.generate([104, 105])[0].text == "hi"
+    assert [c.text for c in llm.generate([[104, 105], [111]])] == ["hi", "o"]
+    assert llm.generate([]) == []
+
+
+def test_the_engine_is_kept_full_but_not_flooded(llm: LLM, backend: EchoBackend) -> None:
+    llm.generate(["x" * (1 + i % 5) for i in range(50)])
+    assert backend.most_together == 2 * INFO.max_num_seqs
+
+
+def test_sampling_is_given_once_or_for_each(llm: LLM) -> None:
+    assert [c.text for c in llm.generate(["abc", "def"], SamplingParams(max_tokens=2))] == ["ab", "de"]
+    each = [SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)]
+    assert [c.text for c in llm.generate(["abc", "def"], each)] == ["a", "de"]
+    with pytest.raises(InvalidRequest, match="1 entries for 2 prompts"):
+        llm.generate(["a", "b"], each[:1])
+
+
+def test_without_sampling_the_models_defaults_apply_and_with_it_none(llm: LLM, backend: EchoBackend) -> None:
+    llm.generate("a")
+    llm.generate("a", SamplingParams(temperature=1.0))
+    without, given = backend.seen.values()
+    assert without.explicit == ()
+    assert "temperature" in given.explicit
+
+
+def test_a_bad_prompt_is_named_before_anything_runs(llm: LLM, backend: EchoBackend) -> None:
+    with pytest.raises(InvalidRequest, match=r"Prompt 1 of 2: prompt has no tokens"):
+        llm.generate(["fine", ""])
+    assert backend.left == {}
+
+
+def test_one_failure_leaves_the_others_unharmed(llm: LLM) -> None:
+    good, bad, other = llm.generate(["good", "!", "other"])
+    assert (good.text, other.text) == ("good", "other")
+    assert bad.outputs == ()
+    assert str(bad.error) == "It broke."
+
+
+def test_chat_takes_one_conversation_or_many_and_joins_text_parts(llm: LLM, backend: EchoBackend) -> None:
+    assert llm.chat([{"role": "user", "content": "hi"}])[0].text == "hi"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    many: list[list[JSON]] = [[{"role": "user", "content": parts}], [{"role": "user", "content": "c"}]]
+    assert [c.text for c in llm.chat(many)] == ["ab", "c"]
+    assert all(isinstance(request.prompt, Chat) for request in backend.seen.values())
+    with pytest.raises(InvalidRequest, match="not text"):
+        llm.chat([{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+def test_a_stream_comes_in_pieces_and_others_run_beside_it(llm: LLM) -> None:
+    stream = llm.stream("abc")
+    assert next(stream) == "a"
+    assert llm.generate("xyz")[0].text == "xyz"
+    assert list(stream) == ["b", "c"]
+
+
+def test_a_stream_left_early_is_cancelled(llm: LLM, backend: EchoBackend) -> None:
+    stream = llm.stream("abcdef")
+    next(stream)
+    stream.close()
+    assert backend.left == {}
+    assert len(backend.cancelled) == 1
+    assert llm.generate("still works")[0].text == "still works"
+
+
+def test_an_interrupted_batch_frees_the_engine(backend: EchoBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM.over(backend) as llm:
+        steps, plain = iter(range(100)), backend.step
+
+        def step(now: float) -> tuple[list[Output], StepStats]:
+            if next(steps) == 3:
+                raise KeyboardInterrupt
+            return plain(now)
+
+        monkeypatch.setattr(backend, "step", step)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["a long prompt", "another long prompt"])
+        assert backend.left == {}
+        assert llm.generate("again")[0].text == "again"
+
+
+def test_a_closed_llm_says_so(backend: EchoBackend) -> None:
+    llm = LLM.over(backend)
+    llm.close()
+    llm.close()
+    assert backend.is_closed
+    with pytest.raises(InvalidRequest, match="closed"):
+        llm.generate("a")
+
+
+def test_the_package_exports_the_class_without_importing_it_early() -> None:
+    import inferd
+
+    assert inferd.LLM is LLM
+    assert inferd.SamplingParams is SamplingParams
+    with pytest.raises(AttributeError, match="nothing"):
+        inferd.nothing  # noqa: B018
