@@ -201,6 +201,7 @@ class Running:
         self.emitted = threading.Semaphore(0)
         self._config = config or ServerConfig(port=0, grace_s=1)
         self._started = threading.Event()
+        self.http = httpx.Client(timeout=10, trust_env=False)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
@@ -243,6 +244,7 @@ class Running:
         return self
 
     def stop(self) -> None:
+        self.http.close()
         self.loop.call_soon_threadsafe(self.server.stop)
         self._thread.join(10)
         assert not self._thread.is_alive()
@@ -271,6 +273,4 @@ def sse(text: str) -> list[Any]:
 
 def post(server: Running, path: str, body: object, **headers: str) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(
-        server.url + path, content=content, headers={"content-type": "application/json", **headers}, timeout=10
-    )
+    return server.http.post(server.url + path, content=content, headers={"content-type": "application/json", **headers})

@@ -221,7 +221,7 @@ def test_other_content_types_are_refused(server: Running, content_type: str) -> 
 )
 def test_json_by_any_of_its_names_is_taken(server: Running, content_type: str) -> None:
     assert post(server, "/v1/completions", b'{"prompt": "a"}', **{"content-type": content_type}).status_code == 200
-    assert httpx.post(server.url + "/v1/completions", content=b'{"prompt": "a"}').status_code == 200
+    assert server.http.post(server.url + "/v1/completions", content=b'{"prompt": "a"}').status_code == 200
 
 
 def test_compressed_bodies_are_refused(server: Running) -> None:
@@ -245,7 +245,7 @@ def test_errors_say_nothing_of_the_inside(server: Running) -> None:
             text = post(server, path, body).text
             assert "Traceback" not in text
             assert "/secret" not in text
-        assert "/secret" not in httpx.get(server.url + "/v1/models").text
+        assert "/secret" not in server.http.get(server.url + "/v1/models").text
     finally:
         server.router.statuses[0].state = "ready"
 

@@ -251,24 +251,24 @@ def test_a_flood_of_headers_is_refused_and_the_connection_closed(server: Running
         except ConnectionError:
             received = b""  # closed while we were still writing
         assert received in (b"",) or b" 431 " in received
-    assert httpx.get(server.url + "/health").status_code == 200
+    assert server.http.get(server.url + "/health").status_code == 200
 
 
 def test_headers_below_the_limit_are_taken(server: Running) -> None:
-    assert httpx.get(server.url + "/health", headers={"x": "a" * 60_000}).status_code == 200
-    assert httpx.get(server.url + "/health", headers={"x": "a" * 70_000}).status_code == 431
+    assert server.http.get(server.url + "/health", headers={"x": "a" * 60_000}).status_code == 200
+    assert server.http.get(server.url + "/health", headers={"x": "a" * 70_000}).status_code == 431
 
 
 def test_head_gives_the_headers_of_get_and_no_body(server: Running) -> None:
     for path in ("/health", "/v1/models", "/openapi.json", "/docs", "/"):
-        head, get = httpx.head(server.url + path), httpx.get(server.url + path)
+        head, get = server.http.head(server.url + path), server.http.get(server.url + path)
         assert head.status_code == get.status_code == 200
         assert head.headers["content-length"] == get.headers["content-length"]
         assert head.content == b""
 
 
 def test_options_say_what_is_allowed_and_nothing_of_other_origins(server: Running) -> None:
-    reply = httpx.options(
+    reply = server.http.options(
         server.url + "/v1/models", headers={"origin": "http://evil", "access-control-request-method": "GET"}
     )
     assert (reply.status_code, reply.headers["allow"]) == (204, "GET, HEAD, OPTIONS")
@@ -280,7 +280,7 @@ def test_options_say_what_is_allowed_and_nothing_of_other_origins(server: Runnin
     ("PUT", "/health", "GET, HEAD, OPTIONS"), ("TRACE", "/health", "GET, HEAD, OPTIONS"), ("PATCH", "/", "GET, HEAD, OPTIONS"),
 ])  # fmt: skip
 def test_a_wrong_method_is_told_the_right_ones(server: Running, method: str, path: str, allow: str) -> None:
-    reply = httpx.request(method, server.url + path)
+    reply = server.http.request(method, server.url + path)
     assert (reply.status_code, reply.headers["allow"]) == (405, allow)
     assert reply.json()["error"]["code"] == "method_not_allowed"
 
@@ -289,7 +289,7 @@ def test_a_wrong_method_is_told_the_right_ones(server: Running, method: str, pat
     "path", ["/nope", "/v1", "/v1/", "/v1/models/", "/v1/chat", "/..%2f..%2fetc/passwd", "/%00", "//health", "/%ff"]
 )
 def test_an_unknown_path_is_a_404_in_the_usual_shape(server: Running, path: str) -> None:
-    reply = httpx.get(server.url + path)
+    reply = server.http.get(server.url + path)
     assert reply.status_code == 404
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
     assert reply.headers["x-request-id"]
@@ -298,10 +298,10 @@ def test_an_unknown_path_is_a_404_in_the_usual_shape(server: Running, path: str)
 
 def test_a_model_name_may_have_slashes() -> None:
     with running(FakeRouter("Qwen/Qwen3-0.6B")) as server:
-        assert httpx.get(server.url + "/v1/models/Qwen/Qwen3-0.6B").json()["id"] == "Qwen/Qwen3-0.6B"
-        assert httpx.get(server.url + "/v1/models/Qwen%2FQwen3-0.6B").json()["max_model_len"] == 128
+        assert server.http.get(server.url + "/v1/models/Qwen/Qwen3-0.6B").json()["id"] == "Qwen/Qwen3-0.6B"
+        assert server.http.get(server.url + "/v1/models/Qwen%2FQwen3-0.6B").json()["max_model_len"] == 128
         assert server.served().route == "/v1/models/{model}"
-        assert httpx.get(server.url + "/v1/models/other").json()["error"]["code"] == "model_not_found"
+        assert server.http.get(server.url + "/v1/models/other").json()["error"]["code"] == "model_not_found"
 
 
 def test_requests_in_flight_may_finish_at_shutdown() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import httpx
 import pytest
 from tests.gateway.fakes import FakeRouter, running
 
@@ -22,12 +21,12 @@ def test_ready_needs_a_ready_replica_of_every_model() -> None:
     router = FakeRouter("a", "b")
     with running(router) as server:
         for path in READY + LIVE:
-            assert httpx.get(server.url + path).status_code == 200, path
+            assert server.http.get(server.url + path).status_code == 200, path
         router.statuses[1].replicas_ready = 0
         router.statuses[1].state = "loading"
         router.statuses[1].detail = "reading weights"
         for path in READY:
-            reply = httpx.get(server.url + path)
+            reply = server.http.get(server.url + path)
             assert reply.status_code == 503
             assert reply.json() == {
                 "status": "not_ready",
@@ -37,21 +36,21 @@ def test_ready_needs_a_ready_replica_of_every_model() -> None:
                 },
             }
         for path in LIVE:
-            assert httpx.get(server.url + path).status_code == 200
+            assert server.http.get(server.url + path).status_code == 200
 
 
 def test_a_server_that_is_leaving_is_alive_and_not_ready() -> None:
     router = FakeRouter()
     router.draining = True
     with running(router) as server:
-        assert all(httpx.get(server.url + path).json()["status"] == "draining" for path in READY)
-        assert all(httpx.get(server.url + path).status_code == 503 for path in READY)
-        assert all(httpx.get(server.url + path).status_code == 200 for path in LIVE)
+        assert all(server.http.get(server.url + path).json()["status"] == "draining" for path in READY)
+        assert all(server.http.get(server.url + path).status_code == 503 for path in READY)
+        assert all(server.http.get(server.url + path).status_code == 200 for path in LIVE)
 
 
 def test_models_are_listed_with_vllms_fields() -> None:
     with running(FakeRouter("a", "b")) as server:
-        listed = httpx.get(server.url + "/v1/models").json()
+        listed = server.http.get(server.url + "/v1/models").json()
     assert listed["object"] == "list"
     assert [card["id"] for card in listed["data"]] == ["a", "b"]
     card = listed["data"][0]
@@ -63,16 +62,16 @@ def test_load_counts_what_waits_and_what_runs() -> None:
     router = FakeRouter("a", "b")
     router.statuses[0].waiting, router.statuses[1].in_flight = 2, 3
     with running(router) as server:
-        assert httpx.get(server.url + "/load").json() == {"server_load": 5}
+        assert server.http.get(server.url + "/load").json() == {"server_load": 5}
 
 
 def test_small_answers_have_their_types() -> None:
     with running() as server:
-        assert httpx.get(server.url + "/metrics").text == "# metrics\n"
-        assert httpx.get(server.url + "/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
-        assert set(httpx.get(server.url + "/version").json()) == {"version"}
+        assert server.http.get(server.url + "/metrics").text == "# metrics\n"
+        assert server.http.get(server.url + "/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert set(server.http.get(server.url + "/version").json()) == {"version"}
         for path in ("/", "/docs"):
-            page = httpx.get(server.url + path)
+            page = server.http.get(server.url + path)
             assert page.headers["content-type"] == "text/html; charset=utf-8"
             assert "http://" not in page.text
             assert "https://" not in page.text
@@ -82,4 +81,4 @@ def test_small_answers_have_their_types() -> None:
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", 'a"b'])
 def test_a_models_name_cannot_inject_markup(name: str) -> None:
     with running(FakeRouter(name)) as server:
-        assert name not in httpx.get(server.url + "/").text.replace("&quot;", "&#34;")
+        assert name not in server.http.get(server.url + "/").text.replace("&quot;", "&#34;")
