@@ -130,15 +130,9 @@ class Weights:
         """Tensor ``name`` of exactly ``shape``, in the model's dtype. Raises ModelLoadError."""
         return self._cast(self._raw(name, shape))
 
-    def stack(self, names: list[str], rows: list[int], *rest: int) -> Tensor:
-        """Several tensors one above the other along axis 0, as one (merged projections)."""
-        parts = [self._raw(name, (count, *rest)) for name, count in zip(names, rows, strict=True)]
-        merged = torch.empty((sum(rows), *rest), dtype=self.dtype, device=self.device)
-        at = 0
-        for part in parts:
-            merged[at : at + part.shape[0]] = part
-            at += part.shape[0]
-        return merged
+    def lend(self, name: str, *shape: int) -> Tensor:
+        """Like ``take``, but possibly the mapped file itself: for callers that copy what they keep."""
+        return self._raw(name, shape).to(device=self.device, dtype=self.dtype)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         # A copy even where the type fits: the kernels want memory of their own, aligned and unmapped.

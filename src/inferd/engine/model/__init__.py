@@ -31,12 +31,10 @@ Progress = Callable[[str, int, int], None]
 class Decoder(Protocol):
     """A decoder-only language model over a ragged batch. Call it under ``torch.inference_mode``."""
 
-    @property
-    def config(self) -> DecoderConfig: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
+    config: DecoderConfig
+    dtype: torch.dtype
     num_parameters: int
-    weights_bytes: int
+    weights_bytes: int  # in the model's own number format
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
         """Hidden states [T, hidden] of the batch's rows, after the final norm."""
@@ -67,13 +65,12 @@ def load_model(folder: Path, *, dtype: DTypeName, device: torch.device, progress
     if prefix:
         weights.strip(prefix)
     longest = min(num_positions or config.max_position_embeddings, config.max_position_embeddings)
-    decoder: LlamaDecoder | GPTDecoder
+    decoder: Decoder
     if architecture in GPT:
         decoder = GPTDecoder(config, weights, longest)
     else:
         decoder = LlamaDecoder(config, FAMILIES[architecture], weights, longest)
     weights.check_all_taken(_is_ignorable(config))
-    decoder.num_parameters, decoder.weights_bytes = weights.num_taken, weights.taken_bytes
     return decoder
 
 

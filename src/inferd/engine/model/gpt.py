@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -117,7 +118,7 @@ class _Layer:
 
         def linear(name: str, out: int, into: int, *, bias: bool = True) -> ops.Linear:
             shape = (into, out) if transposed else (out, into)
-            weight = weights.take(f"{at}.{name}.weight", *shape)
+            weight = weights.lend(f"{at}.{name}.weight", *shape)
             return ops.Linear(weight.t().contiguous() if transposed else weight, weights.take(f"{at}.{name}.bias", out) if bias else None)
 
         self.norm_1 = _Norm(weights, f"{at}.{names.norm_1}", width, config.norm_eps)
@@ -126,7 +127,7 @@ class _Layer:
             case "GPT2LMHeadModel":
                 self.qkv = linear("attn.c_attn", 3 * width, width)
             case "GPTNeoForCausalLM":
-                self.qkv = ops.Linear(weights.stack([f"{at}.attn.attention.{n}_proj.weight" for n in "qkv"], [width] * 3, width))
+                self.qkv = ops.Linear.stack([weights.lend(f"{at}.attn.attention.{n}_proj.weight", width, width) for n in "qkv"])
             case _:
                 self.qkv = _deinterleave(config, weights, f"{at}.attention.query_key_value")
         self.out = linear(names.out, width, width, bias=config.qkv_bias)
@@ -180,16 +181,17 @@ class GPTDecoder:
         self.dtype = weights.dtype
         rope = config.ropes[0]
         table = tables(rope, num_positions, weights.device) if rope is not None else None
-        self._embedding = weights.take(f"{names.embedding}.weight", config.vocab_size, config.hidden_size)
+        self._embedding = ops.Linear(weights.lend(f"{names.embedding}.weight", config.vocab_size, config.hidden_size))
         self._positions = weights.take(f"{names.positions}.weight", config.max_position_embeddings, config.hidden_size) if names.positions else None
         self._layers = [_Layer(config, names, weights, i, table) for i in range(config.num_layers)]
         self._norm = _Norm(weights, names.final_norm, config.hidden_size, config.norm_eps)
         head = f"{names.head}.weight"
         tied = config.tie_word_embeddings or head not in weights
-        self._head = ops.Head(self._embedding if tied else weights.take(head, config.vocab_size, config.hidden_size))
+        self._head = self._embedding if tied else ops.Linear(weights.lend(head, config.vocab_size, config.hidden_size))
+        self.num_parameters, self.weights_bytes = weights.num_taken, weights.taken_bytes
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
-        x = F.embedding(batch.token_ids, self._embedding)
+        x = self._embedding.rows(batch.token_ids)
         if self._positions is not None:
             x = x + F.embedding(batch.positions, self._positions)
         for layer in self._layers:
@@ -197,4 +199,4 @@ class GPTDecoder:
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
+        return self._head(hidden, torch.float32)

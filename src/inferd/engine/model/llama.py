@@ -28,6 +28,12 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     return F.gelu(gate, approximate="tanh" if activation in ("gelu_pytorch_tanh", "gelu_new") else "none") * up
 
 
+def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: bool) -> ops.Linear:
+    """One product of several projections (name, rows) of the same rows."""
+    biases = [weights.take(f"{name}.bias", rows) for name, rows in parts] if bias else None
+    return ops.Linear.stack([weights.lend(f"{name}.weight", rows, width) for name, rows in parts], biases)
+
+
 class FeedForward:
     """gate_up [2I, H], down [H, I]."""
 
@@ -36,15 +42,10 @@ class FeedForward:
     def __init__(self, config: DecoderConfig, family: Family, weights: Weights, at: str) -> None:
         hidden, wide = config.hidden_size, config.intermediate_size
         if family.fused:
-            merged = weights.take(f"{at}.gate_up_proj.weight", 2 * wide, hidden)
+            self.gate_up = ops.Linear(weights.lend(f"{at}.gate_up_proj.weight", 2 * wide, hidden))
         else:
-            merged = weights.stack([f"{at}.gate_proj.weight", f"{at}.up_proj.weight"], [wide, wide], hidden)
-        bias = weights.stack([f"{at}.gate_proj.bias", f"{at}.up_proj.bias"], [wide, wide]) if config.mlp_bias else None
-        self.gate_up = ops.Linear(merged, bias)
-        self.down = ops.Linear(
-            weights.take(f"{at}.down_proj.weight", hidden, wide),
-            weights.take(f"{at}.down_proj.bias", hidden) if config.mlp_bias else None,
-        )
+            self.gate_up = merge(weights, [(f"{at}.{n}_proj", wide) for n in ("gate", "up")], hidden, bias=config.mlp_bias)
+        self.down = merge(weights, [(f"{at}.down_proj", hidden)], wide, bias=config.mlp_bias)
         self.activation = config.activation
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -68,9 +69,9 @@ class Experts:
         self.gate_up: list[ops.Linear] = []
         self.down: list[ops.Linear] = []
         for i in range(moe.num_experts):
-            gate, up, down = (f"{at}.experts.{i}.{name}.weight" for name in names)
-            self.gate_up.append(ops.Linear(weights.stack([gate, up], [wide, wide], hidden)))
-            self.down.append(ops.Linear(weights.take(down, hidden, wide)))
+            gate, up, down = (f"{at}.experts.{i}.{name}" for name in names)
+            self.gate_up.append(merge(weights, [(gate, wide), (up, wide)], hidden, bias=False))
+            self.down.append(merge(weights, [(down, hidden)], wide, bias=False))
 
     def __call__(self, x: Tensor) -> Tensor:
         shares = F.linear(x, self.router).float().softmax(-1)
@@ -111,15 +112,11 @@ class Layer:
             self.norms["after_attention"] = norm("post_attention_layernorm", hidden)
             self.norms["after_feed_forward"] = norm("post_feedforward_layernorm", hidden)
         if family.fused:
-            merged = weights.take(f"{at}.self_attn.qkv_proj.weight", sum(widths), hidden)
+            self.qkv = ops.Linear(weights.lend(f"{at}.self_attn.qkv_proj.weight", sum(widths), hidden))
         else:
-            merged = weights.stack([f"{at}.self_attn.{n}_proj.weight" for n in "qkv"], widths, hidden)
-        bias = weights.stack([f"{at}.self_attn.{n}_proj.bias" for n in "qkv"], widths) if config.qkv_bias else None
-        self.qkv = ops.Linear(merged, bias)
-        self.out = ops.Linear(
-            weights.take(f"{at}.self_attn.o_proj.weight", hidden, widths[0]),
-            weights.take(f"{at}.self_attn.o_proj.bias", hidden) if config.output_bias else None,
-        )
+            parts = [(f"{at}.self_attn.{n}_proj", width) for n, width in zip("qkv", widths, strict=True)]
+            self.qkv = merge(weights, parts, hidden, bias=config.qkv_bias)
+        self.out = merge(weights, [(f"{at}.self_attn.o_proj", hidden)], widths[0], bias=config.output_bias)
         if family.qk_norm:
             full = family.qk_norm == "full"
             self.q_norm = norm("self_attn.q_norm", widths[0] if full else dim)
@@ -192,7 +189,7 @@ class LlamaDecoder:
         embedding = "model.embed_tokens.weight"
         if config.tie_word_embeddings and embedding not in weights:
             embedding = "lm_head.weight"  # some writers keep the other name of the one tensor
-        self._embedding = weights.take(embedding, config.vocab_size, config.hidden_size)
+        self._embedding = ops.Linear(weights.lend(embedding, config.vocab_size, config.hidden_size))
         # Gemma scales by the square root of the hidden size, rounded to the model's number format.
         scale = config.hidden_size**0.5 if family.gemma else config.embedding_multiplier
         self._scale = float(torch.tensor(scale, dtype=self.dtype)) if family.gemma else scale
@@ -200,10 +197,12 @@ class LlamaDecoder:
         norm = weights.take("model.norm.weight", config.hidden_size)
         self._norm = norm.float() + family.norm_offset if family.norm_offset else norm
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
-        self._head = ops.Head(self._embedding if tied else weights.take("lm_head.weight", config.vocab_size, config.hidden_size))
+        head = "lm_head.weight"
+        self._head = self._embedding if tied else ops.Linear(weights.lend(head, config.vocab_size, config.hidden_size))
+        self.num_parameters, self.weights_bytes = weights.num_taken, weights.taken_bytes
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
-        residual = F.embedding(batch.token_ids, self._embedding)
+        residual = self._embedding.rows(batch.token_ids)
         if self._scale != 1.0:
             residual = residual * self._scale
         branch: Tensor | None = None
@@ -213,7 +212,7 @@ class LlamaDecoder:
         return ops.add_rms_norm(branch, residual, self._norm, self.config.norm_eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._head(hidden)
+        logits = self._head(hidden, torch.float32)
         if self.config.logits_divisor != 1.0:
             logits = logits / self.config.logits_divisor
         if self.config.final_softcap is not None:
