@@ -1,0 +1,54 @@
+// One instruction-set level's table. CMake compiles this file once per level.
+#ifndef INFERD_STREAM_AHEAD
+#define INFERD_STREAM_AHEAD 4096  // bytes
+#endif
+#include "attention.h"
+#include "elementwise.h"
+#include "gemm.h"
+
+#define INFERD_STRING2(x) #x
+#define INFERD_STRING(x) INFERD_STRING2(x)
+#define INFERD_JOIN2(a, b) a##b
+#define INFERD_JOIN(a, b) INFERD_JOIN2(a, b)
+
+namespace inferd {
+namespace {
+
+// Chooses the instance for a number format.
+#define INFERD_BY_DTYPE(call_f32, call_bf16) \
+    if (dtype == Dtype::f32) call_f32;       \
+    else call_bf16
+
+using namespace INFERD_LEVEL;
+
+void do_pack(Dtype dtype, const void* w, int64_t stride, int64_t out, int64_t in, int64_t first, void* packed, int threads) {
+    INFERD_BY_DTYPE(pack<F32>(w, stride, out, in, first, packed, threads), pack<BF16>(w, stride, out, in, first, packed, threads));
+}
+void do_unpack_rows(Dtype dtype, const void* packed, int64_t in, const int64_t* ids, int64_t count, void* out, int threads) {
+    INFERD_BY_DTYPE(unpack_rows<F32>(packed, in, ids, count, out, threads), unpack_rows<BF16>(packed, in, ids, count, out, threads));
+}
+void do_gemm(Dtype dtype, const GemmArgs& g, int threads) { INFERD_BY_DTYPE(gemm<F32>(g, threads), gemm<BF16>(g, threads)); }
+void do_attention(Dtype dtype, const AttentionArgs& g, int threads) {
+    INFERD_BY_DTYPE(attention<F32>(g, threads), attention<BF16>(g, threads));
+}
+void do_rms_norm(Dtype dtype, const void* x, int64_t x_stride, const void* residual, void* sum, const void* weight, void* out,
+                 int64_t out_stride, int64_t rows, int64_t groups, int64_t n, float eps, int threads) {
+    INFERD_BY_DTYPE(rms_norm<float>(x, x_stride, residual, sum, weight, out, out_stride, rows, groups, n, eps, threads),
+                    rms_norm<bf16>(x, x_stride, residual, sum, weight, out, out_stride, rows, groups, n, eps, threads));
+}
+void do_silu_and_mul(Dtype dtype, const void* x, int64_t stride, void* out, int64_t rows, int64_t n, int threads) {
+    INFERD_BY_DTYPE(silu_and_mul<float>(x, stride, out, rows, n, threads), silu_and_mul<bf16>(x, stride, out, rows, n, threads));
+}
+void do_rotary(Dtype dtype, void* x, int64_t stride, int64_t rows, int64_t heads, int64_t head_dim, const int64_t* positions,
+               const float* cos, const float* sin, int64_t half, int threads) {
+    INFERD_BY_DTYPE(rotary<float>(x, stride, rows, heads, head_dim, positions, cos, sin, half, threads),
+                    rotary<bf16>(x, stride, rows, heads, head_dim, positions, cos, sin, half, threads));
+}
+
+}  // namespace
+
+const Kernels INFERD_JOIN(kernels_, INFERD_LEVEL) = {
+    INFERD_STRING(INFERD_LEVEL), do_pack, do_unpack_rows, do_gemm, do_attention, do_rms_norm, do_silu_and_mul, do_rotary,
+};
+
+}  // namespace inferd

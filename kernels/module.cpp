@@ -1,0 +1,128 @@
+// inferd._kernels: the tables of level.cpp for Python. Tensors come as addresses and sizes; whoever calls
+// (inferd/engine/native.py) has checked formats and shapes. The GIL is released while a kernel runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "table.h"
+
+namespace nb = nanobind;
+using namespace inferd;
+
+namespace {
+
+std::vector<const Kernels*> supported() {  // best first
+    std::vector<const Kernels*> levels;
+#ifdef INFERD_X86
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (avx512 && __builtin_cpu_supports("avx512bf16")) levels.push_back(&kernels_avx512bf16);
+    if (avx512) levels.push_back(&kernels_avx512);
+    if (avx2) levels.push_back(&kernels_avx2);
+#endif
+    levels.push_back(&kernels_generic);
+    return levels;
+}
+
+const std::vector<const Kernels*> levels = supported();
+const Kernels* active = levels.front();
+
+template <class T = void>
+T* at(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+void use_level(const std::string& name) {
+    for (const Kernels* level : levels)
+        if (name == level->name) {
+            active = level;
+            return;
+        }
+    throw std::invalid_argument("this processor does not have the level '" + name + "'; see levels()");
+}
+
+// Asks for large pages before the memory is first touched: weights are read whole in every step.
+void prefer_large_pages(uintptr_t address, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const uintptr_t page = 1 << 21, first = (address + page - 1) / page * page, last = (address + uintptr_t(bytes)) / page * page;
+    if (last > first) madvise(at(first), last - first, MADV_HUGEPAGE);
+#else
+    (void)address, (void)bytes;
+#endif
+}
+
+void gemm(int dtype, uintptr_t x, int64_t x_stride, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t out_stride, int64_t rows,
+          int64_t in, int64_t out_features, bool out_f32, int threads) {
+    active->gemm(Dtype(dtype), {at(x), x_stride, at(packed), at<float>(bias), at(out), out_stride, rows, in, out_features, out_f32}, threads);
+}
+
+void attention(int dtype, uintptr_t keys, uintptr_t values, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, int64_t q_stride,
+               int64_t k_stride, int64_t v_stride, uintptr_t query_start, uintptr_t seq_len, uintptr_t block_table, uintptr_t slots,
+               int64_t table_stride, int64_t sequences, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t block_size,
+               float scale, int64_t window, float softcap, int threads) {
+    active->attention(Dtype(dtype),
+                      {at(keys), at(values), at(q), at(k), at(v), at(out), q_stride, k_stride, v_stride, at<int32_t>(query_start),
+                       at<int32_t>(seq_len), at<int32_t>(block_table), at<int64_t>(slots), table_stride, sequences, rows, heads, kv_heads,
+                       head_dim, block_size, scale, window, softcap},
+                      threads);
+}
+
+}  // namespace
+
+NB_MODULE(_kernels, m) {
+    using nogil = nb::call_guard<nb::gil_scoped_release>;
+    m.attr("PANEL") = kPanel;
+    m.def("levels", [] {
+        std::vector<std::string> names;
+        for (const Kernels* level : levels) names.push_back(level->name);
+        return names;
+    });
+    m.def("level", [] { return std::string(active->name); });
+    m.def("use_level", &use_level);
+    m.def("prefer_large_pages", &prefer_large_pages);
+    m.def(
+        "pack",
+        [](int dtype, uintptr_t weight, int64_t stride, int64_t out, int64_t in, int64_t first_row, uintptr_t packed, int threads) {
+            active->pack(Dtype(dtype), at(weight), stride, out, in, first_row, at(packed), threads);
+        },
+        nogil());
+    m.def(
+        "unpack_rows",
+        [](int dtype, uintptr_t packed, int64_t in, uintptr_t ids, int64_t count, uintptr_t out, int threads) {
+            active->unpack_rows(Dtype(dtype), at(packed), in, at<int64_t>(ids), count, at(out), threads);
+        },
+        nogil());
+    m.def("gemm", &gemm, nogil());
+    m.def("attention", &attention, nogil());
+    m.def(
+        "rms_norm",
+        [](int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual, uintptr_t sum, uintptr_t weight, uintptr_t out, int64_t out_stride,
+           int64_t rows, int64_t groups, int64_t n, float eps, int threads) {
+            active->rms_norm(Dtype(dtype), at(x), x_stride, at(residual), at(sum), at(weight), at(out), out_stride, rows, groups, n, eps,
+                             threads);
+        },
+        nogil());
+    m.def(
+        "silu_and_mul",
+        [](int dtype, uintptr_t gate_up, int64_t stride, uintptr_t out, int64_t rows, int64_t n, int threads) {
+            active->silu_and_mul(Dtype(dtype), at(gate_up), stride, at(out), rows, n, threads);
+        },
+        nogil());
+    m.def(
+        "rotary",
+        [](int dtype, uintptr_t x, int64_t stride, int64_t rows, int64_t heads, int64_t head_dim, uintptr_t positions, uintptr_t cos,
+           uintptr_t sin, int64_t half, int threads) {
+            active->rotary(Dtype(dtype), at(x), stride, rows, heads, head_dim, at<int64_t>(positions), at<float>(cos), at<float>(sin), half,
+                           threads);
+        },
+        nogil());
+}

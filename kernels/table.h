@@ -1,0 +1,68 @@
+// What one instruction-set level offers: plain functions over pointers.
+//
+// Every level is the same sources compiled with other flags (see CMakeLists.txt), so this header must
+// stay free of inline functions: the linker would keep one copy, of any level.
+#pragma once
+#include <cstdint>
+
+namespace inferd {
+
+enum class Dtype : int { f32 = 0, bf16 = 1 };
+
+// Weights are packed in panels of this many output columns, the same for all levels.
+constexpr int kPanel = 64;
+
+struct GemmArgs {
+    const void* x;       // [rows, >= in], row stride x_stride
+    int64_t x_stride;    // elements
+    const void* packed;  // [ceil(out / kPanel)][in / lane][kPanel][lane], lane = 2 for bf16, 1 for f32
+    const float* bias;   // [out] or null
+    void* out;           // [rows, out], row stride out_stride
+    int64_t out_stride;  // elements
+    int64_t rows, in, out_features;
+    bool out_f32;  // else the dtype of x
+};
+
+struct AttentionArgs {
+    void* keys;  // [num_blocks, kv_heads, block_size, head_dim]
+    void* values;
+    const void* q;  // [rows, heads, head_dim], row stride q_stride
+    const void* k;  // [rows, kv_heads, head_dim]
+    const void* v;
+    void* out;                    // [rows, heads, head_dim], contiguous
+    int64_t q_stride, k_stride, v_stride;
+    const int32_t* query_start;   // [sequences + 1]
+    const int32_t* seq_len;       // [sequences]
+    const int32_t* block_table;   // [sequences, table_stride]
+    const int64_t* slots;         // [rows]
+    int64_t table_stride;
+    int64_t sequences, rows, heads, kv_heads, head_dim, block_size;
+    float scale;
+    int64_t window;  // 0: none
+    float softcap;   // 0: none
+};
+
+struct Kernels {
+    const char* name;
+    void (*pack)(Dtype, const void* weight, int64_t stride, int64_t out, int64_t in, int64_t first_row, void* packed, int threads);
+    void (*unpack_rows)(Dtype, const void* packed, int64_t in, const int64_t* ids, int64_t count, void* out, int threads);
+    void (*gemm)(Dtype, const GemmArgs&, int threads);
+    void (*attention)(Dtype, const AttentionArgs&, int threads);
+    // out = rms_norm(x); with residual: residual = x + residual, out = rms_norm(residual).
+    // rows x groups vectors of width n; vector (r, g) begins at r * stride + g * n, out is contiguous.
+    void (*rms_norm)(Dtype, const void* x, int64_t x_stride, const void* residual, void* sum, const void* weight, void* out,
+                     int64_t out_stride, int64_t rows, int64_t groups, int64_t n, float eps, int threads);
+    void (*silu_and_mul)(Dtype, const void* gate_up, int64_t stride, void* out, int64_t rows, int64_t n, int threads);
+    // In place on x [rows, heads, head_dim]; cos and sin f32 [positions, half].
+    void (*rotary)(Dtype, void* x, int64_t stride, int64_t rows, int64_t heads, int64_t head_dim, const int64_t* positions,
+                   const float* cos, const float* sin, int64_t half, int threads);
+};
+
+extern const Kernels kernels_generic;
+#ifdef INFERD_X86
+extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx512;
+extern const Kernels kernels_avx512bf16;
+#endif
+
+}  // namespace inferd

@@ -1,0 +1,325 @@
+// One vector of 32-bit lanes, in the widest form the level has.
+//
+// A lane of an operand is one float (f32) or two bf16 (a pair along the contracted axis), so that the
+// matrix kernel is written once: `madd` multiplies lanes and adds into float accumulators.
+// Everything lives in the level's own namespace: nothing here may be shared between levels.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace inferd::INFERD_LEVEL {
+
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float to_float(bf16 x) {
+    uint32_t u = uint32_t(x.bits) << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+inline float to_float(float x) { return x; }
+inline bf16 to_bf16(float f) {  // round to nearest even; a NaN stays one
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return {uint16_t((u >> 16) | 0x40)};
+    return {uint16_t((u + 0x7fffu + ((u >> 16) & 1)) >> 16)};
+}
+template <class T>
+inline T from_float(float f);
+template <>
+inline float from_float<float>(float f) { return f; }
+template <>
+inline bf16 from_float<bf16>(float f) { return to_bf16(f); }
+
+inline uint32_t lane_at(const void* p) {
+    uint32_t u;
+    memcpy(&u, p, 4);
+    return u;
+}
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+
+struct Vec {
+    static constexpr int width = 16;
+    static constexpr int max_columns = 4;  // vectors of one row that the matrix kernel keeps in registers
+    __m512 v;
+
+    static Vec zero() { return {_mm512_setzero_ps()}; }
+    static Vec all(float x) { return {_mm512_set1_ps(x)}; }
+    static Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static Vec load(const bf16* p) {
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+    }
+    static Vec lanes(const uint32_t* p) { return {_mm512_castsi512_ps(_mm512_loadu_si512(p))}; }
+    static Vec spread(uint32_t lane) { return {_mm512_castsi512_ps(_mm512_set1_epi32(int(lane)))}; }
+    void store(float* p) const { _mm512_storeu_ps(p, v); }
+    void store(bf16* p) const { _mm256_storeu_si256((__m256i*)p, narrow()); }
+    void store_lanes(uint32_t* p) const { _mm512_storeu_si512(p, _mm512_castps_si512(v)); }
+    __m256i narrow() const {
+#if defined(__AVX512BF16__)
+        return (__m256i)_mm512_cvtneps_pbh(v);
+#else
+        __m512i u = _mm512_castps_si512(v);
+        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+        __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+        __m512i nan = _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
+        r = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), r, nan);
+        return _mm512_cvtepi32_epi16(r);
+#endif
+    }
+    friend Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+    friend Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+    friend Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+    friend Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+    static Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+    static Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+    static Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+    static Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+    static Vec pow2(Vec n) { return {_mm512_scalef_ps(_mm512_set1_ps(1.0f), n.v)}; }
+    static Vec where_less(Vec a, Vec b, Vec yes, Vec no) {
+        return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
+    }
+    float sum() const { return _mm512_reduce_add_ps(v); }
+    float top() const { return _mm512_reduce_max_ps(v); }
+    static Vec madd_f32(Vec acc, Vec a, Vec b) { return fma(a, b, acc); }
+    static Vec madd_bf16(Vec acc, Vec a, Vec b) {
+#if defined(__AVX512BF16__)
+        return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)};
+#else
+        const __m512i high = _mm512_set1_epi32(int(0xffff0000u));
+        __m512i ai = _mm512_castps_si512(a.v), bi = _mm512_castps_si512(b.v);
+        __m512 s = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(ai, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(bi, 16)), acc.v);
+        return {_mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(ai, high)), _mm512_castsi512_ps(_mm512_and_si512(bi, high)), s)};
+#endif
+    }
+    // Pairs (even[i], odd[i]) of two bf16 rows.
+    static Vec pairs(const bf16* even, const bf16* odd) {
+        __m512i lo = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
+        __m512i hi = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)odd));
+        return {_mm512_castsi512_ps(_mm512_or_si512(lo, _mm512_slli_epi32(hi, 16)))};
+    }
+    // Lanes of a width x width block turned over its diagonal.
+    static void transpose(Vec* r) {
+        __m512i t[16], u[16];
+        for (int i = 0; i < 16; i += 2) {
+            __m512i a = _mm512_castps_si512(r[i].v), b = _mm512_castps_si512(r[i + 1].v);
+            t[i] = _mm512_unpacklo_epi32(a, b);
+            t[i + 1] = _mm512_unpackhi_epi32(a, b);
+        }
+        for (int i = 0; i < 16; i += 4) {
+            u[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+            u[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+            u[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+            u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+        }
+        for (int i = 0; i < 4; i++) {
+            t[i] = _mm512_shuffle_i32x4(u[i], u[i + 4], 0x88);
+            t[i + 4] = _mm512_shuffle_i32x4(u[i], u[i + 4], 0xdd);
+            t[i + 8] = _mm512_shuffle_i32x4(u[i + 8], u[i + 12], 0x88);
+            t[i + 12] = _mm512_shuffle_i32x4(u[i + 8], u[i + 12], 0xdd);
+        }
+        for (int i = 0; i < 4; i++) {
+            r[i].v = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i], t[i + 8], 0x88));
+            r[i + 4].v = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88));
+            r[i + 8].v = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd));
+            r[i + 12].v = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd));
+        }
+    }
+};
+
+#elif defined(__AVX2__)
+
+struct Vec {
+    static constexpr int width = 8;
+    static constexpr int max_columns = 2;
+    __m256 v;
+
+    static Vec zero() { return {_mm256_setzero_ps()}; }
+    static Vec all(float x) { return {_mm256_set1_ps(x)}; }
+    static Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static Vec load(const bf16* p) {
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16))};
+    }
+    static Vec lanes(const uint32_t* p) { return {_mm256_castsi256_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+    static Vec spread(uint32_t lane) { return {_mm256_castsi256_ps(_mm256_set1_epi32(int(lane)))}; }
+    void store(float* p) const { _mm256_storeu_ps(p, v); }
+    void store(bf16* p) const {
+        __m256i u = _mm256_castps_si256(v);
+        __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+        __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+        __m256i nan = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
+        r = _mm256_blendv_epi8(r, nan, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+        _mm_storeu_si128((__m128i*)p, _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
+    }
+    void store_lanes(uint32_t* p) const { _mm256_storeu_si256((__m256i*)p, _mm256_castps_si256(v)); }
+    friend Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
+    friend Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
+    friend Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+    friend Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+    static Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+    static Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+    static Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
+    static Vec round(Vec a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+    static Vec pow2(Vec n) {
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127)), 23))};
+    }
+    static Vec where_less(Vec a, Vec b, Vec yes, Vec no) {
+        return {_mm256_blendv_ps(no.v, yes.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ))};
+    }
+    float sum() const {
+        __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+        return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+    }
+    float top() const {
+        __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+        return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
+    }
+    static Vec madd_f32(Vec acc, Vec a, Vec b) { return fma(a, b, acc); }
+    static Vec madd_bf16(Vec acc, Vec a, Vec b) {
+        const __m256i high = _mm256_set1_epi32(int(0xffff0000u));
+        __m256i ai = _mm256_castps_si256(a.v), bi = _mm256_castps_si256(b.v);
+        __m256 s = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(ai, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(bi, 16)), acc.v);
+        return {_mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(ai, high)), _mm256_castsi256_ps(_mm256_and_si256(bi, high)), s)};
+    }
+    static Vec pairs(const bf16* even, const bf16* odd) {
+        __m256i lo = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)even));
+        __m256i hi = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)odd));
+        return {_mm256_castsi256_ps(_mm256_or_si256(lo, _mm256_slli_epi32(hi, 16)))};
+    }
+    static void transpose(Vec* r) {
+        __m256 t[8], u[8];
+        for (int i = 0; i < 8; i += 2) {
+            t[i] = _mm256_unpacklo_ps(r[i].v, r[i + 1].v);
+            t[i + 1] = _mm256_unpackhi_ps(r[i].v, r[i + 1].v);
+        }
+        for (int i = 0; i < 8; i += 4) {
+            u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+            u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+            u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+            u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+        }
+        for (int i = 0; i < 4; i++) {
+            r[i].v = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
+            r[i + 4].v = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+        }
+    }
+};
+
+#else
+
+// GCC and Clang vector extensions: SSE2 on x86-64, NEON on ARM, scalar code elsewhere.
+struct Vec {
+    static constexpr int width = 4;
+    static constexpr int max_columns = 2;
+    typedef float Floats __attribute__((vector_size(16)));
+    typedef uint32_t Words __attribute__((vector_size(16)));
+    Floats v;
+
+    static Vec zero() { return all(0.0f); }
+    static Vec all(float x) { return {Floats{x, x, x, x}}; }
+    static Vec load(const float* p) {
+        Vec r;
+        memcpy(&r.v, p, 16);
+        return r;
+    }
+    static Vec load(const bf16* p) { return {Floats{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}}; }
+    static Vec lanes(const uint32_t* p) {
+        Vec r;
+        memcpy(&r.v, p, 16);
+        return r;
+    }
+    static Vec spread(uint32_t lane) { return {(Floats)Words{lane, lane, lane, lane}}; }
+    void store(float* p) const { memcpy(p, &v, 16); }
+    void store(bf16* p) const {
+        for (int i = 0; i < 4; i++) p[i] = to_bf16(v[i]);
+    }
+    void store_lanes(uint32_t* p) const { memcpy(p, &v, 16); }
+    friend Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
+    friend Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
+    friend Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
+    friend Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
+    static Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
+    static Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }  // b where either is NaN, as on x86
+    static Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
+    static Vec round(Vec a) {  // adding 1.5 * 2^23 rounds to nearest even, for |a| < 2^22
+        volatile Floats shifted = a.v + 12582912.0f;
+        return {shifted - 12582912.0f};
+    }
+    static Vec pow2(Vec n) {
+        Words w;
+        for (int i = 0; i < 4; i++) w[i] = uint32_t(int(n.v[i]) + 127) << 23;
+        return {(Floats)w};
+    }
+    static Vec where_less(Vec a, Vec b, Vec yes, Vec no) { return {a.v < b.v ? yes.v : no.v}; }
+    float sum() const { return (v[0] + v[2]) + (v[1] + v[3]); }
+    float top() const {
+        float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+        return a > b ? a : b;
+    }
+    static Vec madd_f32(Vec acc, Vec a, Vec b) { return fma(a, b, acc); }
+    static Vec madd_bf16(Vec acc, Vec a, Vec b) {
+        Words ai = (Words)a.v, bi = (Words)b.v;
+        Floats s = (Floats)(ai << 16) * (Floats)(bi << 16) + acc.v;
+        return {(Floats)(ai & 0xffff0000u) * (Floats)(bi & 0xffff0000u) + s};
+    }
+    static Vec pairs(const bf16* even, const bf16* odd) {
+        Words w;
+        for (int i = 0; i < 4; i++) w[i] = uint32_t(even[i].bits) | uint32_t(odd[i].bits) << 16;
+        return {(Floats)w};
+    }
+    static void transpose(Vec* r) {
+        for (int i = 0; i < 4; i++)
+            for (int j = i + 1; j < 4; j++) {
+                float t = r[i].v[j];
+                r[i].v[j] = r[j].v[i];
+                r[j].v[i] = t;
+            }
+    }
+};
+
+#endif
+
+// exp by 2^n * polynomial (Cephes expf); 0 below -87, infinite above 88.
+inline Vec exp(Vec x) {
+    Vec low = Vec::all(-87.0f), high = Vec::all(88.0f);
+    Vec c = Vec::min(high, Vec::max(low, x));  // in this order a NaN stays one on x86
+    Vec n = Vec::round(c * Vec::all(1.44269504088896341f));
+    Vec r = Vec::fma(n, Vec::all(-0.693359375f), c);
+    r = Vec::fma(n, Vec::all(2.12194440e-4f), r);
+    Vec p = Vec::all(1.9875691500e-4f);
+    p = Vec::fma(p, r, Vec::all(1.3981999507e-3f));
+    p = Vec::fma(p, r, Vec::all(8.3334519073e-3f));
+    p = Vec::fma(p, r, Vec::all(4.1665795894e-2f));
+    p = Vec::fma(p, r, Vec::all(1.6666665459e-1f));
+    p = Vec::fma(p, r, Vec::all(5.0000001201e-1f));
+    p = Vec::fma(p, r * r, r + Vec::all(1.0f));
+    p = Vec::where_less(x, low, Vec::zero(), p * Vec::pow2(n));
+    return Vec::where_less(high, x, Vec::all(__builtin_inff()), p);
+}
+
+inline Vec tanh(Vec x) {
+    Vec one = Vec::all(1.0f);
+    Vec limited = Vec::min(Vec::all(20.0f), Vec::max(Vec::all(-20.0f), x));
+    return one - Vec::all(2.0f) / (exp(limited + limited) + one);
+}
+
+// How a number format meets the matrix kernel.
+struct F32 {
+    using type = float;
+    static constexpr int lane = 1;  // elements per 32-bit lane
+    static Vec madd(Vec acc, Vec a, Vec b) { return Vec::madd_f32(acc, a, b); }
+};
+struct BF16 {
+    using type = bf16;
+    static constexpr int lane = 2;
+    static Vec madd(Vec acc, Vec a, Vec b) { return Vec::madd_bf16(acc, a, b); }
+};
+
+}  // namespace inferd::INFERD_LEVEL

@@ -1,0 +1,86 @@
+# The compiled module (kernels/module.cpp). Tensors are addresses; strides and sizes are in elements.
+
+PANEL: int
+
+def levels() -> list[str]: ...
+def level() -> str: ...
+def use_level(name: str) -> None: ...
+def prefer_large_pages(address: int, bytes: int) -> None: ...
+def pack(
+    dtype: int, weight: int, stride: int, out: int, size: int, first_row: int, packed: int, threads: int, /
+) -> None: ...
+def unpack_rows(dtype: int, packed: int, size: int, ids: int, count: int, out: int, threads: int, /) -> None: ...
+def gemm(
+    dtype: int,
+    x: int,
+    x_stride: int,
+    packed: int,
+    bias: int,
+    out: int,
+    out_stride: int,
+    rows: int,
+    size: int,
+    out_features: int,
+    out_f32: bool,
+    threads: int,
+    /,
+) -> None: ...
+def attention(
+    dtype: int,
+    keys: int,
+    values: int,
+    q: int,
+    k: int,
+    v: int,
+    out: int,
+    q_stride: int,
+    k_stride: int,
+    v_stride: int,
+    query_start: int,
+    seq_len: int,
+    block_table: int,
+    slots: int,
+    table_stride: int,
+    sequences: int,
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    threads: int,
+    /,
+) -> None: ...
+def rms_norm(
+    dtype: int,
+    x: int,
+    x_stride: int,
+    residual: int,
+    sum: int,
+    weight: int,
+    out: int,
+    out_stride: int,
+    rows: int,
+    groups: int,
+    size: int,
+    eps: float,
+    threads: int,
+    /,
+) -> None: ...
+def silu_and_mul(dtype: int, gate_up: int, stride: int, out: int, rows: int, size: int, threads: int, /) -> None: ...
+def rotary(
+    dtype: int,
+    x: int,
+    stride: int,
+    rows: int,
+    heads: int,
+    head_dim: int,
+    positions: int,
+    cos: int,
+    sin: int,
+    half: int,
+    threads: int,
+    /,
+) -> None: ...

@@ -1,0 +1,309 @@
+"""The compiled kernels as functions of tensors.
+
+Knows which tensors a kernel takes (``takes``: device, number format, layout) and how to name them to it.
+What is computed is said in ``ops`` and ``attention``, whose torch forms are the oracles. Where the module
+was not built, ``takes`` is never true and the torch forms do the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch  # before the kernels, which then share its OpenMP threads
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from inferd import _kernels as kernels
+
+    BUILT = True
+else:
+    try:
+        from inferd import _kernels as kernels
+
+        BUILT = True
+    except ImportError:
+        kernels = None
+        BUILT = False
+
+if TYPE_CHECKING:
+    from inferd.engine.attention import FlatBatch
+
+_CODES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class _Switch:
+    """Whether the kernels are used; turned off by ``using_level("none")`` only."""
+
+    __slots__ = ("on",)
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+
+
+_switch = _Switch(BUILT)
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernels take a tensor like this one: on the CPU, float32 or bfloat16, no gradient wanted."""
+    return _switch.on and x.is_cpu and x.dtype in _CODES and not x.requires_grad
+
+
+def takes_dtype(dtype: torch.dtype) -> bool:
+    return _switch.on and dtype in _CODES
+
+
+def level() -> str:
+    """The instruction set in use (``avx512bf16``, ``avx512``, ``avx2``, ``generic``), or ``none``."""
+    return kernels.level() if _switch.on else "none"
+
+
+@contextmanager
+def using_level(name: str) -> Iterator[None]:
+    """Compute with one of ``kernels.levels()``, or with torch for ``none``; for tests and measurements."""
+    if name == "none":
+        was_on, _switch.on = _switch.on, False
+        try:
+            yield
+        finally:
+            _switch.on = was_on
+        return
+    before = kernels.level()
+    kernels.use_level(name)
+    try:
+        yield
+    finally:
+        kernels.use_level(before)
+
+
+def levels() -> list[str]:
+    return kernels.levels() if BUILT else []
+
+
+class PackedWeight:
+    """[out, in] weights in the kernels' panels: every row of a product reads memory in one stream.
+
+    Several matrices of the same ``in`` may be stacked without an unpacked copy of the whole.
+    """
+
+    __slots__ = ("_code", "data", "dtype", "in_features", "out_features")
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        first = weights[0]
+        self.in_features = first.shape[1]
+        self.out_features = sum(w.shape[0] for w in weights)
+        self.dtype = first.dtype
+        self._code = _CODES[first.dtype]
+        panels = -(-self.out_features // kernels.PANEL)
+        self.data = torch.empty(panels * kernels.PANEL * self.in_features, dtype=self.dtype)
+        kernels.prefer_large_pages(self.data.data_ptr(), self.data.nbytes)
+        row = 0
+        for w in weights:
+            w = w if w.stride(1) == 1 else w.contiguous()
+            kernels.pack(
+                self._code,
+                w.data_ptr(),
+                w.stride(0),
+                w.shape[0],
+                self.in_features,
+                row,
+                self.data.data_ptr(),
+                torch.get_num_threads(),
+            )
+            row += w.shape[0]
+
+    @staticmethod
+    def fits(weight: Tensor) -> bool:
+        """Whether a weight can be packed: a format the kernels take, an even number of bf16 columns."""
+        return takes(weight) and weight.numel() > 0 and weight.shape[1] % (4 // weight.itemsize) == 0
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """[...] int64 -> [..., in]: these rows of the weight."""
+        out = torch.empty((*ids.shape, self.in_features), dtype=self.dtype)
+        ids = ids.contiguous()
+        kernels.unpack_rows(
+            self._code,
+            self.data.data_ptr(),
+            self.in_features,
+            ids.data_ptr(),
+            ids.numel(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def product(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+        """[T, in] -> [T, out] in x's format or float32. ``bias`` is float32."""
+        if x.stride(1) != 1 or (x.stride(0) * x.itemsize) % 4:
+            x = x.contiguous()
+        out = torch.empty((x.shape[0], self.out_features), dtype=out_dtype)
+        kernels.gemm(
+            self._code,
+            x.data_ptr(),
+            x.stride(0),
+            self.data.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            self.out_features,
+            x.shape[0],
+            self.in_features,
+            self.out_features,
+            out_dtype == torch.float32,
+            torch.get_num_threads(),
+        )
+        return out
+
+
+def takes_rms_norm(x: Tensor, weight: Tensor) -> bool:
+    """[T, n] or [T, groups, n] with the groups of a row side by side."""
+    return (
+        takes(x)
+        and weight.dtype == x.dtype
+        and x.stride(-1) == 1
+        and weight.is_contiguous()
+        and (x.dim() == 2 or (x.dim() == 3 and x.stride(1) == x.shape[2]))
+    )
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype)
+    groups = x.shape[1] if x.dim() == 3 else 1
+    size = x.shape[-1]
+    kernels.rms_norm(
+        _CODES[x.dtype],
+        x.data_ptr(),
+        x.stride(0),
+        0,
+        0,
+        weight.data_ptr(),
+        out.data_ptr(),
+        groups * size,
+        x.shape[0],
+        groups,
+        size,
+        eps,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    out, added = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
+    size = x.shape[-1]
+    kernels.rms_norm(
+        _CODES[x.dtype],
+        x.data_ptr(),
+        x.stride(0),
+        residual.data_ptr(),
+        added.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        size,
+        x.shape[0],
+        1,
+        size,
+        eps,
+        torch.get_num_threads(),
+    )
+    return out, added
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    rows, width = gate_up.shape
+    out = torch.empty((rows, width // 2), dtype=gate_up.dtype)
+    kernels.silu_and_mul(
+        _CODES[gate_up.dtype],
+        gate_up.data_ptr(),
+        gate_up.stride(0),
+        out.data_ptr(),
+        rows,
+        width // 2,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def takes_rotary(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    return (
+        takes(x)
+        and x.dim() == 3
+        and x.stride(2) == 1
+        and x.stride(1) == x.shape[2]
+        and cos.dtype == sin.dtype == torch.float32
+        and cos.is_contiguous()
+        and sin.is_contiguous()
+        and positions.dtype == torch.int64
+        and positions.is_contiguous()
+    )
+
+
+def rotary(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotates [T, heads, D] where it lies."""
+    kernels.rotary(
+        _CODES[x.dtype],
+        x.data_ptr(),
+        x.stride(0),
+        x.shape[0],
+        x.shape[1],
+        x.shape[2],
+        positions.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        cos.shape[-1],
+        torch.get_num_threads(),
+    )
+
+
+def _rows_of_heads(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[T, heads, D] with the heads of a row side by side, as the kernel reads it."""
+    x = x.to(dtype)
+    if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
+        x = x.contiguous()
+    return x
+
+
+def attention(
+    batch: FlatBatch,
+    keys: Tensor,
+    values: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Writes k and v into the arena's layer, then attends; see ``attention.Attention``."""
+    dtype = keys.dtype
+    q, k, v = _rows_of_heads(q, dtype), _rows_of_heads(k, dtype), _rows_of_heads(v, dtype)
+    rows, heads, head_dim = q.shape
+    out = torch.empty((rows, heads, head_dim), dtype=dtype)
+    kernels.attention(
+        _CODES[dtype],
+        keys.data_ptr(),
+        values.data_ptr(),
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        out.data_ptr(),
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        batch.query_start.data_ptr(),
+        batch.seq_len.data_ptr(),
+        batch.block_table.data_ptr(),
+        batch.slots.data_ptr(),
+        batch.block_table.stride(0),
+        batch.num_sequences,
+        rows,
+        heads,
+        k.shape[1],
+        head_dim,
+        keys.shape[2],
+        scale,
+        window or 0,
+        softcap or 0.0,
+        torch.get_num_threads(),
+    )
+    return out

@@ -1,0 +1,236 @@
+"""The attention kernel against the plain twin, over random ragged batches and every instruction set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from inferd.engine import native
+from inferd.engine.attention import (
+    FlatBatch,
+    KVCache,
+    NativeAttention,
+    ReferenceAttention,
+    create_attention,
+    native_available,
+)
+
+needs_kernels = pytest.mark.skipif(not native.BUILT, reason="inferd was installed without its compiled kernels")
+LEVELS = native.levels()
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One sequence's part of a step: ``count`` new rows after ``computed`` ones."""
+
+    computed: int
+    count: int
+
+
+def arena(shape: Shape, num_blocks: int, seed: int) -> KVCache:
+    """A cache full of noise: what is not a sequence's own must not matter."""
+    cache = KVCache(
+        num_layers=1,
+        num_blocks=num_blocks,
+        block_size=shape.block_size,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=shape.dtype,
+        device=torch.device("cpu"),
+    )
+    noise = torch.Generator().manual_seed(seed)
+    for part in (*cache.keys, *cache.values):
+        part.copy_(torch.randn(part.shape, generator=noise).to(shape.dtype))
+    return cache
+
+
+def flat_batch(parts: list[Rows], block_size: int, order: Tensor) -> tuple[FlatBatch, int]:
+    """The batch, its blocks taken from ``order`` in turn; and how many it took."""
+    counts = torch.tensor([p.count for p in parts])
+    starts = [0, *counts.cumsum(0).tolist()]
+    needed = [-(-(p.computed + p.count) // block_size) for p in parts]
+    table = torch.zeros((len(parts), max(needed)), dtype=torch.int32)
+    taken = 0
+    for i, n in enumerate(needed):
+        table[i, :n] = order[taken : taken + n].int()
+        taken += n
+    positions = torch.cat([torch.arange(p.computed, p.computed + p.count) for p in parts])
+    owner = torch.repeat_interleave(torch.arange(len(parts)), counts)
+    slots = table[owner, positions // block_size].long() * block_size + positions % block_size
+    batch = FlatBatch(
+        token_ids=torch.zeros_like(positions),
+        positions=positions,
+        query_start=torch.tensor(starts, dtype=torch.int32),
+        seq_len=torch.tensor([p.computed + p.count for p in parts], dtype=torch.int32),
+        block_table=table,
+        slots=slots,
+        num_sequences=len(parts),
+        max_query=int(counts.max()),
+    )
+    return batch, taken
+
+
+def inputs(shape: Shape, rows: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v as a model has them: parts of one row, not contiguous."""
+    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    qkv = torch.randn((rows, width), generator=torch.Generator().manual_seed(seed)).to(shape.dtype)
+    q, k, v = qkv.split([shape.heads * shape.head_dim, *[shape.kv_heads * shape.head_dim] * 2], dim=-1)
+    return (
+        q.view(rows, shape.heads, -1),
+        k.view(rows, shape.kv_heads, -1),
+        v.view(rows, shape.kv_heads, -1),
+    )
+
+
+def both(
+    shape: Shape, parts: list[Rows], seed: int, window: int | None = None, softcap: float | None = None
+) -> tuple[Tensor, Tensor, KVCache, KVCache]:
+    """(native, reference) results and their caches, on equal noise."""
+    blocks = sum(-(-(p.computed + p.count) // shape.block_size) for p in parts) + 1
+    order = 1 + torch.randperm(blocks - 1, generator=torch.Generator().manual_seed(seed))
+    batch, _ = flat_batch(parts, shape.block_size, order)
+    q, k, v = inputs(shape, int(batch.query_start[-1]), seed)
+    ours, theirs = arena(shape, blocks, seed), arena(shape, blocks, seed)
+    scale = shape.head_dim**-0.5
+    a = NativeAttention(ours, batch)(0, q, k, v, scale=scale, window=window, softcap=softcap)
+    b = ReferenceAttention(theirs, batch)(0, q, k, v, scale=scale, window=window, softcap=softcap)
+    return a, b, ours, theirs
+
+
+def assert_close(a: Tensor, b: Tensor) -> None:
+    tolerance = TOLERANCE[b.dtype]
+    torch.testing.assert_close(a.float(), b.float(), rtol=tolerance, atol=tolerance)
+
+
+shapes = st.builds(
+    lambda kv, group, dim, size, dtype: Shape(kv * group, kv, dim, size, dtype),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 2, 3, 4, 7]),
+    st.sampled_from([2, 8, 16, 64, 80, 128, 256]),
+    st.sampled_from([1, 2, 7, 16, 32]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+rows_of_a_sequence = st.one_of(
+    st.builds(Rows, st.integers(0, 200), st.just(1)),  # decode
+    st.builds(Rows, st.just(0), st.integers(1, 90)),  # fresh prompt
+    st.builds(Rows, st.integers(1, 150), st.integers(2, 70)),  # a chunk behind others
+)
+
+
+@needs_kernels
+@given(
+    shape=shapes,
+    parts=st.lists(rows_of_a_sequence, min_size=1, max_size=5),
+    window=st.one_of(st.none(), st.integers(1, 130)),
+    softcap=st.one_of(st.none(), st.sampled_from([1.0, 30.0, 50.0])),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_native_attention_equals_its_plain_twin(
+    shape: Shape, parts: list[Rows], window: int | None, softcap: float | None, seed: int
+) -> None:
+    a, b, ours, theirs = both(shape, parts, seed, window, softcap)
+    assert_close(a, b)
+    assert torch.equal(ours.keys[0], theirs.keys[0])
+    assert torch.equal(ours.values[0], theirs.values[0])
+
+
+@needs_kernels
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [10, 64, 96])
+def test_every_instruction_set_gives_the_same_answer(level: str, dtype: torch.dtype, head_dim: int) -> None:
+    shape = Shape(heads=6, kv_heads=2, head_dim=head_dim, block_size=5, dtype=dtype)
+    with native.using_level(level):
+        assert native.level() == level
+        a, b, _, _ = both(shape, [Rows(70, 1), Rows(0, 67), Rows(30, 9)], seed=3, window=40, softcap=20.0)
+    assert_close(a, b)
+
+
+@needs_kernels
+@given(
+    shape=shapes,
+    parts=st.lists(rows_of_a_sequence, min_size=2, max_size=4),
+    window=st.one_of(st.none(), st.integers(1, 130)),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_row_is_bit_identical_alone_and_in_any_batch(
+    shape: Shape, parts: list[Rows], window: int | None, seed: int
+) -> None:
+    blocks = sum(-(-(p.computed + p.count) // shape.block_size) for p in parts)
+    order = torch.randperm(blocks, generator=torch.Generator().manual_seed(seed))
+    batch, _ = flat_batch(parts, shape.block_size, order)
+    q, k, v = inputs(shape, int(batch.query_start[-1]), seed)
+    together = NativeAttention(arena(shape, blocks, seed), batch)(0, q, k, v, scale=0.2, window=window)
+
+    one_by_one = arena(shape, blocks, seed)
+    taken = 0
+    for i, part in enumerate(parts):
+        first = int(batch.query_start[i])
+        mine = order[taken:]
+        for row in range(part.count):  # each row is a step of its own
+            single, used = flat_batch([Rows(part.computed + row, 1)], shape.block_size, mine)
+            at = slice(first + row, first + row + 1)
+            alone = NativeAttention(one_by_one, single)(0, q[at], k[at], v[at], scale=0.2, window=window)
+            assert torch.equal(alone, together[at])
+        taken += used
+
+
+@needs_kernels
+def test_what_lies_behind_a_sequence_does_not_reach_it() -> None:
+    """A block's unused rows may hold anything, another request's NaN included."""
+    shape = Shape(heads=2, kv_heads=1, head_dim=32, block_size=16, dtype=torch.bfloat16)
+    batch, _ = flat_batch([Rows(4, 1)], 16, torch.tensor([0]))
+    q, k, v = inputs(shape, 1, seed=1)
+    cache = arena(shape, 1, seed=1)
+    cache.keys[0][0, 0, 5:] = float("nan")
+    cache.values[0][0, 0, 5:] = float("nan")
+    assert NativeAttention(cache, batch)(0, q, k, v, scale=1.0).isfinite().all()
+
+
+@needs_kernels
+def test_a_nan_in_the_query_is_not_hidden() -> None:
+    shape = Shape(heads=2, kv_heads=1, head_dim=32, block_size=16, dtype=torch.float32)
+    batch, _ = flat_batch([Rows(4, 1)], 16, torch.tensor([0]))
+    q, k, v = inputs(shape, 1, seed=1)
+    q = q.clone()
+    q[0, 0, 3] = float("nan")
+    result = NativeAttention(arena(shape, 1, seed=1), batch)(0, q, k, v, scale=1.0)
+    assert result[0, 0].isnan().all()
+    assert result[0, 1].isfinite().all()
+
+
+def test_auto_takes_the_kernel_where_it_can_and_the_reference_elsewhere() -> None:
+    shape = Shape(heads=2, kv_heads=1, head_dim=32, block_size=16, dtype=torch.float32)
+    batch, _ = flat_batch([Rows(0, 1)], 16, torch.tensor([0]))
+    cache = arena(shape, 1, seed=0)
+    assert isinstance(create_attention("reference", cache, batch), ReferenceAttention)
+    expected = NativeAttention if native.BUILT else ReferenceAttention
+    assert isinstance(create_attention("auto", cache, batch), expected)
+    with native.using_level("none"):
+        assert isinstance(create_attention("auto", cache, batch), ReferenceAttention)
+    half = arena(Shape(2, 1, 32, 16, torch.float16), 1, seed=0)
+    assert isinstance(create_attention("auto", half, batch), ReferenceAttention)
+
+
+def test_head_sizes_beyond_the_kernel_are_refused() -> None:
+    assert not native_available(torch.float32, 33)
+    assert not native_available(torch.float32, 512)
+    assert not native_available(torch.float16, 64)
+    assert native_available(torch.bfloat16, 128) == native.BUILT

@@ -1,0 +1,50 @@
+"""What the binding layer promises: which tensors it takes, and how a level is chosen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inferd.engine import native
+
+needs_kernels = pytest.mark.skipif(not native.BUILT, reason="inferd was installed without its compiled kernels")
+
+
+@needs_kernels
+def test_the_best_level_is_in_use_and_generic_is_always_there() -> None:
+    assert native.level() == native.levels()[0]
+    assert native.levels()[-1] == "generic"
+
+
+@needs_kernels
+def test_an_unknown_level_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="'sse9'"), native.using_level("sse9"):
+        pass
+    assert native.level() == native.levels()[0]
+
+
+def test_turned_off_it_takes_nothing() -> None:
+    x = torch.zeros(2, 2)
+    assert native.takes(x) == native.BUILT
+    with native.using_level("none"):
+        assert not native.takes(x)
+        assert native.level() == "none"
+    assert native.takes(x) == native.BUILT
+
+
+def test_it_takes_no_half_floats_and_nothing_that_wants_a_gradient() -> None:
+    assert not native.takes(torch.zeros(2, dtype=torch.float16))
+    assert not native.takes(torch.zeros(2, requires_grad=True))
+
+
+def test_weights_of_an_odd_number_of_bf16_columns_are_left_to_torch() -> None:
+    assert not native.PackedWeight.fits(torch.zeros((4, 3), dtype=torch.bfloat16))
+    assert native.PackedWeight.fits(torch.zeros((4, 3))) == native.BUILT
+
+
+@needs_kernels
+def test_torch_and_the_kernels_share_one_openmp() -> None:
+    """Two OpenMP runtimes would keep two teams of spinning threads on the same cores."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line or "libomp" in line}
+    assert len(runtimes) <= 1
