@@ -229,7 +229,11 @@ class _Reply:
         first = first_token_of(items, echo)
         generated = choice.logprobs if self.sampling.max_tokens != 0 else []
         shaped, _ = legacy_logprobs(
-            [*items, *generated], first_token=first, as_ids=self.as_ids, top=self.top, text_offset=0
+            [*items, *generated],
+            first_token=first,
+            as_ids=self.as_ids,
+            top=self.top,
+            text_offset=0 if items else len(echo),
         )
         return shaped
 
