@@ -166,14 +166,19 @@ class LLM:
         return self._run(list(conversations), chats, sampling, progress)
 
     def stream(
-        self, prompt: PromptInput | Conversation, sampling: SamplingParams | None = None
+        self,
+        prompt: PromptInput | Conversation,
+        sampling: SamplingParams | None = None,
+        *,
+        explicit: Sequence[str] | None = None,
     ) -> Generator[str, None, None]:
         """The text of one answer, piece by piece. Ending the iteration early cancels the request.
 
-        ``prompt`` is a text, token ids, or a conversation. Raises InvalidRequest at the first piece.
+        ``prompt`` is a text, token ids, or a conversation. ``explicit`` names the fields of ``sampling`` that
+        count, the model's own defaults taking the others' place (default: all of them count). Raises InvalidRequest at the first piece.
         """
         made = Chat(messages=_joined(prompt)) if _is_conversation(prompt) else _text_or_tokens(prompt)
-        running = self._add(self._request(made, sampling, stream=True))
+        running = self._add(self._request(made, sampling, stream=True, explicit=explicit))
         try:
             while True:
                 while running.news:
@@ -245,13 +250,17 @@ class LLM:
             self._abandon(runnings)
         return [running.completion(given) for running, given in zip(runnings, inputs, strict=True)]
 
-    def _request(self, prompt: Prompt, sampling: SamplingParams | None, *, stream: bool) -> GenerateRequest:
+    def _request(
+        self, prompt: Prompt, sampling: SamplingParams | None, *, stream: bool, explicit: Sequence[str] | None = None
+    ) -> GenerateRequest:
+        if explicit is None:
+            explicit = SamplingParams.__struct_fields__ if sampling is not None else ()
         return GenerateRequest(
             id=f"llm-{next(self._ids)}",
             model=self.info.name,
             prompt=prompt,
             sampling=sampling or SamplingParams(),
-            explicit=SamplingParams.__struct_fields__ if sampling is not None else (),
+            explicit=tuple(explicit),
             stream=stream,
             arrived_at=clock.now(),
         )
@@ -395,7 +404,7 @@ def _load(name: str, config: ModelConfig, progress: bool) -> Backend:
         def tell(phase: str, done: int, total: int) -> None:
             bar.update(task, description=f"Loading {name}: {phase}", completed=done, total=total or None)
 
-        return create_backend(name, config, tell)
+        return create_backend(name, config, tell)  # type: ignore[return-value]  # its requests are its own type
 
 
 def _is_conversation(prompt: PromptInput | Conversation) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from types import TracebackType
 
 import click
 
@@ -73,6 +74,8 @@ def main(args: list[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     words = sys.argv[1:] if args is None else args
     debug = is_debug() or "--debug" in words
+    if not debug:
+        sys.excepthook = _one_line
     try:
         result = cli.main(words, prog_name="inferd", standalone_mode=False)
     except click.UsageError as error:
@@ -97,3 +100,10 @@ def main(args: list[str] | None = None) -> int:
         fail(error.message)
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What is said of a defect."""
+    fail(
+        f"inferd met a defect of its own ({kind.__name__}: {error}); run it again with INFERD_DEBUG=1 and report what it says."
+    )

@@ -72,7 +72,7 @@ def _file_config(path: Path, name: str | None, server: dict[str, object], model:
 def run(config: Config) -> int:
     """Serve until told to stop; the exit code."""
     config = _downloaded(config)
-    from inferd import app  # after the flags are known to be right: a mistake is told at once
+    from inferd.app import serve  # after the flags are known to be right: a mistake is told at once
 
     with contextlib.ExitStack() as showing:
         showing.enter_context(loading("Loading " + ", ".join(config.models)))
@@ -81,7 +81,7 @@ def run(config: Config) -> int:
             showing.close()
             show_ready(address, list(config.models))
 
-        return asyncio.run(app.serve(config, on_ready=ready))
+        return asyncio.run(serve(config, on_ready=ready))
 
 
 def _downloaded(config: Config) -> Config:

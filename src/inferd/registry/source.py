@@ -12,12 +12,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from inferd import models
 from inferd.errors import ModelLoadError
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, total); for the phase 'download' both are bytes."""
-
-BUNDLED = ("demo",)
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
@@ -32,8 +31,8 @@ def resolve(source: str, progress: Progress = silent) -> Path:
     ``source`` is 'demo', a folder, or ``organisation/name[@revision]``. An existing folder wins over
     a hub id of the same spelling. Raises ModelLoadError that names what is missing and the remedy.
     """
-    if source in BUNDLED:
-        return _bundled(source)
+    if source in models.NAMES:
+        return models.path(source)
     folder = Path(source).expanduser()
     if folder.is_dir():
         return check_folder(folder)
@@ -50,10 +49,10 @@ def resolve(source: str, progress: Progress = silent) -> Path:
         from inferd.registry.hub import download
 
         return check_folder(download(hub_id["repo"], hub_id["revision"], progress))
-    close = difflib.get_close_matches(source, BUNDLED, n=1)
+    close = difflib.get_close_matches(source, models.NAMES, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ModelLoadError(
-        f"{source!r} is no model source: there is no such folder, it is not a bundled model ({', '.join(BUNDLED)}) "
+        f"{source!r} is no model source: there is no such folder, it is not a bundled model ({', '.join(models.NAMES)}) "
         f"and not a hub id such as Qwen/Qwen3-0.6B.{hint}",
         param="source",
     )
@@ -61,7 +60,7 @@ def resolve(source: str, progress: Progress = silent) -> Path:
 
 def is_remote(source: str) -> bool:
     """Whether resolving the source asks a hub."""
-    return source not in BUNDLED and not Path(source).expanduser().exists() and bool(_HUB_ID.fullmatch(source))
+    return source not in models.NAMES and not Path(source).expanduser().exists() and bool(_HUB_ID.fullmatch(source))
 
 
 def check_folder(folder: Path) -> Path:
@@ -105,9 +104,3 @@ def _shards(index: Path) -> set[str]:
     if outside:
         raise ModelLoadError(f"{index} names a file outside its folder: {outside[0]!r}.", param="source")
     return names
-
-
-def _bundled(name: str) -> Path:
-    from inferd import models
-
-    return models.path(name)

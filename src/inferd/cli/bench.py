@@ -1,0 +1,292 @@
+"""``inferd bench``: a load test of a running server, or of one started for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from inferd import clock
+from inferd.benchmark import load
+from inferd.benchmark.dataset import Query, from_file, random_tokens
+from inferd.benchmark.report import Report, load_label, milliseconds, render
+from inferd.benchmark.stats import Record, Summary, summarise
+from inferd.cli.terminal import console, is_live, loading
+from inferd.errors import ModelLoadError, Unavailable
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """A comma-separated list of positive numbers."""
+
+    name = "numbers"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
+        if isinstance(value, list):
+            return value
+        try:
+            found = [float(part) for part in str(value).split(",") if part.strip()]
+        except ValueError:
+            found = []
+        if not found or not all(0 < number < 1e6 for number in found):
+            self.fail(f"{value!r} is not a list of positive numbers such as 1,8,32.", param, ctx)
+        return found
+
+
+@click.command("bench")
+@click.argument("source", required=False)
+@click.option("--url", default=None, help="Server to test.  [default: http://127.0.0.1:8000, when no SOURCE is given]")
+@click.option("--model", default=None, help="Model name to ask for.  [default: the first that the server lists]")
+@click.option(
+    "--concurrency",
+    type=Numbers(),
+    metavar="N,N,..",
+    default=None,
+    help="Closed loop: clients at a time, each waiting for its answer.  [default: 1,8,32]",
+)
+@click.option(
+    "--rate",
+    type=Numbers(),
+    metavar="R,R,..",
+    default=None,
+    help="Open loop: requests per second, arriving whether or not earlier ones are answered.",
+)
+@click.option(
+    "--requests",
+    "num_requests",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Requests per run.  [default: 4 per client, at least 16]",
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="Requests sent before the first run and not measured.",
+)
+@click.option(
+    "--input-len",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Random dataset: tokens of a prompt.",
+)
+@click.option("--output-len", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens of an answer.")
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(min=16),
+    default=1024,
+    show_default=True,
+    help="Random dataset: token ids are below this.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    default=None,
+    help='JSON-lines file of {"prompt": ..} or {"messages": [..]}, instead of random tokens.',
+)
+@click.option(
+    "--api-key", envvar="OPENAI_API_KEY", default=None, help="Key for the server under test (also OPENAI_API_KEY)."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest time for one answer.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random prompts and arrivals.")
+@click.option(
+    "--ignore-eos/--no-ignore-eos",
+    default=True,
+    show_default=True,
+    help="Ask for answers of exactly --output-len tokens.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("inferd-bench"),
+    show_default=True,
+    help="Results go to OUTPUT.json and OUTPUT.html.",
+)
+def command(
+    source: str | None,
+    url: str | None,
+    model: str | None,
+    concurrency: list[float] | None,
+    rate: list[float] | None,
+    num_requests: int | None,
+    warmup: int,
+    input_len: int,
+    output_len: int,
+    vocab_size: int,
+    prompts: Path | None,
+    api_key: str | None,
+    timeout: float,
+    seed: int,
+    ignore_eos: bool,
+    output: Path,
+) -> int:
+    """Load-test a server and write a table, a JSON file and an HTML report.
+
+    Measures any server with OpenAI's completion routes. With SOURCE (what 'inferd serve' takes), a
+    server is started for the test and stopped after it.
+
+    \b
+    Examples:
+      inferd bench                                   the server on port 8000
+      inferd bench demo --concurrency 1,4,16         a server of its own
+      inferd bench --url http://10.0.0.5:8000 --rate 2,4,8 --prompts prompts.jsonl
+
+    Exit code 1 when any request failed.
+    """
+    if source is not None and url is not None:
+        raise click.UsageError("Give either SOURCE (a server is started) or --url (it runs already), not both.")
+    runs: list[tuple[str, float]] = [
+        ("closed", float(int(n) or 1)) for n in concurrency or ([] if rate else [1.0, 8.0, 32.0])
+    ]
+    runs += [("open", r) for r in rate or []]
+
+    def queries(count: int, salt: int) -> list[Query]:
+        if prompts is not None:
+            return from_file(prompts, count, output_len=output_len)
+        return random_tokens(count, input_len=input_len, output_len=output_len, vocab_size=vocab_size, seed=seed + salt)
+
+    queries(1, 0)  # a bad file is told before a server is started
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(_own_server(source)) if source is not None else url or "http://127.0.0.1:8000"
+        name = model or asyncio.run(load.find_model(address, api_key))
+        target = load.Target(url=address, model=name, api_key=api_key, timeout_s=timeout, ignore_eos=ignore_eos)
+        summaries: list[Summary] = []
+        if warmup:
+            _checked(asyncio.run(load.closed_loop(target, queries(warmup, 1000), 1, _ignore)), address)
+        for number, (kind, amount) in enumerate(runs):
+            count = num_requests or max(16, int(4 * amount))
+            summaries.append(_measure(target, queries(count, number), kind, amount, seed))
+    dataset = f"prompts of {prompts}" if prompts else f"{input_len} random tokens in, {output_len} out"
+    report = Report(
+        url=address,
+        model=name,
+        dataset=dataset,
+        started_at=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(clock.wall())),
+        runs=summaries,
+        command="inferd " + shlex.join(sys.argv[1:]),
+    )
+    _print(report)
+    as_json, as_html = Path(f"{output}.json"), Path(f"{output}.html")
+    try:
+        as_json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+        as_html.write_text(render(report), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(
+            f"The results cannot be written to {output}.* ({error.strerror}); choose another --output."
+        ) from None
+    click.echo(f"\nWritten: {as_json} and {as_html}")
+    return 1 if any(run.num_errors for run in summaries) else 0
+
+
+def _ignore(record: Record) -> None:
+    """Nobody watches the warm-up."""
+
+
+def _checked(records: Sequence[Record], address: str) -> None:
+    errors = [record.error for record in records if record.error is not None]
+    if errors:
+        raise Unavailable(f"The server at {address} does not answer completions: {errors[0]}.")
+
+
+def _measure(target: load.Target, queries: list[Query], kind: str, amount: float, seed: int) -> Summary:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    label = f"{amount:g} clients" if kind == "closed" else f"{amount:g} requests/s"
+    columns = (TextColumn(f"{label:>14}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True, disable=not is_live()) as bar:
+        task = bar.add_task("", total=len(queries))
+
+        def told(record: Record) -> None:
+            bar.advance(task)
+
+        if kind == "closed":
+            records = asyncio.run(load.closed_loop(target, queries, int(amount), told))
+            return summarise(records, kind="closed", load=amount)
+        return summarise(asyncio.run(load.open_loop(target, queries, amount, told, seed)), kind="open", load=amount)
+
+
+def _print(report: Report) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{report.model} at {report.url}, {report.dataset}", title_justify="left")
+    for heading in ("load", "requests", "errors", "req/s", "out tok/s"):
+        table.add_column(heading, justify="left" if heading == "load" else "right")
+    for heading in ("TTFT", "TPOT", "ITL", "E2E"):
+        table.add_column(f"{heading} ms\np50/p95/p99", justify="right", no_wrap=True)
+    for run in report.runs:
+        spreads = (
+            "/".join(milliseconds(v) for v in (s.p50, s.p95, s.p99)) for s in (run.ttft, run.tpot, run.itl, run.e2e)
+        )
+        errors = f"[red]{run.num_errors}[/]" if run.num_errors else "0"
+        row = (
+            load_label(run),
+            str(run.num_requests),
+            errors,
+            f"{run.requests_per_s:.2f}",
+            f"{run.output_tokens_per_s:,.1f}",
+        )
+        table.add_row(*row, *spreads)
+    out = console()
+    if not out.is_terminal:
+        out.width = 160
+    out.print(table)
+    for run in report.runs:
+        for sentence, count in run.errors.items():
+            out.print(f"{load_label(run)}: {count} times: {sentence}", style="red", markup=False)
+
+
+@contextlib.contextmanager
+def _own_server(source: str) -> Iterator[str]:
+    """A server on a free port for as long as it is needed; yields its address."""
+    words = [sys.executable, "-m", "inferd", "serve", source, "--port", "0", "--no-access-log"]
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "TERM": "dumb"})
+        try:
+            with loading(f"Starting inferd serve {source}") as tell:
+                tell("loading", 0, 0)
+                address = _ready_address(server)
+            if address is None:
+                server.wait(timeout=30)
+                log.seek(0)
+                said = log.read().decode("utf-8", "replace").strip().splitlines()
+                reason = said[-1].removeprefix("Error: ") if said else f"it ended with code {server.returncode}"
+                raise ModelLoadError(f"The server for the test did not start: {reason}")
+            yield address
+        finally:
+            if server.poll() is None:
+                server.send_signal(signal.SIGINT)
+                try:
+                    server.wait(timeout=40)
+                except subprocess.TimeoutExpired:
+                    server.kill()
+                    server.wait()
+            assert server.stdout is not None
+            server.stdout.close()
+
+
+def _ready_address(server: subprocess.Popen[bytes]) -> str | None:
+    assert server.stdout is not None
+    for line in server.stdout:
+        words = line.decode().split()
+        if words[:4] == ["inferd", "is", "ready", "at"]:
+            return words[4]
+    return None

@@ -1,0 +1,65 @@
+"""``inferd config``: look at the configuration without serving it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import msgspec
+
+from inferd.config import Config, load_config
+
+
+@click.group("config")
+def command() -> None:
+    """Show, check and describe the configuration.
+
+    \b
+    Examples:
+      inferd config check inferd.yaml
+      inferd config show inferd.yaml
+      inferd config schema > inferd.schema.json
+    """
+
+
+@command.command("show")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+def show(file: Path | None) -> None:
+    """Print the configuration that FILE and the environment make, defaults included, as YAML.
+
+    \b
+    Example:
+      INFERD_SERVER__PORT=9000 inferd config show inferd.yaml
+    """
+    import yaml
+
+    config = load_config(file, os.environ, {})
+    click.echo(yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True), nl=False)
+
+
+@command.command("check")
+@click.argument("file", type=click.Path(path_type=Path))
+def check(file: Path) -> None:
+    """Say everything that is wrong with FILE, or that nothing is; exit code 1 or 0.
+
+    \b
+    Example:
+      inferd config check inferd.yaml
+    """
+    config: Config = load_config(file, os.environ, {})
+    names = ", ".join(config.models) or "no models"
+    click.echo(f"{file} is good: {names}, port {config.server.port}.")
+
+
+@command.command("schema")
+def schema() -> None:
+    """Print the JSON schema of config files, for editors and linters.
+
+    \b
+    Example:
+      inferd config schema > inferd.schema.json
+    """
+    from inferd.cli import reference
+
+    click.echo(reference.schema(), nl=False)

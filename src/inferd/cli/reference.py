@@ -1,0 +1,114 @@
+"""Documents made from the Config structs: ``docs/configuration.md`` and the JSON schema.
+
+``python -m inferd.cli.reference configuration`` prints the page; ``schema`` prints the schema.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+import msgspec
+
+from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, flag_name
+from inferd.config import Config
+from inferd.config_tree import Branch, Leaf, branches, dotted, size_text
+
+_HEAD = """# Configuration
+
+<!-- Made by `python -m inferd.cli.reference configuration`; edit the structs in src/inferd/config.py instead. -->
+
+A setting comes from a YAML file, is overridden by the environment, and that by a flag:
+`inferd serve inferd.yaml`, `INFERD_SERVER__PORT=9000`, `--port 9000`. The variable's name is the path in capitals with
+two underscores for each dot; the case and punctuation of a model's name do not matter in it. An unknown key or a bad
+value stops the start, with all problems listed at once. Sizes may be written as `4GiB`, `512MB` or a number of bytes.
+`inferd config show` prints the result, `inferd config check FILE` explains mistakes, and `inferd config schema`
+prints a JSON schema for editors.
+
+```yaml
+server:
+  port: 8000
+models:
+  chat:                     # the name that clients use
+    source: demo            # a folder, a hub id, or demo
+    dtype: bfloat16
+    scheduler:
+      max_num_seqs: 32
+    kv_cache:
+      memory_bytes: 2GiB
+```
+"""
+
+
+def configuration() -> str:
+    """The text of docs/configuration.md."""
+    flags = {("server", *leaf.path): flag_name(leaf) for leaf in SERVER_LEAVES}
+    flags |= {("models", "*", *leaf.path): flag_name(leaf) for leaf in MODEL_LEAVES}
+    parts = [_HEAD]
+    parts += [_section(branch, flags) for branch in branches(Config) if branch.leaves]
+    return "\n".join(parts)
+
+
+def _section(branch: Branch, flags: dict[tuple[str, ...], str]) -> str:
+    path = dotted(branch.path).replace("*", "NAME")
+    lines = [f"## {path}", "", inspect.getdoc(branch.type.cls) or "", ""]
+    lines += ["| field | what it is | allowed | default | flag |", "| --- | --- | --- | --- | --- |"]
+    for leaf in branch.leaves:
+        flag = f"`{flags[leaf.path]}`" if leaf.path in flags else ""
+        cells = [f"`{leaf.name}`", leaf.description, leaf.allowed, _default(leaf), flag]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(leaf: Leaf) -> str:
+    if leaf.required:
+        return "required"
+    if leaf.default is None:
+        return "unset"
+    if isinstance(leaf.default, bool):
+        return f"`{str(leaf.default).lower()}`"
+    if leaf.is_size and isinstance(leaf.default, int):
+        return f"`{size_text(leaf.default)}`"
+    return f"`{leaf.default:g}`" if isinstance(leaf.default, int | float) else f"`{leaf.default}`"
+
+
+def config_schema() -> dict[str, object]:
+    """The JSON schema of config files; sizes may also be texts such as '4GiB'."""
+    schema = msgspec.json.schema(Config)
+    _allow_sizes(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "inferd configuration", **schema}
+
+
+def _allow_sizes(node: object) -> None:
+    if isinstance(node, list):
+        for item in node:
+            _allow_sizes(item)
+    if not isinstance(node, dict):
+        return
+    properties = node.get("properties")
+    if isinstance(properties, dict):
+        for name, field in properties.items():
+            if name.endswith("_bytes"):
+                kept = {key: field.pop(key) for key in ("anyOf", "type", "minimum") if key in field}
+                choices = kept.get("anyOf", [kept])
+                field["anyOf"] = [*choices, {"type": "string", "pattern": "^\\s*[0-9.]+\\s*([KMGTkmgt]i?)?[Bb]?\\s*$"}]
+    for item in node.values():
+        _allow_sizes(item)
+
+
+def schema() -> str:
+    """The JSON schema as text."""
+    return msgspec.json.format(msgspec.json.encode(config_schema()), indent=2).decode() + "\n"
+
+
+def main() -> int:
+    documents = {"configuration": configuration, "schema": schema}
+    if len(sys.argv) != 2 or sys.argv[1] not in documents:
+        print(f"usage: python -m inferd.cli.reference {'|'.join(documents)}", file=sys.stderr)
+        return 2
+    sys.stdout.write(documents[sys.argv[1]]())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
