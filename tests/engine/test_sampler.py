@@ -24,7 +24,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from inferd.engine.sampler import Sampled, Sampler, SampleRow, uniform
+from inferd.engine.sampler import Sampled, Sampler, SampleRow, _invert, _thresholds, uniform
 from inferd.errors import InferdError, InternalError, InvalidRequest
 from inferd.types import SamplingParams
 
@@ -115,6 +115,7 @@ CASES: dict[str, tuple[SamplingParams, dict[str, Any]]] = {
     "bad words": (P(), {"output": [9, 4], "bad": ((8,), (4, 2), (9, 3), (9, 4, 5))}),
     "min_tokens": (P(min_tokens=3), {"output": [1, 1], "stop": frozenset((0, 2))}),
     "min_tokens reached": (P(min_tokens=2), {"output": [1, 1], "stop": frozenset((0, 2))}),
+    "min_tokens reached with bias": (P(min_tokens=2, logit_bias={5: 1.0}), {"output": [1, 1], "stop": frozenset((0, 2))}),
     "everything": (
         P(
             temperature=1.3, top_p=0.95, top_k=15, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.2,
@@ -257,31 +258,41 @@ def test_only_tokens_with_probability_are_drawn(data: st.DataObject) -> None:
         assert plain[token] >= kept_plain * (1 - 1e-4)
 
 
-def test_a_flat_distribution_is_cut_by_top_p_beyond_the_first_candidates() -> None:
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.5, 0), (0.9, 0), (0.999, 0), (0.5, 6000), (0.9, 2000), (0.02, 0)])
+def test_a_flat_distribution_is_cut_by_top_p_where_a_full_sort_cuts_it(top_p: float, top_k: int) -> None:
     size = 20_000
-    generator = torch.Generator().manual_seed(5)
-    logits = torch.randn(1, size, generator=generator)
-    ordered = logits[0].double().softmax(0).sort(descending=True)
-    allowed = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist())
-    assert len(allowed) > 1024
-    rows = [row(SamplingParams(top_p=0.5), seed=s) for s in range(500)]
-    drawn = set(tokens(Sampler(size).sample(logits.repeat(500, 1), rows)))
-    assert drawn <= allowed
-    assert any(logits[0, t] < ordered.values[1024].log() + logits[0].logsumexp(0) for t in drawn)
+    logits = torch.randn(1, size, generator=torch.Generator().manual_seed(5))
+    y = logits - logits.max()
+    floors = _thresholds(y, [SamplingParams(top_p=top_p, top_k=top_k)])
+    assert floors is not None
+    ordered = y[0].double().sort(descending=True).values[: top_k or size]
+    nucleus = int((ordered.softmax(0).cumsum(0) < top_p).sum()) + 1
+    assert abs(int((y[0] >= floors[0]).sum()) - nucleus) <= 1  # the border may lie within rounding
+    assert top_p == 0.02 or nucleus > 1024
+    # And a row is cut the same beside rows that need other candidates.
+    beside = [SamplingParams(top_k=5000), SamplingParams(top_p=top_p, top_k=top_k), SamplingParams(min_p=0.2)]
+    others = _thresholds(y.repeat(3, 1), beside)
+    assert others is not None
+    assert others[1] == floors[0]
 
 
-def test_draws_over_a_large_vocabulary_follow_the_cumulative_distribution() -> None:
-    size = 10_001
-    logits = torch.randn(1, size, generator=torch.Generator().manual_seed(2))
-    p = logits[0].double().softmax(0)
-    halves = Counter(
-        int(t < size // 2)
-        for t in tokens(
-            Sampler(size).sample(logits.repeat(2000, 1), [row(SamplingParams(), seed=s) for s in range(2000)])
-        )
-    )
-    low = float(p[: size // 2].sum()) * 2000
-    assert chisquare([halves[1], halves[0]], [low, 2000 - low]).pvalue > 1e-3
+@pytest.mark.parametrize("size", [1, 24, 128, 129, 1000, 10_001])
+def test_a_draw_inverts_the_cumulative_distribution_in_vocabulary_order(size: int) -> None:
+    logits = torch.randn(1, size, generator=torch.Generator().manual_seed(size))
+    ends = logits[0].double().softmax(0).cumsum(0)
+    rows = [row(SamplingParams(), seed=s, index=2, output=[0]) for s in range(400)]
+    for r, token in zip(rows, tokens(Sampler(size).sample(logits.repeat(400, 1), rows)), strict=True):
+        u = uniform(r.seed, 2, 1)
+        assert u < ends[token] + 1e-6
+        assert token == 0 or u >= ends[token - 1] - 1e-6
+
+
+@pytest.mark.parametrize("draw", [0.0, 1 - 2.0**-53])
+@pytest.mark.parametrize("place", [0, 5, 127, 128, 200, 383])
+def test_the_ends_of_the_unit_interval_fall_on_possible_tokens(draw: float, place: int) -> None:
+    weights = torch.zeros(1, 3, 128)
+    weights.view(-1)[place] = 0.3
+    assert _invert(weights, torch.tensor([draw], dtype=torch.float64)).tolist() == [place]
 
 
 # -- greedy -----------------------------------------------------------------------------------
