@@ -200,6 +200,25 @@ def test_a_corrupt_tokenizer_names_the_file(tmp_path: Path, content: bytes) -> N
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("wordpiece", {"unk_token": "[NO]"}),  # fails only when a word is not in the vocabulary
+        ("byte_level", {"merges": [["no", "such"]]}),
+        ("byte_level", {"vocab": {"a": -1}}),
+        ("unigram", {"unk_id": 10**9}),
+    ],
+)
+def test_a_tokenizer_that_would_fail_in_use_is_refused_at_load(
+    tokenizer_folders: dict[str, Path], tmp_path: Path, kind: str, changes: dict[str, object]
+) -> None:
+    spec = json.loads((tokenizer_folders[kind] / "tokenizer.json").read_text())
+    spec["model"] |= changes
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff"])
 def test_a_corrupt_companion_names_its_file(

@@ -66,14 +66,15 @@ class Pieces:
         self._context: int | None = None
         if self.kind == "pieces":
             self._context = next((i for i in range(vocab_size) if i not in self._added and self._alone(i)), None)
-        self._later: list[bytes | str | None] = [None] * vocab_size
+        self._vocab_size = vocab_size
+        self._later: dict[int, bytes | str] = {}
 
     def later(self, token_id: int) -> bytes | str:
         """The token inside a text: bytes that may be part of a character, or text."""
-        if not 0 <= token_id < len(self._later):
-            return ""  # the model may have more rows than the tokenizer has tokens
-        piece = self._later[token_id]
+        piece = self._later.get(token_id)
         if piece is None:
+            if not 0 <= token_id < self._vocab_size:
+                return ""  # the model may have more rows than the tokenizer has tokens
             piece = self._later[token_id] = self._find(token_id)
         return piece
 

@@ -26,6 +26,7 @@ from inferd.engine.detokenizer import Detokenizer, Pieces
 from inferd.errors import InvalidRequest, ModelLoadError
 
 _CACHE_CHARS = 4_000_000  # total length of the texts whose ids are kept
+_PROBE = "Hello, \u4e16\u754c \U0001f600\u0f00"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _Settings = dict[str, Any]
@@ -60,12 +61,15 @@ class Tokenizer:
             raise ModelLoadError(_missing(folder))
         settings = _read_settings(folder / "special_tokens_map.json") | _read_settings(folder / "tokenizer_config.json")
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more precise
+            tokenizer = cls(tokenizers.Tokenizer.from_file(str(path)), settings)
+            # Some defects only show in use: a text with words no vocabulary has, and back.
+            tokenizer.decode(tokenizer._backend.encode(_PROBE).ids, skip_special_tokens=False)
+        except BaseException as error:  # the library raises a bare Exception, or a panic of its Rust side
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise ModelLoadError(
                 f"{path} cannot be read as a tokenizer: {error}. Download it again, or save it anew with the library that made it."
             ) from error
-        tokenizer = cls(backend, settings)
         if tokenizer.vocab_size == 0:
             raise ModelLoadError(f"{path} has no tokens. Use the tokenizer that came with the checkpoint.")
         return tokenizer
