@@ -1,0 +1,136 @@
+"""The command line from outside: help, mistakes in one sentence, exit codes."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from inferd import models
+from inferd.cli.chat import converse
+from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, flag_name
+from inferd.cli.main import COMMANDS, cli, main
+from inferd.cli.serve import serve_config
+from inferd.types import JSON
+
+
+def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    source_folder = str(Path(models.__file__).parents[2])
+    return subprocess.run(
+        [sys.executable, "-m", "inferd", *words],
+        env={**os.environ, "PYTHONPATH": source_folder, **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_every_command_has_an_example(name: str) -> None:
+    shown = CliRunner().invoke(cli, [name, "--help"])
+    assert shown.exit_code == 0
+    assert f"inferd {name}" in shown.output
+    assert "Example" in shown.output
+
+
+def test_no_two_settings_share_a_flag() -> None:
+    names = [flag_name(leaf) for leaf in [*SERVER_LEAVES, *MODEL_LEAVES]]
+    assert len(names) == len(set(names))
+    assert {"--port", "--max-model-len", "--max-num-seqs", "--kv-cache-memory"} <= set(names)
+
+
+def test_flags_reach_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERD_SERVER__PORT", "9000")
+    seen: list[object] = []
+    monkeypatch.setattr("inferd.cli.serve.run", lambda config: seen.append(config) or 0)
+    assert main(["serve", "--name", "m", "--kv-cache-memory", "1GiB", "--no-prefix-caching", "--grace", "5"]) == 0
+    expected = serve_config("demo", "m", {})
+    (config,) = seen
+    assert config != expected
+    assert getattr(config, "server").port == 9000  # noqa: B009
+    model = getattr(config, "models")["m"]  # noqa: B009
+    assert (model.kv_cache.memory_bytes, model.scheduler.prefix_caching) == (2**30, False)
+
+
+def test_a_files_models_take_flags_when_it_is_clear_which(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text("models:\n  a: {source: demo}\n  b: {source: demo}\n")
+    assert serve_config(str(path), "b", {"dtype": "float16"}).models["b"].dtype == "float16"
+    with pytest.raises(click.UsageError, match="say with --name"):
+        serve_config(str(path), None, {"dtype": "float16"})
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["srve"], 2, "did you mean 'inferd serve'?"),
+        (["serve", "--port", "x"], 2, "'x' is not an integer from 0 to 65535."),
+        (["serve", "./nowhere"], 1, "Error: The folder ./nowhere does not exist; check the path."),
+        (["serve", "none.yaml"], 1, "none.yaml does not exist"),
+        (["generate", " "], 2, "The prompt is empty"),
+        (["bench", "--url", "http://127.0.0.1:1"], 1, "inferd serve"),
+        (["bench", "--concurrency", "1,x"], 2, "positive numbers"),
+        (["chat", "--url", "http://127.0.0.1:1"], 1, "No server answers"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_an_exit_code(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == code
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
+
+
+def test_a_port_in_use_is_told_by_a_real_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("serve", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    assert str(taken) not in done.stderr
+    assert "Error:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_config_commands_show_check_and_describe(tmp_path: Path) -> None:
+    path = tmp_path / "inferd.yaml"
+    path.write_text("models: {chat: {source: demo}}\n")
+    shown = CliRunner().invoke(cli, ["config", "show", str(path)])
+    assert yaml.safe_load(shown.output)["models"]["chat"]["scheduler"]["max_num_seqs"] == 64
+    assert "is good: chat" in CliRunner().invoke(cli, ["config", "check", str(path)]).output
+    path.write_text("model: {}\n")
+    assert main(["config", "check", str(path)]) == 1
+
+
+def test_the_server_command_imports_neither_torch_nor_the_hub() -> None:
+    code = "import inferd.cli.serve, inferd.cli.main, sys; print([m for m in ('torch', 'huggingface_hub', 'yaml') if m in sys.modules])"
+    env = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_conversation_remembers_and_forgets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def answer(messages: list[JSON]) -> Generator[str, None, None]:
+        asked.append([message["content"] for message in messages])
+        yield from ("an", "swer")
+
+    lines = "one\ntwo\n/reset\nthree\n/system be brief\nfour\n/nothing\n/help\n/exit\nnever\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    converse(answer, None)
+    assert asked == [["one"], ["one", "answer", "two"], ["three"], ["be brief", "four"]]
+    shown = capsys.readouterr().out
+    assert "answer\n" in shown
+    assert "no command /nothing" in shown

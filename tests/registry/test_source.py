@@ -1,0 +1,198 @@
+"""Sources become folders: what is missing is named; a hub is a real server on a real socket."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from inferd import models
+from inferd.errors import ModelLoadError
+from inferd.registry.source import is_remote, resolve
+
+SHA = "a" * 40
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"w" * 300_000,
+    "pytorch_model.bin": b"a pickle",
+    "run_me.py": b"raise SystemExit",
+}
+
+
+def test_the_bundled_model_has_a_folder() -> None:
+    assert resolve("demo") == models.path("demo")
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"{}")
+    assert resolve(str(tmp_path)) == tmp_path
+    assert not is_remote(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "no config.json"),
+        ({"config.json": "{}"}, r"no \*.safetensors"),
+        ({"config.json": "{}", "pytorch_model.bin": ""}, "pytorch_model.bin, a pickle"),
+        (
+            {"config.json": "{}", "model.safetensors.index.json": '{"weight_map": {"a": "1.safetensors"}}'},
+            "1.safetensors",
+        ),
+        ({"config.json": "{}", "model.safetensors.index.json": "[]"}, "not a weight index"),
+        ({"config.json": "{}", "model.safetensors.index.json": '{"weight_map": {"a": "../x"}}'}, "outside its folder"),
+    ],
+)
+def test_what_a_folder_lacks_is_named(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ModelLoadError, match=said):
+        resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("./nowhere", "does not exist"),
+        ("demmo", "Did you mean 'demo'"),
+        ("gpt two", "no model source"),
+        (__file__, "is a file"),
+    ],
+)
+def test_what_is_no_source_is_refused_with_the_remedy(source: str, said: str) -> None:
+    with pytest.raises(ModelLoadError, match=said):
+        resolve(source)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The few endpoints that a snapshot download asks for. org/gone is unknown, org/gated gated."""
+
+    asked: list[str] = []
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        path = self.path.partition("?")[0]
+        type(self).asked.append(f"{self.command} {path}")
+        if "/org/gone" in path or path.startswith("/org/gone"):
+            self.reply(404, b'{"error":"Repository not found"}', with_body, {"X-Error-Code": "RepoNotFound"})
+        elif "org/gated" in path:
+            self.reply(403, b'{"error":"gated"}', with_body, {"X-Error-Code": "GatedRepo"})
+        elif "/revision/none" in path:
+            self.reply(404, b'{"error":"no"}', with_body, {"X-Error-Code": "RevisionNotFound"})
+        elif path.startswith("/api/models/org/tiny/tree/"):
+            listing = [
+                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for name, data in FILES.items()
+            ]
+            self.reply(200, json.dumps(listing).encode(), with_body, {"Content-Type": "application/json"})
+        elif path.startswith("/api/models/org/tiny"):
+            info = {"id": "org/tiny", "sha": SHA, "siblings": [{"rfilename": name} for name in FILES]}
+            self.reply(200, json.dumps(info).encode(), with_body, {"Content-Type": "application/json"})
+        elif path.startswith(f"/org/tiny/resolve/{SHA}/") and (name := path.rpartition("/")[2]) in FILES:
+            headers = {"ETag": f'"{hashlib.sha1(FILES[name]).hexdigest()}"', "X-Repo-Commit": SHA}
+            self.reply(200, FILES[name], with_body, headers)
+        else:
+            self.reply(404, b"{}", with_body, {"X-Error-Code": "EntryNotFound"})
+
+    def reply(self, status: int, body: bytes, with_body: bool, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+SCRIPT = """
+import json, sys
+from inferd.errors import ModelLoadError
+from inferd.registry.source import resolve
+told = []
+try:
+    print(json.dumps({"folder": str(resolve(sys.argv[1], lambda *seen: told.append(seen))), "told": told}))
+except ModelLoadError as error:
+    print(json.dumps({"error": error.message}))
+"""
+
+
+def asked(endpoint: str, source: str, cache: Path, **env: str) -> dict[str, object]:
+    """Resolve in a process of its own: the client reads its environment once."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    source_folder = str(Path(models.__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, source],
+        env={
+            **kept,
+            "PYTHONPATH": source_folder,
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(cache),
+            "HF_HUB_DISABLE_XET": "1",
+            **env,
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    found: dict[str, object] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_hub_id_is_downloaded_once_without_pickles_or_code(hub: str, tmp_path: Path) -> None:
+    found = asked(hub, "org/tiny", tmp_path)
+    folder, told = Path(str(found["folder"])), found["told"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert isinstance(told, list)
+    total = sum(len(FILES[name]) for name in ("config.json", "model.safetensors", "tokenizer.json"))
+    assert told[-1] == ["download", total, total]
+    assert not any("pytorch_model" in line or "run_me" in line for line in Hub.asked)
+
+    # From the cache when nobody answers.
+    again = asked("http://127.0.0.1:1", "org/tiny", tmp_path)
+    assert again["folder"] == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("org/gone", "There is no model org/gone"), ("org/gated", "HF_TOKEN"), ("org/tiny@none", "no revision 'none'")],
+)
+def test_what_the_hub_refuses_is_said_with_the_remedy(hub: str, tmp_path: Path, source: str, said: str) -> None:
+    message = str(asked(hub, source, tmp_path)["error"])
+    assert said in message
+    assert "local folder" in message
+
+
+def test_a_hub_out_of_reach_is_said_with_the_remedy(tmp_path: Path) -> None:
+    assert "HF_ENDPOINT" in str(asked("http://127.0.0.1:1", "org/tiny", tmp_path)["error"])
+    assert "HF_HUB_OFFLINE" in str(asked("http://127.0.0.1:1", "org/tiny", tmp_path, HF_HUB_OFFLINE="1")["error"])

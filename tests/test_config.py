@@ -1,0 +1,182 @@
+"""Reading the configuration: file < environment < flags, and every mistake told at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.cli.reference import config_schema
+from inferd.config import Config, ModelConfig, ServerConfig, load_config, model_name, single_model_config
+from inferd.config_tree import NotAllowedError, Text, size, size_text
+from inferd.errors import ConfigError
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "inferd.yaml"
+    path.write_text(text)
+    return path
+
+
+def refusal(path: Path | None, env: dict[str, str] | None = None, flags: dict[str, object] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, env or {}, flags or {})
+    return caught.value.message
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    assert load_config(None, {}, {}) == Config()
+
+
+@given(st.permutations(["file", "environment", "flag"]), st.integers(1, 7))
+def test_a_flag_beats_the_environment_beats_the_file(
+    tmp_path_factory: pytest.TempPathFactory, order: list[str], which: int
+) -> None:
+    present = {name for bit, name in enumerate(["file", "environment", "flag"]) if which >> bit & 1}
+    ports = {name: 1000 + i for i, name in enumerate(order)}
+    path = (
+        written(tmp_path_factory.mktemp("config"), f"server: {{port: {ports['file']}}}") if "file" in present else None
+    )
+    env = {"INFERD_SERVER__PORT": str(ports["environment"])} if "environment" in present else {}
+    flags: dict[str, object] = {"server": {"port": ports["flag"]}} if "flag" in present else {}
+    winner = next(name for name in ("flag", "environment", "file") if name in present)
+    assert load_config(path, env, flags).server.port == ports[winner]
+
+
+def test_every_problem_is_listed_with_its_path_value_and_remedy(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "server: {port: 99999, prot: 3, max_body_bytes: 4MiX}\nmodels:\n  chat:\n    dtype: bf16\n    scheduler: 3\n",
+    )
+    said = refusal(path, {"INFERD_MODELS__CHAT__THREADS": "few"}, {"server": {"grace_s": -1}})
+    assert said.startswith("8 problems")
+    for line in (
+        "server.port: 99999 is not an integer from 0 to 65535.",
+        "server.prot: no such field; did you mean port?",
+        "server.max_body_bytes: '4MiX' is not a size such as 4GiB",
+        "server.grace_s: -1 is not a number, at least 0.",
+        "models.chat.source: missing; give a folder",
+        "models.chat.dtype: 'bf16' is not one of auto, bfloat16, float16, float32; did you mean bfloat16?",
+        "models.chat.scheduler: 3 is not a section with the fields max_num_seqs",
+    ):
+        assert line in said
+    assert "models.chat.threads (from INFERD_MODELS__CHAT__THREADS): 'few' is not an integer, at least 1." in said
+
+
+def test_a_key_given_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
+    said = refusal(written(tmp_path, "server:\n  port: 1\n  port: 2\n"))
+    assert "line 3" in said
+    assert "'port' is already given on line 2" in said
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "server: [1", "hello", "!!python/object/apply:os.system [true]"])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    assert str(tmp_path / "inferd.yaml") in refusal(written(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "none.yaml")
+
+
+def test_the_environment_finds_models_by_name_whatever_their_case_and_punctuation() -> None:
+    env = {
+        "INFERD_MODELS__QWEN_QWEN3_0_6B__DTYPE": "bfloat16",
+        "INFERD_MODELS__QWEN_QWEN3_0_6B__KV_CACHE__MEMORY_BYTES": "4GiB",
+    }
+    config = single_model_config("Qwen/Qwen3-0.6B", env=env)
+    assert config.models["Qwen/Qwen3-0.6B"].dtype == "bfloat16"
+    assert config.models["Qwen/Qwen3-0.6B"].kv_cache.memory_bytes == 4 * 1024**3
+
+
+def test_other_variables_are_left_alone() -> None:
+    env = {"INFERD_DEBUG": "1", "INFERD_PORT": "tcp://10.0.0.1:80", "PATH": "/bin", "OTHER__PORT": "1"}
+    assert load_config(None, env, {}) == Config()
+
+
+def test_unset_is_written_as_nothing_and_truths_in_words() -> None:
+    env = {"INFERD_SERVER__ACCESS_LOG": "no", "INFERD_MODELS__M__THREADS": ""}
+    config = load_config(None, env, {"models": {"m": {"source": "demo", "threads": 3}}})
+    assert config.server.access_log is False
+    assert config.models["m"].threads == 3
+    assert load_config(None, {**env, "INFERD_MODELS__M__SOURCE": "demo"}, {}).models["m"].threads is None
+
+
+def test_a_yaml_text_is_not_a_number(tmp_path: Path) -> None:
+    assert "server.port: '9000' is not an integer" in refusal(written(tmp_path, "server: {port: '9000'}"))
+    assert "server.access_log: 1 is not true or false" in refusal(written(tmp_path, "server: {access_log: 1}"))
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu "])
+def test_a_device_that_is_none_is_refused(device: str) -> None:
+    assert "device" in refusal(None, {}, {"models": {"m": {"source": "demo", "device": device}}})
+
+
+@given(st.integers(1, 2**50))
+def test_a_size_reads_back_as_it_was_written(num_bytes: int) -> None:
+    assert size(size_text(num_bytes)) == num_bytes
+    assert size(str(num_bytes)) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"), [("4GiB", 4 * 2**30), ("512 MB", 512_000_000), ("1.5k", 1500), ("2Gi", 2**31)]
+)
+def test_sizes_are_written_as_people_do(text: str, num_bytes: int) -> None:
+    assert size(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4 GiBs", "-1", "1e9", "4,5GB"])
+def test_a_size_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(NotAllowedError):
+        size(text)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.text().map(Text),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from(["server", "models", "port", "source", "m", "queue"]) | st.text(), inner)
+        ),
+    )
+)
+def test_any_document_is_a_configuration_or_one_config_error(document: object) -> None:
+    with contextlib.suppress(ConfigError):  # whatever else it raises is a defect
+        made = load_config(None, {}, document if isinstance(document, dict) else {"models": document})
+        assert isinstance(made, Config)
+
+
+def test_a_configuration_survives_being_shown_and_read_again(tmp_path: Path) -> None:
+    config = Config(server=ServerConfig(port=1), models={"a b": ModelConfig(source="demo", dtype="float16", seed=3)})
+    text = yaml.safe_dump(msgspec.to_builtins(config))
+    assert load_config(written(tmp_path, text), {}, {}) == config
+
+
+def test_the_schema_agrees_with_the_reader(tmp_path: Path) -> None:
+    validator = jsonschema.Draft202012Validator(json.loads(json.dumps(config_schema())))
+    good = {
+        "server": {"max_body_bytes": "4MiB"},
+        "models": {"m": {"source": "demo", "kv_cache": {"memory_bytes": "1.5GiB"}}},
+    }
+    validator.validate(good)
+    load_config(None, {}, good)
+    for bad in (
+        {"server": {"prot": 1}},
+        {"models": {"m": {}}},
+        {"server": {"max_body_bytes": "many"}},
+        {"server": {"port": 70000}},
+    ):
+        assert not validator.is_valid(bad)
+        refusal(None, {}, dict(bad))
+
+
+def test_a_model_is_named_after_its_source(tmp_path: Path) -> None:
+    assert model_name("demo") == "demo"
+    assert model_name("Qwen/Qwen3-0.6B@main") == "Qwen/Qwen3-0.6B"
+    assert model_name(str(tmp_path / "my-model") + "/") == "my-model"
