@@ -6,7 +6,7 @@ import contextlib
 import json
 from pathlib import Path
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import pytest
 import yaml
@@ -166,14 +166,15 @@ def test_the_schema_agrees_with_the_reader(tmp_path: Path) -> None:
     }
     validator.validate(good)
     load_config(None, {}, good)
-    for bad in (
+    wrong: tuple[dict[str, object], ...] = (
         {"server": {"prot": 1}},
         {"models": {"m": {}}},
         {"server": {"max_body_bytes": "many"}},
         {"server": {"port": 70000}},
-    ):
+    )
+    for bad in wrong:
         assert not validator.is_valid(bad)
-        refusal(None, {}, dict(bad))
+        refusal(None, {}, bad)
 
 
 def test_a_model_is_named_after_its_source(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from inferd.cli.chat import converse
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, flag_name
 from inferd.cli.main import COMMANDS, cli, main
 from inferd.cli.serve import serve_config
+from inferd.config import Config
 from inferd.types import JSON
 
 
@@ -51,14 +52,17 @@ def test_no_two_settings_share_a_flag() -> None:
 
 def test_flags_reach_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFERD_SERVER__PORT", "9000")
-    seen: list[object] = []
-    monkeypatch.setattr("inferd.cli.serve.run", lambda config: seen.append(config) or 0)
+    seen: list[Config] = []
+
+    def remember(config: Config) -> int:
+        seen.append(config)
+        return 0
+
+    monkeypatch.setattr("inferd.cli.serve.run", remember)
     assert main(["serve", "--name", "m", "--kv-cache-memory", "1GiB", "--no-prefix-caching", "--grace", "5"]) == 0
-    expected = serve_config("demo", "m", {})
     (config,) = seen
-    assert config != expected
-    assert getattr(config, "server").port == 9000  # noqa: B009
-    model = getattr(config, "models")["m"]  # noqa: B009
+    assert config.server.port == 9000
+    model = config.models["m"]
     assert (model.kv_cache.memory_bytes, model.scheduler.prefix_caching) == (2**30, False)
 
 
@@ -96,7 +100,6 @@ def test_a_port_in_use_is_told_by_a_real_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = run("serve", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1
-    assert str(taken) not in done.stderr
     assert "Error:" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -30,7 +30,7 @@ h1{font-size:24px;margin:0}h2{font-size:15px;margin:0 0 8px}p{color:var(--soft);
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:16px;margin:0 0 16px;overflow-x:auto}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(440px,1fr));gap:16px}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:right;padding:6px 10px;border-bottom:1px solid var(--line);white-space:nowrap}
+table{font-size:14px}th{vertical-align:bottom}th,td{text-align:right;padding:6px 8px;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left}tr:last-child td{border:0}
 .bad{color:var(--c);font-weight:600}svg{width:100%;height:auto}svg text{fill:var(--soft);font-size:11px}
 code{font-size:13px;overflow-wrap:anywhere}
@@ -97,7 +97,7 @@ def _e(text: str) -> str:
 
 def _table(runs: Sequence[Summary]) -> str:
     spreads = ("TTFT", "TPOT", "ITL", "E2E")
-    head = "".join(f"<th>{name} p50 / p95 / p99, ms</th>" for name in spreads)
+    head = "".join(f"<th>{name}, ms<br>p50 / p95 / p99</th>" for name in spreads)
     rows = []
     for run in runs:
         cells = "".join(
