@@ -12,6 +12,7 @@ import math
 import mmap
 import struct
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class _File:
             self.table[name], end = self._check(name, entry, size - self._data_at)
             ends.append((self.table[name][2], end))
         ends.sort()
-        for (_, end), (begin, _) in zip(ends, ends[1:], strict=False):
+        for (_, end), (begin, _) in pairwise(ends):
             if begin < end:
                 raise _broken(path, "its tensors overlap")
 
@@ -106,19 +107,22 @@ class Weights:
         self._progress = progress
         self._where: dict[str, _File] = {}
         for path in _files(folder):
-            file = _File(path)
+            try:
+                file = _File(path)
+            except OSError as error:
+                raise ModelLoadError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
             for name in file.table:
                 self._where[name] = file
         self._taken: set[str] = set()
         self.total_bytes = sum(f.table[n][0].itemsize * math.prod(f.table[n][1]) for n, f in self._where.items())
         self._done_bytes = 0
-        self._prefix = ""
+        self._asked = self._prefix = ""
         self.num_taken = 0  # parameters
         self.taken_bytes = 0  # in the model's dtype
 
-    def strip(self, prefix: str) -> None:
-        """The decoder's tensors lie under ``prefix``; from here on it asks for "model." instead."""
-        self._prefix = prefix
+    def rename(self, asked: str, stored: str) -> None:
+        """From here on, the name ``asked`` + x stands for the stored tensor ``stored`` + x."""
+        self._asked, self._prefix = asked, stored
 
     def __contains__(self, name: str) -> bool:
         return self._stored(name) in self._where
@@ -139,7 +143,7 @@ class Weights:
         return tensor.to(device=self.device, dtype=self.dtype, copy=True)
 
     def _stored(self, name: str) -> str:
-        return self._prefix + name.removeprefix("model.") if self._prefix and name.startswith("model.") else name
+        return self._prefix + name.removeprefix(self._asked) if self._asked and name.startswith(self._asked) else name
 
     def _raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
         name = self._stored(name)

@@ -55,10 +55,23 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", {"sliding_window": 6, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {"sliding_window": 6, "query_pre_attn_scalar": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "gemma3-linear-rope": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        },
+    ),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {}),
     "phi4-partial": ("Phi3Config", "Phi3ForCausalLM", {"hidden_size": 64, "partial_rotary_factor": 0.75, "sliding_window": 9}),
     "phi3-longrope": ("Phi3Config", "Phi3ForCausalLM", {"hidden_size": 64, "original_max_position_embeddings": 64, "max_position_embeddings": 64, "rope_parameters": LONG}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}),
+    "smollm3-window": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 6}),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {"head_dim": 12}),
     "granite": ("GraniteConfig", "GraniteForCausalLM", {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2.0, "head_dim": 12}),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128, "head_dim": None, "intermediate_size": None}),

@@ -22,7 +22,6 @@ from inferd.engine.weights import Weights
 from inferd.errors import ModelLoadError
 
 GPT = ("GPT2LMHeadModel", "GPTNeoForCausalLM", "GPTNeoXForCausalLM")
-ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh")
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Progress = Callable[[str, int, int], None]
@@ -58,12 +57,8 @@ def load_model(folder: Path, *, dtype: DTypeName, device: torch.device, progress
     source = Source(folder / "config.json")
     architecture = _architecture(source)
     config = read_gpt(source, architecture) if architecture in GPT else read_llama(source, architecture)
-    if config.activation not in (*ACTIVATIONS, "gelu_fast", "relu"):
-        raise ModelLoadError(f"{source.path}: activation {config.activation!r} is not supported; supported are {', '.join(ACTIVATIONS)}.", param="hidden_act")
     weights = Weights(folder, dtype=_dtype(dtype, config.dtype, device, source), device=device, progress=progress)
-    prefix = _prefix(weights, architecture)
-    if prefix:
-        weights.strip(prefix)
+    _settle_prefix(weights, architecture)
     longest = min(num_positions or config.max_position_embeddings, config.max_position_embeddings)
     decoder: Decoder
     if architecture in GPT:
@@ -104,13 +99,16 @@ def has_fast_bfloat16() -> bool:
     return bool(words & {"avx512_bf16", "amx_bf16", "bf16", "avx_ne_convert"})
 
 
-def _prefix(weights: Weights, architecture: str) -> str:
-    """Multimodal wrappers keep their text decoder's tensors under a prefix of their own."""
+def _settle_prefix(weights: Weights, architecture: str) -> None:
+    """Multimodal wrappers keep their text decoder's tensors under a prefix of their own, and the first GPT-2
+    checkpoints have none."""
     if architecture == "Gemma3ForConditionalGeneration":
         for prefix in ("model.language_model.", "language_model.model."):
             if any(name.startswith(prefix) for name in weights):
-                return prefix
-    return ""
+                weights.rename("model.", prefix)
+                return
+    if architecture == "GPT2LMHeadModel" and "transformer.wte.weight" not in weights:
+        weights.rename("transformer.", "")
 
 
 def _is_ignorable(config: DecoderConfig) -> Callable[[str], bool]:

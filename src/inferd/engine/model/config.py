@@ -8,6 +8,7 @@ Reads both the older keys (``rope_theta``, ``rope_scaling``, ``torch_dtype``) an
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,9 @@ from inferd.engine.model.rope import Rope
 from inferd.errors import ModelLoadError
 
 T = TypeVar("T", int, float, bool, str)
+
+GATED_ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh")
+_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +74,14 @@ class Source:
             data: Any = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ModelLoadError(f"{path} does not exist. Give the folder of a Hugging Face checkpoint.") from None
+        except OSError as error:
+            raise ModelLoadError(f"{path} cannot be read: {error.strerror}. Give the folder of a Hugging Face checkpoint.") from error
         except (ValueError, RecursionError) as error:
             raise ModelLoadError(f"{path} is not valid JSON: {error}. Download it again.") from error
         if not isinstance(data, dict):
             raise ModelLoadError(f"{path} must be a JSON object.")
-        self.architectures: list[Any] = data.get("architectures") or []
+        named = data.get("architectures")
+        self.architectures: list[Any] = named if isinstance(named, list) else [] if named is None else [named]
         if data.get("quantization_config"):
             method = data["quantization_config"].get("quant_method") if isinstance(data["quantization_config"], dict) else None
             raise ModelLoadError(f"{path}: the checkpoint is quantised ({method or 'unknown method'}), which is not supported yet. Use the unquantised checkpoint.", param="quantization_config")
@@ -88,20 +95,43 @@ class Source:
             value = self.data.get(name)
             if value is None:
                 continue
-            if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
                 return float(value)  # type: ignore[return-value]
             if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
                 raise ModelLoadError(f"{self.path}: {name} is {value!r}, but must be of type {kind.__name__}.", param=name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ModelLoadError(f"{self.path}: {name} is {value!r}, but must be finite.", param=name)
             return value
         if default is None:
             raise ModelLoadError(f"{self.path} has no {names[0]!r}, which this architecture needs.", param=names[0])
         return default
 
-    def size(self, *names: str, default: int | None = None) -> int:
-        """A positive integer."""
+    def size(self, *names: str, default: int | None = None, most: int = _MOST) -> int:
+        """An integer from 1 to ``most``, a bound no real checkpoint comes near."""
         value = self.get(int, *names, default=default)
-        if value < 1:
-            raise ModelLoadError(f"{self.path}: {names[0]} is {value}, but must be at least 1.", param=names[0])
+        if not 1 <= value <= most:
+            raise ModelLoadError(f"{self.path}: {names[0]} is {value}, but must be from 1 to {most}.", param=names[0])
+        return value
+
+    def positive(self, name: str, default: float) -> float:
+        """A positive number."""
+        value = self.get(float, name, default=default)
+        if value <= 0:
+            raise ModelLoadError(f"{self.path}: {name} is {value}, but must be positive.", param=name)
+        return value
+
+    def activation(self, *names: str, default: str, known: tuple[str, ...]) -> str:
+        value = self.get(str, *names, default=default)
+        if value not in known:
+            raise ModelLoadError(f"{self.path}: activation {value!r} is not supported; supported are {', '.join(known)}.", param=names[0])
+        return value
+
+    def integers(self, name: str) -> list[int] | None:
+        value = self.data.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(v, int) for v in value):
+            raise ModelLoadError(f"{self.path}: {name} is {value!r}, but must be a list of integers.", param=name)
         return value
 
     def optional(self, kind: type[T], name: str) -> T | None:
@@ -134,19 +164,26 @@ def rope_of(source: Source, head_dim: int, *, kind: str | None = None, theta: fl
     options = {k: v for k, v in options.items() if v is not None}
     variant = str(options.get("rope_type") or options.get("type") or "default")
     variant = {"su": "longrope", "mrope": "default"}.get(variant, variant)
-    base = options.get("rope_theta", source.data.get("rope_theta", source.data.get("rotary_emb_base", theta)))
-    share = options.get("partial_rotary_factor", source.data.get("partial_rotary_factor", source.data.get("rotary_pct", fraction)))
-    for name, value in (("rope_theta", base), ("partial_rotary_factor", share)):
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise ModelLoadError(f"{source.path}: {name} is {value!r}, but must be a positive number.", param=name)
-    original = options.get("original_max_position_embeddings") or source.data.get("original_max_position_embeddings")
+    given = {**{k: v for k, v in source.data.items() if v is not None}, **options}
+    base = given.get("rope_theta", given.get("rotary_emb_base", theta))
+    share = given.get("partial_rotary_factor", given.get("rotary_pct", fraction))
+    for name, value, most in (("rope_theta", base, 1e15), ("partial_rotary_factor", share, 1.0)):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= most:
+            raise ModelLoadError(f"{source.path}: {name} is {value!r}, but must be a positive number up to {most:g}.", param=name)
+    # Where both are there, transformers lets the one beside the rope parameters win (Phi-3 writes it there).
+    original = source.data.get("original_max_position_embeddings") or options.get("original_max_position_embeddings")
+    if original is not None and (not isinstance(original, int) or isinstance(original, bool) or not 1 <= original <= _MOST):
+        raise ModelLoadError(f"{source.path}: original_max_position_embeddings is {original!r}, but must be a positive integer.", param="original_max_position_embeddings")
+    dim = int(head_dim * share) // 2 * 2
+    if dim < 2:
+        raise ModelLoadError(f"{source.path}: partial_rotary_factor {share} of head_dim {head_dim} leaves nothing to rotate.", param="partial_rotary_factor")
     return Rope(
-        dim=int(head_dim * share) // 2 * 2,
+        dim=dim,
         theta=float(base),
         variant=variant,
         options=options,
         max_position_embeddings=source.size("max_position_embeddings", "n_positions", default=2048),
-        original_max_position_embeddings=int(original) if original else None,
+        original_max_position_embeddings=original,
     )
 
 
@@ -184,19 +221,23 @@ FAMILIES: dict[str, Family] = {
 def read_llama(source: Source, architecture: str) -> DecoderConfig:
     """config.json of the families that are Llama with variations."""
     family = FAMILIES[architecture]
-    num_layers, num_heads = source.size("num_hidden_layers"), source.size("num_attention_heads")
+    granite = architecture == "GraniteForCausalLM"
+    num_layers, num_heads = source.size("num_hidden_layers", most=10_000), source.size("num_attention_heads")
     hidden = source.size("hidden_size")
     num_kv_heads = source.size("num_key_value_heads", default=num_heads)
     head_dim = source.size("head_dim", default=hidden // num_heads)
     if num_heads % num_kv_heads:
         raise ModelLoadError(f"{source.path}: num_attention_heads is {num_heads}, no multiple of num_key_value_heads {num_kv_heads}.", param="num_key_value_heads")
     kinds = _layer_kinds(source, architecture, num_layers)
-    window = source.optional(int, "sliding_window")
+    window = source.size("sliding_window") if "sliding_attention" in kinds else None
+    if source.data.get("use_bidirectional_attention"):
+        raise ModelLoadError(f"{source.path}: use_bidirectional_attention is set: this is an encoder, which does not generate text.", param="use_bidirectional_attention")
+    ropes = _ropes(source, architecture, kinds, head_dim)
     scale = head_dim**-0.5
     if family.gemma:
-        scale = source.get(float, "query_pre_attn_scalar", default=float(head_dim)) ** -0.5
-    elif architecture == "GraniteForCausalLM":
-        scale = source.get(float, "attention_multiplier", default=scale)
+        scale = source.positive("query_pre_attn_scalar", float(head_dim)) ** -0.5
+    elif granite:
+        scale = source.get(float, "attention_multiplier", default=1.0)
     return DecoderConfig(
         architecture=architecture,
         vocab_size=source.size("vocab_size"),
@@ -206,29 +247,41 @@ def read_llama(source: Source, architecture: str) -> DecoderConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=source.size("max_position_embeddings"),
+        max_position_embeddings=_longest(source, ropes),
         norm_eps=source.get(float, "rms_norm_eps", default=1e-6),
         tie_word_embeddings=source.get(bool, "tie_word_embeddings", default=family.gemma),
         dtype=source.dtype(),
         eos_token_ids=source.eos_token_ids(),
-        activation=source.get(str, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh" if family.gemma else "silu"),
+        activation=source.activation("hidden_activation", "hidden_act", default="gelu_pytorch_tanh" if family.gemma else "silu", known=GATED_ACTIVATIONS),
         windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
-        ropes=_ropes(source, architecture, kinds, head_dim),
+        ropes=ropes,
         attention_scale=scale,
         attention_softcap=source.optional(float, "attn_logit_softcapping") if family.gemma else None,
         final_softcap=source.optional(float, "final_logit_softcapping") if family.gemma else None,
         qkv_bias=family.qkv_bias or source.get(bool, "attention_bias", default=False),
         output_bias=not family.qkv_bias and source.get(bool, "attention_bias", default=False),
         mlp_bias=source.get(bool, "mlp_bias", default=False),
-        embedding_multiplier=source.get(float, "embedding_multiplier", default=1.0),
-        residual_multiplier=source.get(float, "residual_multiplier", default=1.0),
-        logits_divisor=source.get(float, "logits_scaling", default=1.0),
+        embedding_multiplier=source.get(float, "embedding_multiplier", default=1.0) if granite else 1.0,
+        residual_multiplier=source.get(float, "residual_multiplier", default=1.0) if granite else 1.0,
+        logits_divisor=source.positive("logits_scaling", 1.0) if granite else 1.0,
         moe=_experts(source, architecture, num_layers),
     )
 
 
+# Families whose attention looks at ``sliding_window``; in the others' config.json the field means nothing.
+_WINDOW_EVERYWHERE = ("MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM", "Qwen3MoeForCausalLM")
+_WINDOW_BY_LAYER = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+_WINDOW_SWITCHED = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "SmolLM3ForCausalLM")  # by use_sliding_window
+
+
 def _layer_kinds(source: Source, architecture: str, num_layers: int) -> list[str]:
     """"sliding_attention" or "full_attention" per layer."""
+    on = architecture not in _WINDOW_SWITCHED or source.get(bool, "use_sliding_window", default=False)
+    if architecture in _WINDOW_EVERYWHERE:
+        # Some checkpoints write 0 for no window.
+        return ["sliding_attention" if on and source.data.get("sliding_window") else "full_attention"] * num_layers
+    if architecture not in _WINDOW_BY_LAYER or not on:
+        return ["full_attention"] * num_layers
     kinds = source.strings("layer_types")
     if kinds is None:
         if architecture == "Gemma2ForCausalLM":
@@ -236,14 +289,13 @@ def _layer_kinds(source: Source, architecture: str, num_layers: int) -> list[str
         elif architecture.startswith("Gemma3"):
             every = source.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
             kinds = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)]
-        elif architecture.startswith(("Qwen2", "Qwen3", "SmolLM3")):
-            sliding = source.get(bool, "use_sliding_window", default=False)
-            first = source.get(int, "max_window_layers", default=0)
-            kinds = ["sliding_attention" if sliding and i >= first else "full_attention" for i in range(num_layers)]
+        elif architecture == "SmolLM3ForCausalLM":
+            every = source.size("no_rope_layer_interval", default=4)
+            switches = source.integers("no_rope_layers") or [int((i + 1) % every != 0) for i in range(num_layers)]
+            kinds = ["full_attention" if on else "sliding_attention" for on in switches[:num_layers]]
         else:
-            kinds = ["sliding_attention" if source.data.get("sliding_window") else "full_attention"] * num_layers
-    elif architecture.startswith(("Qwen2", "Qwen3")) and not source.get(bool, "use_sliding_window", default=False):
-        kinds = ["full_attention"] * len(kinds)
+            first = source.get(int, "max_window_layers", default=28)
+            kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     if len(kinds) != num_layers:
         raise ModelLoadError(f"{source.path}: layer_types has {len(kinds)} entries for {num_layers} layers.", param="layer_types")
     unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
@@ -252,10 +304,22 @@ def _layer_kinds(source: Source, architecture: str, num_layers: int) -> list[str
     return kinds
 
 
+def _longest(source: Source, ropes: tuple[Rope | None, ...]) -> int:
+    """Positions the model serves. YaRN stretches the trained ones by its factor, which is how Qwen's model
+    cards ask for long texts without touching max_position_embeddings."""
+    longest = source.size("max_position_embeddings")
+    for rope in ropes:
+        if rope is not None and rope.variant == "yarn" and rope.original_max_position_embeddings:
+            longest = max(longest, int(rope.number("factor", 1.0) * rope.original_max_position_embeddings))
+    return longest
+
+
 def _ropes(source: Source, architecture: str, kinds: list[str], head_dim: int) -> tuple[Rope | None, ...]:
     if architecture == "SmolLM3ForCausalLM":
         every = source.size("no_rope_layer_interval", default=4)
-        switches = source.data.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(len(kinds))]
+        switches = source.integers("no_rope_layers") or [int((i + 1) % every != 0) for i in range(len(kinds))]
+        if len(switches) < len(kinds):
+            raise ModelLoadError(f"{source.path}: no_rope_layers has {len(switches)} entries for {len(kinds)} layers.", param="no_rope_layers")
         rope = rope_of(source, head_dim, theta=2000000.0)
         return tuple(rope if on else None for on in switches[: len(kinds)])
     if architecture.startswith("Gemma3"):
@@ -285,6 +349,6 @@ def _experts(source: Source, architecture: str, num_layers: int) -> tuple[MoE | 
             renormalise=source.get(bool, "norm_topk_prob", default=False),
         )
         every = source.size("decoder_sparse_step", default=1)
-        dense = source.data.get("mlp_only_layers") or []
+        dense = source.integers("mlp_only_layers") or []
         return tuple(moe if i not in dense and (i + 1) % every == 0 else None for i in range(num_layers))
     return (None,) * num_layers

@@ -18,19 +18,21 @@ from inferd.engine.model.rope import tables
 from inferd.engine.weights import Weights
 from inferd.errors import ModelLoadError
 
+PLAIN_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu", "relu", "silu")
+
 
 def _read(source: Source, architecture: str, *, heads: str, layers: str, hidden: str, positions: str, eps: str, activation: str, default_activation: str) -> DecoderConfig:
-    num_heads, num_layers, width = source.size(heads), source.size(layers), source.size(hidden)
+    num_heads, num_layers, width = source.size(heads), source.size(layers, most=10_000), source.size(hidden)
     if width % num_heads:
         raise ModelLoadError(f"{source.path}: {hidden} is {width}, no multiple of {heads} {num_heads}.", param=hidden)
     # GPT-2 calls it n_inner; there, null means four times the hidden size.
-    inner = source.data.get("n_inner" if architecture == "GPT2LMHeadModel" else "intermediate_size") or 4 * width
+    inner = source.size("n_inner" if architecture == "GPT2LMHeadModel" else "intermediate_size", default=4 * width)
     dim = width // num_heads
     return DecoderConfig(
         architecture=architecture,
         vocab_size=source.size("vocab_size"),
         hidden_size=width,
-        intermediate_size=int(inner),
+        intermediate_size=inner,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_heads,
@@ -40,7 +42,7 @@ def _read(source: Source, architecture: str, *, heads: str, layers: str, hidden:
         tie_word_embeddings=source.get(bool, "tie_word_embeddings", default=architecture != "GPTNeoXForCausalLM"),
         dtype=source.dtype(),
         eos_token_ids=source.eos_token_ids(),
-        activation=source.get(str, activation, default=default_activation),
+        activation=source.activation(activation, default=default_activation, known=PLAIN_ACTIVATIONS),
         windows=_windows(source, architecture, num_layers),
         # GPT-Neo does not scale its scores.
         attention_scale=1.0 if architecture == "GPTNeoForCausalLM" else dim**-0.5,
@@ -65,10 +67,16 @@ def _windows(source: Source, architecture: str, num_layers: int) -> tuple[int | 
     if architecture != "GPTNeoForCausalLM":
         return (None,) * num_layers
     window = source.size("window_size", default=256)
-    kinds: list[str] = list(source.data.get("attention_layers") or [])
+    kinds = source.strings("attention_layers") or []
     if not kinds:
+        if not isinstance(source.data.get("attention_types") or [], list):
+            raise ModelLoadError(f"{source.path}: attention_types is {source.data['attention_types']!r}, but must be a list.", param="attention_types")
         for entry in source.data.get("attention_types") or [[["global", "local"], num_layers // 2]]:
-            kinds += list(entry[0]) * int(entry[1])
+            match entry:
+                case [list(pattern), int(times)] if 0 <= times <= num_layers:
+                    kinds += [str(kind) for kind in pattern] * times
+                case _:
+                    raise ModelLoadError(f"{source.path}: attention_types has {entry!r}, but must be a list of [kinds, times].", param="attention_types")
     if len(kinds) != num_layers or set(kinds) - {"global", "local"}:
         raise ModelLoadError(f"{source.path}: attention_types names {len(kinds)} layers for {num_layers}; each must be global or local.", param="attention_types")
     return tuple(window if kind == "local" else None for kind in kinds)
@@ -146,12 +154,12 @@ class _Layer:
         match self.config.activation:
             case "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast":
                 h = F.gelu(h, approximate="tanh")
-            case "gelu":
-                h = F.gelu(h)
             case "relu":
                 h = F.relu(h)
-            case other:
-                raise ModelLoadError(f"config.json: activation {other!r} is not supported; supported are gelu_new, gelu and relu.", param="activation_function")
+            case "silu":
+                h = F.silu(h)
+            case _:
+                h = F.gelu(h)
         return self.down(h)
 
     def _attend(self, h: Tensor, batch: FlatBatch, attention: Attention) -> Tensor:

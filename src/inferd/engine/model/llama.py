@@ -79,10 +79,18 @@ class Experts:
         if self.moe.renormalise:
             share = share / share.sum(-1, keepdim=True)
         out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            rows, place = (chosen == expert).nonzero(as_tuple=True)
-            y = self.down[expert](gated(self.gate_up[expert](x[rows]), self.activation))
-            out.index_add_(0, rows, y * share[rows, place].unsqueeze(1).to(y.dtype))
+        # The choices sorted by expert: each expert's rows lie together, and the others are not looked at.
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        rows = order // self.moe.top_k
+        weight = share.flatten()[order].to(x.dtype).unsqueeze(1)
+        at = 0
+        for expert, count in enumerate(torch.bincount(flat).tolist()):
+            if count:
+                mine = rows[at : at + count]
+                y = self.down[expert](gated(self.gate_up[expert](x.index_select(0, mine)), self.activation))
+                out.index_add_(0, mine, y * weight[at : at + count])
+                at += count
         return out
 
 
@@ -152,7 +160,7 @@ class Layer:
     def _attend(self, h: Tensor, batch: FlatBatch, attention: Attention) -> Tensor:
         config = self.config
         rows, heads, kv_heads, dim = h.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
-        q, k, v = self.qkv(h).split([heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
+        q, k, v = torch.split(self.qkv(h), [heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
         if self.family.qk_norm == "full":
             q, k = self._norm_qk(q, k)
         q, k, v = q.view(rows, heads, dim), k.view(rows, kv_heads, dim), v.view(rows, kv_heads, dim)

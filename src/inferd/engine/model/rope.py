@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,14 +30,14 @@ class Rope:
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.options.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ModelLoadError(f"config.json: rope parameter {name!r} is {value!r}; {self.variant} needs a number there.", param=name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ModelLoadError(f"config.json: rope parameter {name!r} is {value!r}; {self.variant} needs a positive number there.", param=name)
         return float(value)
 
     def numbers(self, name: str) -> list[float]:
         value = self.options.get(name)
-        if not isinstance(value, list) or len(value) != self.dim // 2:
-            raise ModelLoadError(f"config.json: rope parameter {name!r} must be a list of {self.dim // 2} numbers for {self.variant}.", param=name)
+        if not isinstance(value, list) or len(value) != self.dim // 2 or not all(isinstance(v, int | float) and v > 0 for v in value):
+            raise ModelLoadError(f"config.json: rope parameter {name!r} must be a list of {self.dim // 2} positive numbers for {self.variant}.", param=name)
         return [float(v) for v in value]
 
 
@@ -49,9 +48,9 @@ def tables(rope: Rope, num_positions: int, device: torch.device) -> tuple[Tensor
     return (angles.cos() * factor).to(device), (angles.sin() * factor).to(device)
 
 
-def _base(rope: Rope, theta: float | None = None) -> Tensor:
+def _base(rope: Rope) -> Tensor:
     steps = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
-    return 1.0 / ((theta if theta is not None else rope.theta) ** steps)
+    return 1.0 / (rope.theta**steps)
 
 
 def _frequencies(rope: Rope, num_positions: int) -> tuple[Tensor, float]:
@@ -75,15 +74,16 @@ def _frequencies(rope: Rope, num_positions: int) -> tuple[Tensor, float]:
 def _dynamic(rope: Rope) -> Tensor:
     # transformers recomputes the base as the text grows beyond the trained length. A paged cache keeps
     # keys rotated once, so the length is fixed at the trained maximum, where the base is unchanged.
-    factor, longest = rope.number("factor"), rope.max_position_embeddings
-    scale = (factor * longest / longest) - (factor - 1)
-    return _base(rope, rope.theta * scale ** (rope.dim / (rope.dim - 2)))
+    rope.number("factor")
+    return _base(rope)
 
 
 def _llama3(rope: Rope) -> Tensor:
     base = _base(rope)
     factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    old = rope.number("original_max_position_embeddings")
+    old = rope.original_max_position_embeddings or rope.max_position_embeddings
+    if low >= high:
+        raise ModelLoadError(f"config.json: rope parameter 'low_freq_factor' is {low}; it must be below high_freq_factor, {high}.", param="low_freq_factor")
     wavelength = 2 * math.pi / base
     smooth = (old / wavelength - low) / (high - low)
     blended = (1 - smooth) * base / factor + smooth * base
@@ -93,20 +93,18 @@ def _llama3(rope: Rope) -> Tensor:
 
 
 def _yarn(rope: Rope) -> tuple[Tensor, float]:
-    original = rope.number("original_max_position_embeddings", rope.original_max_position_embeddings or rope.max_position_embeddings)
+    original = rope.original_max_position_embeddings or rope.max_position_embeddings
     factor = rope.number("factor", rope.max_position_embeddings / original)
     dim, theta = rope.dim, rope.theta
+    if theta <= 1:
+        raise ModelLoadError(f"config.json: rope_theta is {theta}; yarn needs one above 1.", param="rope_theta")
 
     def grow(scale: float, by: float = 1.0) -> float:
         return 1.0 if scale <= 1 else 0.1 * by * math.log(scale) + 1.0
 
-    attention = rope.options.get("attention_factor")
-    if attention is None:
-        mscale, all_dim = rope.options.get("mscale"), rope.options.get("mscale_all_dim")
-        if mscale and all_dim:
-            attention = grow(factor, rope.number("mscale")) / grow(factor, rope.number("mscale_all_dim"))
-        else:
-            attention = grow(factor)
+    usual = grow(factor)
+    if rope.options.get("mscale") and rope.options.get("mscale_all_dim"):
+        usual = grow(factor, rope.number("mscale")) / grow(factor, rope.number("mscale_all_dim"))
     fast, slow = rope.number("beta_fast", 32), rope.number("beta_slow", 1)
 
     def dim_of(rotations: float) -> float:
@@ -120,15 +118,13 @@ def _yarn(rope: Rope) -> tuple[Tensor, float]:
         high += 0.001
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     base = _base(rope)
-    return base / factor * ramp + base * (1 - ramp), float(attention)  # type: ignore[arg-type]
+    return base / factor * ramp + base * (1 - ramp), rope.number("attention_factor", usual)
 
 
 def _longrope(rope: Rope, num_positions: int) -> tuple[Tensor, float]:
-    original = rope.original_max_position_embeddings or int(rope.number("original_max_position_embeddings", rope.max_position_embeddings))
+    original = rope.original_max_position_embeddings or rope.max_position_embeddings
     # Keys are rotated once, when they are written: the served length decides, not the text's.
     name = "long_factor" if num_positions > original else "short_factor"
-    scale = rope.max_position_embeddings / original if rope.original_max_position_embeddings else rope.number("factor", 1.0)
-    attention = rope.options.get("attention_factor")
-    if attention is None:
-        attention = 1.0 if scale <= 1.0 else math.sqrt(1 + math.log(scale) / math.log(original))
-    return _base(rope) / torch.tensor(rope.numbers(name)), float(attention)  # type: ignore[arg-type]
+    scale = rope.number("factor", rope.max_position_embeddings / original)
+    usual = 1.0 if scale <= 1.0 or original < 2 else math.sqrt(1 + math.log(scale) / math.log(original))
+    return _base(rope) / torch.tensor(rope.numbers(name)), rope.number("attention_factor", usual)
