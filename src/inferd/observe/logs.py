@@ -36,7 +36,7 @@ def http_line(event: HttpServed, wall_s: float) -> str:
     """The access log's line. ASCII only: whatever a client put in an id, it is one line of plain JSON."""
     line: JSON = {
         "ts": timestamp(wall_s),
-        "level": "error" if event.status >= 500 else "warning" if event.status >= 400 else "info",
+        "level": _level(event.status),
         "event": "http",
         "request_id": _cut(event.request_id),
         "tenant": _cut(event.tenant),
@@ -58,6 +58,11 @@ def http_line(event: HttpServed, wall_s: float) -> str:
         timings = {name: getattr(event.timings, name) for name in event.timings.__struct_fields__}
         line["timings"] = {name: round(at, 6) for name, at in timings.items() if at is not None}
     return json.dumps(line, separators=(",", ":"))
+
+
+def _level(status: int) -> str:
+    """503 is no defect: a full queue refuses, and a probe asks before the model is ready."""
+    return "info" if status < 400 else "warning" if status < 500 or status == 503 else "error"
 
 
 def replica_line(event: ReplicaChanged, wall_s: float) -> str:
