@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -45,13 +46,14 @@ def write_tiny_model(folder: Path, *, seed: int = 0, max_positions: int = 256) -
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>", "<|user|>", "<|assistant|>"])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+    make_fast: Any = PreTrainedTokenizerFast
+    fast = make_fast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
     fast.chat_template = (
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     fast.save_pretrained(folder)
-    model = LlamaForCausalLM(
+    model: Any = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(vocabulary),
             hidden_size=32,

@@ -56,7 +56,9 @@ class Overloaded(InferdError):
     kind = "overloaded"
     default_code = "overloaded"
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, retry_after_s: float = 1.0, param: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message, param=param, code=code)
         self.retry_after_s = retry_after_s
 

@@ -404,7 +404,7 @@ def _load(name: str, config: ModelConfig, progress: bool) -> Backend:
         def tell(phase: str, done: int, total: int) -> None:
             bar.update(task, description=f"Loading {name}: {phase}", completed=done, total=total or None)
 
-        return create_backend(name, config, tell)  # type: ignore[return-value]  # its requests are its own type
+        return create_backend(name, config, tell)
 
 
 def _is_conversation(prompt: PromptInput | Conversation) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,17 @@ from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.runner import Runner
 from inferd.errors import ContextLengthExceeded, InvalidRequest
-from inferd.types import Chat, Delta, End, GenerateRequest, Output, PromptReport, SamplingParams, TextPrompt, TokenPrompt
+from inferd.types import (
+    Chat,
+    Delta,
+    End,
+    GenerateRequest,
+    Output,
+    PromptReport,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
 
 Build = Callable[..., Engine]
 
@@ -69,7 +80,17 @@ class Answer:
         return next((d.finish_reason for d in reversed(self.deltas) if d.index == index and d.finish_reason), None)
 
 
-def make_request(name: str, prompt: str | list[int], *, stream: bool = True, priority: int = 0, arrived_at: float = 0.0, deadline_s: float | None = None, cache_salt: str = "", **sampling: object) -> GenerateRequest:
+def make_request(
+    name: str,
+    prompt: str | list[int],
+    *,
+    stream: bool = True,
+    priority: int = 0,
+    arrived_at: float = 0.0,
+    deadline_s: float | None = None,
+    cache_salt: str = "",
+    **sampling: object,
+) -> GenerateRequest:
     options: dict[str, object] = {"temperature": 0.0, "max_tokens": 8, **sampling}
     return GenerateRequest(
         id=name,
@@ -160,10 +181,20 @@ def test_prompt_logprobs_equal_transformers_in_any_chunking(build: Build, tiny_m
     temperature=st.sampled_from([0.0, 0.8]),
 )
 def test_neither_batch_nor_chunks_nor_preemption_nor_cache_change_an_answer(
-    build: Build, engine: Engine, prompts: list[list[int]], chunk: int, num_seqs: int, num_blocks: int, caching: bool, temperature: float
+    build: Build,
+    engine: Engine,
+    prompts: list[list[int]],
+    chunk: int,
+    num_seqs: int,
+    num_blocks: int,
+    caching: bool,
+    temperature: float,
 ) -> None:
     crowded = build(num_blocks=num_blocks, max_num_batched_tokens=chunk, max_num_seqs=num_seqs, prefix_caching=caching)
-    requests = [make_request(f"r{i}", p, temperature=temperature, seed=i, max_tokens=20, ignore_eos=True) for i, p in enumerate(prompts)]
+    requests = [
+        make_request(f"r{i}", p, temperature=temperature, seed=i, max_tokens=20, ignore_eos=True)
+        for i, p in enumerate(prompts)
+    ]
     together = run(crowded, *requests)
     again = run(crowded, *requests)
     alone = [run(engine, request)[0] for request in requests]
@@ -198,7 +229,7 @@ def test_n_choices_differ_by_seed_stream_and_do_not_depend_on_slots(build: Build
 
 
 def test_best_of_returns_the_most_likely_candidates(engine: Engine) -> None:
-    common = {"temperature": 1.0, "seed": 5, "max_tokens": 6, "ignore_eos": True}
+    common: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 6, "ignore_eos": True}
     (every,) = run(engine, make_request("all", "Hello", n=4, logprobs=0, **common))
     means = {i: sum(p.logprob for d in every.deltas if d.index == i for p in d.logprobs or ()) / 6 for i in range(4)}
     best = sorted(means, key=lambda i: -means[i])[:2]
@@ -209,11 +240,18 @@ def test_best_of_returns_the_most_likely_candidates(engine: Engine) -> None:
 def test_beam_search_equals_transformers(engine: Engine, tiny_model: Path) -> None:
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model: Any = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     for prompt in PROMPTS[:3]:
         ids = engine.tokenize(TextPrompt(text=prompt))[0]
         out = model.generate(
-            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), num_beams=3, num_return_sequences=2, do_sample=False, max_new_tokens=7, eos_token_id=0, pad_token_id=0
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            num_beams=3,
+            num_return_sequences=2,
+            do_sample=False,
+            max_new_tokens=7,
+            eos_token_id=0,
+            pad_token_id=0,
         )
         expected = [[t for t in row[len(ids) :].tolist() if t != 0] for row in out]
         (answer,) = run(engine, make_request("b", prompt, use_beam_search=True, n=2, best_of=3, max_tokens=7))
@@ -222,7 +260,10 @@ def test_beam_search_equals_transformers(engine: Engine, tiny_model: Path) -> No
 
 def test_two_beam_searches_in_an_arena_for_one_both_finish(build: Build) -> None:
     engine = build(num_blocks=34, max_num_seqs=8)
-    requests = [make_request(f"b{i}", "Hello", use_beam_search=True, n=3, max_tokens=30, arrived_at=float(i), ignore_eos=True) for i in range(2)]
+    requests = [
+        make_request(f"b{i}", "Hello", use_beam_search=True, n=3, max_tokens=30, arrived_at=float(i), ignore_eos=True)
+        for i in range(2)
+    ]
     answers = run(engine, *requests)
     assert [a.finish() for a in answers] == ["length", "length"]
     assert answers[0].tokens() == answers[1].tokens()
@@ -236,7 +277,10 @@ def test_stop_strings_end_the_answer_across_tokens(engine: Engine) -> None:
     assert answer.text() == text[: text.index(stop)]
     assert answer.finish() == "stop"
     assert answer.deltas[-1].stop_reason == stop
-    (kept,) = run(engine, make_request("kept", "Hello", max_tokens=20, ignore_eos=True, stop=(stop,), include_stop_str_in_output=True))
+    (kept,) = run(
+        engine,
+        make_request("kept", "Hello", max_tokens=20, ignore_eos=True, stop=(stop,), include_stop_str_in_output=True),
+    )
     assert kept.text() == text[: text.index(stop) + len(stop)]
     assert answer.end is not None
     assert answer.end.usage.completion_tokens < 20
@@ -249,7 +293,10 @@ def test_stop_token_ids_and_min_tokens(engine: Engine) -> None:
     (answer,) = run(engine, make_request("stop", "Hello", max_tokens=20, ignore_eos=True, stop_token_ids=(token,)))
     assert answer.tokens() == free.tokens()[: first + 1]
     assert answer.deltas[-1].stop_reason == token
-    (later,) = run(engine, make_request("min", "Hello", max_tokens=20, ignore_eos=True, stop_token_ids=(token,), min_tokens=first + 2))
+    (later,) = run(
+        engine,
+        make_request("min", "Hello", max_tokens=20, ignore_eos=True, stop_token_ids=(token,), min_tokens=first + 2),
+    )
     assert len(later.tokens()) >= first + 2
     assert token not in later.tokens()[: first + 1]
 
@@ -303,7 +350,7 @@ def test_an_exception_in_a_step_fails_only_what_was_in_it(build: Build, monkeypa
     assert output.request_id == "in"
     assert output.end is not None
     assert output.end.outcome == "failed"
-    ends = {}
+    ends: dict[str, str] = {}
     while engine.due(4.0) is not None:
         ends |= {o.request_id: o.end.outcome for o in engine.step(4.0)[0] if o.end}
     assert ends == {"out": "done"}

@@ -21,14 +21,22 @@ def test_greedy_answers_equal_the_golden_ones(name: str, shared_data: Path) -> N
     folder = shared_data / name
     engine = create_backend(
         name,
-        ModelConfig(source=str(folder), dtype="float32", threads=1, use_generation_config=False, kv_cache=KVCacheConfig(num_blocks=200)),
+        ModelConfig(
+            source=str(folder),
+            dtype="float32",
+            threads=1,
+            use_generation_config=False,
+            kv_cache=KVCacheConfig(num_blocks=200),
+        ),
         lambda phase, done, total: None,
     )
     cases = json.loads((folder / "golden_greedy.json").read_text())["cases"]
     answers: dict[str, list[int]] = {}
     for i, case in enumerate(cases):
         sampling = SamplingParams(temperature=0.0, max_tokens=len(case["output_ids"]))
-        request = GenerateRequest(id=str(i), model=name, prompt=TokenPrompt(token_ids=case["prompt_ids"]), sampling=sampling)
+        request = GenerateRequest(
+            id=str(i), model=name, prompt=TokenPrompt(token_ids=case["prompt_ids"]), sampling=sampling
+        )
         engine.add(engine.prepare(request), 0.0)
         answers[str(i)] = []
     while engine.due(0.0) is not None:

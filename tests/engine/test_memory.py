@@ -32,7 +32,9 @@ def test_a_cache_that_cannot_hold_one_sequence_is_refused_with_the_length_that_f
     with pytest.raises(ModelLoadError, match="Set max_model_len to 144 or less"):
         plan_blocks(KVCacheConfig(num_blocks=10), bytes_per_token=8, max_model_len=4096, max_num_seqs=4, free_bytes=GIB)
     with pytest.raises(ModelLoadError, match="memory_bytes = 1000"):
-        plan_blocks(KVCacheConfig(memory_bytes=1000), bytes_per_token=800, max_model_len=64, max_num_seqs=4, free_bytes=GIB)
+        plan_blocks(
+            KVCacheConfig(memory_bytes=1000), bytes_per_token=800, max_model_len=64, max_num_seqs=4, free_bytes=GIB
+        )
 
 
 @given(
@@ -47,9 +49,17 @@ def test_a_plan_holds_one_full_sequence_and_never_more_than_is_free(
 ) -> None:
     config = KVCacheConfig(block_size=block_size)
     try:
-        blocks = plan_blocks(config, bytes_per_token=bytes_per_token, max_model_len=max_model_len, max_num_seqs=max_num_seqs, free_bytes=free_bytes)
+        blocks = plan_blocks(
+            config,
+            bytes_per_token=bytes_per_token,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            free_bytes=free_bytes,
+        )
     except ModelLoadError:
-        assert (max_model_len // block_size) * block_size * bytes_per_token > free_bytes - 3 * block_size * bytes_per_token
+        assert (
+            max_model_len // block_size
+        ) * block_size * bytes_per_token > free_bytes - 3 * block_size * bytes_per_token
         return
     assert blocks * block_size > max_model_len
     assert blocks * block_size * bytes_per_token <= free_bytes

@@ -16,8 +16,19 @@ def make_scheduler(num_blocks: int = 64, block_size: int = 4, **options: int | b
     return Scheduler(SchedulerConfig(**options), BlockPool(num_blocks), block_size)  # type: ignore[arg-type]
 
 
-def make_sequence(name: str, prompt: list[int], *, priority: int = 0, arrived_at: float = 0.0, salt: bytes = b"") -> Sequence:
-    return Sequence(request_id=name, index=0, prompt_ids=prompt, sampling=SamplingParams(), seed=0, priority=priority, arrived_at=arrived_at, salt=salt)
+def make_sequence(
+    name: str, prompt: list[int], *, priority: int = 0, arrived_at: float = 0.0, salt: bytes = b""
+) -> Sequence:
+    return Sequence(
+        request_id=name,
+        index=0,
+        prompt_ids=prompt,
+        sampling=SamplingParams(),
+        seed=0,
+        priority=priority,
+        arrived_at=arrived_at,
+        salt=salt,
+    )
 
 
 def run(scheduler: Scheduler, token: int = 7) -> Step:
@@ -194,7 +205,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = make_scheduler(num_blocks=12, block_size=self.block_size, max_num_seqs=4, max_num_batched_tokens=5)
+        self.scheduler = make_scheduler(
+            num_blocks=12, block_size=self.block_size, max_num_seqs=4, max_num_batched_tokens=5
+        )
         self.alive: list[Sequence] = []
         self.arena: dict[tuple[int, int], tuple[int, ...]] = {}  # (block, offset) -> the tokens up to here
         self.made = 0

@@ -33,7 +33,7 @@ class Beams:
     Beams advance in lockstep: all of them must have been computed before any is extended.
     """
 
-    __slots__ = ("live", "ready", "state", "num_made")
+    __slots__ = ("live", "num_made", "ready", "state")
 
     def __init__(self, state: BeamState, root: Sequence) -> None:
         self.state = state
@@ -91,10 +91,13 @@ class Engine:
 
     # -- the loop thread --------------------------------------------------------------------
 
-    def add(self, prepared: Prepared, now: float) -> None:
+    def add(self, prepared: object, now: float) -> None:
+        assert isinstance(prepared, Prepared), "only what prepare returned can be added"
         request, sampling = prepared.request, prepared.sampling
         if request.id in self._generations:
-            raise InvalidRequest(f"A request with id {request.id!r} is already running. Use another id.", param="request_id")
+            raise InvalidRequest(
+                f"A request with id {request.id!r} is already running. Use another id.", param="request_id"
+            )
         generation = Generation(prepared, self._preparer.tokenizer, self._info.max_model_len)
         root = Sequence(
             request_id=request.id,
@@ -150,7 +153,13 @@ class Engine:
     def abort_step(self, error: Exception, now: float) -> list[Output]:
         """``step`` raised: end the requests that were in it, keep the others."""
         step, self._current = self._current, None
-        failure = error if isinstance(error, InferdError) else InternalError("The model failed while computing this request. It was not retried; the server's log has the details.")
+        failure = (
+            error
+            if isinstance(error, InferdError)
+            else InternalError(
+                "The model failed while computing this request. It was not retried; the server's log has the details."
+            )
+        )
         ids = {part.sequence.request_id for part in step.slices} if step is not None else set(self._generations)
         outputs = self._end_cancelled(now)
         for request_id in sorted(ids & self._generations.keys()):
@@ -171,11 +180,13 @@ class Engine:
 
     def _expire(self, now: float) -> list[Output]:
         expired = []
-        for request_id in [i for i in self._with_deadline if (self._generations[i].deadline_at or now) <= now]:
-            generation = self._generations[request_id]
+        late = [g for g in map(self._generations.__getitem__, self._with_deadline) if (g.deadline_at or now) <= now]
+        for generation in late:
             self._forget(generation)
             seconds = generation.prepared.request.deadline_s
-            error = DeadlineExceeded(f"The request's deadline of {seconds} s passed before the answer was complete. Allow more time, or ask for fewer tokens.")
+            error = DeadlineExceeded(
+                f"The request's deadline of {seconds} s passed before the answer was complete. Allow more time, or ask for fewer tokens."
+            )
             expired.append(generation.failed(error, now))
         return expired
 
@@ -199,7 +210,9 @@ class Engine:
                 for at in range(first, last, _PROMPT_LOGITS_ROWS):
                     end = min(at + _PROMPT_LOGITS_ROWS, last)
                     logits = self._runner.logits(hidden, [row + p - part.start for p in range(at, end)])
-                    scored = self._sampler.prompt_logprobs(logits, sequence.tokens[at + 1 : end + 1], sampling.prompt_logprobs)
+                    scored = self._sampler.prompt_logprobs(
+                        logits, sequence.tokens[at + 1 : end + 1], sampling.prompt_logprobs
+                    )
                     known += [generation.describe(s, sampling.prompt_logprobs) for s in scored]
             row += part.count
 
@@ -234,12 +247,12 @@ class Engine:
             if sequence.request_id in self._beams:
                 outputs += self._widen(sequence, logits[i : i + 1], now)
         for request_id, choices in changed.items():
-            generation = self._generations.get(request_id)
-            if generation is None:
+            changed_one = self._generations.get(request_id)
+            if changed_one is None:
                 continue
-            if generation.is_finished:
-                self._forget(generation)
-            output = generation.news(choices, now)
+            if changed_one.is_finished:
+                self._forget(changed_one)
+            output = changed_one.news(choices, now)
             if output is not None:
                 outputs.append(output)
         return outputs
@@ -255,11 +268,23 @@ class Engine:
             generation.open_choice(child)
         return [child for child in children if child.is_running]
 
-    def _sample(self, sequences: Seq[Sequence], logits: Tensor, changed: dict[str, list[Choice]], now: float) -> list[Output]:
+    def _sample(
+        self, sequences: Seq[Sequence], logits: Tensor, changed: dict[str, list[Choice]], now: float
+    ) -> list[Output]:
         rows = []
         for sequence in sequences:
             prepared = self._generations[sequence.request_id].prepared
-            rows.append(SampleRow(sequence.sampling, prepared.prompt_ids, sequence.output_ids, sequence.seed, sequence.index, prepared.stop_ids, prepared.bad_words))
+            rows.append(
+                SampleRow(
+                    sequence.sampling,
+                    prepared.prompt_ids,
+                    sequence.output_ids,
+                    sequence.seed,
+                    sequence.index,
+                    prepared.stop_ids,
+                    prepared.bad_words,
+                )
+            )
         failed: list[Output] = []
         for sequence, sampled in zip(sequences, self._sampler.sample(logits, rows), strict=True):
             generation = self._generations.get(sequence.request_id)
@@ -290,7 +315,7 @@ class Engine:
         """A beam is ready; when all are, extend them together."""
         beams = self._beams[sequence.request_id]
         generation = self._generations[sequence.request_id]
-        (best,) = self._sampler.prompt_logprobs(logits, [0], 2 * beams.state.width)
+        (best,) = self._sampler.prompt_logprobs(logits, [0], beams.state.candidates_per_beam)
         beams.ready[sequence] = list(best.top)
         if len(beams.ready) < len(beams.live):
             return []

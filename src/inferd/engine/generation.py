@@ -29,7 +29,18 @@ from inferd.types import (
 class Choice:
     """One answer in the making: what has been generated and not yet been sent."""
 
-    __slots__ = ("_detokenizer", "_stops", "finish_reason", "index", "logprobs", "num_sent", "sequence", "stop_reason", "text", "token_ids")
+    __slots__ = (
+        "_detokenizer",
+        "_stops",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "num_sent",
+        "sequence",
+        "stop_reason",
+        "text",
+        "token_ids",
+    )
 
     def __init__(self, index: int, sequence: Sequence, detokenizer: Detokenizer, stops: StopBuffer) -> None:
         self.index = index
@@ -59,7 +70,9 @@ class Choice:
             self._finish("stop", token_id)
             return
         self._say(self._detokenizer.push(token_id), may_stop)
-        if self._stops.matched is None and (count >= (sampling.max_tokens or 0) or len(self.sequence.tokens) >= max_model_len):
+        if self._stops.matched is None and (
+            count >= (sampling.max_tokens or 0) or len(self.sequence.tokens) >= max_model_len
+        ):
             self._finish("length", None)
 
     def _say(self, text: str, may_stop: bool) -> None:

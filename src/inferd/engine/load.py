@@ -49,13 +49,18 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
     template = ChatTemplate.load(folder, tokenizer, Path(config.chat_template) if config.chat_template else None)
     defaults = load_generation_defaults(folder)
     phases.done("tokenizer")
-    decoder = load_model(folder, dtype=config.dtype, device=device, progress=progress, num_positions=config.max_model_len)
+    decoder = load_model(
+        folder, dtype=config.dtype, device=device, progress=progress, num_positions=config.max_model_len
+    )
     _check_tokenizer(tokenizer, decoder, folder)
     phases.done("weights")
 
     dims = decoder.config
     bytes_per_token = kv_bytes_per_token(
-        num_layers=dims.num_layers, num_kv_heads=dims.num_kv_heads, head_dim=dims.head_dim, itemsize=decoder.dtype.itemsize
+        num_layers=dims.num_layers,
+        num_kv_heads=dims.num_kv_heads,
+        head_dim=dims.head_dim,
+        itemsize=decoder.dtype.itemsize,
     )
     max_model_len = _max_model_len(config, dims.max_position_embeddings, bytes_per_token)
     num_blocks = plan_blocks(
@@ -121,7 +126,12 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
         block_size=config.kv_cache.block_size,
     )
     preparer = Preparer(
-        tokenizer, template, defaults if config.use_generation_config else GenerationDefaults(), eos_ids, limits, config.seed
+        tokenizer,
+        template,
+        defaults if config.use_generation_config else GenerationDefaults(),
+        eos_ids,
+        limits,
+        config.seed,
     )
     sampler = Sampler(min(tokenizer.vocab_size, dims.vocab_size))
     return Engine(info=info, preparer=preparer, runner=runner, scheduler=scheduler, sampler=sampler)
@@ -146,7 +156,9 @@ def _device(wanted: str) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise ModelLoadError(f"device is {wanted!r}, which is no device. Use auto, cpu, cuda or cuda:N.", param="device") from error
+        raise ModelLoadError(
+            f"device is {wanted!r}, which is no device. Use auto, cpu, cuda or cuda:N.", param="device"
+        ) from error
     if device.type not in ("cpu", "cuda"):
         raise ModelLoadError(f"device is {wanted!r}. Use auto, cpu, cuda or cuda:N.", param="device")
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):

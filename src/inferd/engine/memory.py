@@ -69,7 +69,9 @@ def plan_blocks(
     return blocks
 
 
-def memory_plan(*, weights_bytes: int, num_blocks: int, block_size: int, bytes_per_token: int, activation_bytes: int) -> MemoryPlan:
+def memory_plan(
+    *, weights_bytes: int, num_blocks: int, block_size: int, bytes_per_token: int, activation_bytes: int
+) -> MemoryPlan:
     return MemoryPlan(
         weights_bytes=weights_bytes,
         kv_bytes=num_blocks * block_size * bytes_per_token,

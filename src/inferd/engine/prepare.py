@@ -158,9 +158,14 @@ class Preparer:
         ):
             bad = next((t for t in ids if not 0 <= t < size), None)
             if bad is not None:
-                raise InvalidRequest(f"{name} contains token id {bad}, but this model's ids are 0 to {size - 1}.", param=name)
+                raise InvalidRequest(
+                    f"{name} contains token id {bad}, but this model's ids are 0 to {size - 1}.", param=name
+                )
         if sampling.allowed_token_ids is not None and not sampling.allowed_token_ids:
-            raise InvalidRequest("allowed_token_ids is empty: no token could be generated. Leave it out to allow all.", param="allowed_token_ids")
+            raise InvalidRequest(
+                "allowed_token_ids is empty: no token could be generated. Leave it out to allow all.",
+                param="allowed_token_ids",
+            )
         for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
             if count is not None and count > size:
                 raise InvalidRequest(f"{name} is {count}, but this model has only {size} tokens.", param=name)
@@ -171,9 +176,14 @@ class Preparer:
         limits, width = self.limits, sampling.width
         param = "best_of" if sampling.best_of is not None else "n"
         if width > limits.max_num_seqs:
-            raise InvalidRequest(f"{param} is {width} beams, but this model runs at most {limits.max_num_seqs} sequences together.", param=param)
-        if 2 * width > limits.vocab_size:
-            raise InvalidRequest(f"{param} is {width} beams, more than half of this model's {limits.vocab_size} tokens.", param=param)
+            raise InvalidRequest(
+                f"{param} is {width} beams, but this model runs at most {limits.max_num_seqs} sequences together.",
+                param=param,
+            )
+        if width * (len(self.eos_ids) + 1) > limits.vocab_size:
+            raise InvalidRequest(
+                f"{param} is {width} beams, too many for a model of {limits.vocab_size} tokens.", param=param
+            )
         per_beam = -(-(num_prompt + (sampling.max_tokens or 0)) // limits.block_size) + 1
         if width * per_beam > limits.num_blocks:
             raise InvalidRequest(

@@ -81,11 +81,15 @@ class _File:
                 raise _broken(self.path, f"the entry of tensor {name!r} is malformed")
         dtype = _DTYPES.get(kind)
         if dtype is None:
-            raise ModelLoadError(f"{self.path}: tensor {name!r} has dtype {kind!r}; supported are {', '.join(_DTYPES)}.")
+            raise ModelLoadError(
+                f"{self.path}: tensor {name!r} has dtype {kind!r}; supported are {', '.join(_DTYPES)}."
+            )
         if not 0 <= begin <= end:
             raise _broken(self.path, f"tensor {name!r} has offsets {begin} to {end}")
         if end > data_bytes:
-            raise _broken(self.path, f"tensor {name!r} ends at byte {end}, but there are {data_bytes}: the file is truncated")
+            raise _broken(
+                self.path, f"tensor {name!r} ends at byte {end}, but there are {data_bytes}: the file is truncated"
+            )
         if end - begin != math.prod(shape) * dtype.itemsize:
             raise _broken(self.path, f"tensor {name!r} has shape {shape} of {kind}, but {end - begin} bytes")
         return (dtype, shape, begin), end
@@ -94,13 +98,17 @@ class _File:
         dtype, shape, begin = self.table[name]
         if math.prod(shape) == 0:
             return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(self._map, dtype=dtype, count=math.prod(shape), offset=self._data_at + begin).view(shape)
+        return torch.frombuffer(self._map, dtype=dtype, count=math.prod(shape), offset=self._data_at + begin).view(
+            shape
+        )
 
 
 class Weights:
     """The tensors of a checkpoint folder by name. ``take`` hands each out once, checked and cast."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+    ) -> None:
         self.folder = folder
         self.dtype = dtype
         self.device = device
@@ -149,10 +157,14 @@ class Weights:
         name = self._stored(name)
         file = self._where.get(name)
         if file is None:
-            raise ModelLoadError(f"{self.folder}: the checkpoint has no tensor {name!r}, which config.json's architecture needs. A shard or a conversion step may be missing.")
+            raise ModelLoadError(
+                f"{self.folder}: the checkpoint has no tensor {name!r}, which config.json's architecture needs. A shard or a conversion step may be missing."
+            )
         tensor = file.tensor(name)
         if tuple(tensor.shape) != shape:
-            raise ModelLoadError(f"{file.path}: tensor {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}.")
+            raise ModelLoadError(
+                f"{file.path}: tensor {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}."
+            )
         self._taken.add(name)
         self.num_taken += tensor.numel()
         self.taken_bytes += tensor.numel() * self.dtype.itemsize
@@ -178,13 +190,17 @@ def _files(folder: Path) -> list[Path]:
             shards: Any = json.loads(index.read_text())["weight_map"]
             names = sorted(set(shards.values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelLoadError(f"{index} is not a safetensors index: it needs a 'weight_map' object. Download it again.") from error
+            raise ModelLoadError(
+                f"{index} is not a safetensors index: it needs a 'weight_map' object. Download it again."
+            ) from error
         for name in names:
             if not isinstance(name, str) or Path(name).name != name:
                 raise ModelLoadError(f"{index} names the shard {name!r}; a shard must be a file of the same folder.")
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
-            raise ModelLoadError(f"{folder}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)}. Download the checkpoint again.")
+            raise ModelLoadError(
+                f"{folder}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)}. Download the checkpoint again."
+            )
         return [folder / name for name in names]
     single = folder / "model.safetensors"
     if single.is_file():
@@ -194,8 +210,12 @@ def _files(folder: Path) -> list[Path]:
         return others
     pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
     if pickles:
-        raise ModelLoadError(f"{folder} has weights only as {pickles[0].name}, a pickle, which can run code and is never loaded. Convert it to safetensors, or take a revision that has them.")
-    raise ModelLoadError(f"{folder} has no model.safetensors. Give the folder of a Hugging Face checkpoint with safetensors weights.")
+        raise ModelLoadError(
+            f"{folder} has weights only as {pickles[0].name}, a pickle, which can run code and is never loaded. Convert it to safetensors, or take a revision that has them."
+        )
+    raise ModelLoadError(
+        f"{folder} has no model.safetensors. Give the folder of a Hugging Face checkpoint with safetensors weights."
+    )
 
 
 def _broken(path: Path, why: str) -> ModelLoadError:

@@ -67,7 +67,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Backen
     from inferd.engine.load import create_backend as create
 
     # ``add`` takes what the engine's own ``prepare`` returned, which the interface calls an object.
-    return create(name, config, progress)  # type: ignore[return-value]
+    return create(name, config, progress)
 
 
 class Worker:

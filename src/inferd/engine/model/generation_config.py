@@ -45,6 +45,8 @@ def load_generation_defaults(folder: Path) -> GenerationDefaults:
 
     def whole(name: str, low: int) -> int | None:
         value = number(name, low, 2**31 - 1)
+        if value is not None and value != int(value):
+            raise ModelLoadError(f"{path}: {name} is {value!r}, but must be a whole number. Correct it, or set use_generation_config to false.", param=name)
         return None if value is None else int(value)
 
     eos = data.get("eos_token_id")
