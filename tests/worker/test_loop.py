@@ -1,0 +1,118 @@
+"""The step loop's law: every request that came in ends exactly once, whatever happens in which order."""
+
+from __future__ import annotations
+
+import queue
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.worker.tiny_backend import TinyBackend
+
+from inferd.config import ModelConfig
+from inferd.types import GenerateRequest, Output, SamplingParams, TextPrompt
+from inferd.worker.channel import ChannelError
+from inferd.worker.loop import Add, Drop, Halt, StepLoop, StepsFailedError, Work
+from inferd.worker.messages import Outputs
+
+NAMES = st.sampled_from("abcdef")
+WORDS = st.sampled_from(["hello", "raise", "raise@1", "refused"])
+ACTIONS = st.lists(st.tuples(st.sampled_from(["add", "drop"]), NAMES, WORDS, st.integers(1, 4)), max_size=30)
+
+
+class Script(queue.SimpleQueue[Work]):
+    """An inbox that gets its next part whenever the loop has sent something or has nothing to do."""
+
+    def __init__(self) -> None:
+        self.parts: list[list[Work]] = []
+
+    def feed(self) -> None:
+        for work in self.parts.pop(0) if self.parts else [Halt()]:
+            self.put(work)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Work:
+        while self.empty():
+            self.feed()
+        return super().get(block, timeout)
+
+
+class Bench:
+    """A loop in this thread, over the tiny backend: every order of events can be repeated."""
+
+    def __init__(self) -> None:
+        self.backend = TinyBackend("tiny", ModelConfig(source="tiny"))
+        self.inbox = Script()
+        self.sent: list[Output] = []
+        self.loop = StepLoop(self.backend, self.inbox, self._send)
+
+    def run(self, *parts: list[Work]) -> None:
+        self.inbox.parts = list(parts)
+        self.loop.run()
+
+    def _send(self, message: Outputs) -> None:
+        self.sent += message.outputs
+        self.inbox.feed()
+
+    def add(self, name: str, words: str, max_tokens: int) -> Add:
+        sampling = SamplingParams(max_tokens=max_tokens)
+        request = GenerateRequest(id=name, model="tiny", prompt=TextPrompt(text=words), sampling=sampling)
+        return Add(name, self.backend.prepare(request), 0.0)
+
+
+@given(st.lists(ACTIONS, max_size=6))
+def test_every_request_ends_exactly_once_and_says_nothing_after(script: list[list[tuple[str, str, str, int]]]) -> None:
+    bench = Bench()
+    submitted: list[str] = []
+    parts: list[list[Work]] = []
+    for actions in script:
+        part: list[Work] = []
+        for kind, name, words, max_tokens in actions:
+            if kind == "add":
+                submitted.append(f"{name}{len(submitted)}")
+                part.append(bench.add(submitted[-1], words, max_tokens))
+            else:
+                part += [Drop(unique) for unique in submitted if unique.startswith(name)] or [Drop(name)]
+        parts.append(part)
+    try:
+        bench.run(*parts)
+    except StepsFailedError:
+        return  # the process ends; what it held is the router's to settle
+    ends = [output.request_id for output in bench.sent if output.end is not None]
+    assert len(ends) == len(set(ends))
+    assert {output.request_id for output in bench.sent} == set(ends)
+    for name in ends:
+        news = [output for output in bench.sent if output.request_id == name]
+        assert [output.end is not None for output in news] == [False] * (len(news) - 1) + [True]
+    assert not bench.backend.requests
+
+
+def test_a_second_submission_of_a_running_request_is_ignored() -> None:
+    bench = Bench()
+    bench.run([bench.add("a", "hello", 2), bench.add("a", "hello", 2)], [], [])
+    assert [output.end is not None for output in bench.sent] == [False, True]
+
+
+def test_halting_ends_what_runs_as_cancelled() -> None:
+    bench = Bench()
+    bench.run([bench.add("a", "hello", 9)], [Halt()])
+    assert [output.end.outcome for output in bench.sent if output.end] == ["cancelled"]
+
+
+def test_the_loop_gives_up_when_steps_fail_again_and_again() -> None:
+    bench = Bench()
+    with pytest.raises(StepsFailedError):
+        bench.run(*([bench.add(name, "raise", 1)] for name in "abc"))
+    assert [output.end.outcome for output in bench.sent if output.end] == ["failed"] * 3
+
+
+def test_an_answer_too_large_for_a_frame_fails_its_request_alone() -> None:
+    class Narrow(Bench):
+        def _send(self, message: Outputs) -> None:
+            if any(output.request_id == "big" and output.deltas for output in message.outputs):
+                raise ChannelError("too large")
+            super()._send(message)
+
+    bench = Narrow()
+    bench.run([bench.add("big", "hello", 9), bench.add("small", "hello", 2)], [], [], [], [])
+    ends = {output.request_id: output.end.outcome for output in bench.sent if output.end}
+    assert ends == {"big": "refused", "small": "done"}

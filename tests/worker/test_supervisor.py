@@ -1,0 +1,157 @@
+"""One worker through many lives: nothing is left behind, nobody is blamed wrongly, back-off holds."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+from pathlib import Path
+
+import msgspec
+from tests.worker.tiny_backend import letters
+from tests.worker.watching import (
+    IMPATIENT,
+    Witness,
+    ask,
+    children,
+    is_running,
+    outputs_of,
+    serving,
+    text_of,
+    until,
+    worker_pid,
+)
+
+from inferd.config import ModelConfig
+from inferd.events import ignore
+from inferd.router.router import Router
+from inferd.worker.supervisor import Patience, Supervisor, _Watch
+
+RESTARTS = 30
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_many_restarts_leave_no_process_descriptor_thread_or_task_behind() -> None:
+    async def scenario() -> None:
+        at_once = msgspec.structs.replace(IMPATIENT, first_delay_s=0.001, longest_delay_s=0.001)
+        async with serving(patience=at_once) as (router, witness):
+            gc.collect()
+            before = (num_descriptors(), threading.active_count(), len(asyncio.all_tasks()))
+            for life in range(2, RESTARTS + 2):
+                os.kill(worker_pid(router), signal.SIGKILL)
+                await until(lambda life=life: witness.count("ready") == life, f"life {life} is ready")  # type: ignore[misc]
+            await until(
+                lambda: (num_descriptors(), threading.active_count(), len(asyncio.all_tasks())) == before,
+                "descriptors, threads and tasks are back to where they were",
+                5,
+            )
+            assert children(os.getpid()).count(worker_pid(router)) == 1
+            assert len(children(os.getpid())) <= 1 + len(_foreign_children)
+            assert text_of(await outputs_of(router.submit(ask()))) == letters(4)
+
+    _foreign_children = children(os.getpid())
+    asyncio.run(scenario())
+    assert children(os.getpid()) == _foreign_children
+
+
+def test_a_worker_ignores_the_signals_of_terminals_and_service_managers() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            stream = router.submit(ask("pace=0.02", max_tokens=10))
+            await anext(stream)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                os.kill(worker_pid(router), number)
+            assert letters(10).endswith(text_of(await outputs_of(stream)))
+            assert witness.count("ready") == 1
+
+    asyncio.run(scenario())
+
+
+def test_stopping_kills_a_worker_that_does_not_leave() -> None:
+    async def scenario() -> None:
+        async with serving(patience=msgspec.structs.replace(IMPATIENT, stop_s=0.3)) as (router, witness):
+            os.kill(worker_pid(router), signal.SIGSTOP)
+            await asyncio.wait_for(router.stop(), 2)
+            assert witness.states()[-1] == "stopped"
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_leaves_when_the_other_end_of_its_channel_is_gone() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, _):
+            pid = worker_pid(router)
+            process = router.replicas("tiny")[0]._supervisor._process
+            assert process is not None
+            process._channel.close()
+            await until(lambda: not is_running(pid), "the worker has left")
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_was_ready_once_is_tried_again_after_a_failed_load(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        gone = tmp_path / "folder-is-gone"
+        patience = msgspec.structs.replace(IMPATIENT, longest_delay_s=0.05)
+        async with serving(f"missing-if={gone}", patience=patience) as (router, witness):
+            gone.touch()
+            os.kill(worker_pid(router), signal.SIGKILL)
+            await until(lambda: witness.count("died") >= 3, "it died and two loads failed")
+            waiting = router.submit(ask())
+            gone.unlink()
+            assert text_of(await outputs_of(waiting)) == letters(4)
+
+    asyncio.run(scenario())
+
+
+def test_where_no_process_can_be_started_the_model_fails_and_the_server_lives() -> None:
+    async def scenario() -> None:
+        config = ModelConfig(source="tiny")
+        patience = msgspec.structs.replace(IMPATIENT, first_delay_s=0.001)
+        router = Router({"tiny": config}, Witness(), command=("/does/not/exist",), patience=patience)
+        await router.start()
+        await asyncio.wait_for(router.settled(), 10)
+        assert router.models()[0].state == "failed"
+        await router.stop()
+
+    asyncio.run(scenario())
+
+
+def test_the_delay_doubles_with_every_failure_in_a_row_up_to_a_limit() -> None:
+    async def scenario() -> list[float]:
+        config = ModelConfig(source="tiny")
+        supervisor = Supervisor("tiny", 0, config, _Nobody(), ignore, patience=Patience())
+        return [supervisor._delay(n) for n in (1, 2, 3, 8, 40, 10_000)]
+
+    delays = asyncio.run(scenario())
+    for delay, expected in zip(delays, (0.1, 0.2, 0.4, 12.8, 30.0, 30.0), strict=True):
+        assert 0.75 * expected <= delay <= 1.25 * expected
+
+
+def test_a_pause_of_the_gateway_itself_does_not_count_against_the_worker() -> None:
+    watch = _Watch()
+    start = watch._looked_at
+    watch.pass_time(start + 100.0, at_most=1.0)
+    assert watch.silent_s == 1.0
+
+
+def test_only_a_busy_worker_without_progress_is_stuck() -> None:
+    watch = _Watch()
+    now = watch._looked_at
+    for steps, busy, expected in ((1, True, 0.0), (1, True, 1.0), (1, True, 2.0), (2, True, 0.0), (2, False, 0.0)):
+        watch.progress(steps, busy)
+        assert watch.stuck_s == expected
+        now += 1.0
+        watch.pass_time(now, at_most=5.0)
+
+
+class _Nobody:
+    """An owner that is never told anything."""
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"{name} was called")
