@@ -1,0 +1,1 @@
+"""Measurements; run by name, never by the tests."""
