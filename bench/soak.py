@@ -45,7 +45,7 @@ class Server:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.log = Path(f"soak-{port}.log").open("wb")
+        self.log = Path(f"soak-{port}.log").open("wb")  # noqa: SIM115 - as long as the process
         command = [sys.executable, "-m", "inferd", "serve", "demo", "--port", str(port)]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
 
