@@ -79,7 +79,7 @@ class PoolMachine(RuleBasedStateMachine):
                 return Pool("m", config, self._emit, command=(), patience=Patience())
 
         self.pool = self._do(make)
-        self.supervisors: list[FakeSupervisor] = [r._supervisor for r in self.pool.replicas]  # type: ignore[misc]
+        self.supervisors: list[FakeSupervisor] = [r._supervisor for r in self.pool.replicas]
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, RequestEnded):

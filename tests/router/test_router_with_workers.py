@@ -8,9 +8,11 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.worker.tiny_backend import letters
 from tests.worker.watching import (
+    IMPATIENT,
     ask,
     outputs_of,
     serving,
@@ -161,7 +163,7 @@ def test_innocents_that_had_no_output_survive_a_poison_request_in_their_batch(tm
 
 def test_a_stopped_worker_is_noticed_and_replaced() -> None:
     async def scenario() -> None:
-        async with serving() as (router, witness):
+        async with serving(patience=msgspec.structs.replace(IMPATIENT, silent_s=2.0)) as (router, witness):
             pid = worker_pid(router)
             os.kill(pid, signal.SIGSTOP)
             stream = router.submit(ask(name="waits"))

@@ -101,7 +101,7 @@ def test_halting_ends_what_runs_as_cancelled() -> None:
 def test_the_loop_gives_up_when_steps_fail_again_and_again() -> None:
     bench = Bench()
     with pytest.raises(StepsFailedError):
-        bench.run(*([bench.add(name, "raise", 1)] for name in "abc"))
+        bench.run([bench.add("a", "raise", 1)], [bench.add("b", "raise", 1)], [bench.add("c", "raise", 1)])
     assert [output.end.outcome for output in bench.sent if output.end] == ["failed"] * 3
 
 

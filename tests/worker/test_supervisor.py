@@ -25,9 +25,8 @@ from tests.worker.watching import (
 )
 
 from inferd.config import ModelConfig
-from inferd.events import ignore
 from inferd.router.router import Router
-from inferd.worker.supervisor import Patience, Supervisor, _Watch
+from inferd.worker.supervisor import Patience, _Watch, restart_delay
 
 RESTARTS = 30
 
@@ -123,12 +122,7 @@ def test_where_no_process_can_be_started_the_model_fails_and_the_server_lives() 
 
 
 def test_the_delay_doubles_with_every_failure_in_a_row_up_to_a_limit() -> None:
-    async def scenario() -> list[float]:
-        config = ModelConfig(source="tiny")
-        supervisor = Supervisor("tiny", 0, config, _Nobody(), ignore, patience=Patience())
-        return [supervisor._delay(n) for n in (1, 2, 3, 8, 40, 10_000)]
-
-    delays = asyncio.run(scenario())
+    delays = [restart_delay(Patience(), n) for n in (1, 2, 3, 8, 40, 10_000)]
     for delay, expected in zip(delays, (0.1, 0.2, 0.4, 12.8, 30.0, 30.0), strict=True):
         assert 0.75 * expected <= delay <= 1.25 * expected
 
@@ -148,10 +142,3 @@ def test_only_a_busy_worker_without_progress_is_stuck() -> None:
         assert watch.stuck_s == expected
         now += 1.0
         watch.pass_time(now, at_most=5.0)
-
-
-class _Nobody:
-    """An owner that is never told anything."""
-
-    def __getattr__(self, name: str) -> object:
-        raise AssertionError(f"{name} was called")

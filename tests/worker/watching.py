@@ -20,7 +20,7 @@ from inferd.types import GenerateRequest, Output, SamplingParams, TextPrompt
 from inferd.worker.supervisor import Patience
 
 TINY_WORKER = (sys.executable, str(Path(tiny_backend.__file__).resolve()))
-IMPATIENT = Patience(watch_s=0.05, silent_s=2.5, first_delay_s=0.02, stacks_s=0.05)
+IMPATIENT = Patience(watch_s=0.05, silent_s=20.0, first_delay_s=0.02, stacks_s=0.05)
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:

@@ -223,7 +223,8 @@ def main(argv: Sequence[str] | None = None, create: Create = create_backend) -> 
     code = EXIT_DEFECT
     try:
         code = Worker(channel, create).run()
-    except OSError:
+    except OSError as error:
+        _log.warning("the gateway is gone: %s", error)
         code = EXIT_ORPHANED
     except Exception:
         _log.critical("the worker failed", exc_info=True)

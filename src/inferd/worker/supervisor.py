@@ -124,6 +124,7 @@ class Supervisor:
         """Start the worker now, and keep it running."""
         self._begin()
         self._task = asyncio.get_running_loop().create_task(self._supervise())
+        self._task.add_done_callback(_report)
 
     def send(self, message: ToWorker) -> None:
         """To the worker of this moment; lost with it."""
@@ -163,7 +164,11 @@ class Supervisor:
                 self._change("failed", failure.message)
                 self._owner.worker_failed(failure)
                 return
-            delay = self._patience.longest_delay_s if ending.failure is not None else self._delay(in_a_row)
+            delay = (
+                self._patience.longest_delay_s
+                if ending.failure is not None
+                else restart_delay(self._patience, in_a_row)
+            )
             _log.warning("replica %d of %s: %s; restarting in %.1f s", self._replica, self._model, ending.reason, delay)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), delay)
@@ -171,10 +176,6 @@ class Supervisor:
                 return
             self.restarts += 1
             self._begin()
-
-    def _delay(self, in_a_row: int) -> float:
-        longest = min(self._patience.longest_delay_s, self._patience.first_delay_s * 2.0 ** min(in_a_row - 1, 30))
-        return longest * random.uniform(0.75, 1.25)
 
     def _begin(self) -> None:
         """Start a process; where that is impossible now, ``_live`` finds none."""
@@ -332,6 +333,18 @@ class _Watch:
         if steps != self._steps or not busy:
             self.stuck_s = 0.0
         self._steps, self.is_busy = steps, busy
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A defect in here would otherwise be seen only when the server stops."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.critical("a supervisor failed; its replica is no longer watched", exc_info=error)
+
+
+def restart_delay(patience: Patience, in_a_row: int) -> float:
+    """Seconds before the next start after so many failures in a row: exponential, bounded, with jitter."""
+    longest = min(patience.longest_delay_s, patience.first_delay_s * 2.0 ** min(in_a_row - 1, 30))
+    return longest * random.uniform(0.75, 1.25)
 
 
 def _reason(status: int, error: Exception | None) -> str:
