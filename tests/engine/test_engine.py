@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
+from inferd.engine.attention import native_available
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.runner import Runner
@@ -171,6 +172,11 @@ def test_prompt_logprobs_equal_transformers_in_any_chunking(build: Build, tiny_m
             assert answer.finish() == "length"
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not native_available(torch.float32, 8),
+    reason="bit-equal rows need the native kernels; torch's products depend on the batch",
+)
 @settings(max_examples=15)
 @given(
     prompts=st.lists(st.lists(st.integers(3, 40), min_size=1, max_size=30), min_size=1, max_size=6),
@@ -393,6 +399,7 @@ def test_a_chat_is_rendered_and_ended_by_the_template(engine: Engine) -> None:
     assert engine.detokenize(ids) == "<|user|>Hi<|assistant|>"
 
 
+@pytest.mark.timeout(600)
 @settings(max_examples=10)
 @given(data=st.data())
 def test_a_storm_of_adds_and_cancels_ends_every_request_once(build: Build, data: st.DataObject) -> None:
