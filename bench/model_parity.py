@@ -9,11 +9,10 @@ by token, in a ragged batch of chunks, and after a cached prefix. Needs ``transf
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import tempfile
 from pathlib import Path
-
-import transformers
 
 FAMILIES = Path(__file__).resolve().parents[1] / "tests" / "engine" / "model" / "families.py"
 LIMIT = 1e-4
@@ -23,10 +22,10 @@ def main() -> int:
     spec = importlib.util.spec_from_file_location("families", FAMILIES)
     assert spec is not None
     assert spec.loader is not None
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     families = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(families)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     worst = 0.0
     print(f"{'family':<20} {'architecture':<22} {'largest error':>14}   where")
     for name, (_, architecture, _) in families.FAMILIES.items():

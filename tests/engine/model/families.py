@@ -134,7 +134,7 @@ class Driver:
         )
         with torch.inference_mode():
             hidden = self.decoder.forward(batch, ReferenceAttention(self.cache, batch))
-            return list(self.decoder.logits(hidden).split(counts))
+            return list(torch.split(self.decoder.logits(hidden), counts))
 
 
 def expected(model: Any, tokens: list[int]) -> Tensor:
