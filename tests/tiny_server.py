@@ -3,14 +3,13 @@ of the model's; its address is its first line on stdout."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
 
 import msgspec
 
-from inferd.app import serve
+from inferd.app import run
 from inferd.config import Config
 from inferd.errors import InferdError
 
@@ -20,7 +19,7 @@ TINY_WORKER = (sys.executable, str(Path(__file__).resolve().parent / "worker" / 
 def main() -> int:
     config = msgspec.convert(json.loads(sys.argv[1]), Config)
     try:
-        return asyncio.run(serve(config, on_ready=lambda address: print(address, flush=True), command=TINY_WORKER))
+        return run(config, on_ready=lambda address: print(address, flush=True), command=TINY_WORKER)
     except InferdError as error:
         print(f"Error: {error.message}", file=sys.stderr)
         return 1

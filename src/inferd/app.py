@@ -35,6 +35,21 @@ FAREWELL_S = 1.0  # for the last bytes of answers that are over
 _log = logging.getLogger("inferd.app")
 
 
+def run(
+    config: Config,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    command: Sequence[str] = WORKER_COMMAND,
+    patience: Patience = Patience(),
+) -> int:
+    """``serve`` in an event loop of its own, uvloop's where it is installed."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):
+        from uvloop import new_event_loop as factory
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(serve(config, on_ready=on_ready, command=command, patience=patience))
+
+
 async def serve(
     config: Config,
     *,

@@ -151,8 +151,8 @@ class Channel(asyncio.Protocol):
 
     # -- asyncio.Protocol -------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    # asyncio promises only a BaseTransport; uvloop's inherits from no asyncio class at all.
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._transport = transport
         self._flush()
