@@ -200,7 +200,7 @@ def test_the_report_stands_alone_and_is_well_formed() -> None:
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
             self.num_charts += tag == "svg"
             self.fetched += [value or "" for name, value in attrs if name in ("src", "href")]
-            if tag not in ("meta", "line", "circle", "polyline"):
+            if tag not in ("meta", "br", "line", "circle", "polyline"):
                 self.depth.append(tag)
 
         def handle_endtag(self, tag: str) -> None:
