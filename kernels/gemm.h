@@ -101,9 +101,11 @@ void pack(const void* weight, int64_t stride, int64_t out, int64_t in, int64_t f
                 for (int64_t col = 0; col < kPanel; col += Vec::width)
                     for (int64_t j = k; j < to; j += Vec::width) {
                         Vec block[Vec::width];
+#pragma GCC unroll 16
                         for (int i = 0; i < Vec::width; i++)
                             block[i] = Vec::lanes(reinterpret_cast<const uint32_t*>(w + (row + col + i) * stride) + j);
                         Vec::transpose(block);
+#pragma GCC unroll 16
                         for (int i = 0; i < Vec::width; i++) block[i].store_lanes(base + (j + i) * kPanel + col);
                     }
                 k = to;

@@ -106,23 +106,27 @@ struct Vec {
     // Lanes of a width x width block turned over its diagonal.
     static void transpose(Vec* r) {
         __m512i t[16], u[16];
+#pragma GCC unroll 16
         for (int i = 0; i < 16; i += 2) {
             __m512i a = _mm512_castps_si512(r[i].v), b = _mm512_castps_si512(r[i + 1].v);
             t[i] = _mm512_unpacklo_epi32(a, b);
             t[i + 1] = _mm512_unpackhi_epi32(a, b);
         }
+#pragma GCC unroll 16
         for (int i = 0; i < 16; i += 4) {
             u[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
             u[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
             u[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
             u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
         }
+#pragma GCC unroll 16
         for (int i = 0; i < 4; i++) {
             t[i] = _mm512_shuffle_i32x4(u[i], u[i + 4], 0x88);
             t[i + 4] = _mm512_shuffle_i32x4(u[i], u[i + 4], 0xdd);
             t[i + 8] = _mm512_shuffle_i32x4(u[i + 8], u[i + 12], 0x88);
             t[i + 12] = _mm512_shuffle_i32x4(u[i + 8], u[i + 12], 0xdd);
         }
+#pragma GCC unroll 16
         for (int i = 0; i < 4; i++) {
             r[i].v = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i], t[i + 8], 0x88));
             r[i + 4].v = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88));
@@ -195,16 +199,19 @@ struct Vec {
     }
     static void transpose(Vec* r) {
         __m256 t[8], u[8];
+#pragma GCC unroll 16
         for (int i = 0; i < 8; i += 2) {
             t[i] = _mm256_unpacklo_ps(r[i].v, r[i + 1].v);
             t[i + 1] = _mm256_unpackhi_ps(r[i].v, r[i + 1].v);
         }
+#pragma GCC unroll 16
         for (int i = 0; i < 8; i += 4) {
             u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
             u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
             u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
             u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
         }
+#pragma GCC unroll 16
         for (int i = 0; i < 4; i++) {
             r[i].v = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
             r[i + 4].v = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);

@@ -1,0 +1,145 @@
+"""Attention and the operations between matrix products: native against torch, interleaved, medians.
+
+    OMP_NUM_THREADS=1 python bench/micro_ops.py
+
+The shape is Qwen3-0.6B's: 16 heads, 8 key/value heads of 128, hidden 1024, intermediate 3072, bf16. Times are
+microseconds per call of one layer; with one thread it is the thread's own time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inferd.engine import native, ops
+from inferd.engine.attention import FlatBatch, KVCache, NativeAttention, ReferenceAttention
+
+HEADS, KV_HEADS, DIM, HIDDEN, INTERMEDIATE, BLOCK = 16, 8, 128, 1024, 3072, 16
+BF16 = torch.bfloat16
+
+
+def compare(name: str, calls: dict[str, Callable[[], object]], repeat: int = 9, inner: int = 10) -> None:
+    timer = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    seen: dict[str, list[float]] = {key: [] for key in calls}
+    for _ in range(repeat):
+        for key, call in calls.items():
+            began = timer()
+            for _ in range(inner):
+                call()
+            seen[key].append((timer() - began) / inner * 1e6)
+    us = {key: statistics.median(values) for key, values in seen.items()}
+    ours = us["native"]
+    print(
+        f"{name:34s} "
+        + "  ".join(
+            f"{key} {value:9.1f}" + ("" if key == "native" else f" (x{value / ours:.2f})") for key, value in us.items()
+        )
+    )
+
+
+def batch_of(sequences: int, length: int, count: int) -> FlatBatch:
+    blocks = -(-length // BLOCK)
+    table = torch.arange(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
+    positions = torch.arange(length - count, length).repeat(sequences)
+    owner = torch.repeat_interleave(torch.arange(sequences), count)
+    return FlatBatch(
+        token_ids=torch.zeros_like(positions),
+        positions=positions,
+        query_start=torch.arange(0, sequences * count + 1, count, dtype=torch.int32),
+        seq_len=torch.full((sequences,), length, dtype=torch.int32),
+        block_table=table,
+        slots=table[owner, positions // BLOCK].long() * BLOCK + positions % BLOCK,
+        num_sequences=sequences,
+        max_query=count,
+    )
+
+
+def attention(sequences: int, length: int, count: int) -> None:
+    batch = batch_of(sequences, length, count)
+    cache = KVCache(
+        num_layers=1,
+        num_blocks=batch.block_table.numel(),
+        block_size=BLOCK,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        dtype=BF16,
+        device=torch.device("cpu"),
+    )
+    for part in (*cache.keys, *cache.values):
+        part.normal_()
+    rows = sequences * count
+    q, k, v = (torch.randn(rows, heads, DIM, dtype=BF16) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    # What torch offers, given contiguous keys and values for nothing.
+    dense_q = q.view(sequences, count, HEADS, DIM).transpose(1, 2)
+    dense_k, dense_v = (torch.randn(sequences, KV_HEADS, length, DIM, dtype=BF16) for _ in range(2))
+    mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+
+    def sdpa() -> Tensor:
+        return F.scaled_dot_product_attention(dense_q, dense_k, dense_v, attn_mask=mask, scale=0.1, enable_gqa=True)
+
+    compare(
+        f"attention {sequences} x {count} of {length}",
+        {
+            "native": lambda: NativeAttention(cache, batch)(0, q, k, v, scale=0.1),
+            "reference": lambda: ReferenceAttention(cache, batch)(0, q, k, v, scale=0.1),
+            "sdpa": sdpa,
+        },
+        repeat=5,
+        inner=5,
+    )
+
+
+def between(rows: int) -> None:
+    x, residual = torch.randn(rows, HIDDEN, dtype=BF16), torch.randn(rows, HIDDEN, dtype=BF16)
+    weight, head_weight = torch.ones(HIDDEN, dtype=BF16), torch.ones(DIM, dtype=BF16)
+    gate_up = torch.randn(rows, 2 * INTERMEDIATE, dtype=BF16)
+    q, k = torch.randn(rows, HEADS, DIM, dtype=BF16), torch.randn(rows, KV_HEADS, DIM, dtype=BF16)
+    positions = torch.arange(rows)
+    cos, sin = torch.rand(4096, DIM // 2), torch.rand(4096, DIM // 2)
+
+    def off(call: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
+            with native.using_level("none"):
+                return call()
+
+        return run
+
+    calls: dict[str, Callable[[], object]] = {
+        "rms_norm": lambda: ops.rms_norm(x, weight, 1e-6),
+        "add_rms_norm": lambda: ops.add_rms_norm(x, residual, weight, 1e-6),
+        "rms_norm of heads": lambda: ops.rms_norm(q, head_weight, 1e-6),
+        "silu_and_mul": lambda: ops.silu_and_mul(gate_up),
+        "rotary": lambda: ops.rotary(q, k, positions, cos, sin),
+    }
+    for name, call in calls.items():
+        compare(f"{name}, {rows} rows", {"native": call, "torch": off(call)})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", choices=["attention", "between"])
+    options = parser.parse_args()
+    print(f"level {native.level()}, {torch.get_num_threads()} threads")
+    for shape in () if options.only == "between" else (
+        (1, 192, 1),
+        (8, 192, 1),
+        (32, 192, 1),
+        (1, 4096, 1),
+        (8, 4096, 1),
+        (1, 128, 128),
+        (4, 128, 128),
+        (1, 4096, 512),
+    ):
+        attention(*shape)
+    for rows in () if options.only == "attention" else (1, 8, 32, 512):
+        between(rows)
+
+
+if __name__ == "__main__":
+    main()
