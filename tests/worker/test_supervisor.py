@@ -6,10 +6,12 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.worker.tiny_backend import letters
 from tests.worker.watching import (
     IMPATIENT,
@@ -26,6 +28,7 @@ from tests.worker.watching import (
 
 from inferd.config import ModelConfig
 from inferd.router.router import Router
+from inferd.worker import process as process_module
 from inferd.worker.supervisor import Patience, _Watch, restart_delay
 
 RESTARTS = 30
@@ -35,27 +38,45 @@ def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_many_restarts_leave_no_process_descriptor_thread_or_task_behind() -> None:
-    async def scenario() -> None:
-        at_once = msgspec.structs.replace(IMPATIENT, first_delay_s=0.001, longest_delay_s=0.001)
-        async with serving(patience=at_once) as (router, witness):
-            gc.collect()
-            before = (num_descriptors(), threading.active_count(), len(asyncio.all_tasks()))
-            for life in range(2, RESTARTS + 2):
-                os.kill(worker_pid(router), signal.SIGKILL)
-                await until(lambda life=life: witness.count("ready") == life, f"life {life} is ready")  # type: ignore[misc]
-            await until(
-                lambda: (num_descriptors(), threading.active_count(), len(asyncio.all_tasks())) == before,
-                "descriptors, threads and tasks are back to where they were",
-                5,
-            )
-            assert children(os.getpid()).count(worker_pid(router)) == 1
-            assert len(children(os.getpid())) <= 1 + len(_foreign_children)
-            assert text_of(await outputs_of(router.submit(ask()))) == letters(4)
+async def restarted(times: int) -> tuple[list[int], list[int], list[int]]:
+    """Kill a worker so many times: descriptors, threads and tasks before and after, and the children."""
 
-    _foreign_children = children(os.getpid())
-    asyncio.run(scenario())
-    assert children(os.getpid()) == _foreign_children
+    def books() -> list[int]:
+        gc.collect()
+        return [num_descriptors(), threading.active_count(), len(asyncio.all_tasks())]
+
+    at_once = msgspec.structs.replace(IMPATIENT, first_delay_s=0.001, longest_delay_s=0.001)
+    async with serving(patience=at_once) as (router, witness):
+        before = books()
+        for life in range(2, times + 2):
+            os.kill(worker_pid(router), signal.SIGKILL)
+            await until(lambda life=life: witness.count("ready") == life, f"life {life} is ready")  # type: ignore[misc]
+        assert text_of(await outputs_of(router.submit(ask()))) == letters(4)
+        await asyncio.sleep(0)
+        return before, books(), children(os.getpid())
+
+
+def test_many_restarts_leave_no_process_descriptor_thread_or_task_behind() -> None:
+    others = children(os.getpid())
+    before, after, during = asyncio.run(restarted(RESTARTS))
+    assert all(now <= then + 2 for then, now in zip(before, after, strict=True)), (before, after)
+    assert len(during) == len(others) + 1
+    assert children(os.getpid()) == others
+
+
+def test_the_check_for_leaks_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaked: list[int] = []
+    real = process_module._exited
+
+    async def leaking(process: subprocess.Popen[bytes]) -> None:
+        leaked.append(os.pidfd_open(process.pid))
+        await real(process)
+
+    monkeypatch.setattr(process_module, "_exited", leaking)
+    before, after, _ = asyncio.run(restarted(5))
+    assert after[0] >= before[0] + 5
+    for descriptor in leaked:
+        os.close(descriptor)
 
 
 def test_a_worker_ignores_the_signals_of_terminals_and_service_managers() -> None:
