@@ -1,0 +1,62 @@
+"""The real engine behind the border: same answers as in this process, also after its worker was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.worker.watching import Witness, outputs_of, text_of, until, worker_pid
+
+from inferd import clock
+from inferd.config import ModelConfig
+from inferd.llm import LLM
+from inferd.router.router import Router
+from inferd.types import GenerateRequest, SamplingParams, TextPrompt
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+PROMPTS = ("Once upon a time", "1 + 1 =", "x")
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_the_engine_in_process_before_and_after_a_kill(tiny_model: Path) -> None:
+    with LLM(str(tiny_model), progress=False) as llm:
+        expected = [completion.text for completion in llm.generate(list(PROMPTS), GREEDY, progress=False)]
+
+    def request(name: str, text: str, sampling: SamplingParams = GREEDY) -> GenerateRequest:
+        explicit = SamplingParams.__struct_fields__
+        return GenerateRequest(
+            id=name,
+            model="tiny",
+            prompt=TextPrompt(text=text),
+            sampling=sampling,
+            explicit=explicit,
+            arrived_at=clock.now(),
+        )
+
+    async def scenario() -> None:
+        witness = Witness()
+        router = Router({"tiny": ModelConfig(source=str(tiny_model))}, witness)
+        await router.start()
+        try:
+            for life in (1, 2):
+                early = [router.submit(request(f"{life}-{i}", text)) for i, text in enumerate(PROMPTS)]
+                answers = [text_of(await outputs_of(stream)) for stream in early]
+                assert answers == expected
+                assert witness.count("ready") == life
+                long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+                stream = router.submit(request(f"{life}-long", "abc", long))
+                await anext(stream)
+                os.kill(worker_pid(router), signal.SIGKILL)
+                end = (await outputs_of(stream))[-1].end
+                assert end is not None
+                assert end.failure is not None
+                assert end.failure.kind == "worker_died"
+            await until(lambda: witness.count("ready") == 3, "it is ready once more", 60)
+        finally:
+            await router.stop()
+        assert {event.outcome for event in witness.ended()} == {"done", "failed"}
+
+    asyncio.run(scenario())
