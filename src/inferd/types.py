@@ -19,7 +19,7 @@ FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose the next token and when to stop. Values are validated by ``validate``.
+    """How to choose the next token and when to stop. Values are checked where a request is prepared.
 
     Sources: the OpenAI API and vLLM's extra sampling fields.
     """

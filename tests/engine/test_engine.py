@@ -376,6 +376,15 @@ def test_an_exception_in_a_step_fails_only_what_was_in_it(build: Build, monkeypa
         (make_request("r", "Hi", min_tokens=9), "min_tokens"),
         (make_request("r", "Hi", use_beam_search=True, n=100), "n"),
         (make_request("r", "Hi", logprobs=100_000), "logprobs"),
+        (make_request("r", "Hi", temperature=-1.0), "temperature"),
+        (make_request("r", "Hi", temperature=float("nan")), "temperature"),
+        (make_request("r", "Hi", top_p=0.0), "top_p"),
+        (make_request("r", "Hi", top_k=-2), "top_k"),
+        (make_request("r", "Hi", max_tokens=-1), "max_tokens"),
+        (make_request("r", "Hi", n=0), "n"),
+        (make_request("r", "Hi", n=3, best_of=2), "best_of"),
+        (make_request("r", "Hi", logit_bias={5: float("nan")}), "logit_bias"),
+        (make_request("r", "Hi", stop=("",)), "stop"),
     ],
 )
 def test_what_the_model_cannot_do_is_refused_by_name(engine: Engine, request_: GenerateRequest, param: str) -> None:

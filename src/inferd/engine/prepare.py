@@ -76,6 +76,7 @@ class Preparer:
         if keep is not None:
             # -1 is vLLM's word for "whatever fits".
             prompt_ids = prompt_ids[-(keep if keep > 0 else self.limits.max_model_len - 1) :]
+        check_ranges(request.sampling)
         sampling = self._resolve(request, len(prompt_ids))
         self._check_ids(sampling)
         self._check_width(sampling, len(prompt_ids))
@@ -201,6 +202,46 @@ class Preparer:
                 if ids:
                     found[ids] = None
         return tuple(found)
+
+
+# Field -> least and greatest value. The OpenAI and vLLM APIs' own limits are the gateway's and narrower.
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (1e-9, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "length_penalty": (-100.0, 100.0),
+    "max_tokens": (0, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "n": (1, 1024),
+    "best_of": (1, 1024),
+    "logprobs": (0, 2**31 - 1),
+    "prompt_logprobs": (0, 2**31 - 1),
+}
+
+
+def check_ranges(sampling: SamplingParams) -> None:
+    """Raises InvalidRequest for a value no model can honour, whoever sent it."""
+    for name, (least, greatest) in _RANGES.items():
+        value = getattr(sampling, name)
+        if value is not None and not least <= value <= greatest:  # also false for NaN
+            raise InvalidRequest(f"{name} is {value}, but must be from {least:g} to {greatest:g}.", param=name)
+    if sampling.best_of is not None and sampling.best_of < sampling.n:
+        raise InvalidRequest(
+            f"best_of is {sampling.best_of}, fewer than n = {sampling.n}. Raise best_of or lower n.", param="best_of"
+        )
+    bad = next((b for b in sampling.logit_bias.values() if not abs(b) <= 1e6), None)
+    if bad is not None:
+        raise InvalidRequest(
+            f"logit_bias has a bias of {bad}, but each must be from -1000000 to 1000000.", param="logit_bias"
+        )
+    if any(not text for text in sampling.stop):
+        raise InvalidRequest(
+            "stop contains an empty string, which would end every answer at once. Leave it out.", param="stop"
+        )
 
 
 def _salt(request: GenerateRequest) -> bytes:
