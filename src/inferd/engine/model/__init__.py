@@ -49,7 +49,14 @@ def supported_architectures() -> list[str]:
     return sorted([*FAMILIES, *GPT])
 
 
-def load_model(folder: Path, *, dtype: DTypeName, device: torch.device, progress: Progress | None = None, num_positions: int | None = None) -> Decoder:
+def load_model(
+    folder: Path,
+    *,
+    dtype: DTypeName,
+    device: torch.device,
+    progress: Progress | None = None,
+    num_positions: int | None = None,
+) -> Decoder:
     """Read a checkpoint. ``num_positions``: length of the rotary tables; None: the checkpoint's maximum.
 
     Raises ModelLoadError naming the file, the field or the tensor at fault.
@@ -75,14 +82,19 @@ def _architecture(source: Source) -> str:
         if name in known:
             return str(name)
     asked = ", ".join(str(a) for a in source.architectures) or "none named"
-    raise ModelLoadError(f"{source.path}: the architecture ({asked}) is not supported. Supported are {', '.join(known)}.", param="architectures")
+    raise ModelLoadError(
+        f"{source.path}: the architecture ({asked}) is not supported. Supported are {', '.join(known)}.",
+        param="architectures",
+    )
 
 
 def _dtype(asked: DTypeName, stored: str, device: torch.device, source: Source) -> torch.dtype:
     if asked != "auto":
         return getattr(torch, asked)  # type: ignore[no-any-return]
     if stored not in ("float32", "bfloat16", "float16", "float64"):
-        raise ModelLoadError(f"{source.path}: dtype is {stored!r}; supported are float32, bfloat16 and float16.", param="dtype")
+        raise ModelLoadError(
+            f"{source.path}: dtype is {stored!r}; supported are float32, bfloat16 and float16.", param="dtype"
+        )
     if stored in ("float32", "float64"):
         return torch.float32
     if device.type != "cpu":
@@ -113,7 +125,9 @@ def _settle_prefix(weights: Weights, architecture: str) -> None:
 
 def _is_ignorable(config: DecoderConfig) -> Callable[[str], bool]:
     """Tensors that old checkpoints carry and nothing needs: masks, rotary buffers, a tied head, vision."""
-    pattern = r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn(ention)?\.(attention\.)?(masked_)?bias|position_ids)$"
+    pattern = (
+        r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn(ention)?\.(attention\.)?(masked_)?bias|position_ids)$"
+    )
     if config.tie_word_embeddings:
         pattern += r"|^(lm_head|embed_out)\.weight$"
     if config.architecture == "Gemma3ForConditionalGeneration":

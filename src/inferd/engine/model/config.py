@@ -75,7 +75,9 @@ class Source:
         except FileNotFoundError:
             raise ModelLoadError(f"{path} does not exist. Give the folder of a Hugging Face checkpoint.") from None
         except OSError as error:
-            raise ModelLoadError(f"{path} cannot be read: {error.strerror}. Give the folder of a Hugging Face checkpoint.") from error
+            raise ModelLoadError(
+                f"{path} cannot be read: {error.strerror}. Give the folder of a Hugging Face checkpoint."
+            ) from error
         except (ValueError, RecursionError) as error:
             raise ModelLoadError(f"{path} is not valid JSON: {error}. Download it again.") from error
         if not isinstance(data, dict):
@@ -83,8 +85,15 @@ class Source:
         named = data.get("architectures")
         self.architectures: list[Any] = named if isinstance(named, list) else [] if named is None else [named]
         if data.get("quantization_config"):
-            method = data["quantization_config"].get("quant_method") if isinstance(data["quantization_config"], dict) else None
-            raise ModelLoadError(f"{path}: the checkpoint is quantised ({method or 'unknown method'}), which is not supported yet. Use the unquantised checkpoint.", param="quantization_config")
+            method = (
+                data["quantization_config"].get("quant_method")
+                if isinstance(data["quantization_config"], dict)
+                else None
+            )
+            raise ModelLoadError(
+                f"{path}: the checkpoint is quantised ({method or 'unknown method'}), which is not supported yet. Use the unquantised checkpoint.",
+                param="quantization_config",
+            )
         if isinstance(data.get("text_config"), dict):  # a multimodal wrapper around a text decoder
             data = {**data, **data["text_config"]}
         self.data = data
@@ -98,7 +107,9 @@ class Source:
             if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
                 return float(value)  # type: ignore[return-value]
             if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-                raise ModelLoadError(f"{self.path}: {name} is {value!r}, but must be of type {kind.__name__}.", param=name)
+                raise ModelLoadError(
+                    f"{self.path}: {name} is {value!r}, but must be of type {kind.__name__}.", param=name
+                )
             if isinstance(value, float) and not math.isfinite(value):
                 raise ModelLoadError(f"{self.path}: {name} is {value!r}, but must be finite.", param=name)
             return value
@@ -123,7 +134,9 @@ class Source:
     def activation(self, *names: str, default: str, known: tuple[str, ...]) -> str:
         value = self.get(str, *names, default=default)
         if value not in known:
-            raise ModelLoadError(f"{self.path}: activation {value!r} is not supported; supported are {', '.join(known)}.", param=names[0])
+            raise ModelLoadError(
+                f"{self.path}: activation {value!r} is not supported; supported are {', '.join(known)}.", param=names[0]
+            )
         return value
 
     def integers(self, name: str) -> list[int] | None:
@@ -154,13 +167,17 @@ class Source:
         return str(self.data.get("dtype") or self.data.get("torch_dtype") or "float32").removeprefix("torch.")
 
 
-def rope_of(source: Source, head_dim: int, *, kind: str | None = None, theta: float = 10000.0, fraction: float = 1.0) -> Rope:
+def rope_of(
+    source: Source, head_dim: int, *, kind: str | None = None, theta: float = 10000.0, fraction: float = 1.0
+) -> Rope:
     """The rotary parameters, of layer type ``kind`` where the checkpoint tells them apart."""
     options: Any = source.data.get("rope_parameters") or source.data.get("rope_scaling") or {}
     if kind is not None and isinstance(options, dict) and isinstance(options.get(kind), dict):
         options = options[kind]
     if not isinstance(options, dict):
-        raise ModelLoadError(f"{source.path}: rope parameters are {options!r}, but must be an object.", param="rope_parameters")
+        raise ModelLoadError(
+            f"{source.path}: rope parameters are {options!r}, but must be an object.", param="rope_parameters"
+        )
     options = {k: v for k, v in options.items() if v is not None}
     variant = str(options.get("rope_type") or options.get("type") or "default")
     variant = {"su": "longrope", "mrope": "default"}.get(variant, variant)
@@ -169,14 +186,24 @@ def rope_of(source: Source, head_dim: int, *, kind: str | None = None, theta: fl
     share = given.get("partial_rotary_factor", given.get("rotary_pct", fraction))
     for name, value, most in (("rope_theta", base, 1e15), ("partial_rotary_factor", share, 1.0)):
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= most:
-            raise ModelLoadError(f"{source.path}: {name} is {value!r}, but must be a positive number up to {most:g}.", param=name)
+            raise ModelLoadError(
+                f"{source.path}: {name} is {value!r}, but must be a positive number up to {most:g}.", param=name
+            )
     # Where both are there, transformers lets the one beside the rope parameters win (Phi-3 writes it there).
     original = source.data.get("original_max_position_embeddings") or options.get("original_max_position_embeddings")
-    if original is not None and (not isinstance(original, int) or isinstance(original, bool) or not 1 <= original <= _MOST):
-        raise ModelLoadError(f"{source.path}: original_max_position_embeddings is {original!r}, but must be a positive integer.", param="original_max_position_embeddings")
+    if original is not None and (
+        not isinstance(original, int) or isinstance(original, bool) or not 1 <= original <= _MOST
+    ):
+        raise ModelLoadError(
+            f"{source.path}: original_max_position_embeddings is {original!r}, but must be a positive integer.",
+            param="original_max_position_embeddings",
+        )
     dim = int(head_dim * share) // 2 * 2
     if dim < 2:
-        raise ModelLoadError(f"{source.path}: partial_rotary_factor {share} of head_dim {head_dim} leaves nothing to rotate.", param="partial_rotary_factor")
+        raise ModelLoadError(
+            f"{source.path}: partial_rotary_factor {share} of head_dim {head_dim} leaves nothing to rotate.",
+            param="partial_rotary_factor",
+        )
     return Rope(
         dim=dim,
         theta=float(base),
@@ -227,11 +254,17 @@ def read_llama(source: Source, architecture: str) -> DecoderConfig:
     num_kv_heads = source.size("num_key_value_heads", default=num_heads)
     head_dim = source.size("head_dim", default=hidden // num_heads)
     if num_heads % num_kv_heads:
-        raise ModelLoadError(f"{source.path}: num_attention_heads is {num_heads}, no multiple of num_key_value_heads {num_kv_heads}.", param="num_key_value_heads")
+        raise ModelLoadError(
+            f"{source.path}: num_attention_heads is {num_heads}, no multiple of num_key_value_heads {num_kv_heads}.",
+            param="num_key_value_heads",
+        )
     kinds = _layer_kinds(source, architecture, num_layers)
     window = source.size("sliding_window") if "sliding_attention" in kinds else None
     if source.data.get("use_bidirectional_attention"):
-        raise ModelLoadError(f"{source.path}: use_bidirectional_attention is set: this is an encoder, which does not generate text.", param="use_bidirectional_attention")
+        raise ModelLoadError(
+            f"{source.path}: use_bidirectional_attention is set: this is an encoder, which does not generate text.",
+            param="use_bidirectional_attention",
+        )
     ropes = _ropes(source, architecture, kinds, head_dim)
     scale = head_dim**-0.5
     if family.gemma:
@@ -252,7 +285,12 @@ def read_llama(source: Source, architecture: str) -> DecoderConfig:
         tie_word_embeddings=source.get(bool, "tie_word_embeddings", default=family.gemma),
         dtype=source.dtype(),
         eos_token_ids=source.eos_token_ids(),
-        activation=source.activation("hidden_activation", "hidden_act", default="gelu_pytorch_tanh" if family.gemma else "silu", known=GATED_ACTIVATIONS),
+        activation=source.activation(
+            "hidden_activation",
+            "hidden_act",
+            default="gelu_pytorch_tanh" if family.gemma else "silu",
+            known=GATED_ACTIVATIONS,
+        ),
         windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
         ropes=ropes,
         attention_scale=scale,
@@ -270,12 +308,24 @@ def read_llama(source: Source, architecture: str) -> DecoderConfig:
 
 # Families whose attention looks at ``sliding_window``; in the others' config.json the field means nothing.
 _WINDOW_EVERYWHERE = ("MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM", "Qwen3MoeForCausalLM")
-_WINDOW_BY_LAYER = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
-_WINDOW_SWITCHED = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "SmolLM3ForCausalLM")  # by use_sliding_window
+_WINDOW_BY_LAYER = (
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "SmolLM3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+)
+_WINDOW_SWITCHED = (
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "SmolLM3ForCausalLM",
+)  # by use_sliding_window
 
 
 def _layer_kinds(source: Source, architecture: str, num_layers: int) -> list[str]:
-    """"sliding_attention" or "full_attention" per layer."""
+    """ "sliding_attention" or "full_attention" per layer."""
     on = architecture not in _WINDOW_SWITCHED or source.get(bool, "use_sliding_window", default=False)
     if architecture in _WINDOW_EVERYWHERE:
         # Some checkpoints write 0 for no window.
@@ -297,10 +347,15 @@ def _layer_kinds(source: Source, architecture: str, num_layers: int) -> list[str
             first = source.get(int, "max_window_layers", default=28)
             kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     if len(kinds) != num_layers:
-        raise ModelLoadError(f"{source.path}: layer_types has {len(kinds)} entries for {num_layers} layers.", param="layer_types")
+        raise ModelLoadError(
+            f"{source.path}: layer_types has {len(kinds)} entries for {num_layers} layers.", param="layer_types"
+        )
     unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
     if unknown:
-        raise ModelLoadError(f"{source.path}: layer_types has {unknown[0]!r}; supported are full_attention and sliding_attention.", param="layer_types")
+        raise ModelLoadError(
+            f"{source.path}: layer_types has {unknown[0]!r}; supported are full_attention and sliding_attention.",
+            param="layer_types",
+        )
     return kinds
 
 
@@ -319,12 +374,17 @@ def _ropes(source: Source, architecture: str, kinds: list[str], head_dim: int) -
         every = source.size("no_rope_layer_interval", default=4)
         switches = source.integers("no_rope_layers") or [int((i + 1) % every != 0) for i in range(len(kinds))]
         if len(switches) < len(kinds):
-            raise ModelLoadError(f"{source.path}: no_rope_layers has {len(switches)} entries for {len(kinds)} layers.", param="no_rope_layers")
+            raise ModelLoadError(
+                f"{source.path}: no_rope_layers has {len(switches)} entries for {len(kinds)} layers.",
+                param="no_rope_layers",
+            )
         rope = rope_of(source, head_dim, theta=2000000.0)
         return tuple(rope if on else None for on in switches[: len(kinds)])
     if architecture.startswith("Gemma3"):
         whole = rope_of(source, head_dim, kind="full_attention", theta=1000000.0)
-        local = rope_of(source, head_dim, kind="sliding_attention", theta=source.get(float, "rope_local_base_freq", default=10000.0))
+        local = rope_of(
+            source, head_dim, kind="sliding_attention", theta=source.get(float, "rope_local_base_freq", default=10000.0)
+        )
         if not isinstance((source.data.get("rope_parameters") or {}).get("sliding_attention"), dict):
             base = source.get(float, "rope_local_base_freq", default=10000.0)
             local = Rope(dim=local.dim, theta=base, max_position_embeddings=local.max_position_embeddings)

@@ -21,7 +21,18 @@ from inferd.errors import ModelLoadError
 PLAIN_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu", "relu", "silu")
 
 
-def _read(source: Source, architecture: str, *, heads: str, layers: str, hidden: str, positions: str, eps: str, activation: str, default_activation: str) -> DecoderConfig:
+def _read(
+    source: Source,
+    architecture: str,
+    *,
+    heads: str,
+    layers: str,
+    hidden: str,
+    positions: str,
+    eps: str,
+    activation: str,
+    default_activation: str,
+) -> DecoderConfig:
     num_heads, num_layers, width = source.size(heads), source.size(layers, most=10_000), source.size(hidden)
     if width % num_heads:
         raise ModelLoadError(f"{source.path}: {hidden} is {width}, no multiple of {heads} {num_heads}.", param=hidden)
@@ -46,7 +57,8 @@ def _read(source: Source, architecture: str, *, heads: str, layers: str, hidden:
         windows=_windows(source, architecture, num_layers),
         # GPT-Neo does not scale its scores.
         attention_scale=1.0 if architecture == "GPTNeoForCausalLM" else dim**-0.5,
-        parallel_residual=architecture == "GPTNeoXForCausalLM" and source.get(bool, "use_parallel_residual", default=True),
+        parallel_residual=architecture == "GPTNeoXForCausalLM"
+        and source.get(bool, "use_parallel_residual", default=True),
         ropes=(rope_of(source, dim, fraction=0.25) if architecture == "GPTNeoXForCausalLM" else None,) * num_layers,
         qkv_bias=source.get(bool, "attention_bias", default=True) if architecture == "GPTNeoXForCausalLM" else True,
     )
@@ -56,11 +68,44 @@ def read_gpt(source: Source, architecture: str) -> DecoderConfig:
     """config.json of GPT-2, GPT-Neo or GPT-NeoX."""
     if architecture == "GPT2LMHeadModel":
         if source.data.get("scale_attn_by_inverse_layer_idx"):
-            raise ModelLoadError(f"{source.path}: scale_attn_by_inverse_layer_idx is not supported.", param="scale_attn_by_inverse_layer_idx")
-        return _read(source, architecture, heads="n_head", layers="n_layer", hidden="n_embd", positions="n_positions", eps="layer_norm_epsilon", activation="activation_function", default_activation="gelu_new")
+            raise ModelLoadError(
+                f"{source.path}: scale_attn_by_inverse_layer_idx is not supported.",
+                param="scale_attn_by_inverse_layer_idx",
+            )
+        return _read(
+            source,
+            architecture,
+            heads="n_head",
+            layers="n_layer",
+            hidden="n_embd",
+            positions="n_positions",
+            eps="layer_norm_epsilon",
+            activation="activation_function",
+            default_activation="gelu_new",
+        )
     if architecture == "GPTNeoForCausalLM":
-        return _read(source, architecture, heads="num_heads", layers="num_layers", hidden="hidden_size", positions="max_position_embeddings", eps="layer_norm_epsilon", activation="activation_function", default_activation="gelu_new")
-    return _read(source, architecture, heads="num_attention_heads", layers="num_hidden_layers", hidden="hidden_size", positions="max_position_embeddings", eps="layer_norm_eps", activation="hidden_act", default_activation="gelu")
+        return _read(
+            source,
+            architecture,
+            heads="num_heads",
+            layers="num_layers",
+            hidden="hidden_size",
+            positions="max_position_embeddings",
+            eps="layer_norm_epsilon",
+            activation="activation_function",
+            default_activation="gelu_new",
+        )
+    return _read(
+        source,
+        architecture,
+        heads="num_attention_heads",
+        layers="num_hidden_layers",
+        hidden="hidden_size",
+        positions="max_position_embeddings",
+        eps="layer_norm_eps",
+        activation="hidden_act",
+        default_activation="gelu",
+    )
 
 
 def _windows(source: Source, architecture: str, num_layers: int) -> tuple[int | None, ...]:
@@ -70,15 +115,24 @@ def _windows(source: Source, architecture: str, num_layers: int) -> tuple[int | 
     kinds = source.strings("attention_layers") or []
     if not kinds:
         if not isinstance(source.data.get("attention_types") or [], list):
-            raise ModelLoadError(f"{source.path}: attention_types is {source.data['attention_types']!r}, but must be a list.", param="attention_types")
+            raise ModelLoadError(
+                f"{source.path}: attention_types is {source.data['attention_types']!r}, but must be a list.",
+                param="attention_types",
+            )
         for entry in source.data.get("attention_types") or [[["global", "local"], num_layers // 2]]:
             match entry:
                 case [list(pattern), int(times)] if 0 <= times <= num_layers:
                     kinds += [str(kind) for kind in pattern] * times
                 case _:
-                    raise ModelLoadError(f"{source.path}: attention_types has {entry!r}, but must be a list of [kinds, times].", param="attention_types")
+                    raise ModelLoadError(
+                        f"{source.path}: attention_types has {entry!r}, but must be a list of [kinds, times].",
+                        param="attention_types",
+                    )
     if len(kinds) != num_layers or set(kinds) - {"global", "local"}:
-        raise ModelLoadError(f"{source.path}: attention_types names {len(kinds)} layers for {num_layers}; each must be global or local.", param="attention_types")
+        raise ModelLoadError(
+            f"{source.path}: attention_types names {len(kinds)} layers for {num_layers}; each must be global or local.",
+            param="attention_types",
+        )
     return tuple(window if kind == "local" else None for kind in kinds)
 
 
@@ -99,9 +153,42 @@ class _Names:
 
 
 _NAMES = {
-    "GPT2LMHeadModel": _Names("transformer.h", "transformer.wte", "transformer.wpe", "transformer.ln_f", "lm_head", "ln_1", "ln_2", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
-    "GPTNeoForCausalLM": _Names("transformer.h", "transformer.wte", "transformer.wpe", "transformer.ln_f", "lm_head", "ln_1", "ln_2", "attn.attention.out_proj", "mlp.c_fc", "mlp.c_proj"),
-    "GPTNeoXForCausalLM": _Names("gpt_neox.layers", "gpt_neox.embed_in", None, "gpt_neox.final_layer_norm", "embed_out", "input_layernorm", "post_attention_layernorm", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+    "GPT2LMHeadModel": _Names(
+        "transformer.h",
+        "transformer.wte",
+        "transformer.wpe",
+        "transformer.ln_f",
+        "lm_head",
+        "ln_1",
+        "ln_2",
+        "attn.c_proj",
+        "mlp.c_fc",
+        "mlp.c_proj",
+    ),
+    "GPTNeoForCausalLM": _Names(
+        "transformer.h",
+        "transformer.wte",
+        "transformer.wpe",
+        "transformer.ln_f",
+        "lm_head",
+        "ln_1",
+        "ln_2",
+        "attn.attention.out_proj",
+        "mlp.c_fc",
+        "mlp.c_proj",
+    ),
+    "GPTNeoXForCausalLM": _Names(
+        "gpt_neox.layers",
+        "gpt_neox.embed_in",
+        None,
+        "gpt_neox.final_layer_norm",
+        "embed_out",
+        "input_layernorm",
+        "post_attention_layernorm",
+        "attention.dense",
+        "mlp.dense_h_to_4h",
+        "mlp.dense_4h_to_h",
+    ),
 }
 
 
@@ -118,7 +205,9 @@ class _Norm:
 class _Layer:
     __slots__ = ("config", "down", "index", "norm_1", "norm_2", "out", "qkv", "table", "up")
 
-    def __init__(self, config: DecoderConfig, names: _Names, weights: Weights, index: int, table: tuple[Tensor, Tensor] | None) -> None:
+    def __init__(
+        self, config: DecoderConfig, names: _Names, weights: Weights, index: int, table: tuple[Tensor, Tensor] | None
+    ) -> None:
         self.config, self.index, self.table = config, index, table
         at = f"{names.layers}.{index}"
         width, inner = config.hidden_size, config.intermediate_size
@@ -127,7 +216,10 @@ class _Layer:
         def linear(name: str, out: int, into: int, *, bias: bool = True) -> ops.Linear:
             shape = (into, out) if transposed else (out, into)
             weight = weights.lend(f"{at}.{name}.weight", *shape)
-            return ops.Linear(weight.t().contiguous() if transposed else weight, weights.take(f"{at}.{name}.bias", out) if bias else None)
+            return ops.Linear(
+                weight.t().contiguous() if transposed else weight,
+                weights.take(f"{at}.{name}.bias", out) if bias else None,
+            )
 
         self.norm_1 = _Norm(weights, f"{at}.{names.norm_1}", width, config.norm_eps)
         self.norm_2 = _Norm(weights, f"{at}.{names.norm_2}", width, config.norm_eps)
@@ -135,7 +227,9 @@ class _Layer:
             case "GPT2LMHeadModel":
                 self.qkv = linear("attn.c_attn", 3 * width, width)
             case "GPTNeoForCausalLM":
-                self.qkv = ops.Linear.stack([weights.lend(f"{at}.attn.attention.{n}_proj.weight", width, width) for n in "qkv"])
+                self.qkv = ops.Linear.stack(
+                    [weights.lend(f"{at}.attn.attention.{n}_proj.weight", width, width) for n in "qkv"]
+                )
             case _:
                 self.qkv = _deinterleave(config, weights, f"{at}.attention.query_key_value")
         self.out = linear(names.out, width, width, bias=config.qkv_bias)
@@ -175,8 +269,17 @@ class _Layer:
 def _deinterleave(config: DecoderConfig, weights: Weights, at: str) -> ops.Linear:
     """GPT-NeoX stores q, k, v head by head: [heads, 3, dim]. Here they lie one after the other."""
     heads, dim, width = config.num_heads, config.head_dim, config.hidden_size
-    weight = weights.take(f"{at}.weight", 3 * width, width).view(heads, 3, dim, width).transpose(0, 1).reshape(3 * width, width)
-    bias = weights.take(f"{at}.bias", 3 * width).view(heads, 3, dim).transpose(0, 1).reshape(3 * width) if config.qkv_bias else None
+    weight = (
+        weights.take(f"{at}.weight", 3 * width, width)
+        .view(heads, 3, dim, width)
+        .transpose(0, 1)
+        .reshape(3 * width, width)
+    )
+    bias = (
+        weights.take(f"{at}.bias", 3 * width).view(heads, 3, dim).transpose(0, 1).reshape(3 * width)
+        if config.qkv_bias
+        else None
+    )
     return ops.Linear(weight.contiguous(), bias.contiguous() if bias is not None else None)
 
 
@@ -190,7 +293,11 @@ class GPTDecoder:
         rope = config.ropes[0]
         table = tables(rope, num_positions, weights.device) if rope is not None else None
         self._embedding = ops.Linear(weights.lend(f"{names.embedding}.weight", config.vocab_size, config.hidden_size))
-        self._positions = weights.take(f"{names.positions}.weight", config.max_position_embeddings, config.hidden_size) if names.positions else None
+        self._positions = (
+            weights.take(f"{names.positions}.weight", config.max_position_embeddings, config.hidden_size)
+            if names.positions
+            else None
+        )
         self._layers = [_Layer(config, names, weights, i, table) for i in range(config.num_layers)]
         self._norm = _Norm(weights, names.final_norm, config.hidden_size, config.norm_eps)
         head = f"{names.head}.weight"

@@ -44,7 +44,9 @@ class FeedForward:
         if family.fused:
             self.gate_up = ops.Linear(weights.lend(f"{at}.gate_up_proj.weight", 2 * wide, hidden))
         else:
-            self.gate_up = merge(weights, [(f"{at}.{n}_proj", wide) for n in ("gate", "up")], hidden, bias=config.mlp_bias)
+            self.gate_up = merge(
+                weights, [(f"{at}.{n}_proj", wide) for n in ("gate", "up")], hidden, bias=config.mlp_bias
+            )
         self.down = merge(weights, [(f"{at}.down_proj", hidden)], wide, bias=config.mlp_bias)
         self.activation = config.activation
 
@@ -99,7 +101,9 @@ class Layer:
 
     __slots__ = ("config", "family", "feed_forward", "index", "k_norm", "norms", "out", "q_norm", "qkv", "table")
 
-    def __init__(self, config: DecoderConfig, family: Family, weights: Weights, index: int, table: Table | None) -> None:
+    def __init__(
+        self, config: DecoderConfig, family: Family, weights: Weights, index: int, table: Table | None
+    ) -> None:
         self.config, self.family, self.index, self.table = config, family, index, table
         at = f"model.layers.{index}"
         hidden, dim = config.hidden_size, config.head_dim
@@ -115,7 +119,9 @@ class Layer:
 
         if family.pre_norm:
             self.norms["attention"] = norm("input_layernorm", hidden)
-            self.norms["feed_forward"] = norm("pre_feedforward_layernorm" if family.post_norm else "post_attention_layernorm", hidden)
+            self.norms["feed_forward"] = norm(
+                "pre_feedforward_layernorm" if family.post_norm else "post_attention_layernorm", hidden
+            )
         if family.post_norm:
             self.norms["after_attention"] = norm("post_attention_layernorm", hidden)
             self.norms["after_feed_forward"] = norm("post_feedforward_layernorm", hidden)
@@ -131,10 +137,14 @@ class Layer:
             self.k_norm = norm("self_attn.k_norm", widths[1] if full else dim)
         moe = config.moe[index]
         self.feed_forward: FeedForward | Experts = (
-            FeedForward(config, family, weights, f"{at}.mlp") if moe is None else Experts(config, moe, weights, f"{at}.mlp")
+            FeedForward(config, family, weights, f"{at}.mlp")
+            if moe is None
+            else Experts(config, moe, weights, f"{at}.mlp")
         )
 
-    def __call__(self, branch: Tensor | None, residual: Tensor, batch: FlatBatch, attention: Attention) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, branch: Tensor | None, residual: Tensor, batch: FlatBatch, attention: Attention
+    ) -> tuple[Tensor, Tensor]:
         """``branch``: what is still to be added to ``residual``. Returns the same pair for the next layer."""
         h, residual = self._enter(branch, residual, "attention")
         branch = self._leave(self._attend(h, batch, attention), "after_attention")
@@ -169,7 +179,13 @@ class Layer:
         if self.table is not None:
             q, k = ops.rotary(q, k, batch.positions, *self.table)
         out = attention(
-            self.index, q, k, v, scale=config.attention_scale, window=config.windows[self.index], softcap=config.attention_softcap
+            self.index,
+            q,
+            k,
+            v,
+            scale=config.attention_scale,
+            window=config.windows[self.index],
+            softcap=config.attention_softcap,
         )
         return self.out(out.reshape(rows, heads * dim))
 

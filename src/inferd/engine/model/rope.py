@@ -31,13 +31,23 @@ class Rope:
     def number(self, name: str, default: float | None = None) -> float:
         value = self.options.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise ModelLoadError(f"config.json: rope parameter {name!r} is {value!r}; {self.variant} needs a positive number there.", param=name)
+            raise ModelLoadError(
+                f"config.json: rope parameter {name!r} is {value!r}; {self.variant} needs a positive number there.",
+                param=name,
+            )
         return float(value)
 
     def numbers(self, name: str) -> list[float]:
         value = self.options.get(name)
-        if not isinstance(value, list) or len(value) != self.dim // 2 or not all(isinstance(v, int | float) and v > 0 for v in value):
-            raise ModelLoadError(f"config.json: rope parameter {name!r} must be a list of {self.dim // 2} positive numbers for {self.variant}.", param=name)
+        if (
+            not isinstance(value, list)
+            or len(value) != self.dim // 2
+            or not all(isinstance(v, int | float) and v > 0 for v in value)
+        ):
+            raise ModelLoadError(
+                f"config.json: rope parameter {name!r} must be a list of {self.dim // 2} positive numbers for {self.variant}.",
+                param=name,
+            )
         return [float(v) for v in value]
 
 
@@ -68,7 +78,10 @@ def _frequencies(rope: Rope, num_positions: int) -> tuple[Tensor, float]:
         case "longrope":
             return _longrope(rope, num_positions)
         case _:
-            raise ModelLoadError(f"config.json: rope_type is {rope.variant!r}; supported are {', '.join(VARIANTS)}.", param="rope_scaling")
+            raise ModelLoadError(
+                f"config.json: rope_type is {rope.variant!r}; supported are {', '.join(VARIANTS)}.",
+                param="rope_scaling",
+            )
 
 
 def _dynamic(rope: Rope) -> Tensor:
@@ -83,7 +96,10 @@ def _llama3(rope: Rope) -> Tensor:
     factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
     old = rope.original_max_position_embeddings or rope.max_position_embeddings
     if low >= high:
-        raise ModelLoadError(f"config.json: rope parameter 'low_freq_factor' is {low}; it must be below high_freq_factor, {high}.", param="low_freq_factor")
+        raise ModelLoadError(
+            f"config.json: rope parameter 'low_freq_factor' is {low}; it must be below high_freq_factor, {high}.",
+            param="low_freq_factor",
+        )
     wavelength = 2 * math.pi / base
     smooth = (old / wavelength - low) / (high - low)
     blended = (1 - smooth) * base / factor + smooth * base
