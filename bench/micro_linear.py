@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,28 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     kernels.prefer_large_pages(packed.data_ptr(), packed.nbytes)
     kernels.pack(1, weight.data_ptr(), weight.stride(0), out, size, 0, packed.data_ptr(), torch.get_num_threads())
     return packed
+
+
+@dataclass(slots=True)
+class Products:
+    """x [rows, in] times one of the weights, in each contestant's way."""
+
+    x: torch.Tensor
+    result: torch.Tensor
+    weights: list[torch.Tensor]
+    packed: list[torch.Tensor]
+    onednn: list[torch.Tensor]
+
+    def ours(self, i: int) -> None:
+        (rows, size), out = self.x.shape, self.result.shape[1]
+        x, weight, result = self.x.data_ptr(), self.packed[i].data_ptr(), self.result.data_ptr()
+        kernels.gemm(1, x, size, weight, 0, result, out, rows, size, out, False, torch.get_num_threads())
+
+    def plain(self, i: int) -> None:
+        F.linear(self.x, self.weights[i])
+
+    def prepacked(self, i: int) -> None:
+        torch.ops.mkldnn._linear_pointwise(self.x, self.onednn[i], None, "none", [], "")
 
 
 def main() -> None:
@@ -60,32 +83,15 @@ def main() -> None:
             x = torch.randn(rows, size, dtype=torch.bfloat16)
             result = torch.empty(rows, out, dtype=torch.bfloat16)
 
-            def ours(i: int) -> None:
-                kernels.gemm(
-                    1,
-                    x.data_ptr(),
-                    size,
-                    packed[i].data_ptr(),
-                    0,
-                    result.data_ptr(),
-                    out,
-                    rows,
-                    size,
-                    out,
-                    False,
-                    threads,
-                )
-
-            def plain(i: int) -> None:
-                F.linear(x, weights[i])
-
-            def prepacked(i: int) -> None:
-                torch.ops.mkldnn._linear_pointwise(x, onednn[i], None, "none", [], "")
-
-            ours(0)
+            products = Products(x, result, weights, packed, onednn)
+            products.ours(0)
             expected = F.linear(x.float(), weights[0].float())
             error = ((result.float() - expected).abs().max() / expected.abs().max()).item()
-            contestants: dict[str, Callable[[int], None]] = {"ours": ours, "plain": plain, "prepacked": prepacked}
+            contestants: dict[str, Callable[[int], None]] = {
+                "ours": products.ours,
+                "plain": products.plain,
+                "prepacked": products.prepacked,
+            }
             seen: dict[str, list[float]] = {key: [] for key in contestants}
             for _ in range(options.repeat):
                 for key, call in contestants.items():

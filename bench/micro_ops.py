@@ -126,15 +126,19 @@ def main() -> None:
     parser.add_argument("--only", choices=["attention", "between"])
     options = parser.parse_args()
     print(f"level {native.level()}, {torch.get_num_threads()} threads")
-    for shape in () if options.only == "between" else (
-        (1, 192, 1),
-        (8, 192, 1),
-        (32, 192, 1),
-        (1, 4096, 1),
-        (8, 4096, 1),
-        (1, 128, 128),
-        (4, 128, 128),
-        (1, 4096, 512),
+    for shape in (
+        ()
+        if options.only == "between"
+        else (
+            (1, 192, 1),
+            (8, 192, 1),
+            (32, 192, 1),
+            (1, 4096, 1),
+            (8, 4096, 1),
+            (1, 128, 128),
+            (4, 128, 128),
+            (1, 4096, 512),
+        )
     ):
         attention(*shape)
     for rows in () if options.only == "attention" else (1, 8, 32, 512):
