@@ -89,7 +89,7 @@ def inputs(shape: Shape, rows: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v as a model has them: parts of one row, not contiguous."""
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     qkv = torch.randn((rows, width), generator=torch.Generator().manual_seed(seed)).to(shape.dtype)
-    q, k, v = qkv.split([shape.heads * shape.head_dim, *[shape.kv_heads * shape.head_dim] * 2], dim=-1)
+    q, k, v = torch.split(qkv, [shape.heads * shape.head_dim, *[shape.kv_heads * shape.head_dim] * 2], dim=-1)
     return (
         q.view(rows, shape.heads, -1),
         k.view(rows, shape.kv_heads, -1),

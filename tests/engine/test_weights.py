@@ -151,10 +151,14 @@ def test_a_tensor_that_is_missing_mis_shaped_or_too_many_is_named(tmp_path: Path
     weights = opened(tmp_path)
     with pytest.raises(ModelLoadError, match="no tensor 'c'"):
         weights.take("c", 4)
-    with pytest.raises(ModelLoadError, match=r"model\.safetensors: tensor 'a' has shape \[4\], but config\.json asks for \[2, 2\]"):
+    with pytest.raises(
+        ModelLoadError, match=r"model\.safetensors: tensor 'a' has shape \[4\], but config\.json asks for \[2, 2\]"
+    ):
         weights.take("a", 2, 2)
     weights.take("a", 4)
-    with pytest.raises(ModelLoadError, match=r"1 tensors that config\.json's architecture does not know, for example b"):
+    with pytest.raises(
+        ModelLoadError, match=r"1 tensors that config\.json's architecture does not know, for example b"
+    ):
         weights.check_all_taken(lambda name: False)
     weights.check_all_taken(lambda name: name == "b")
 
@@ -162,7 +166,12 @@ def test_a_tensor_that_is_missing_mis_shaped_or_too_many_is_named(tmp_path: Path
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     save_file({"a": torch.ones(4), "b": torch.ones(2, 3)}, tmp_path / "model.safetensors")
     told: list[tuple[str, int, int]] = []
-    weights = Weights(tmp_path, dtype=torch.bfloat16, device=CPU, progress=lambda phase, done, total: told.append((phase, done, total)))
+    weights = Weights(
+        tmp_path,
+        dtype=torch.bfloat16,
+        device=CPU,
+        progress=lambda phase, done, total: told.append((phase, done, total)),
+    )
     weights.take("a", 4)
     weights.take("b", 2, 3)
     assert told == [("weights", 16, 40), ("weights", 40, 40)]

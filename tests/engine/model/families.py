@@ -28,7 +28,14 @@ BASE: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LONG = {
     "rope_type": "longrope",
@@ -43,18 +50,57 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama2-mha": ("LlamaConfig", "LlamaForCausalLM", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3-tied": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "llama-biases": ("LlamaConfig", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
-    "llama-linear": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
-    "llama-dynamic": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
+    "llama-linear": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "llama-dynamic": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
     "llama-yarn": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": YARN}),
     "mistral-window": ("MistralConfig", "MistralForCausalLM", {"sliding_window": 7}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {"tie_word_embeddings": True, "head_dim": 12}),
-    "qwen2-window": ("Qwen2Config", "Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1, "head_dim": 12}),
+    "qwen2-window": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1, "head_dim": 12},
+    ),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"tie_word_embeddings": True}),
     "qwen3-yarn": ("Qwen3Config", "Qwen3ForCausalLM", {"rope_parameters": YARN}),
-    "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", {"sliding_window": 6, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}),
-    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {"sliding_window": 6, "query_pre_attn_scalar": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        {
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 20.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "gemma3-linear-rope": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
@@ -68,16 +114,67 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {}),
-    "phi4-partial": ("Phi3Config", "Phi3ForCausalLM", {"hidden_size": 64, "partial_rotary_factor": 0.75, "sliding_window": 9}),
-    "phi3-longrope": ("Phi3Config", "Phi3ForCausalLM", {"hidden_size": 64, "original_max_position_embeddings": 64, "max_position_embeddings": 64, "rope_parameters": LONG}),
+    "phi4-partial": (
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        {"hidden_size": 64, "partial_rotary_factor": 0.75, "sliding_window": 9},
+    ),
+    "phi3-longrope": (
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        {
+            "hidden_size": 64,
+            "original_max_position_embeddings": 64,
+            "max_position_embeddings": 64,
+            "rope_parameters": LONG,
+        },
+    ),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}),
-    "smollm3-window": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 6}),
+    "smollm3-window": (
+        "SmolLM3Config",
+        "SmolLM3ForCausalLM",
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 6},
+    ),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {"head_dim": 12}),
-    "granite": ("GraniteConfig", "GraniteForCausalLM", {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2.0, "head_dim": 12}),
-    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128, "head_dim": None, "intermediate_size": None}),
+    "granite": (
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+            "head_dim": 12,
+        },
+    ),
+    "gpt2": (
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128, "head_dim": None, "intermediate_size": None},
+    ),
     "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {"hidden_size": 64}),
-    "pythia-sequential": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {"use_parallel_residual": False, "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
-    "gpt-neo": ("GPTNeoConfig", "GPTNeoForCausalLM", {"num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]], "window_size": 7, "head_dim": None, "num_hidden_layers": None, "num_attention_heads": None}),
+    "pythia-sequential": (
+        "GPTNeoXConfig",
+        "GPTNeoXForCausalLM",
+        {
+            "use_parallel_residual": False,
+            "head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "gpt-neo": (
+        "GPTNeoConfig",
+        "GPTNeoForCausalLM",
+        {
+            "num_layers": 4,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 2]],
+            "window_size": 7,
+            "head_dim": None,
+            "num_hidden_layers": None,
+            "num_attention_heads": None,
+        },
+    ),
 }
 
 
@@ -104,7 +201,13 @@ class Driver:
         self.decoder = decoder
         config = decoder.config
         self.cache = KVCache(
-            num_layers=config.num_layers, num_blocks=num_blocks, block_size=block_size, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=decoder.dtype, device=torch.device("cpu")
+            num_layers=config.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=decoder.dtype,
+            device=torch.device("cpu"),
         )
         self._blocks = list(range(num_blocks))
         random.Random(7).shuffle(self._blocks)

@@ -21,9 +21,24 @@ def test_a_folder_without_the_file_has_no_opinion(tmp_path: Path) -> None:
 
 
 def test_the_defaults_are_read(tmp_path: Path) -> None:
-    given = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05, "max_new_tokens": 64, "eos_token_id": [151645, 151643], "do_sample": True}
+    given = {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0.1,
+        "repetition_penalty": 1.05,
+        "max_new_tokens": 64,
+        "eos_token_id": [151645, 151643],
+        "do_sample": True,
+    }
     assert load_generation_defaults(write(tmp_path, json.dumps(given))) == GenerationDefaults(
-        temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, repetition_penalty=1.05, max_new_tokens=64, eos_token_ids=(151645, 151643)
+        temperature=0.6,
+        top_p=0.95,
+        top_k=20,
+        min_p=0.1,
+        repetition_penalty=1.05,
+        max_new_tokens=64,
+        eos_token_ids=(151645, 151643),
     )
 
 

@@ -94,7 +94,9 @@ def test_the_text_part_of_a_multimodal_gemma3_is_served(prefix: str, tmp_path: P
     text = {prefix + name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}
     save_file({**text, "vision_tower.a.weight": torch.ones(2), "multi_modal_projector.b": torch.ones(2)}, path)
     inner = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner})
+    )
     assert torch.equal(logits(families, tmp_path), wanted)
 
 

@@ -59,7 +59,17 @@ def test_every_architecture_reads_a_plain_config(architecture: str, tmp_path: Pa
     assert len(config.windows) == len(config.ropes) == 4
 
 
-@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+    ],
+)
 @pytest.mark.parametrize("value", [..., "many", 0, -3, 2.5, True, [], 2**40])
 def test_a_missing_or_ill_typed_size_is_named(name: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=rf"config\.json.*{name}") as caught:
@@ -104,10 +114,45 @@ JUNK: list[Any] = [
 ]  # fmt: skip
 FIELDS = [
     *PLAIN,
-    *["rope_parameters", "rope_scaling", "partial_rotary_factor", "sliding_window", "layer_types", "use_sliding_window", "max_window_layers", "no_rope_layers"],
-    *["no_rope_layer_interval", "attention_types", "window_size", "mlp_only_layers", "decoder_sparse_step", "eos_token_id", "dtype", "hidden_act", "text_config"],
-    *["query_pre_attn_scalar", "attention_multiplier", "logits_scaling", "tie_word_embeddings", "attention_bias", "n_inner", "original_max_position_embeddings"],
-    *["activation_function", "hidden_activation", "sliding_window_pattern", "rope_local_base_freq", "final_logit_softcapping", "norm_topk_prob", "quantization_config"],
+    *[
+        "rope_parameters",
+        "rope_scaling",
+        "partial_rotary_factor",
+        "sliding_window",
+        "layer_types",
+        "use_sliding_window",
+        "max_window_layers",
+        "no_rope_layers",
+    ],
+    *[
+        "no_rope_layer_interval",
+        "attention_types",
+        "window_size",
+        "mlp_only_layers",
+        "decoder_sparse_step",
+        "eos_token_id",
+        "dtype",
+        "hidden_act",
+        "text_config",
+    ],
+    *[
+        "query_pre_attn_scalar",
+        "attention_multiplier",
+        "logits_scaling",
+        "tie_word_embeddings",
+        "attention_bias",
+        "n_inner",
+        "original_max_position_embeddings",
+    ],
+    *[
+        "activation_function",
+        "hidden_activation",
+        "sliding_window_pattern",
+        "rope_local_base_freq",
+        "final_logit_softcapping",
+        "norm_topk_prob",
+        "quantization_config",
+    ],
 ]
 
 
@@ -137,10 +182,17 @@ def test_a_file_that_is_no_json_object_is_named(text: str, tmp_path: Path) -> No
 def test_older_and_newer_rope_fields_say_the_same(tmp_path: Path) -> None:
     scaling = {"factor": 4.0, "original_max_position_embeddings": 32}
     older = read(tmp_path, "LlamaForCausalLM", rope_theta=5000.0, rope_scaling={"type": "yarn", **scaling})
-    newer = read(tmp_path, "LlamaForCausalLM", rope_theta=..., rope_parameters={"rope_type": "yarn", "rope_theta": 5000.0, **scaling})
+    newer = read(
+        tmp_path,
+        "LlamaForCausalLM",
+        rope_theta=...,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 5000.0, **scaling},
+    )
     assert older.ropes[0] is not None
     assert newer.ropes[0] is not None
-    for a, b in zip(tables(older.ropes[0], 64, torch.device("cpu")), tables(newer.ropes[0], 64, torch.device("cpu")), strict=True):
+    for a, b in zip(
+        tables(older.ropes[0], 64, torch.device("cpu")), tables(newer.ropes[0], 64, torch.device("cpu")), strict=True
+    ):
         assert torch.equal(a, b)
 
 
@@ -150,7 +202,15 @@ def test_yarn_stretches_the_positions_that_are_served(tmp_path: Path) -> None:
 
 
 def test_gemma3_takes_the_older_rope_fields(tmp_path: Path) -> None:
-    config = read(tmp_path, "Gemma3ForCausalLM", sliding_window=8, sliding_window_pattern=2, rope_theta=1e6, rope_local_base_freq=9000.0, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    config = read(
+        tmp_path,
+        "Gemma3ForCausalLM",
+        sliding_window=8,
+        sliding_window_pattern=2,
+        rope_theta=1e6,
+        rope_local_base_freq=9000.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
     assert [(r.variant, r.theta) for r in config.ropes if r is not None] == [("default", 9000.0), ("linear", 1e6)] * 2
     assert config.windows == (8, None, 8, None)
 
@@ -163,17 +223,25 @@ def test_gemma3_takes_the_older_rope_fields(tmp_path: Path) -> None:
         ("MistralForCausalLM", {"sliding_window": 8}, (8,) * 4),
         ("MistralForCausalLM", {"sliding_window": None}, (None,) * 4),
         ("Qwen2ForCausalLM", {"sliding_window": 8}, (None,) * 4),
-        ("Qwen2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}, (None, None, None, 8)),
+        (
+            "Qwen2ForCausalLM",
+            {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3},
+            (None, None, None, 8),
+        ),
         ("Qwen3MoeForCausalLM", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}, (8,) * 4),
         ("SmolLM3ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, (None, None, None, 8)),
         ("Gemma2ForCausalLM", {"sliding_window": 8}, (8, None, 8, None)),
         ("GPTNeoForCausalLM", {"window_size": 8}, (None, 8, None, 8)),
     ],
 )
-def test_windows_are_those_the_family_looks_at(architecture: str, changes: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path) -> None:
+def test_windows_are_those_the_family_looks_at(
+    architecture: str, changes: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path
+) -> None:
     assert read(tmp_path, architecture, **changes).windows == windows
 
 
 def test_a_nested_text_config_is_the_decoder(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {**PLAIN, "sliding_window": 8}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {**PLAIN, "sliding_window": 8}})
+    )
     assert read_llama(Source(tmp_path / "config.json"), "Gemma3ForConditionalGeneration").hidden_size == 48

@@ -7,7 +7,35 @@ from types import ModuleType
 
 import pytest
 
-NAMES = ["llama2-mha", "llama3-tied", "llama-biases", "llama-linear", "llama-dynamic", "llama-yarn", "mistral-window", "qwen2", "qwen2-window", "qwen3", "qwen3-yarn", "qwen3-moe", "mixtral", "gemma2", "gemma3", "gemma3-linear-rope", "phi3", "phi4-partial", "phi3-longrope", "smollm3", "smollm3-window", "olmo2", "granite", "gpt2", "gpt-neox", "pythia-sequential", "gpt-neo"]
+NAMES = [
+    "llama2-mha",
+    "llama3-tied",
+    "llama-biases",
+    "llama-linear",
+    "llama-dynamic",
+    "llama-yarn",
+    "mistral-window",
+    "qwen2",
+    "qwen2-window",
+    "qwen3",
+    "qwen3-yarn",
+    "qwen3-moe",
+    "mixtral",
+    "gemma2",
+    "gemma3",
+    "gemma3-linear-rope",
+    "phi3",
+    "phi4-partial",
+    "phi3-longrope",
+    "smollm3",
+    "smollm3-window",
+    "olmo2",
+    "granite",
+    "gpt2",
+    "gpt-neox",
+    "pythia-sequential",
+    "gpt-neo",
+]
 
 
 def test_every_family_of_the_table_is_checked(families: ModuleType) -> None:

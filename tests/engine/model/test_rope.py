@@ -12,7 +12,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from inferd.engine.model.rope import Rope, tables
 from inferd.errors import ModelLoadError
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0 + 0.05 * i for i in range(8)],
@@ -26,9 +32,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama3-without-original": {k: v for k, v in LLAMA3.items() if k != "original_max_position_embeddings"},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
     "yarn-untruncated": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "truncate": False},
-    "yarn-betas": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 16, "beta_slow": 2},
-    "yarn-mscale": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "mscale": 1.2, "mscale_all_dim": 0.7},
-    "yarn-attention-factor": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.3},
+    "yarn-betas": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 16,
+        "beta_slow": 2,
+    },
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.2,
+        "mscale_all_dim": 0.7,
+    },
+    "yarn-attention-factor": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "attention_factor": 1.3,
+    },
     "longrope": LONG,
     "longrope-factor": {**LONG, "factor": 6.0},
 }
@@ -61,7 +84,9 @@ def rope(options: dict[str, Any]) -> Rope:
 @pytest.mark.parametrize("num_positions", [48, MAX_POSITIONS])
 def test_tables_equal_transformers(name: str, num_positions: int) -> None:
     options = VARIANTS[name]
-    for got, want in zip(tables(rope(options), num_positions, torch.device("cpu")), wanted(options, num_positions), strict=True):
+    for got, want in zip(
+        tables(rope(options), num_positions, torch.device("cpu")), wanted(options, num_positions), strict=True
+    ):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
 
 
