@@ -387,3 +387,23 @@ def test_two_replicas_share_the_work_and_cover_for_each_other(tmp_path: Path) ->
                 assert text_of(await outputs_of(stream)) == letters(4)
 
     asyncio.run(scenario())
+
+
+def test_a_full_queue_says_when_to_come_back_by_how_fast_it_moves(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(max_requests=6) as (router, _):
+            # Three ends, 0.4 s apart; then everything stands still behind a gate.
+            for i in range(3):
+                await outputs_of(router.submit(ask("pace=0.2", name=f"quick-{i}", max_tokens=2)))
+            gate = tmp_path / "gate"
+            capacity = router.replicas("tiny")[0].capacity
+            held = [router.submit(ask(f"gate={gate}", name=f"held-{i}")) for i in range(capacity + 6)]
+            with pytest.raises(Overloaded) as refused:
+                router.submit(ask(name="one too many"))
+            # Seven ends at that rate take 2.8 s, more on a busy machine.
+            assert 2.0 < refused.value.retry_after_s < 10.0
+            gate.touch()
+            for stream in held:
+                assert text_of(await outputs_of(stream)) == letters(4)
+
+    asyncio.run(scenario())

@@ -26,6 +26,7 @@ from inferd.worker.supervisor import Patience
 
 MAX_KILLS = 2  # workers that a request may have been in when they died
 _RETRY_AFTER_S = (1.0, 60.0)
+_RATE_WINDOW_S = 30.0
 
 ModelState = Literal["loading", "ready", "degraded", "failed", "stopped"]
 
@@ -344,12 +345,13 @@ class Pool:
         return Unavailable(f"The model {self._name!r} is not ready yet; try again in a moment.", code="model_loading")
 
     def _retry_after_s(self) -> float:
-        """When the queue has moved on, going by the last ends."""
-        shortest, longest = _RETRY_AFTER_S
-        if len(self._ends) < 2 or self._ends[-1] <= self._ends[0]:
-            return shortest if choose(self._replicas) is not None else 2 * shortest
-        rate = (len(self._ends) - 1) / (self._ends[-1] - self._ends[0])
-        return min(longest, max(shortest, (len(self._queue) + 1) / rate))
+        """Seconds until the queue should have moved on, going by the rate of the last ends."""
+        now = clock.now()
+        recent = [at for at in self._ends if at > now - _RATE_WINDOW_S]
+        if len(recent) < 2 or recent[-1] <= recent[0]:
+            return _RETRY_AFTER_S[0]
+        rate = (len(recent) - 1) / (recent[-1] - recent[0])
+        return min(_RETRY_AFTER_S[1], max(_RETRY_AFTER_S[0], (len(self._queue) + 1) / rate))
 
     def _tell(self) -> None:
         """One QueueChanged for everything that happens in a turn of the event loop."""
