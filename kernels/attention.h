@@ -231,20 +231,18 @@ template <class T>
 inline void find_rows(const AttentionArgs& g, const Tile& tile, const T** keys, const T** values) {
     const int32_t* table = g.block_table + tile.sequence * g.table_stride;
     const T *k = static_cast<const T*>(g.keys), *v = static_cast<const T*>(g.values);
-    int64_t block = tile.start / g.block_size, offset = tile.start % g.block_size;
-    for (int64_t i = 0; i < kKeys; i++) {
-        if (i < tile.count) {
-            const int64_t at = ((int64_t(table[block]) * g.kv_heads + tile.kv_head) * g.block_size + offset) * g.head_dim;
+    const int64_t dim = g.head_dim, block_size = g.block_size, count = tile.count;
+    int64_t block = tile.start / block_size, offset = tile.start % block_size;
+    for (int64_t i = 0; i < count; block++, offset = 0) {
+        int64_t at = ((int64_t(table[block]) * g.kv_heads + tile.kv_head) * block_size + offset) * dim;
+        for (const int64_t end = least(count, i + block_size - offset); i < end; i++, at += dim) {
             keys[i] = k + at;
             values[i] = v + at;
-            if (++offset == g.block_size) {
-                offset = 0;
-                block++;
-            }
-        } else {
-            keys[i] = keys[i - 1];
-            values[i] = values[i - 1];
         }
+    }
+    for (int64_t i = count; i < kKeys; i++) {
+        keys[i] = keys[count - 1];
+        values[i] = values[count - 1];
     }
 }
 

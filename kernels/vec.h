@@ -104,7 +104,7 @@ struct Vec {
         return {_mm512_castsi512_ps(_mm512_or_si512(lo, _mm512_slli_epi32(hi, 16)))};
     }
     // Lanes of a width x width block turned over its diagonal.
-    static void transpose(Vec* r) {
+    __attribute__((always_inline)) static void transpose(Vec* r) {
         __m512i t[16], u[16];
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i += 2) {
@@ -197,7 +197,7 @@ struct Vec {
         __m256i hi = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)odd));
         return {_mm256_castsi256_ps(_mm256_or_si256(lo, _mm256_slli_epi32(hi, 16)))};
     }
-    static void transpose(Vec* r) {
+    __attribute__((always_inline)) static void transpose(Vec* r) {
         __m256 t[8], u[8];
 #pragma GCC unroll 16
         for (int i = 0; i < 8; i += 2) {
