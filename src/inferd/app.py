@@ -14,14 +14,15 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from inferd import clock
 from inferd.config import Config
 from inferd.errors import InternalError, ModelLoadError
-from inferd.events import Emit, Event
+from inferd.events import Emit, Event, ignore
 from inferd.router.router import Router
 from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
@@ -39,6 +40,7 @@ def run(
     config: Config,
     *,
     on_ready: Callable[[str], None] | None = None,
+    watch: Emit = ignore,
     command: Sequence[str] = WORKER_COMMAND,
     patience: Patience = Patience(),
 ) -> int:
@@ -47,20 +49,21 @@ def run(
     with contextlib.suppress(ImportError):
         from uvloop import new_event_loop as factory
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(serve(config, on_ready=on_ready, command=command, patience=patience))
+        return runner.run(serve(config, on_ready=on_ready, watch=watch, command=command, patience=patience))
 
 
 async def serve(
     config: Config,
     *,
     on_ready: Callable[[str], None] | None = None,
+    watch: Emit = ignore,
     command: Sequence[str] = WORKER_COMMAND,
     patience: Patience = Patience(),
 ) -> int:
     """Serve until a signal says to leave; the exit code.
 
     The port answers at once; ``on_ready`` gets the server's address when every model is ready or has
-    failed. ``command`` starts a worker. Raises ConfigError when the port cannot be had, before any
+    failed. ``watch`` hears every event as it happens. ``command`` starts a worker. Raises ConfigError when the port cannot be had, before any
     worker is started, and ModelLoadError when no model could be loaded.
     """
     from inferd.gateway.listener import bind
@@ -68,9 +71,10 @@ async def serve(
     listener = bind(config.server)
     departure = _Departure()
     departure.listen()
-    events = _Events()
+    events = _Events(watch)
     router = Router(config.models, events, command=command, patience=patience)
     observer: Observer | None = None
+    stack = contextlib.ExitStack()
     try:
         await router.start()  # before the imports below: the workers' own take longer
         await asyncio.to_thread(_import_parts)
@@ -79,7 +83,10 @@ async def serve(
         from inferd.observe import Observer
 
         replicas = {name: model.replicas for name, model in config.models.items()}
-        observer = Observer(models=replicas, access_log=config.server.access_log)
+        observer = Observer(
+            models=replicas, access_log=config.server.access_log, plain=_is_plain(config.server.log_format)
+        )
+        stack.enter_context(_logging_into(observer.log_handler))
         events.connect(observer.emit)
         app = create_app(router, config.server, observer.emit, metrics=observer.render_metrics)
         server = HttpServer(app, config.server, listener)
@@ -87,10 +94,31 @@ async def serve(
     finally:
         listener.close()
         await router.stop()
+        stack.close()
         if observer is not None:
             observer.close()
         departure.deaf()
     return 0
+
+
+def _is_plain(log_format: str) -> bool:
+    """JSON for machines; words where a person watches."""
+    return log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
+
+
+@contextlib.contextmanager
+def _logging_into(handler: logging.Handler) -> Iterator[None]:
+    """Have Python's logging join the log that waits for nobody: a stuck reader stops no request."""
+    loggers = [logging.getLogger(name) for name in ("inferd", "uvicorn")]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+            logger.propagate = True
 
 
 def _import_parts() -> None:
@@ -221,11 +249,13 @@ class _Departure:
 class _Events:
     """Holds events back until there is an observer."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Emit) -> None:
+        self._watch = watch
         self._emit: Emit | None = None
         self._held: list[Event] = []
 
     def __call__(self, event: Event) -> None:
+        self._watch(event)
         if self._emit is None:
             self._held.append(event)
         else:

@@ -42,7 +42,11 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     grace_s: Annotated[float, Meta(description="Seconds that requests in flight get to finish at shutdown.", ge=0)] = (
         30.0
     )
-    access_log: Annotated[bool, Meta(description="Write one JSON line per request (never its text).")] = True
+    access_log: Annotated[bool, Meta(description="Write one line per request to the log (never its text).")] = True
+    log_format: Annotated[
+        Literal["auto", "json", "text"],
+        Meta(description="Form of the log on stderr: JSON lines, or words; auto: words on a terminal, JSON elsewhere."),
+    ] = "auto"
 
 
 class QueueConfig(Section, frozen=True, kw_only=True):

@@ -67,6 +67,16 @@ class ReplicaChanged(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
 
 
+class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that loads tells how far it is; ``done`` of ``total`` in the phase's own unit."""
+
+    model: str
+    replica: int
+    phase: str
+    done: int
+    total: int
+
+
 class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP request was answered to its end (or its client left). The access log's line."""
 
@@ -87,7 +97,7 @@ class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings | None = None
 
 
-Event = RequestEnded | RequestRefused | QueueChanged | StepDone | ReplicaChanged | HttpServed
+Event = RequestEnded | RequestRefused | QueueChanged | StepDone | ReplicaChanged | LoadProgress | HttpServed
 Emit = Callable[[Event], None]
 
 

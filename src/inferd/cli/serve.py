@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -14,8 +13,9 @@ import click
 import msgspec
 
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, model_flags, server_flags
-from inferd.cli.terminal import console, loading
+from inferd.cli.terminal import Told, console, loading
 from inferd.config import Config, load_config, model_name
+from inferd.events import Event, LoadProgress
 from inferd.registry.source import is_remote, resolve
 
 
@@ -72,16 +72,22 @@ def _file_config(path: Path, name: str | None, server: dict[str, object], model:
 def run(config: Config) -> int:
     """Serve until told to stop; the exit code."""
     config = _downloaded(config)
-    from inferd.app import serve  # after the flags are known to be right: a mistake is told at once
+    from inferd import app  # after the flags are known to be right: a mistake is told at once
 
     with contextlib.ExitStack() as showing:
-        showing.enter_context(loading("Loading " + ", ".join(config.models)))
+        tell: Told | None = showing.enter_context(loading("Loading " + ", ".join(config.models)))
+
+        def watch(event: Event) -> None:
+            if tell is not None and isinstance(event, LoadProgress):
+                tell(event.phase, event.done, event.total)
 
         def ready(address: str) -> None:
+            nonlocal tell
+            tell = None
             showing.close()
             show_ready(address, list(config.models))
 
-        return asyncio.run(serve(config, on_ready=ready))
+        return app.run(config, on_ready=ready, watch=watch)
 
 
 def _downloaded(config: Config) -> Config:

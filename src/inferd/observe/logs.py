@@ -125,8 +125,17 @@ class LineWriter:
     stuck holding Python's own buffer of stderr would stop the interpreter from leaving.
     """
 
-    def __init__(self, stream: TextIO, on_drop: Callable[[], None], *, max_lines: int = MAX_LINES) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        on_drop: Callable[[], None],
+        *,
+        max_lines: int = MAX_LINES,
+        form: Callable[[str], str | None] | None = None,
+    ) -> None:
+        """``form``: what becomes of a line before it is written; None leaves it out."""
         self._stream = stream
+        self._form = form
         self._fd = _descriptor(stream)
         self._on_drop = on_drop
         self._lines: queue.Queue[str | None] = queue.Queue(max_lines)
@@ -157,8 +166,11 @@ class LineWriter:
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
+            shown = line if self._form is None else self._form(line)
+            if shown is None:
+                continue
             try:
-                self._write_out(line + "\n")
+                self._write_out(shown + "\n")
             except (OSError, ValueError):  # the reader is gone, or the stream was closed
                 self._on_drop()
 

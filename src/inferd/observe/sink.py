@@ -18,9 +18,19 @@ from prometheus_client.exposition import generate_latest
 
 from inferd import __version__, clock
 from inferd.errors import InferdError
-from inferd.events import Event, HttpServed, QueueChanged, ReplicaChanged, RequestEnded, RequestRefused, StepDone
+from inferd.events import (
+    Event,
+    HttpServed,
+    LoadProgress,
+    QueueChanged,
+    ReplicaChanged,
+    RequestEnded,
+    RequestRefused,
+    StepDone,
+)
 from inferd.observe import metrics as m
 from inferd.observe.logs import LineWriter, LogHandler, http_line, replica_line
+from inferd.observe.plain import plain as plain_line
 from inferd.observe.series import CONTENT_TYPE, Store
 from inferd.types import StepStats
 from inferd.window import Window
@@ -48,6 +58,7 @@ class Observer:
         models: Sequence[str] | Mapping[str, int] = (),
         access_log: bool = True,
         stream: TextIO | None = None,
+        plain: bool = False,
         now: Callable[[], float] = clock.now,
         wall: Callable[[], float] = clock.wall,
     ) -> None:
@@ -69,7 +80,8 @@ class Observer:
         self._store.value(m.BUILD, __version__, platform.python_version()).set(1)
         for model, replicas in self._models.items():
             self._open_model(model, replicas)
-        self._log = LineWriter(sys.stderr if stream is None else stream, self._dropped.add)
+        form = plain_line if plain else None
+        self._log = LineWriter(sys.stderr if stream is None else stream, self._dropped.add, form=form)
         # For logging.getLogger(...).addHandler: what Python's logging says joins the same log.
         self.log_handler: logging.Handler = LogHandler(self._log.write)
 
@@ -106,6 +118,8 @@ class Observer:
                 self._store.value(m.REFUSED, self._model(event.model), event.reason).add()
             case ReplicaChanged():
                 self._replica_changed(event)
+            case LoadProgress():
+                pass  # for whoever watches the start; the phases' seconds come with ReplicaChanged
 
     def _request_ended(self, event: RequestEnded) -> None:
         value, labels = self._store.value, (self._model(event.model), _replica(event.replica))

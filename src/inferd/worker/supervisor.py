@@ -19,7 +19,7 @@ import msgspec
 from inferd import clock
 from inferd.config import ModelConfig
 from inferd.errors import ModelLoadError
-from inferd.events import Emit, ReplicaChanged
+from inferd.events import Emit, LoadProgress, ReplicaChanged
 from inferd.types import Failure, ModelInfo, Output, StepStats
 from inferd.worker.messages import (
     Detokenized,
@@ -268,9 +268,12 @@ class Supervisor:
                     self._beat(message)
                 case Tokenized() | Detokenized():
                     self._owner.worker_answered(message)
-                case Loading():
+                case Loading(phase, done, total):
                     if self.state == "starting":
                         self._change("loading")
+                    self._emit(
+                        LoadProgress(model=self._model, replica=self._replica, phase=phase, done=done, total=total)
+                    )
                 case Ready(info):
                     self._info = info
                     self.was_ready = True

@@ -1,0 +1,48 @@
+"""The log for a person who watches a terminal: the same entries, short and readable.
+
+Knows the JSON lines of ``logs`` and says them in words. Probes and scrapes that went well are left out;
+nothing else is.
+"""
+
+from __future__ import annotations
+
+import json
+
+from inferd.types import JSON
+
+_PROBES = ("/health", "/livez", "/readyz", "/ping", "/metrics")
+
+
+def plain(line: str) -> str | None:
+    """One JSON line as a person reads it, or None when it is not worth their while."""
+    entry: JSON = json.loads(line)
+    at = entry["ts"][11:19]
+    match entry["event"]:
+        case "http":
+            return _http(at, entry)
+        case "replica":
+            reason = f": {entry['reason']}" if entry["reason"] else ""
+            return f"{at} {entry['model']}/{entry['replica']} is {entry['state']}{reason}"
+        case "log":
+            places = "".join(f"\n    {place}" for place in entry.get("places", ()))
+            return f"{at} {entry['level']}: {entry['message']}{places}"
+        case _:
+            return f"{at} {line}"
+
+
+def _http(at: str, entry: JSON) -> str | None:
+    if entry["route"].startswith(_PROBES) and entry["status"] in (200, 503):
+        return None
+    said = f"{at} {entry['method']} {entry['route']} {entry['status']} in {entry['duration_s']:.3f} s"
+    if entry["model"] is not None:
+        said += f"  {entry['model']}"
+    usage = entry.get("usage")
+    if usage:
+        cached = f" ({usage['cached_tokens']} cached)" if usage["cached_tokens"] else ""
+        said += f"  {usage['prompt_tokens']}{cached} + {usage['completion_tokens']} tokens"
+    first = entry.get("timings", {}).get("first_token")
+    if first is not None:
+        said += f"  first after {first:.3f} s"
+    if entry["error_code"] is not None:
+        said += f"  {entry['error_code']}"
+    return said
