@@ -138,7 +138,8 @@ def vllm_load(environment: Path, url: str, model: Path, clients: int, requests: 
                 "random",
                 *lengths,
             ),
-            *("--num-prompts", str(requests), "--max-concurrency", str(clients), "--ignore-eos", "--seed", "7"),
+            *("--num-prompts", str(requests), "--max-concurrency", str(clients), "--ignore-eos"),
+            *("--seed", str(7 + clients)),  # other prompts for each load: no prefix is met again
             *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,95,99"),
             *("--save-result", "--result-dir", folder, "--result-filename", "result.json"),
         ]
@@ -157,7 +158,7 @@ def own_load(url: str, clients: int, requests: int) -> Load:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "inferd", "bench", "--url", url, "--model", NAME, "--concurrency", str(clients)),
-            *("--requests", str(requests), "--warmup", "0", "--seed", "7", "--output", f"{folder}/result"),
+            *("--requests", str(requests), "--warmup", "0", "--seed", str(7 + clients), "--output", f"{folder}/result"),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
