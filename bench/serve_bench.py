@@ -243,6 +243,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where every figure of every run is written")
     parser.add_argument("--inferd-args", default="", help="further flags of inferd serve, in one string")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a stopped measurement stops its server
     vllm_env = options.vllm_env.expanduser().absolute() if options.vllm_env else None
     servers = ["inferd", "vllm"] if vllm_env else ["inferd"]
     runs: dict[str, list[Run]] = {server: [] for server in servers}
