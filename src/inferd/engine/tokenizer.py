@@ -85,11 +85,14 @@ class Tokenizer:
                 self._cache.move_to_end(key)
                 return known.copy()
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # Not ``encode``, which holds the interpreter lock: a text of megabytes would stop every thread
+            # of the worker, its heartbeat included, and get it killed as hung.
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:  # a surrogate without its other half
             raise InvalidRequest(
                 "The prompt contains a lone UTF-16 surrogate, which is no character. Remove it.", param="prompt"
             ) from error
+        ids: list[int] = encoding.ids
         if len(text) <= _CACHE_CHARS // 8:
             self._keep(key, ids.copy())
         return ids
