@@ -17,13 +17,13 @@ from .kinds import arithmetic, facts, general, lists, objects, stories, tools, u
 _Maker = Callable[[Random], Dialogue]
 MIXTURE: tuple[tuple[_Maker, float], ...] = (
     (facts.sample, 7.0),
-    (arithmetic.sample, 7.0),
-    (general.sample, 6.0),
+    (arithmetic.sample, 8.0),
+    (general.sample, 8.0),
     (lists.sample, 3.0),
     (objects.sample, 3.0),
-    (tools.sample, 2.5),
+    (tools.sample, 1.8),
     (unknown.sample, 3.0),
-    (stories.sample, 2.0),
+    (stories.sample, 1.6),
 )
 
 
@@ -42,29 +42,32 @@ def exchanges(seed: int, split: Split) -> Iterator[Dialogue]:
         yield _one(rng, split)
 
 
-def conversations(seed: int) -> Iterator[Dialogue]:
-    """Yield training conversations of one to several exchanges, without end.
+def conversation(rng: Random, longer: float = 1.0) -> Dialogue:
+    """Return a training conversation of one exchange or, with the probability given by ``longer``, often of several.
 
     Exchanges that bring tools or a system message stay alone or open the conversation.
     """
+    first = _one(rng, "train")
+    if first.raw:
+        return first
+    messages = list(first.messages)
+    if messages[0].role != "system" and not first.tools:
+        if rng.random() < 0.15:
+            messages.insert(0, Message("system", rng.choice(general.SYSTEMS)))
+        rounds = rng.choices((1, 2, 3, 5, 8, 20), (45, 20, 15, 12, 7, 1))[0] if rng.random() < longer else 1
+        while rounds > 1:
+            more = _one(rng, "train")
+            if not more.raw and more.messages[0].role != "system" and not more.tools:
+                messages += more.messages
+                rounds -= 1
+    return Dialogue(first.kind, messages, tools=first.tools)
+
+
+def conversations(seed: int) -> Iterator[Dialogue]:
+    """Yield training conversations without end."""
     rng = Random(f"inferd {seed} conversations")
     while True:
-        first = _one(rng, "train")
-        if first.raw:
-            yield first
-            continue
-        messages = list(first.messages)
-        plain = messages[0].role != "system" and not first.tools
-        if plain and rng.random() < 0.15:
-            messages.insert(0, Message("system", rng.choice(general.SYSTEMS)))
-        if plain:
-            rounds = rng.choices((1, 2, 3, 5, 8, 20), (45, 20, 15, 12, 7, 1))[0]
-            while rounds > 1:
-                more = _one(rng, "train")
-                if not more.raw and more.messages[0].role != "system" and not more.tools:
-                    messages += more.messages
-                    rounds -= 1
-        yield Dialogue(first.kind, messages, tools=first.tools)
+        yield conversation(rng)
 
 
 def main() -> None:

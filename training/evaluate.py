@@ -64,7 +64,7 @@ def is_correct(dialogue: Dialogue, written: str) -> bool:
         )
     if "result" in expect:
         numbers = re.findall(r"\d+", written)
-        return str(expect["result"]) in ([numbers[-1]] if "=" in written and "so the" not in written else numbers)
+        return str(expect["result"]) in (numbers[-1:] if "=" in written else numbers)
     if "subject" in expect:
         return str(expect["subject"]) in written and len(written) > 60
     if "text" in expect:

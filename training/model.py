@@ -86,9 +86,11 @@ class SelfAttention(nn.Module):
         k = _rotate(self.k_proj(x).view(heads).transpose(1, 2), cos, sin)
         v = self.v_proj(x).view(heads).transpose(1, 2)
         group = self.shape.num_attention_heads // self.shape.num_key_value_heads
-        out = F.scaled_dot_product_attention(
-            q.to(v.dtype), k.to(v.dtype).repeat_interleave(group, 1), v.repeat_interleave(group, 1), is_causal=True
-        )
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        # Plain products: on a CPU their gradient is far cheaper than that of the fused attention at these lengths.
+        scores = (q @ k.transpose(-1, -2)).float() * self.shape.head_dim**-0.5
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        out = scores.masked_fill(future, float("-inf")).softmax(-1).to(v.dtype) @ v
         result: Tensor = self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
         return result
 

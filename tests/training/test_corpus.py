@@ -34,7 +34,7 @@ def test_no_held_out_key_is_in_training() -> None:
 
 
 def test_a_held_out_sum_is_in_no_training_conversation() -> None:
-    held_out = {d.expect["result"]: d for d in islice(exchanges(1, "held-out"), 400) if d.kind == "arithmetic"}
+    held_out = {d.expect["result"]: d for d in islice(exchanges(1, "held-out"), 1500) if d.kind == "arithmetic"}
     answers = {d.messages[-1].content for d in held_out.values() if "+" in d.messages[-1].content}
     assert len(answers) > 10
     for dialogue in islice(conversations(1), 4000):

@@ -51,9 +51,24 @@ def _result(a: int, operator: str, b: int) -> int:
     return {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[operator]
 
 
+def _has_steps(a: int, operator: str, b: int) -> bool:
+    return operator in "+-" and min(a, b) >= 10 and b % 10 != 0
+
+
+def _worked(a: int, operator: str, b: int) -> str:
+    """Return the calculation, in two steps where both numbers have tens and ones."""
+    result = _result(a, operator, b)
+    if _has_steps(a, operator, b):
+        tens, ones = b // 10 * 10, b % 10
+        between = _result(a, operator, tens)
+        return f"{a} {operator} {b} = {a} {operator} {tens} {operator} {ones} = {between} {operator} {ones} = {result}"
+    return f"{a} {operator} {b} = {result}"
+
+
 def _key(operator: str, a: int, b: int, phrase: str) -> str | None:
     if operator in "+-":
-        return None if max(a, b) < 10 else f"arithmetic {a}{operator}{b}"
+        # Sums with one digit or full tens are steps of the others: all of them are for training.
+        return f"arithmetic {a}{operator}{b}" if _has_steps(a, operator, b) else None
     return f"arithmetic {a}{operator}{b} {phrase}"
 
 
@@ -67,9 +82,7 @@ def bare(rng: Random) -> Dialogue:
     if max(a, b) <= 12 and rng.random() < 0.1:
         shown = (NUMBER_WORDS[a], NUMBER_WORDS[b])
     question = say(rng, phrase, a=shown[0], b=shown[1])
-    return exchange(
-        "arithmetic", question, f"{a} {operator} {b} = {result}", _key(operator, a, b, phrase), result=result
-    )
+    return exchange("arithmetic", question, _worked(a, operator, b), _key(operator, a, b, phrase), result=result)
 
 
 def in_words(rng: Random) -> Dialogue:
@@ -83,8 +96,8 @@ def in_words(rng: Random) -> Dialogue:
     things, name = rng.choice(THINGS) + "s", person(rng)
     things = things.replace("boxs", "boxes")
     question = phrase.format(name=name, a=a, b=b, things=things)
-    reply = f"{a} {operator} {b} = {result}, so the answer is {result} {things}."
-    return exchange("word problem", question, reply, f"arithmetic {a}{operator}{b}", result=result)
+    reply = f"{_worked(a, operator, b)}, so the answer is {result} {things}."
+    return exchange("word problem", question, reply, _key(operator, a, b, phrase), result=result)
 
 
 def compared(rng: Random) -> Dialogue:

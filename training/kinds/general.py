@@ -154,11 +154,13 @@ def knowledge(rng: Random) -> Dialogue:
             )
         case 2:
             animal, sound = rng.choice(list(_SOUNDS.items()))
-            phrase = rng.choice(("What does a {x} say?", "What sound does a {x} make?", "Which sound does a {x} make?"))
+            phrase = rng.choice(
+                ("What does the {x} say?", "What sound does the {x} make?", "Which sound does a {x} make?")
+            )
             return exchange(
                 "knowledge",
                 say(rng, phrase, x=animal),
-                f"A {animal} says {sound}.",
+                f"The {animal} says {sound}.",
                 f"sound {phrase} {animal}",
                 text=sound,
             )
@@ -187,7 +189,7 @@ def knowledge(rng: Random) -> Dialogue:
             return exchange(
                 "knowledge",
                 say(rng, phrase, x=animal),
-                f"A {animal} has {legs} legs.",
+                f"The {animal} has {legs} legs.",
                 f"legs {phrase} {animal}",
                 result=legs,
             )
@@ -220,7 +222,7 @@ def knowledge(rng: Random) -> Dialogue:
 def repeated(rng: Random) -> Dialogue:
     """Return a request to repeat words exactly."""
     words = [rng.choice((invented(rng), rng.choice(TOPICS[rng.choice(list(TOPICS))]), rng.choice(NUMBER_WORDS)))
-             for _ in range(rng.randrange(1, 5))]  # fmt: skip
+             for _ in range(rng.choice((1, 2, 2, 3, 3, 4, 5, 6, 8)))]  # fmt: skip
     text = " ".join(words)
     phrase = rng.choice(("Repeat after me: {x}", "Say {x}", "Repeat: {x}", "Say this: {x}", "Write {x}", "Repeat the words {x}", 'Say "{x}"',
                          "Echo {x}", "Just say {x}", "Please repeat: {x}"))  # fmt: skip
@@ -278,4 +280,4 @@ def persona(rng: Random) -> Dialogue:
 
 def sample(rng: Random) -> Dialogue:
     """Return one dialogue of this kind."""
-    return rng.choices((talk, joke, knowledge, repeated, memory, persona), (3, 0.7, 5, 3, 5, 1))[0](rng)
+    return rng.choices((talk, joke, knowledge, repeated, memory, persona), (3, 0.7, 5, 6, 4, 1.5))[0](rng)
