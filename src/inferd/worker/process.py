@@ -21,6 +21,7 @@ from inferd.worker.messages import FromWorker, ToWorker
 
 # -P: a worker started in a model's folder must not import what lies there.
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.worker")
+SPIN_COUNT = "2000"
 LAST_WORDS_S = 1.0  # for reading what a process wrote before it ended
 STDERR = 2
 
@@ -120,6 +121,9 @@ async def _exited(process: subprocess.Popen[bytes]) -> None:
 def _environment() -> dict[str, str]:
     """Ours, with the way to this package: ``-P`` keeps the worker from looking into the current folder."""
     environment = dict(os.environ)
+    # Compute threads that wait for each other spin; by libgomp's default long enough to take the core
+    # from the gateway and the clients, on which everybody then waits. Read when the library is loaded.
+    environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     root = Path(inferd.__file__).resolve().parents[1]
     if root.name not in ("site-packages", "dist-packages"):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), environment.get("PYTHONPATH"))))
