@@ -186,7 +186,7 @@ def main() -> None:
     options = parsed()
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = (Path(folder) / "rendezvous").as_uri()
-        multiprocessing.spawn(train, args=(options, rendezvous), nprocs=options.processes)  # type: ignore[no-untyped-call]
+        multiprocessing.spawn(train, args=(options, rendezvous), nprocs=options.processes)  # type: ignore[attr-defined, no-untyped-call]
 
 
 if __name__ == "__main__":
