@@ -6,7 +6,8 @@ import asyncio
 
 import openai
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages.ai import add_ai_message_chunks
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
@@ -76,10 +77,8 @@ def test_a_bound_tool_is_called_and_its_result_answered(chat: ChatOpenAI) -> Non
 
 
 def test_a_bound_tools_call_is_put_together_from_a_stream(chat: ChatOpenAI) -> None:
-    whole: AIMessage | None = None
-    for chunk in chat.bind_tools([get_weather]).stream("weather?"):
-        whole = chunk if whole is None else whole + chunk
-    assert isinstance(whole, AIMessage)
+    chunks = [chunk for chunk in chat.bind_tools([get_weather]).stream("weather?") if isinstance(chunk, AIMessageChunk)]
+    whole = add_ai_message_chunks(*chunks)
     (call,) = whole.tool_calls
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import openai
+import pydantic
 import pytest
 from openai.types import Completion, Model
 from openai.types.chat import (
@@ -208,6 +209,21 @@ def test_log_probabilities_of_a_text_cover_its_echoed_prompt(client: openai.Open
     assert logprobs.top_logprobs[2]["c"] == pytest.approx(SURE, abs=1e-4)
 
 
+def test_scoring_a_text_gives_one_more_log_probability_even_when_that_is_the_end(client: openai.OpenAI) -> None:
+    """Evaluation harnesses score with one generated token and cut it off: it has to be there."""
+    for prompt in ("ab", "ab!"):  # after "!" the model ends
+        answer = client.completions.create(
+            model="scripted", prompt=[prompt], max_tokens=1, temperature=0, echo=True, logprobs=1
+        )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.tokens is not None
+        assert logprobs.token_logprobs is not None
+        assert logprobs.tokens[: len(prompt)] == list(prompt)
+        assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(prompt) + 1
+        assert logprobs.token_logprobs[-1] == pytest.approx(SURE, abs=1e-4)
+
+
 def test_a_stop_string_ends_the_answer_before_itself(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="scripted", prompt="a", stop=["xyz", "fg"], max_tokens=50, temperature=0)
     assert answer.choices[0].text == "bcde"
@@ -349,6 +365,18 @@ def test_a_bad_value_is_a_bad_request_that_names_its_field(
     if field != "max_tokens":
         assert caught.value.param == param
     assert caught.value.request_id
+
+
+def test_what_would_change_the_answer_and_is_not_supported_is_refused(client: openai.OpenAI) -> None:
+    class Person(pydantic.BaseModel):
+        name: str
+
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.parse(model="scripted", messages=ask(), response_format=Person)
+    assert caught.value.param == "response_format"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="scripted", messages=ask(), tools=[WEATHER], tool_choice="required")
+    assert caught.value.param == "tool_choice"
 
 
 def test_a_passed_deadline_is_a_status_error_408(client: openai.OpenAI) -> None:
