@@ -447,3 +447,23 @@ def test_a_storm_of_adds_and_cancels_ends_every_request_once(build: Build, data:
                 ends[output.request_id].append(output.end.outcome)
     assert all(len(outcomes) == 1 for outcomes in ends.values()), ends
     assert engine.pool.num_used == 0
+
+
+def test_a_new_engine_is_warm_and_its_books_are_clean(build: Build) -> None:
+    engine = build()
+    assert engine.info.load_s["warm_up"] > 0
+    assert (engine.pool.num_used, engine.pool.num_cached) == (0, 0)
+    assert engine.due(0.0) is None
+    assert (
+        engine.info.memory.kv_bytes
+        == engine.info.num_blocks * engine.info.block_size * engine.info.memory.kv_bytes_per_token
+    )
+
+
+def test_with_one_slot_requests_are_computed_one_after_the_other(build: Build) -> None:
+    engine = build(max_num_seqs=1)
+    for name in "abc":
+        engine.add(engine.prepare(make_request(name, "Hello", max_tokens=3, ignore_eos=True)), 0.0)
+    while engine.due(0.0) is not None:
+        _, stats = engine.step(0.0)
+        assert stats.step_sequences <= 1
