@@ -519,6 +519,6 @@ def test_a_worker_killed_under_a_stream_is_an_api_error_and_the_next_call_is_ser
         for _ in stream:
             pass
     assert caught.value.type == "server_error"
-    assert caught.value.code
+    assert caught.value.code == "worker_died"
     answer = client.completions.create(model="scripted", prompt="a", max_tokens=3, temperature=0)
     assert answer.choices[0].text == "bcd"
