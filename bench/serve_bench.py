@@ -52,6 +52,7 @@ class Run:
     ready_s: float
     rss_ready_bytes: int
     rss_peak_bytes: int = 0
+    tokenize_share: float | None = None  # of the requests' time; inferd only
     loads: list[Load] = field(default_factory=list)
 
 
@@ -81,6 +82,13 @@ class PeakMemory(threading.Thread):
     def run(self) -> None:
         while not self.done.wait(0.5):
             self.peak = max(self.peak, tree_rss(self.pid))
+
+
+def metric(url: str, name: str) -> float:
+    """Sum of a metric's series."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + "{", name + " ")))
 
 
 def answers(url: str) -> bool:
@@ -214,6 +222,10 @@ def measure(server: str, model: Path, vllm_env: Path | None, port: int, extra: l
             print(f"  {server}: {clients} clients: {load.output_tokens_per_s:.1f} output tokens/s", flush=True)
         memory.done.set()
         memory.join()
+        if server == "inferd":
+            spent = metric(url, "inferd_tokenize_seconds_total")
+            run.tokenize_share = spent / metric(url, "inferd_request_latency_seconds_sum")
+            print(f"  inferd: tokenizing took {run.tokenize_share:.2%} of the requests' time", flush=True)
         run.rss_peak_bytes = max(memory.peak, tree_rss(pid))
     return run
 

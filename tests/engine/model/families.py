@@ -152,6 +152,19 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GPT2LMHeadModel",
         {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128, "head_dim": None, "intermediate_size": None},
     ),
+    "gpt2-unscaled": (
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        {
+            "n_embd": 48,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": 128,
+            "head_dim": None,
+            "intermediate_size": None,
+            "scale_attn_weights": False,
+        },
+    ),
     "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {"hidden_size": 64}),
     "pythia-sequential": (
         "GPTNeoXConfig",

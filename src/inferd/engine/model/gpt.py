@@ -39,6 +39,7 @@ def _read(
     # GPT-2 calls it n_inner; there, null means four times the hidden size.
     inner = source.size("n_inner" if architecture == "GPT2LMHeadModel" else "intermediate_size", default=4 * width)
     dim = width // num_heads
+    unscaled = architecture == "GPT2LMHeadModel" and not source.get(bool, "scale_attn_weights", default=True)
     return DecoderConfig(
         architecture=architecture,
         vocab_size=source.size("vocab_size"),
@@ -56,7 +57,7 @@ def _read(
         activation=source.activation(activation, default=default_activation, known=PLAIN_ACTIVATIONS),
         windows=_windows(source, architecture, num_layers),
         # GPT-Neo does not scale its scores.
-        attention_scale=1.0 if architecture == "GPTNeoForCausalLM" else dim**-0.5,
+        attention_scale=1.0 if architecture == "GPTNeoForCausalLM" or unscaled else dim**-0.5,
         parallel_residual=architecture == "GPTNeoXForCausalLM"
         and source.get(bool, "use_parallel_residual", default=True),
         ropes=(rope_of(source, dim, fraction=0.25) if architecture == "GPTNeoXForCausalLM" else None,) * num_layers,
