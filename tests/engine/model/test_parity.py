@@ -32,6 +32,7 @@ NAMES = [
     "olmo2",
     "granite",
     "gpt2",
+    "gpt2-unscaled",
     "gpt-neox",
     "pythia-sequential",
     "gpt-neo",
