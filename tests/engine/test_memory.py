@@ -31,7 +31,7 @@ def test_unset_takes_full_sequences_but_at_most_a_quarter_of_free_memory() -> No
 def test_a_cache_that_cannot_hold_one_sequence_is_refused_with_the_length_that_fits() -> None:
     with pytest.raises(ModelLoadError, match="Set max_model_len to 144 or less"):
         plan_blocks(KVCacheConfig(num_blocks=10), bytes_per_token=8, max_model_len=4096, max_num_seqs=4, free_bytes=GIB)
-    with pytest.raises(ModelLoadError, match="memory_bytes = 1000"):
+    with pytest.raises(ModelLoadError, match=r"memory_bytes = 1000\. Give the KV cache more memory"):
         plan_blocks(
             KVCacheConfig(memory_bytes=1000), bytes_per_token=800, max_model_len=64, max_num_seqs=4, free_bytes=GIB
         )

@@ -60,10 +60,10 @@ def plan_blocks(
         asked = f"{free_bytes} bytes of free memory"
     if blocks < one_sequence:
         fits = max((blocks - 1) * config.block_size, 0)
+        remedy = "Give" if fits == 0 else f"Set max_model_len to {fits} or less, or give"
         raise ModelLoadError(
             f"The KV cache cannot hold one sequence of max_model_len = {max_model_len} tokens "
-            f"({one_sequence * per_block} bytes) within {asked}. "
-            f"Set max_model_len to {fits} or less, or give the KV cache more memory.",
+            f"({one_sequence * per_block} bytes) within {asked}. {remedy} the KV cache more memory.",
             param="max_model_len",
         )
     return blocks
