@@ -467,3 +467,13 @@ def test_with_one_slot_requests_are_computed_one_after_the_other(build: Build) -
     while engine.due(0.0) is not None:
         _, stats = engine.step(0.0)
         assert stats.step_sequences <= 1
+
+
+def test_a_text_that_is_far_too_long_is_refused_without_being_tokenized(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megabytes take seconds, for which every other request would wait."""
+    request = make_request("r", "Once upon a time " * 100_000)
+    monkeypatch.setattr("inferd.engine.tokenizer.Tokenizer.encode", lambda *_: pytest.fail("it was tokenized"))
+    with pytest.raises(ContextLengthExceeded, match=r"128 tokens, but prompt has at least \d{3,}"):
+        engine.prepare(request)

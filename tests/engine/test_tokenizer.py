@@ -186,6 +186,24 @@ def test_a_long_text_does_not_stop_the_other_threads(tokenizer_folder: Path) -> 
     assert ticks > 3, "this thread had no turn while the other encoded"
 
 
+def test_no_text_has_fewer_tokens_than_it_is_said_to_have_at_least(tokenizer_folders: dict[str, Path]) -> None:
+    for folder in tokenizer_folders.values():
+        tokenizer = Tokenizer.load(folder)
+        for text in (
+            *TEXTS,
+            "The quick brown fox " * 500,
+            "<|im_start|>" * 300,
+            "e\u0301" * 2000,
+            " " * 5000,
+            "世" * 900,
+        ):
+            assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False)), (
+                folder,
+                text[:9],
+            )
+    assert Tokenizer.load(tokenizer_folders["byte_level"]).min_tokens("x" * 1_000_000) > 1000
+
+
 # -- bad input --------------------------------------------------------------------------------
 
 

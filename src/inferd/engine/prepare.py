@@ -71,8 +71,10 @@ class Preparer:
     def prepare(self, request: GenerateRequest) -> Prepared:
         """Raises InvalidRequest, naming the field, the value and the remedy."""
         began = clock.now()
-        prompt_ids = self.tokenize(request.prompt)
         keep = request.truncate_prompt_tokens
+        if isinstance(request.prompt, TextPrompt) and keep is None:
+            self._refuse_far_too_long(request.prompt.text)
+        prompt_ids = self.tokenize(request.prompt)
         if keep is not None:
             # -1 is vLLM's word for "whatever fits".
             prompt_ids = prompt_ids[-(keep if keep > 0 else self.limits.max_model_len - 1) :]
@@ -115,6 +117,15 @@ class Preparer:
                         param="messages",
                     )
                 return self.tokenizer.encode(self.template.render(prompt), prompt.add_special_tokens)
+
+    def _refuse_far_too_long(self, text: str) -> None:
+        """Megabytes take seconds to tokenize, and every other request would wait for it."""
+        fewest, longest = self.tokenizer.min_tokens(text), self.limits.max_model_len
+        if fewest > longest:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {longest} tokens, but prompt has at least {fewest}. Shorten it.",
+                param="prompt",
+            )
 
     def _resolve(self, request: GenerateRequest, num_prompt: int) -> SamplingParams:
         """The client's fields, then the checkpoint's generation defaults, then ours."""

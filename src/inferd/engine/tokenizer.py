@@ -26,6 +26,7 @@ from inferd.engine.detokenizer import Detokenizer, Pieces
 from inferd.errors import InvalidRequest, ModelLoadError
 
 _CACHE_CHARS = 4_000_000  # total length of the texts whose ids are kept
+_MOST_SHRINKING = 4  # characters that a normalizer makes one of: NFC joins at most three
 _PROBE = "Hello, \u4e16\u754c \U0001f600\u0f00"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -41,12 +42,15 @@ class Tokenizer:
         backend.no_padding()
         self.special_tokens = _named_tokens(settings)
         _add_missing(backend, settings, self.special_tokens)
-        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocab.values(), default=-1) + 1
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
         self.pad_token_id = self._id_of("pad_token")
         self._pieces = Pieces(backend, self.vocab_size)
         self.special_ids: frozenset[int] = self._pieces.special_ids
+        # Elsewhere a token may stand for any length of text that is not in the vocabulary.
+        self._longest = max(map(len, vocab), default=0) if self._pieces.kind == "bytes" else None
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[str, bool], list[int]] = OrderedDict()
         self._cached_chars = 0
@@ -96,6 +100,10 @@ class Tokenizer:
         if len(text) <= _CACHE_CHARS // 8:
             self._keep(key, ids.copy())
         return ids
+
+    def min_tokens(self, text: str) -> int:
+        """Fewer tokens than this ``text`` cannot have, told without tokenizing it. 0: not known."""
+        return len(text) // (_MOST_SHRINKING * self._longest) if self._longest else 0
 
     def decode(
         self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
