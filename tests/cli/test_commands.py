@@ -36,6 +36,14 @@ def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_a_configuration_without_a_model_is_not_served(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("models: {}\n")
+    done = run("serve", str(path))
+    assert done.returncode == 1
+    assert "names no model" in done.stderr
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_every_command_has_an_example(name: str) -> None:
     shown = CliRunner().invoke(cli, [name, "--help"])

@@ -10,7 +10,7 @@ from tests.worker.tiny_backend import Prepared, TinyBackend
 from tests.worker.watching import until_now
 
 from inferd.config import ModelConfig
-from inferd.types import GenerateRequest, TextPrompt
+from inferd.types import Chat, GenerateRequest, TextPrompt
 from inferd.worker.intake import Intake
 from inferd.worker.loop import Add, Drop, Inbox
 from inferd.worker.messages import Detokenize, Detokenized, FromWorker, Outputs, Tokenize, Tokenized
@@ -30,11 +30,24 @@ class SlowToPrepare(TinyBackend):
         return super().prepare(request)
 
 
+class SlowToTokenize(TinyBackend):
+    """The same for the calls of the tokenizer."""
+
+    begun = threading.Semaphore(0)
+    may_go_on = threading.Semaphore(0)
+
+    def tokenize(self, prompt: Chat | TextPrompt, want_strings: bool = False) -> tuple[list[int], list[str] | None]:
+        self.begun.release()
+        assert self.may_go_on.acquire(timeout=10)
+        return super().tokenize(prompt, want_strings)
+
+
 def started(backend: TinyBackend) -> tuple[Intake, Inbox, list[FromWorker]]:
     inbox: Inbox = queue.SimpleQueue()
     sent: list[FromWorker] = []
     intake = Intake(backend, inbox, sent.append)
     threading.Thread(target=intake.run, daemon=True).start()
+    threading.Thread(target=intake.run_calls, daemon=True).start()
     return intake, inbox, sent
 
 
@@ -95,12 +108,24 @@ def test_a_bad_request_is_refused_and_a_defect_hides_its_cause() -> None:
     assert inbox.empty()
 
 
+def test_a_long_call_of_the_tokenizer_holds_up_no_request() -> None:
+    backend = SlowToTokenize("tiny", ModelConfig(source="tiny"))
+    intake, inbox, sent = started(backend)
+    intake.call(Tokenize(1, TextPrompt(text="long")))
+    assert backend.begun.acquire(timeout=10)
+    intake.submit(request("quick"))
+    until_now(lambda: not inbox.empty(), "the request is in the loop's inbox")
+    assert not sent
+    backend.may_go_on.release()
+    until_now(lambda: len(sent) == 1, "the call is answered")
+
+
 def test_calls_are_answered_with_their_number_even_when_they_fail() -> None:
     intake, _, sent = started(TinyBackend("tiny", ModelConfig(source="tiny")))
     intake.call(Tokenize(1, TextPrompt(text="ab"), True))
     intake.call(Tokenize(2, TextPrompt(text="defect")))
     intake.call(Detokenize(3, [97]))
-    until_now(settled(intake), "the intake is idle")
+    until_now(lambda: len(sent) == 3, "every call is answered")
     assert sent[0] == Tokenized(1, [97, 98], ["a", "b"])
     assert isinstance(sent[1], Tokenized)
     assert sent[1].failure is not None

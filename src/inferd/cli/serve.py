@@ -15,6 +15,7 @@ import msgspec
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, model_flags, server_flags
 from inferd.cli.terminal import Told, console, loading
 from inferd.config import Config, load_config, model_name
+from inferd.errors import ConfigError
 from inferd.events import Event, LoadProgress
 from inferd.registry.source import is_remote, resolve
 
@@ -71,6 +72,11 @@ def _file_config(path: Path, name: str | None, server: dict[str, object], model:
 
 def run(config: Config) -> int:
     """Serve until told to stop; the exit code."""
+    if not config.models:
+        raise ConfigError(
+            "The configuration names no model. Add one below 'models:', for example  chat: {source: demo}.",
+            param="models",
+        )
     config = _downloaded(config)
     from inferd import app  # after the flags are known to be right: a mistake is told at once
 

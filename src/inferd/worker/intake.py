@@ -32,13 +32,17 @@ class Tokenizes(Protocol):
 
 
 class Intake:
-    """``submit``, ``cancel`` and ``call`` belong to the reading thread, ``run`` to the preparing one."""
+    """``submit``, ``cancel`` and ``call`` belong to the reading thread, ``run`` to the preparing one.
+
+    ``run_calls`` belongs to a third: nobody's request waits behind somebody's long /tokenize.
+    """
 
     def __init__(self, backend: Backend, inbox: Inbox, send: Callable[[FromWorker], None]) -> None:
         self._backend = backend
         self._inbox = inbox
         self._send = send
-        self._jobs: queue.SimpleQueue[GenerateRequest | Tokenize | Detokenize] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[GenerateRequest] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Tokenize | Detokenize] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[str, float] = {}  # submitted and not yet in the inbox, with the time of arrival
         self._num_taken = 0
@@ -54,7 +58,8 @@ class Intake:
                 _log.error("request %s was submitted twice; the second is ignored", request.id)
                 return
             self._waiting[request.id] = request.arrived_at
-        self._put(request)
+        self._num_taken += 1
+        self._requests.put(request)
 
     def cancel(self, request_id: str) -> None:
         """Idempotent. A request that is still in here ends now, all others in the loop."""
@@ -66,24 +71,22 @@ class Intake:
         self._send(Outputs([Output(request_id, (), None, End("cancelled", timings=Timings(finished=waited_s)))]))
 
     def call(self, job: Tokenize | Detokenize) -> None:
-        self._put(job)
+        self._calls.put(job)
 
     def run(self) -> None:
         """Prepare whatever comes, for ever."""
         while True:
-            job = self._jobs.get()
-            match job:
-                case GenerateRequest():
-                    self._prepare(job)
-                case Tokenize():
-                    self._send(self._tokenized(job))
-                case Detokenize():
-                    self._send(self._detokenized(job))
+            self._prepare(self._requests.get())
             self.num_done += 1
 
-    def _put(self, job: GenerateRequest | Tokenize | Detokenize) -> None:
-        self._num_taken += 1
-        self._jobs.put(job)
+    def run_calls(self) -> None:
+        """Answer calls of the tokenizer, for ever."""
+        while True:
+            match self._calls.get():
+                case Tokenize() as job:
+                    self._send(self._tokenized(job))
+                case Detokenize() as job:
+                    self._send(self._detokenized(job))
 
     def _prepare(self, request: GenerateRequest) -> None:
         if request.id not in self._waiting:

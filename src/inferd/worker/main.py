@@ -1,7 +1,7 @@
 """The worker process: ``python -m inferd.worker --fd N``, started by the supervisor.
 
-Four threads: the main one loads the model and runs the step loop; one reads the channel; one prepares
-requests (``inferd.worker.intake``); one sends a heartbeat every second. The process lives exactly as
+Five threads: the main one loads the model and runs the step loop; one reads the channel; two prepare
+requests and answer calls of the tokenizer (``inferd.worker.intake``); one sends a heartbeat every second. The process lives exactly as
 long as the other end of its channel: when the gateway is gone, however it went, so is the worker.
 
 Signals that people and service managers send to whole process groups (SIGINT, SIGTERM, SIGHUP) are
@@ -100,6 +100,7 @@ class Worker:
         intake = Intake(backend, self._inbox, self._send)
         loop = StepLoop(backend, self._inbox, self._send)
         self._start("prepare", intake.run)
+        self._start("tokenize", intake.run_calls)
         self._intake, self._loop = intake, loop
         self._send(Ready(backend.info))
         try:
