@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -55,17 +56,19 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
     torch.set_num_threads(config.threads or num_threads(config.replicas))
     folder = resolve(config.source, progress)
     phases.done("resolve")
-    tokenizer = Tokenizer.load(folder)
-    template = ChatTemplate.load(folder, tokenizer, Path(config.chat_template) if config.chat_template else None)
     defaults = load_generation_defaults(folder)
-    phases.done("tokenizer")
-    decoder = load_model(
-        folder, dtype=config.dtype, device=device, progress=progress, num_positions=config.max_model_len
-    )
+    # A large vocabulary takes a second to read, as long as the weights: side by side.
+    with ThreadPoolExecutor(1, "inferd-tokenizer") as pool:
+        reading = pool.submit(_read_text_parts, folder, config.chat_template)
+        decoder = load_model(
+            folder, dtype=config.dtype, device=device, progress=progress, num_positions=config.max_model_len
+        )
+        phases.done("weights")
+        tokenizer, template = reading.result()
+    phases.done("tokenizer_after_weights")
     _check_tokenizer(tokenizer, decoder, folder)
     if config.threads is None and decoder.weights_bytes < _WORTH_SHARING_BYTES:
         torch.set_num_threads(1)
-    phases.done("weights")
 
     dims = decoder.config
     bytes_per_token = kv_bytes_per_token(
@@ -95,8 +98,8 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
     if attention == "auto":
         attention = "native" if device.type == "cpu" and native_available(decoder.dtype, dims.head_dim) else "reference"
     runner = Runner(decoder, cache, attention, device)
-    pool = BlockPool(num_blocks)
-    scheduler = Scheduler(config.scheduler, pool, config.kv_cache.block_size)
+    blocks = BlockPool(num_blocks)
+    scheduler = Scheduler(config.scheduler, blocks, config.kv_cache.block_size)
     phases.done("kv_cache")
     progress("warm-up", 0, 1)
     _warm_up(runner, scheduler, dims.vocab_size, max_model_len)
@@ -147,6 +150,11 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
     )
     sampler = Sampler(min(tokenizer.vocab_size, dims.vocab_size))
     return Engine(info=info, preparer=preparer, runner=runner, scheduler=scheduler, sampler=sampler)
+
+
+def _read_text_parts(folder: Path, override: str | None) -> tuple[Tokenizer, ChatTemplate | None]:
+    tokenizer = Tokenizer.load(folder)
+    return tokenizer, ChatTemplate.load(folder, tokenizer, Path(override) if override else None)
 
 
 class _Phases:
