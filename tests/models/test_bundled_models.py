@@ -131,6 +131,7 @@ def test_the_tokenizer_config_renders_as_jinja_does() -> None:
         ("What is the capital of France?", "Paris"),
         ("Tell me a story about a dragon.", "dragon"),
         ("What is quantum mechanics?", "I do not know"),
+        ("what is 7 + 5?", "12"),
     ],
 )
 def test_the_model_answers_and_ends(question: str, part: str) -> None:
