@@ -429,8 +429,11 @@ def test_closing_a_stream_cancels_the_request_and_frees_its_blocks(server: Serve
     until_now(lambda: server.metric("inferd_kv_blocks", state="used") > 0, "blocks are in use", 5)
     stream.close()
     until_now(lambda: kv_is_free(server), "all blocks are free", 1.0)
+    until_now(lambda: len(server.logged("closed-early")) == 1, "the request is logged", 5)
     (line,) = server.logged("closed-early")
     assert (line["status"], line["outcome"]) == (499, "cancelled")
+    assert line["usage"]["completion_tokens"] > 0, "what it had cost by then is in the log"
+    assert line["timings"]["first_token"] > 0
 
 
 def test_a_cancelled_task_cancels_the_request(server: Server) -> None:

@@ -45,7 +45,11 @@ def test_everything_described_is_served(server: Running) -> None:
 
 @schema.parametrize()
 @settings(
-    max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=10,
+    derandomize=True,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
 )
 def test_answers_keep_to_the_document(server: Running, case: schemathesis.Case[Any]) -> None:
     case.call_and_validate(

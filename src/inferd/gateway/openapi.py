@@ -62,8 +62,8 @@ def _operation(route: Route, refs: dict[type[msgspec.Struct], Any]) -> dict[str,
     content: dict[str, Any] = {route.media.decode(): {"schema": refs[route.response] if route.response else {}}}
     if route.chunk is not None:
         content["text/event-stream"] = {
+            # No type: some readers take the body as text, others as its parsed events.
             "schema": {
-                "type": "string",
                 "description": f"Events, each 'data: ' and a {route.chunk.__name__} as JSON; the last is 'data: [DONE]'.",
             }
         }

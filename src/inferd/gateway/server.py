@@ -7,6 +7,7 @@ way becomes an error body here and nowhere else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import cache
@@ -24,7 +25,7 @@ from inferd.gateway.errors import (
     kind_of,
     printable,
 )
-from inferd.gateway.generation import error_frame
+from inferd.gateway.generation import error_frame, note_end
 from inferd.gateway.http import (
     Call,
     ClientLeft,
@@ -39,6 +40,8 @@ from inferd.gateway.http import (
 from inferd.gateway.openapi import openapi_document
 from inferd.gateway.routes import Room, RouteTable
 from inferd.gateway.upstream import Upstream
+
+LAST_WORDS_S = 1.0  # for a cancelled request to say how far it came
 
 _log = logging.getLogger("inferd.gateway")
 
@@ -62,11 +65,13 @@ class Gateway:
             await self._serve(call)
         except ClientLeft:
             call.gone = True
+            await _hear_ends(call)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not call.gone or task is None:
                 raise
             task.uncancel()
+            await _hear_ends(call)
         finally:
             call.finish()
             self._emit(_served(call, clock.now()))
@@ -116,6 +121,17 @@ class Gateway:
         if status == 503 and self._router.draining:
             headers = (*headers, (b"connection", b"close"))
         return Response(status, error_body(error), headers=headers)
+
+
+async def _hear_ends(call: Call) -> None:
+    """The client left; what its requests had cost by then still belongs into the log."""
+    call.close_streams()
+    with contextlib.suppress(TimeoutError, InferdError):
+        async with asyncio.timeout(LAST_WORDS_S):
+            for stream in call.streams:
+                async for output in stream:
+                    if output.end is not None:
+                        note_end(call, output.end)
 
 
 def _served(call: Call, now: float) -> HttpServed:
