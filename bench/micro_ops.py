@@ -56,7 +56,6 @@ def batch_of(sequences: int, length: int, count: int) -> FlatBatch:
         block_table=table,
         slots=table[owner, positions // BLOCK].long() * BLOCK + positions % BLOCK,
         num_sequences=sequences,
-        max_query=count,
     )
 
 

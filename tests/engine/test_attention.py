@@ -80,7 +80,6 @@ def flat_batch(parts: list[Rows], block_size: int, order: Tensor) -> tuple[FlatB
         block_table=table,
         slots=slots,
         num_sequences=len(parts),
-        max_query=int(counts.max()),
     )
     return batch, taken
 

@@ -31,7 +31,6 @@ class FlatBatch:
     block_table: Tensor  # [S, max_blocks] int32, padded with 0
     slots: Tensor  # [T] int64: block * block_size + offset where the row's K and V are written
     num_sequences: int
-    max_query: int  # most rows of one sequence
 
 
 class KVCache:

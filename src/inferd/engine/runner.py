@@ -69,5 +69,4 @@ class Runner:
             block_table=on_device(table),
             slots=on_device(slots),
             num_sequences=len(count),
-            max_query=int(count.max()),
         )

@@ -34,7 +34,7 @@ from inferd.gateway.openai_wire import (
     WireFinishReason,
 )
 from inferd.gateway.sampling import check_range, check_unsupported, sampling_of
-from inferd.gateway.sse import DeltaWriter, Envelope, encode, endings, events
+from inferd.gateway.sse import Envelope, encode, endings, events
 from inferd.gateway.toolcalls import ParsedCall, ToolCallParser, parse_all
 from inferd.gateway.upstream import ModelStatus, Upstream
 from inferd.types import Delta, FinishReason, Output, Usage
@@ -187,7 +187,7 @@ class _Reply:
         )
 
 
-class _ChatWriter(DeltaWriter):
+class _ChatWriter:
     """Frames of a streamed chat completion."""
 
     __slots__ = ("_begun", "_call", "_heads", "_parsers", "_reply", "envelope")

@@ -27,7 +27,7 @@ from inferd.gateway.http import Answer, Call, EventStream, Response
 from inferd.gateway.logprobs import legacy_logprobs, prompt_logprobs
 from inferd.gateway.openai_wire import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs
 from inferd.gateway.sampling import MAX_PROMPTS, MAX_SEQUENCES, check_range, check_unsupported, sampling_of
-from inferd.gateway.sse import DeltaWriter, Envelope, encode, endings, events
+from inferd.gateway.sse import Envelope, encode, endings, events
 from inferd.gateway.upstream import ModelStatus, Upstream
 from inferd.types import Delta, Output, PromptReport, SamplingParams, TextPrompt, TokenLogprob, TokenPrompt, Usage
 
@@ -246,7 +246,7 @@ def first_token_of(items: Sequence[TokenLogprob | None], text: str) -> str:
     return text if not rest else text[: max(0, len(text) - len(rest))]
 
 
-class _CompletionWriter(DeltaWriter):
+class _CompletionWriter:
     """Frames of streamed completions; choice numbers run through all prompts."""
 
     __slots__ = ("_begun", "_call", "_heads", "_offsets", "_reply", "envelope")

@@ -7,7 +7,7 @@ choice are encoded once; per token only the text is.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -71,12 +71,12 @@ class Envelope:
         return self.head + b'],"usage":%b}\n\n' % encode(usage_body(usage or Usage())) + DONE
 
 
-class DeltaWriter:
+class DeltaWriter(Protocol):
     """Turns outputs into frames; one kind per API."""
 
     def write(self, number: int, output: Output) -> bytes:
         """The frames for one output, possibly none."""
-        raise NotImplementedError
+        ...
 
 
 def endings(delta: Delta) -> tuple[bytes, bytes]:

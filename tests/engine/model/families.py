@@ -246,7 +246,6 @@ class Driver:
             block_table=torch.tensor([table + [0] * (widest - len(table)) for _, _, table in parts], dtype=torch.int32),
             slots=torch.tensor(slots),
             num_sequences=len(parts),
-            max_query=max(counts),
         )
         with torch.inference_mode():
             hidden = self.decoder.forward(batch, ReferenceAttention(self.cache, batch))
