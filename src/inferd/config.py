@@ -16,8 +16,10 @@ from msgspec import Meta
 
 from inferd.config_tree import Problem, Text, check, dotted
 from inferd.errors import ConfigError
+from inferd.types import PriorityClass
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+REMOTE_PREFIX = "openai:"
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +49,84 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         Literal["auto", "json", "text"],
         Meta(description="Form of the log on stderr: JSON lines, or words; auto: words on a terminal, JSON elsewhere."),
     ] = "auto"
+    auth: Annotated[
+        Literal["auto", "required", "off"],
+        Meta(
+            description="Who needs an API key. auto: everybody as soon as one key exists, and always on an address other than loopback (such a server does not start without keys); required: everybody; off: nobody."
+        ),
+    ] = "auto"
+    public_metrics: Annotated[bool, Meta(description="Let /metrics be read without a key where keys are needed.")] = (
+        False
+    )
+    cors_origins: Annotated[
+        tuple[str, ...], Meta(description="Web origins whose pages may call the API; none by default.")
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Host names that requests may be addressed to; none: on loopback localhost and addresses, elsewhere any."
+        ),
+    ] = ()
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Memory that all local models together may take; a model that does not fit is refused, or the least recently used on-demand model leaves. Unset: what the machine has."
+        ),
+    ] = None
+    send_timeout_s: Annotated[
+        float,
+        Meta(description="A client that takes no byte of its answer for this long is cut off.", gt=0),
+    ] = 60.0
+    reload: Annotated[bool, Meta(description="Follow changes of the configuration file while serving.")] = True
+
+
+class StateConfig(Section, frozen=True, kw_only=True):
+    """What outlives the process: keys, usage, limits."""
+
+    url: Annotated[
+        str | None,
+        Meta(
+            description="postgresql://user@host/database, or sqlite:///path; unset: state.db in data_dir. Servers that share a database share keys and limits."
+        ),
+    ] = None
+    data_dir: Annotated[
+        str | None,
+        Meta(description="Folder for state, journals and the control socket; unset: inferd in the user's data folder."),
+    ] = None
+    idempotency_ttl_s: Annotated[
+        float, Meta(description="Seconds that an answer is kept for its Idempotency-Key.", gt=0)
+    ] = 86_400.0
+    usage_retention_days: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Days that usage is kept; unset: for ever.")
+    ] = None
+
+
+class CacheConfig(Section, frozen=True, kw_only=True):
+    """Where answers are kept that were computed before; a model says whether its answers are."""
+
+    url: Annotated[
+        str | None, Meta(description="redis://host:port/0 of a Redis or Valkey server; unset: this process's memory.")
+    ] = None
+    max_bytes: Annotated[int, Meta(description="Bytes of answers kept in memory.", ge=0)] = 64 * 1024 * 1024
+    max_entry_bytes: Annotated[int, Meta(description="A larger answer is not kept.", ge=1)] = 1024 * 1024
+
+
+class TenantConfig(Section, frozen=True, kw_only=True):
+    """One tenant: what all its keys together may use."""
+
+    weight: Annotated[float, Meta(description="Its share of a busy model, relative to the others'.", gt=0, le=1000)] = (
+        1.0
+    )
+    rpm: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Requests per minute; unset: no limit.")] = None
+    tpm: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Tokens per minute, prompt and answer; unset: no limit.")
+    ] = None
+    max_in_flight: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Requests at the same time; unset: no limit.")
+    ] = None
+    region: Annotated[
+        str | None, Meta(description="Its requests run only on replicas of this region; unset: anywhere.")
+    ] = None
 
 
 class QueueConfig(Section, frozen=True, kw_only=True):
@@ -55,9 +135,119 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     max_requests: Annotated[
         int, Meta(description="Requests that may wait for a replica; one more is refused with 503.", ge=0)
     ] = 1024
+    max_tokens: Annotated[int, Meta(description="Tokens (prompt and answer, estimated) that may wait.", ge=1)] = (
+        16_000_000
+    )
+    max_bytes: Annotated[int, Meta(description="Bytes of requests that may wait.", ge=1)] = 256 * 1024 * 1024
+    max_share_per_tenant: Annotated[
+        float,
+        Meta(
+            description="Part of each of these bounds that one tenant may fill while others have requests waiting.",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.5
     timeout_s: Annotated[
         float, Meta(description="Longest time a request may wait before it is refused with 503.", gt=0)
     ] = 600.0
+    aging_every: Annotated[
+        int,
+        Meta(
+            description="Every so many dispatches the longest-waiting request of a lower class goes first: no class starves.",
+            ge=2,
+        ),
+    ] = 16
+
+
+class RoutingConfig(Section, frozen=True, kw_only=True):
+    """Which of a model's replicas takes a request."""
+
+    prefix_affinity: Annotated[
+        bool, Meta(description="Prefer the replica that has seen the beginning of the prompt, while its load allows.")
+    ] = True
+    affinity_slack: Annotated[
+        float,
+        Meta(description="A preferred replica may have this many times the average outstanding work, plus one.", ge=1),
+    ] = 1.5
+    slow_start_s: Annotated[
+        float, Meta(description="Seconds over which a replica that came back gets its full share again.", ge=0)
+    ] = 10.0
+    eject_factor: Annotated[
+        float,
+        Meta(description="A replica so many times slower than the median of its peers is set aside; 0: never.", ge=0),
+    ] = 3.0
+    eject_s: Annotated[float, Meta(description="Seconds that a slow replica is set aside, at first.", gt=0)] = 10.0
+
+
+class BreakerConfig(Section, frozen=True, kw_only=True):
+    """When a replica that fails is left alone, and how it is tried again."""
+
+    enabled: Annotated[bool, Meta(description="Whether failures open the breaker.")] = True
+    failures: Annotated[int, Meta(description="Failures within window_s that open it.", ge=1)] = 5
+    window_s: Annotated[float, Meta(description="Seconds within which failures count.", gt=0)] = 10.0
+    cooldown_s: Annotated[float, Meta(description="Seconds before the first probe.", gt=0)] = 5.0
+    probes: Annotated[int, Meta(description="Requests let through at the same time to probe.", ge=1)] = 1
+    successes: Annotated[int, Meta(description="Probes in a row that close it.", ge=1)] = 2
+
+
+class RetryConfig(Section, frozen=True, kw_only=True):
+    """Trying again elsewhere, before anything of an answer was sent."""
+
+    max_attempts: Annotated[
+        int, Meta(description="Replicas that a request may be given to; 1: no retries.", ge=1, le=10)
+    ] = 3
+    budget: Annotated[float, Meta(description="Retries and hedges as a part of live traffic, at most.", ge=0, le=1)] = (
+        0.2
+    )
+    hedge_after_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Ask a second replica when the first has said nothing for this long; unset: never."),
+    ] = None
+
+
+class ModelCacheConfig(Section, frozen=True, kw_only=True):
+    """Whether a model's answers are kept for equal requests."""
+
+    enabled: Annotated[bool, Meta(description="Keep answers of deterministic requests (temperature 0, or a seed).")] = (
+        False
+    )
+    ttl_s: Annotated[float, Meta(description="Seconds that an answer is kept.", gt=0)] = 3600.0
+    any_temperature: Annotated[bool, Meta(description="Keep answers of requests that draw at random as well.")] = False
+
+
+class ObjectivesConfig(Section, frozen=True, kw_only=True):
+    """What the model's clients should see; scheduling and routing work towards it."""
+
+    ttft_ms: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="Time to the first token, p95.")] = None
+    tpot_ms: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="Time per output token, p95.")] = None
+
+
+class RemoteSettings(Section, frozen=True, kw_only=True):
+    """How a remote server is talked to."""
+
+    model: Annotated[str | None, Meta(description="The model's name over there; unset: the name it has here.")] = None
+    api_key_env: Annotated[str | None, Meta(description="Environment variable that holds the API key.")] = None
+    api_key_file: Annotated[
+        str | None, Meta(description="File that holds the API key; read again when it changes.")
+    ] = None
+    weight: Annotated[float, Meta(description="Its share of requests, relative to other replicas'.", gt=0)] = 1.0
+    fallback: Annotated[bool, Meta(description="Used only while no other replica can take a request.")] = False
+    max_in_flight: Annotated[int, Meta(description="Requests it gets at the same time.", ge=1)] = 256
+    region: Annotated[
+        str | None, Meta(description="Where it runs; requests of a tenant with another region do not go there.")
+    ] = None
+    connect_timeout_s: Annotated[float, Meta(description="Longest time for a connection.", gt=0)] = 5.0
+    first_byte_timeout_s: Annotated[float, Meta(description="Longest time until the answer begins.", gt=0)] = 120.0
+    idle_timeout_s: Annotated[float, Meta(description="Longest pause within an answer.", gt=0)] = 60.0
+    ca_file: Annotated[str | None, Meta(description="Certificates to trust instead of the system's.")] = None
+
+
+class RemoteConfig(RemoteSettings, frozen=True, kw_only=True):
+    """A remote server as one more replica."""
+
+    url: Annotated[
+        str, Meta(description="Base URL of an OpenAI-compatible API: https://host/v1.", pattern=r"^https?://[^/\s]+")
+    ]
 
 
 class SchedulerConfig(Section, frozen=True, kw_only=True):
@@ -91,7 +281,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     source: Annotated[
         str,
         Meta(
-            description="A folder, a Hugging Face Hub id (optionally id@revision), or 'demo' for the bundled chat model."
+            description="A folder, a Hugging Face Hub id (optionally id@revision), 'demo' for the bundled chat model, or openai:https://host/v1 for a remote server."
         ),
     ]
     replicas: Annotated[int, Meta(description="Copies of the model, each in its own worker process.", ge=1, le=64)] = 1
@@ -134,15 +324,71 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     load_timeout_s: Annotated[
         float, Meta(description="Longest time for loading before the replica is restarted.", gt=0)
     ] = 1800.0
+    load: Annotated[
+        Literal["startup", "on_demand"],
+        Meta(description="Load when the server starts, or when the first request comes (which waits meanwhile)."),
+    ] = "startup"
+    idle_after_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Unload after so many seconds without a request; unset: never."),
+    ] = None
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Memory that one replica may take; the KV arena gets what weights and headroom leave of it."),
+    ] = None
+    priority: Annotated[
+        PriorityClass,
+        Meta(description="Against other models on the same cores: batch yields, and is unloaded first."),
+    ] = "normal"
+    region: Annotated[
+        str | None, Meta(description="Where its local replicas run; requests of a tenant with another region do not.")
+    ] = None
+    resume_streams: Annotated[
+        bool,
+        Meta(
+            description="When a worker dies in the middle of a stream, another one continues it, token by token the same."
+        ),
+    ] = False
+    drain_s: Annotated[
+        float, Meta(description="Seconds that requests get to finish on a replica that is replaced or unloaded.", ge=0)
+    ] = 300.0
+    remote: RemoteSettings = RemoteSettings()
+    remotes: tuple[RemoteConfig, ...] = ()
     scheduler: SchedulerConfig = SchedulerConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()
     queue: QueueConfig = QueueConfig()
+    routing: RoutingConfig = RoutingConfig()
+    breaker: BreakerConfig = BreakerConfig()
+    retry: RetryConfig = RetryConfig()
+    cache: ModelCacheConfig = ModelCacheConfig()
+    objectives: ObjectivesConfig = ObjectivesConfig()
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether ``source`` itself is a remote server, so that there are no local replicas."""
+        return self.source.startswith(REMOTE_PREFIX)
+
+    @property
+    def num_local(self) -> int:
+        """Local replicas."""
+        return 0 if self.is_remote else self.replicas
+
+    @property
+    def upstreams(self) -> tuple[RemoteConfig, ...]:
+        """Every remote server among its replicas."""
+        if not self.is_remote:
+            return self.remotes
+        settings = {name: getattr(self.remote, name) for name in RemoteSettings.__struct_fields__}
+        return (RemoteConfig(url=self.source.removeprefix(REMOTE_PREFIX), **settings), *self.remotes)
 
 
 class Config(Section, frozen=True, kw_only=True):
     """Everything ``inferd serve`` can be told."""
 
     server: ServerConfig = ServerConfig()
+    state: StateConfig = StateConfig()
+    cache: CacheConfig = CacheConfig()
+    tenants: dict[str, TenantConfig] = {}
     models: dict[str, ModelConfig] = {}
 
 

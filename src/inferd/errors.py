@@ -19,14 +19,17 @@ class InferdError(Exception):
     kind: ClassVar[str] = "internal"
     default_code: ClassVar[str | None] = None
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code if code is not None else self.default_code
+        self.retry_after_s = retry_after_s  # when trying again makes sense; None: unknown
 
     def to_failure(self) -> Failure:
-        return Failure(self.kind, self.message, self.param, self.code)
+        return Failure(self.kind, self.message, self.param, self.code, self.retry_after_s)
 
 
 class InternalError(InferdError):
@@ -50,17 +53,46 @@ class ModelNotFound(InferdError):
     default_code = "model_not_found"
 
 
+class Unauthenticated(InferdError):
+    """No key, or one that is unknown, expired or revoked. The message never says which."""
+
+    kind = "unauthenticated"
+    default_code = "invalid_api_key"
+
+
+class Forbidden(InferdError):
+    """The key is good, and does not allow this: another scope, model or class of priority is needed."""
+
+    kind = "forbidden"
+    default_code = "insufficient_permissions"
+
+
+class QuotaExceeded(InferdError):
+    """The client's own quota is used up (429); ``retry_after_s`` says when there is some again."""
+
+    kind = "quota_exceeded"
+    default_code = "rate_limit_exceeded"
+
+
+class IdempotencyConflict(InferdError):
+    """An Idempotency-Key was used again with another body (422), or is still being worked on (409)."""
+
+    kind = "idempotency_conflict"
+    default_code = "idempotency_conflict"
+
+
 class Overloaded(InferdError):
-    """Our capacity is used up; ``retry_after_s`` says when to try again."""
+    """Our capacity is used up (503); ``retry_after_s`` says when to try again."""
 
     kind = "overloaded"
     default_code = "overloaded"
 
-    def __init__(
-        self, message: str, *, retry_after_s: float = 1.0, param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message, param=param, code=code)
-        self.retry_after_s = retry_after_s
+
+class UpstreamFailed(InferdError):
+    """A remote server did not answer, or answered with something that is no answer (502, 504)."""
+
+    kind = "upstream_failed"
+    default_code = "upstream_failed"
 
 
 class Unavailable(InferdError):
@@ -111,4 +143,4 @@ def _kinds(cls: type[InferdError]) -> dict[str, type[InferdError]]:
 def from_failure(failure: Failure) -> InferdError:
     """The exception a ``Failure`` stands for; an unknown kind is an InternalError."""
     cls = _kinds(InferdError).get(failure.kind, InternalError)
-    return cls(failure.message, param=failure.param, code=failure.code)
+    return cls(failure.message, param=failure.param, code=failure.code, retry_after_s=failure.retry_after_s)

@@ -13,6 +13,20 @@ import msgspec
 
 from inferd.types import StepStats, Timings, Usage
 
+RefusalReason = Literal[
+    "queue_full",
+    "tenant_queue_full",
+    "unavailable",
+    "draining",
+    "queue_timeout",
+    "deadline",
+    "breaker_open",
+    "region",
+    "quota_requests",
+    "quota_tokens",
+    "quota_in_flight",
+]
+
 
 class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
     """A generate request that was accepted by the router reached its one end."""
@@ -37,7 +51,8 @@ class RequestRefused(msgspec.Struct, frozen=True, kw_only=True):
     """Refused at the router's door; it never entered a queue."""
 
     model: str
-    reason: Literal["queue_full", "unavailable", "draining", "queue_timeout"]
+    reason: RefusalReason
+    tenant: str = ""
 
 
 class QueueChanged(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +61,9 @@ class QueueChanged(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     waiting: int
     in_flight: int
+    waiting_by_class: tuple[int, int, int, int] = (0, 0, 0, 0)  # critical, interactive, normal, batch
+    waiting_tokens: int = 0
+    waiting_bytes: int = 0
 
 
 class StepDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +75,7 @@ class StepDone(msgspec.Struct, frozen=True, kw_only=True):
 class ReplicaChanged(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     replica: int
-    state: Literal["starting", "loading", "ready", "hung", "died", "failed", "stopped"]
+    state: Literal["starting", "loading", "ready", "hung", "died", "failed", "draining", "stopped"]
     reason: str = ""
     restarts: int = 0
     load_s: dict[str, float] = {}
@@ -89,6 +107,7 @@ class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
     response_bytes: int = 0
     model: str | None = None
     tenant: str = ""
+    key_id: str = ""
     stream: bool = False
     outcome: str | None = None  # the generate request's outcome, when there was one
     finish_reasons: tuple[str, ...] = ()
@@ -97,7 +116,60 @@ class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings | None = None
 
 
-Event = RequestEnded | RequestRefused | QueueChanged | StepDone | ReplicaChanged | LoadProgress | HttpServed
+class BreakerChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica's breaker, or its being set aside for slowness, changed."""
+
+    model: str
+    replica: int
+    state: Literal["closed", "open", "half_open", "ejected"]
+    reason: str = ""
+
+
+class Retried(msgspec.Struct, frozen=True, kw_only=True):
+    """A request was given to another replica, or would have been."""
+
+    model: str
+    kind: Literal["retry", "hedge", "continuation"]
+    granted: bool  # False: the budget of retries was used up
+
+
+class CacheLooked(msgspec.Struct, frozen=True, kw_only=True):
+    """The response cache was asked."""
+
+    model: str
+    result: Literal["hit", "miss", "store", "error"]
+    bytes: int = 0
+
+
+class ModelUnloaded(msgspec.Struct, frozen=True, kw_only=True):
+    """A model left memory; ``freed_bytes`` is what its workers held before."""
+
+    model: str
+    reason: Literal["asked", "idle", "evicted", "removed"]
+    freed_bytes: int = 0
+
+
+class ConfigReloaded(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration file was read again."""
+
+    accepted: bool
+    detail: str = ""  # what changed, or what is wrong
+
+
+Event = (
+    RequestEnded
+    | RequestRefused
+    | QueueChanged
+    | StepDone
+    | ReplicaChanged
+    | LoadProgress
+    | HttpServed
+    | BreakerChanged
+    | Retried
+    | CacheLooked
+    | ModelUnloaded
+    | ConfigReloaded
+)
 Emit = Callable[[Event], None]
 
 

@@ -13,7 +13,17 @@ import msgspec
 JSON = dict[str, Any]
 
 Priority = int
-"""Lower is earlier (0 is normal; interactive work is negative, batch work positive)."""
+"""A priority class's rank; lower is earlier. Other numbers count as the nearest class."""
+
+PriorityClass = Literal["critical", "interactive", "normal", "batch"]
+RANKS: dict[PriorityClass, Priority] = {"critical": -2, "interactive": -1, "normal": 0, "batch": 1}
+CLASSES: tuple[PriorityClass, ...] = ("critical", "interactive", "normal", "batch")
+
+
+def class_of(priority: Priority) -> PriorityClass:
+    """The class a number stands for: vLLM's clients send any integer."""
+    return CLASSES[min(max(priority, -2), 1) + 2]
+
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
@@ -88,24 +98,77 @@ class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
 Prompt = Chat | TextPrompt | TokenPrompt
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_defaults=True):
-    """One request for generated text, as the gateway hands it to a worker."""
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the router must know of a request, whatever it asks for.
+
+    ``num_tokens`` and ``num_bytes`` are what it takes of the queue's bounds: an estimate of the tokens
+    it will cost (prompt and answer), and the size of its payload.
+    """
 
     id: str
     model: str
+    priority: Priority = 0
+    deadline_s: float | None = None  # seconds from arrival until the answer is worthless
+    tenant: str = ""  # who pays; also salts the prefix cache
+    weight: float = 1.0  # the tenant's share among the tenants of its class
+    session: str = ""  # requests of one session go to one replica while they can
+    region: str = ""  # runs only on replicas of this region; empty: anywhere
+    idempotent: bool = True  # computing it twice harms nobody, so it may be tried again elsewhere
+    num_tokens: int = 0
+    num_bytes: int = 0
+    arrived_at: float = 0.0  # time.monotonic() of the gateway's host
+
+    @property
+    def width(self) -> int:
+        """Sequences computed for this request: its part of a replica's outstanding work."""
+        return 1
+
+
+class Relay(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as its client sent it, for a replica that speaks the client's protocol itself.
+
+    Never crosses a process border: only the gateway's process holds it.
+    """
+
+    path: str  # below the remote server's base URL: "/chat/completions"
+    body: bytes  # JSON object
+    stream: bool = False
+    wants_usage: bool = False  # the client asked for usage in the stream; else it is taken out again
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # that go along: traceparent, x-request-id
+
+
+class RelayHead(msgspec.Struct, frozen=True):
+    """The beginning of a relayed answer: the first byte was received and may be forwarded."""
+
+    status: int
+    content_type: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Continuation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream had said when its worker died; another worker goes on from there, token by token."""
+
+    token_ids: tuple[int, ...]  # of the answer's only choice, as they were sent
+    seed: int  # the seed its sampling had
+
+
+class GenerateRequest(Request, frozen=True, kw_only=True, tag="generate", omit_defaults=True):
+    """One request for generated text, as the gateway hands it to a worker."""
+
     prompt: Prompt
     sampling: SamplingParams = SamplingParams()
     # Fields of ``sampling`` the client set itself: the others may be replaced by the model's
     # generation_config defaults, which only the worker knows.
     explicit: tuple[str, ...] = ()
-    priority: Priority = 0
-    deadline_s: float | None = None  # seconds from arrival until the answer is worthless
-    tenant: str = ""  # who pays; also salts the prefix cache
     cache_salt: str = ""  # client-supplied addition to the salt
     truncate_prompt_tokens: int | None = None  # keep this many of the prompt's last tokens
     stream: bool = True  # False: only the terminal output need carry text
     return_prompt_ids: bool = False
-    arrived_at: float = 0.0  # time.monotonic() of the gateway's host
+    resumes: Continuation | None = None  # go on with an answer instead of beginning one
+
+    @property
+    def width(self) -> int:
+        return self.sampling.width
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -165,6 +228,7 @@ class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry is None
     text: str | None = None  # the prompt's text, for echo
+    seed: int | None = None  # what the sampling draws from, for a worker that must go on with the answer
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -174,6 +238,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     message: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: float | None = None  # when trying again makes sense; None: unknown
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
@@ -192,6 +257,15 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     deltas: tuple[Delta, ...] = ()
     prompt: PromptReport | None = None
+    end: End | None = None
+
+
+class Relayed(msgspec.Struct, frozen=True):
+    """News of a relayed answer: bytes to be forwarded as they are. The first has ``head``, the last ``end``."""
+
+    request_id: str
+    head: RelayHead | None = None
+    data: bytes = b""
     end: End | None = None
 
 

@@ -62,7 +62,14 @@ def flag_name(leaf: Leaf) -> str:
 
 
 def leaves(section: type[msgspec.Struct], skip: Iterable[str] = ()) -> list[Leaf]:
-    return [leaf for branch in branches(section) for leaf in branch.leaves if ".".join(leaf.path) not in skip]
+    """The settings of a section, without those skipped by path or by their section's name."""
+    skipped = set(skip)
+    return [
+        leaf
+        for branch in branches(section)
+        for leaf in branch.leaves
+        if ".".join(leaf.path) not in skipped and leaf.path[0] not in skipped
+    ]
 
 
 def option(leaf: Leaf) -> click.Option:
@@ -86,8 +93,9 @@ def _default(leaf: Leaf) -> str:
     return leaf.default if isinstance(leaf.default, str) else ""
 
 
-SERVER_LEAVES = leaves(ServerConfig)
-MODEL_LEAVES = leaves(ModelConfig, skip=("source",))
+SERVER_LEAVES = leaves(ServerConfig, skip=("memory_bytes", "reload"))
+# What concerns several replicas or servers is for the file, where it can be seen as a whole.
+MODEL_LEAVES = leaves(ModelConfig, skip=("source", "remote", "remotes", "routing", "breaker", "retry", "cache", "load"))
 
 
 def _flags(of: list[Leaf]) -> Callable[[Decorated], Decorated]:
@@ -102,12 +110,12 @@ def _flags(of: list[Leaf]) -> Callable[[Decorated], Decorated]:
 
 
 def server_flags(function: Decorated) -> Decorated:
-    """Add a flag for every field of ServerConfig."""
+    """Add a flag for each field of ServerConfig that concerns a server of one model."""
     return _flags(SERVER_LEAVES)(function)
 
 
 def model_flags(function: Decorated) -> Decorated:
-    """Add a flag for every field of ModelConfig but its source."""
+    """Add a flag for each field of ModelConfig that concerns one copy of a model."""
     return _flags(MODEL_LEAVES)(function)
 
 

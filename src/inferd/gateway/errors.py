@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from inferd.errors import InferdError, InternalError, InvalidRequest, Overloaded
+from inferd.errors import InferdError, InternalError, InvalidRequest
 
 
 class RouteNotFound(InferdError):
@@ -52,6 +52,11 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "internal": ErrorKind(500, "server_error"),
     "invalid_request": ErrorKind(400, "invalid_request_error"),
     "context_length_exceeded": ErrorKind(400, "invalid_request_error"),
+    "unauthenticated": ErrorKind(401, "authentication_error"),
+    "forbidden": ErrorKind(403, "permission_error"),
+    "quota_exceeded": ErrorKind(429, "rate_limit_error", retry_after_s=1),
+    "idempotency_conflict": ErrorKind(409, "invalid_request_error"),
+    "upstream_failed": ErrorKind(502, "server_error"),
     "model_not_found": ErrorKind(404, "invalid_request_error"),
     "overloaded": ErrorKind(503, "server_error", retry_after_s=1),
     "unavailable": ErrorKind(503, "server_error", retry_after_s=1),
@@ -102,7 +107,7 @@ def error_headers(error: InferdError) -> tuple[tuple[bytes, bytes], ...]:
     if isinstance(error, MethodNotAllowed):
         return ((b"allow", error.allow.encode("ascii")),)
     retry_after_s = kind_of(error).retry_after_s
-    if isinstance(error, Overloaded) and math.isfinite(error.retry_after_s):
+    if error.retry_after_s is not None and math.isfinite(error.retry_after_s):
         retry_after_s = max(1, math.ceil(min(error.retry_after_s, 86_400.0)))
     if retry_after_s is None:
         return ()

@@ -1,0 +1,1 @@
+"""INFER elsewhere: another server as a replica."""
