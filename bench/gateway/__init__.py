@@ -1,0 +1,1 @@
+"""What a gateway costs: relayed requests, streamed chunks, latency, memory and start, beside its peers."""
