@@ -1,8 +1,9 @@
 """Measure gateways in front of one fast upstream: ``python -m bench.gateway``.
 
     python -m bench.gateway                                      inferd alone
-    python -m bench.gateway --peers nginx,haproxy                and programs of the system
-    python -m bench.gateway --peers vllm-router,litellm --peer-env DIR    and Python ones of another environment
+    python -m bench.gateway --gateways inferd,nginx,haproxy      and programs of the system
+    python -m bench.gateway --gateways inferd,vllm-router,litellm --peer-env DIR
+                                                                  and Python ones of another environment
 
 Each gateway in turn has the first core for itself; the upstream and the load generator (both in
 ``traffic.cpp``, compiled here) share the second. CPU is what the kernel charged to the gateway's processes. Every figure
@@ -309,9 +310,7 @@ def medians(runs: list[Figures]) -> Figures:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--peers", default="", help="comma-separated: nginx, haproxy, vllm-router, sglang-router, litellm"
-    )
+    parser.add_argument("--gateways", default="inferd", help="comma-separated: " + ", ".join(gateways(Path(), None)))
     parser.add_argument("--peer-env", type=Path, help="virtual environment that has the Python peers")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
     parser.add_argument("--repeat", type=int, default=1, help="rounds over all gateways; medians are shown")
@@ -326,7 +325,7 @@ def main() -> int:
         traffic = build(folder)
         unary, _ = bodies(folder)
         known = gateways(folder, options.peer_env)
-        chosen = ["inferd", *filter(None, options.peers.split(","))]
+        chosen = options.gateways.split(",")
         unknown = [name for name in chosen if name not in known]
         if unknown:
             raise SystemExit(f"Unknown: {', '.join(unknown)}; there are {', '.join(known)}.")
