@@ -10,7 +10,7 @@ import asyncio
 import random
 import ssl
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -67,14 +67,17 @@ class ServerError(Exception):
 class Connection:
     """One keep-alive HTTP connection. One request at a time."""
 
-    def __init__(self, url: str, timeout_s: float, api_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, timeout_s: float, api_key: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
         self._host = parts.hostname or "127.0.0.1"
         self._is_tls = parts.scheme == "https"
         self._port = parts.port or (443 if self._is_tls else 80)
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._timeout_s = timeout_s
-        self._authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        given = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._fields = "".join(f"{name}: {value}\r\n" for name, value in (given | dict(headers or {})).items())
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def lines(self, method: str, path: str, body: bytes = b"") -> AsyncIterator[bytes]:
@@ -117,7 +120,7 @@ class Connection:
             )
         reader, writer = self._streams
         writer.write(
-            f"{method} {self._base}{path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n{self._authorization}"
+            f"{method} {self._base}{path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n{self._fields}"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
@@ -176,6 +179,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 600.0
     ignore_eos: bool = True
     temperature: float = 0.0
+    headers: dict[str, str] = {}
+
+    def connect(self) -> Connection:
+        return Connection(self.url, self.timeout_s, self.api_key, self.headers)
 
 
 async def find_model(url: str, api_key: str | None = None, timeout_s: float = 10.0) -> str:
@@ -261,7 +268,7 @@ async def closed_loop(target: Target, queries: Sequence[Query], clients: int, to
     began = clock.now()
 
     async def client() -> None:
-        connection = Connection(target.url, target.timeout_s, target.api_key)
+        connection = target.connect()
         try:
             for query in source:
                 records.append(await ask(connection, target, query, began))
@@ -283,7 +290,7 @@ async def open_loop(target: Target, queries: Sequence[Query], rate: float, told:
     began = clock.now()
 
     async def one(query: Query) -> None:
-        connection = idle.pop() if idle else Connection(target.url, target.timeout_s, target.api_key)
+        connection = idle.pop() if idle else target.connect()
         records.append(await ask(connection, target, query, began))
         idle.append(connection)
         told(records[-1])
