@@ -134,6 +134,11 @@ models: {{{MODEL}: {{source: "openai:http://{upstream}/v1", remote: {{max_in_fli
         Gateway(
             "litellm",
             [
+                *(
+                    "env",
+                    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY=true",
+                    "LITELLM_LOCAL_MODEL_COST_MAP=True",
+                ),
                 peer("litellm"),
                 "--config",
                 str(folder / "litellm.yaml"),
@@ -143,6 +148,7 @@ models: {{{MODEL}: {{source: "openai:http://{upstream}/v1", remote: {{max_in_fli
                 str(GATEWAY_PORT),
             ],
             {"litellm.yaml": litellm},
+            "/health/liveliness",
         ),
     ]
     return {gateway.name: gateway for gateway in listed}
