@@ -72,6 +72,7 @@ class QuotaExceeded(InferdError):
 
     kind = "quota_exceeded"
     default_code = "rate_limit_exceeded"
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # x-ratelimit-*, as they stood at the refusal
 
 
 class IdempotencyConflict(InferdError):
@@ -100,6 +101,13 @@ class Unavailable(InferdError):
 
     kind = "unavailable"
     default_code = "unavailable"
+
+
+class StateUnavailable(InferdError):
+    """The database did not answer in time, or refused; what was asked of it was not done."""
+
+    kind = "state_unavailable"
+    default_code = "state_unavailable"
 
 
 class WorkerDied(InferdError):
