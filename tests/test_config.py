@@ -14,8 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.cli.reference import config_schema
-from inferd.config import Config, ModelConfig, ServerConfig, load_config, model_name, single_model_config
-from inferd.config_tree import NotAllowedError, Text, size, size_text
+from inferd.config import (
+    Config,
+    ModelConfig,
+    ServerConfig,
+    load_config,
+    model_name,
+    single_model_config,
+    stray_variables,
+)
+from inferd.config_tree import NotAllowedError, Text, count, size, size_text
 from inferd.errors import ConfigError
 
 
@@ -98,6 +106,100 @@ def test_the_environment_finds_models_by_name_whatever_their_case_and_punctuatio
 def test_other_variables_are_left_alone() -> None:
     env = {"INFERD_DEBUG": "1", "INFERD_PORT": "tcp://10.0.0.1:80", "PATH": "/bin", "OTHER__PORT": "1"}
     assert load_config(None, env, {}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("INFERD_SERVER_PORT", "INFERD_SERVER__PORT"),
+        ("INFERD_HOST", "INFERD_SERVER__HOST"),
+        ("INFERD_PORT", "INFERD_SERVER__PORT"),
+        ("INFERD_STATE_URL", "INFERD_STATE__URL"),
+        ("INFERD_MODEL", "two underscores"),
+    ],
+)
+def test_a_variable_that_looks_like_a_setting_is_told_with_the_one_that_was_meant(variable: str, meant: str) -> None:
+    (sentence,) = stray_variables({variable: "9000", "PATH": "/bin", "INFERD_SERVER__HOST": "::1"})
+    assert sentence.startswith(f"{variable} is no setting")
+    assert meant in sentence
+
+
+def test_what_kubernetes_sets_for_a_service_of_this_name_is_no_mistake() -> None:
+    env = {
+        "INFERD_PORT": "tcp://10.0.0.1:80",
+        "INFERD_SERVICE_HOST": "10.0.0.1",
+        "INFERD_SERVICE_PORT": "80",
+        "INFERD_PORT_80_TCP_ADDR": "10.0.0.1",
+        "INFERD_DEBUG": "1",
+        "INFERD_API_KEY": "sk-inf-1",
+    }
+    assert stray_variables(env) == []
+
+
+def test_lists_of_sections_are_checked_with_full_paths(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+models:
+  chat:
+    source: demo
+    remotes:
+      - {url: https://a/v1, weight: heavy}
+      - {weigth: 2}
+      - https://c/v1
+  other: {source: demo, remotes: {url: https://d/v1}}
+server: {cors_origins: https://e, allowed_hosts: [f, 3]}
+""",
+    )
+    said = refusal(path)
+    assert said.startswith("7 problems")
+    for line in (
+        "models.chat.remotes[0].weight: 'heavy' is not a number, above 0.",
+        "models.chat.remotes[1].weigth: no such field; did you mean weight?",
+        "models.chat.remotes[1].url: missing; give base URL",
+        "models.chat.remotes[2]: 'https://c/v1' is not a section with the fields",
+        "models.other.remotes: {'url': 'https://d/v1'} is not a list of sections, each beginning with '- '.",
+        "server.cors_origins: 'https://e' is not a list.",
+        "server.allowed_hosts[1]: 3 is not text.",
+    ):
+        assert line in said
+
+
+def test_the_environment_reaches_into_lists_and_names_itself_when_wrong(tmp_path: Path) -> None:
+    path = written(tmp_path, "models: {chat: {source: demo, remotes: [{url: https://a/v1}, {url: https://b/v1}]}}\n")
+    env = {"INFERD_MODELS__CHAT__REMOTES__1__WEIGHT": "2.5", "INFERD_MODELS__CHAT__REMOTES__2__URL": "http://c/v1"}
+    remotes = load_config(path, env, {}).models["chat"].remotes
+    assert [(remote.url, remote.weight) for remote in remotes] == [
+        ("https://a/v1", 1.0),
+        ("https://b/v1", 2.5),
+        ("http://c/v1", 1.0),
+    ]
+    said = refusal(path, {"INFERD_MODELS__CHAT__REMOTES__1__WEIGHT": "much"})
+    assert "models.chat.remotes[1].weight (from INFERD_MODELS__CHAT__REMOTES__1__WEIGHT): 'much' is not" in said
+    assert "number them from 0" in refusal(path, {"INFERD_MODELS__CHAT__REMOTES__7__URL": "http://c/v1"})
+
+
+def test_the_environment_finds_tenants_by_name_and_new_sections() -> None:
+    env = {
+        "INFERD_TENANTS__TEAM_A__TPM": "2k",
+        "INFERD_CACHE__MAX_BYTES": "1MiB",
+        "INFERD_SERVER__CORS_ORIGINS": "https://a, https://b",
+    }
+    config = load_config(None, env, {"tenants": {"team-a": {"rpm": 5}}})
+    assert (config.tenants["team-a"].rpm, config.tenants["team-a"].tpm) == (5, 2000)
+    assert config.cache.max_bytes == 2**20
+    assert config.server.cors_origins == ("https://a", "https://b")
+
+
+@pytest.mark.parametrize(("text", "number"), [("200k", 200_000), ("1.5M", 1_500_000), ("600", 600), ("2 G", 2 * 10**9)])
+def test_counts_are_written_as_people_do(text: str, number: int) -> None:
+    assert count(text) == number
+    assert load_config(None, {}, {"tenants": {"a": {"tpm": text}}}).tenants["a"].tpm == number
+
+
+@pytest.mark.parametrize("text", ["k", "1.0005k", "-1", "2Ki", "1e3", "12 apples", "0"])
+def test_a_count_that_is_none_is_refused(text: str) -> None:
+    assert "200k" in refusal(None, {}, {"tenants": {"a": {"tpm": text}}})
 
 
 def test_unset_is_written_as_nothing_and_truths_in_words() -> None:

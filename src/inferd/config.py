@@ -6,6 +6,7 @@ the command line's flags are derived from these structs. Each room receives only
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from inferd.config_tree import Problem, Text, check, dotted
+from inferd.config_rules import problems_between
+from inferd.config_tree import Problem, Text, branches, check, dotted
 from inferd.errors import ConfigError
 from inferd.types import PriorityClass
 
@@ -402,19 +404,20 @@ _Origins = dict[tuple[str, ...], str]
 def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Config:
     """The configuration from a YAML file < the environment < flags.
 
-    ``env`` is the whole environment: ``INFERD_SERVER__PORT=9000`` sets ``server.port`` and
-    ``INFERD_MODELS__CHAT__DTYPE=bfloat16`` the ``dtype`` of the model ``chat`` (case and punctuation
-    of its name do not matter). Names without a double underscore are not settings and are ignored.
+    ``env`` is the whole environment: ``INFERD_SERVER__PORT=9000`` sets ``server.port``,
+    ``INFERD_MODELS__CHAT__DTYPE=bfloat16`` the ``dtype`` of the model ``chat`` (case and punctuation of
+    names do not matter) and ``INFERD_MODELS__CHAT__REMOTES__0__URL`` the ``url`` of its first remote.
+    Names without a double underscore are not settings (``stray_variables`` tells which look as if).
     ``overrides`` is a nested mapping in the shape of the tree. Sizes may be written as '4GiB'.
 
     Raises one ConfigError that lists every problem with its path, its value and what is allowed.
     """
     tree = read_yaml(path) if path is not None else {}
     origins: _Origins = {}
-    _merge(tree, _environment(env, _model_names(tree) + _model_names(overrides), origins))
+    _merge(tree, _environment(env, _names(tree, overrides), origins))
     _merge(tree, overrides)
     checked, problems = check(Config, tree)
-    problems += _beyond_types(checked)
+    problems += _beyond_types(checked, env)
     where = str(path) if path is not None else None
     if problems:
         raise ConfigError(_sentence(problems, origins, where), param=dotted(problems[0].path))
@@ -485,8 +488,9 @@ def read_yaml(path: Path) -> _Tree:
     return document
 
 
-def _environment(env: Mapping[str, str], names: list[str], origins: _Origins) -> _Tree:
-    """The settings among environment variables, as a nested tree of texts."""
+def _environment(env: Mapping[str, str], names: Mapping[str, list[str]], origins: _Origins) -> _Tree:
+    """The settings among environment variables, as a nested tree of texts. ``names`` are those of the
+    sections that have names: models and tenants."""
     tree: _Tree = {}
     for variable, value in sorted(env.items()):
         rest = variable.removeprefix(ENV_PREFIX)
@@ -494,16 +498,16 @@ def _environment(env: Mapping[str, str], names: list[str], origins: _Origins) ->
             continue
         parts = rest.split("__")
         path = [part.lower() for part in parts]
-        if path[0] == "models" and len(path) > 1:
+        if path[0] in names and len(path) > 1:
             wanted = _plain(parts[1])
-            path[1] = next((name for name in names if _plain(name) == wanted), path[1])
+            path[1] = next((name for name in names[path[0]] if _plain(name) == wanted), path[1])
         origins[tuple(path)] = variable
         node = tree
-        for part in path[:-1]:
+        for depth, part in enumerate(path[:-1], start=1):
             child = node.setdefault(part, {})
             if not isinstance(child, dict):
                 raise ConfigError(
-                    f"{variable} and {origins[tuple(path[: path.index(part) + 1])]} contradict each other: "
+                    f"{variable} and {origins[tuple(path[:depth])]} contradict each other: "
                     f"one sets {part}, the other a field inside it."
                 )
             node = child
@@ -511,19 +515,53 @@ def _environment(env: Mapping[str, str], names: list[str], origins: _Origins) ->
     return tree
 
 
+# Variables that are read elsewhere, and those that Kubernetes sets for a service called inferd.
+_NO_SETTINGS = re.compile(r"INFERD_(DEBUG|API_KEY|URL|(PORT|SERVICE_(HOST|PORT))(_.*)?)")
+
+
+def stray_variables(env: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that looks like a setting and is none: INFERD_PORT, INFERD_SERVER_PORT."""
+    settings = {
+        _plain("_".join((*branch.path, leaf.name))): (*branch.path, leaf.name)
+        for section, kind in (("server", ServerConfig), ("state", StateConfig), ("cache", CacheConfig))
+        for branch in branches(kind, (section,))
+        for leaf in branch.leaves
+    }
+    by_field = {path[-1]: path for path in reversed(settings.values())}
+    found = []
+    for variable, value in sorted(env.items()):
+        rest = variable.removeprefix(ENV_PREFIX)
+        if rest == variable or "__" in rest:
+            continue
+        path = settings.get(_plain(rest)) or by_field.get(_plain(rest))
+        # Of a service called inferd, Kubernetes makes INFERD_PORT=tcp://10.0.0.1:80.
+        if _NO_SETTINGS.fullmatch(variable) and (path is None or "://" in value):
+            continue
+        hint = f"did you mean {ENV_PREFIX}{'__'.join(path).upper()}?" if path else "a setting has two underscores."
+        found.append(f"{variable} is no setting and was ignored; {hint}")
+    return found
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
-def _model_names(tree: Mapping[str, object]) -> list[str]:
-    models = tree.get("models")
-    return [str(name) for name in models] if isinstance(models, Mapping) else []
+def _names(*trees: Mapping[str, object]) -> dict[str, list[str]]:
+    """What the sections are called whose names people choose."""
+    found: dict[str, list[str]] = {"models": [], "tenants": []}
+    for tree in trees:
+        for section, names in found.items():
+            below = tree.get(section)
+            names += [str(name) for name in below] if isinstance(below, Mapping) else []
+    return found
 
 
 def _merge(into: _Tree, over: Mapping[str, object]) -> None:
-    """Lay ``over`` upon ``into``: sections are merged, values replaced."""
+    """Lay ``over`` upon ``into``: sections are merged, also numbered ones upon a list; values replaced."""
     for key, value in over.items():
         below = into.get(key)
+        if isinstance(value, Mapping) and isinstance(below, list) and all(str(place).isdecimal() for place in value):
+            below = into[key] = {str(place): section for place, section in enumerate(below)}
         if isinstance(value, Mapping) and (isinstance(below, dict) or below is None):
             child: _Tree = below if isinstance(below, dict) else {}
             _merge(child, value)
@@ -532,22 +570,37 @@ def _merge(into: _Tree, over: Mapping[str, object]) -> None:
             into[key] = value
 
 
-def _beyond_types(tree: object) -> Iterator[Problem]:
+def _beyond_types(tree: object, env: Mapping[str, str]) -> Iterator[Problem]:
     """What the structs cannot say."""
-    models = tree.get("models") if isinstance(tree, dict) else None
-    if not isinstance(models, dict):
+    if not isinstance(tree, dict):
         return
-    for name, model in models.items():
-        if not name or name != name.strip() or not name.isprintable():
-            yield Problem(("models", name), f"{name!r} is not a model name: it is empty, or has blanks around it.")
-        if isinstance(model, dict) and isinstance(model.get("source"), str) and not model["source"].strip():
-            yield Problem(("models", name, "source"), "it is empty; give a folder, a hub id or 'demo'.")
+    for section, noun in (("models", "model"), ("tenants", "tenant")):
+        names = tree.get(section)
+        for name in names if isinstance(names, dict) else ():
+            if not name or name != name.strip() or not name.isprintable():
+                yield Problem((section, name), f"{name!r} is not a {noun} name: it is empty, or has blanks around it.")
+    yield from problems_between(_sound(tree), env)
+
+
+def _sound(tree: _Tree) -> Config:
+    """The part of a checked tree that has the right types; defaults stand in for the rest."""
+    found: dict[str, object] = {}
+    for name, kind in (("server", ServerConfig), ("state", StateConfig), ("cache", CacheConfig)):
+        with contextlib.suppress(msgspec.ValidationError):
+            found[name] = msgspec.convert(tree.get(name, {}), kind)
+    for name, named in (("tenants", TenantConfig), ("models", ModelConfig)):
+        below, whole = tree.get(name), {}
+        for key, section in below.items() if isinstance(below, dict) else ():
+            with contextlib.suppress(msgspec.ValidationError):
+                whole[str(key)] = msgspec.convert(section, named)
+        found[name] = whole
+    return msgspec.structs.replace(Config(), **found)
 
 
 def _sentence(problems: list[Problem], origins: _Origins, where: str | None) -> str:
     lines = []
     for problem in problems:
-        origin = origins.get(problem.path)
+        origin = origins.get(tuple(map(str, problem.path)))
         lines.append(f"{dotted(problem.path)}{f' (from {origin})' if origin else ''}: {problem.sentence}")
     if len(lines) == 1:
         return lines[0]

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TypeGuard
 
 import msgspec
 from msgspec import inspect
 
-Path = tuple[str, ...]
+Path = tuple[str | int, ...]
+"""Names of fields and sections, and places in lists counted from 0."""
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_COUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgG]?)\s*")
+_COUNT_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 _UNITS: dict[str, int] = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
@@ -44,9 +48,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One setting: a field that holds a value, not a section. ``*`` in the path stands for any name."""
+    """One setting: a field that holds a value, not a section.
 
-    path: Path
+    In the path ``*`` stands for any name, ``[]`` for any place in a list.
+    """
+
+    path: tuple[str, ...]
     type: inspect.Type
     optional: bool
     required: bool
@@ -59,25 +66,33 @@ class Leaf:
 
     @property
     def is_size(self) -> bool:
-        return self.name.endswith("_bytes")
+        return is_size(self.name)
 
     @property
     def allowed(self) -> str:
-        return allowed(self.type, is_size=self.is_size)
+        return _allowed(self.type, _scale_of(self.name))
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A section: its path, its struct type and the fields directly in it."""
 
-    path: Path
+    path: tuple[str, ...]
     type: inspect.StructType
     leaves: tuple[Leaf, ...]
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it; names that would be ambiguous are quoted."""
-    return ".".join(part if re.fullmatch(r"[\w*-]+", part) else f'"{part}"' for part in path)
+    """A path as people write it: ``models.chat.remotes[1].url``; names that would be ambiguous are quoted."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part == "[]":
+            text += part
+        else:
+            text += ("." if text else "") + (part if re.fullmatch(r"[\w*-]+", part) else f'"{part}"')
+    return text
 
 
 def size(text: str) -> int:
@@ -89,6 +104,45 @@ def size(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
+def count(text: str) -> int:
+    """The number that '200k', '1.5M' or '4096' stands for. Raises NotAllowedError."""
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        raise NotAllowedError("an integer, or a count such as 200k or 2M")
+    exact = Decimal(match[1]) * _COUNT_UNITS[match[2].lower()]
+    if exact != int(exact):
+        raise NotAllowedError("an integer, or a count such as 200k or 2M")
+    return int(exact)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """How texts with a unit are read as numbers."""
+
+    noun: str
+    read: Callable[[str], int]
+
+
+_SIZES = _Scale("a size such as 4GiB, 512MB or a number of bytes", size)
+_COUNTS = _Scale("an integer, or a count such as 200k or 2M", count)
+
+
+def is_size(name: str) -> bool:
+    """Whether a field of this name is a number of bytes, which may have a unit: 4GiB."""
+    return name.endswith("_bytes")
+
+
+def is_count(name: str) -> bool:
+    """Whether a field of this name may have a letter for its thousands: 200k."""
+    return name.endswith("_tokens") or name in ("rpm", "tpm")
+
+
+def _scale_of(name: str | int) -> _Scale | None:
+    if isinstance(name, int):
+        return None
+    return _SIZES if is_size(name) else _COUNTS if is_count(name) else None
+
+
 def size_text(num_bytes: int) -> str:
     """The shortest exact way to write a number of bytes: 16MiB, 4GiB, 1000."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
@@ -97,14 +151,14 @@ def size_text(num_bytes: int) -> str:
     return str(num_bytes)
 
 
-def branches(cls: type[msgspec.Struct], path: Path = ()) -> Iterator[Branch]:
+def branches(cls: type[msgspec.Struct], path: tuple[str, ...] = ()) -> Iterator[Branch]:
     """Every section of a tree, outermost first, in the order of the fields."""
     yield from _branches(_struct(inspect.type_info(cls)), path)
 
 
-def _branches(node: inspect.StructType, path: Path) -> Iterator[Branch]:
+def _branches(node: inspect.StructType, path: tuple[str, ...]) -> Iterator[Branch]:
     leaves: list[Leaf] = []
-    inner: list[tuple[inspect.StructType, Path]] = []
+    inner: list[tuple[inspect.StructType, tuple[str, ...]]] = []
     for field in node.fields:
         here = (*path, field.name)
         bare, description, optional = _unwrap(field.type)
@@ -112,6 +166,8 @@ def _branches(node: inspect.StructType, path: Path) -> Iterator[Branch]:
             inner.append((bare, here))
         elif isinstance(bare, inspect.DictType) and isinstance(_unwrap(bare.value_type)[0], inspect.StructType):
             inner.append((_struct(_unwrap(bare.value_type)[0]), (*here, "*")))
+        elif (item := _item_type(bare)) is not None and isinstance(_unwrap(item)[0], inspect.StructType):
+            inner.append((_struct(_unwrap(item)[0]), (*here, "[]")))
         else:
             default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
             leaves.append(Leaf(here, bare, optional, field.required, default, description))
@@ -131,17 +187,14 @@ def parse(leaf: Leaf, value: object) -> object:
     """The value a leaf holds when told ``value``. Raises NotAllowedError with what is allowed."""
     if leaf.optional and _is_nothing(value):
         return None
-    return _leaf(leaf.type, value, is_size=leaf.is_size)
+    problems: list[Problem] = []
+    found = _check_bare(leaf.type, value, (leaf.name,), problems)
+    if problems:
+        raise NotAllowedError(leaf.allowed)
+    return found
 
 
-def allowed(node: inspect.Type, *, is_size: bool = False) -> str:
-    """What a value of this type may be, as the end of a sentence."""
-    bare, _, optional = _unwrap(node)
-    text = _allowed(bare, is_size)
-    return f"{text}, or nothing" if optional else text
-
-
-def _allowed(node: inspect.Type, is_size: bool) -> str:
+def _allowed(node: inspect.Type, scale: _Scale | None = None) -> str:
     if isinstance(node, inspect.LiteralType):
         values = sorted((str(value) for value in node.values), key=lambda value: (value != "auto", value))
         return "one of " + ", ".join(values)
@@ -149,12 +202,12 @@ def _allowed(node: inspect.Type, is_size: bool) -> str:
         return "true or false"
     if isinstance(node, inspect.IntType | inspect.FloatType):
         noun = "an integer" if isinstance(node, inspect.IntType) else "a number"
-        if is_size:
-            noun = "a size such as 4GiB, 512MB or a number of bytes"
+        if scale is not None:
+            noun = scale.noun
         return noun + _range(node)
     if isinstance(node, inspect.StrType):
         return f"text that matches {node.pattern}" if node.pattern else "text"
-    if isinstance(node, inspect.ListType | inspect.VarTupleType | inspect.SetType):
+    if _item_type(node) is not None:
         return "a list"
     if isinstance(node, inspect.StructType | inspect.DictType):
         return "a section with fields of its own"
@@ -175,17 +228,44 @@ def _check(node: inspect.Type, value: object, path: Path, problems: list[Problem
         return None
     if isinstance(bare, inspect.StructType):
         return _check_struct(bare, value, path, problems)
-    if isinstance(bare, inspect.DictType):
+    return _check_bare(bare, value, path, problems)
+
+
+def _check_bare(node: inspect.Type, value: object, path: Path, problems: list[Problem]) -> object:
+    """The value where it is neither a section nor left unset."""
+    if isinstance(node, inspect.DictType):
         if not _is_mapping(value):
             problems.append(_bad(path, value, "names, each with its own section"))
             return value
-        return {str(key): _check(bare.value_type, item, (*path, str(key)), problems) for key, item in value.items()}
+        return {str(key): _check(node.value_type, item, (*path, str(key)), problems) for key, item in value.items()}
+    item_type = _item_type(node)
+    if item_type is not None:
+        return _check_list(item_type, value, path, problems)
     try:
-        return _leaf(bare, value, is_size=bool(path) and path[-1].endswith("_bytes"))
+        return _leaf(node, value, _scale_of(path[-1]) if path else None)
     except NotAllowedError as wrong:
-        close = _closest(str(value), [str(v) for v in bare.values]) if isinstance(bare, inspect.LiteralType) else None
+        close = _closest(str(value), [str(v) for v in node.values]) if isinstance(node, inspect.LiteralType) else None
         problems.append(_bad(path, value, str(wrong), close))
         return value
+
+
+def _check_list(item: inspect.Type, value: object, path: Path, problems: list[Problem]) -> object:
+    """A list, or entries numbered from 0: the environment can write no list of sections."""
+    is_section = isinstance(_unwrap(item)[0], inspect.StructType)
+    if isinstance(value, Text) and not is_section:
+        value = [Text(part.strip()) for part in value.split(",") if part.strip()]
+    elif _is_mapping(value) and value and all(str(key).isdecimal() for key in value):
+        numbered = {int(str(key)): section for key, section in value.items()}
+        if sorted(numbered) != list(range(len(numbered))):
+            said = ", ".join(map(str, sorted(numbered)))
+            problems.append(Problem(path, f"its entries are numbered {said}; number them from 0 without gaps."))
+            return value
+        value = [numbered[index] for index in range(len(numbered))]
+    if not isinstance(value, list | tuple):
+        wanted = "a list of sections, each beginning with '- '" if is_section else "a list"
+        problems.append(_bad(path, value, wanted))
+        return value
+    return [_check(item, entry, (*path, index), problems) for index, entry in enumerate(value)]
 
 
 def _check_struct(node: inspect.StructType, value: object, path: Path, problems: list[Problem]) -> object:
@@ -211,18 +291,18 @@ def _check_struct(node: inspect.StructType, value: object, path: Path, problems:
     return found
 
 
-def _leaf(node: inspect.Type, value: object, *, is_size: bool) -> object:
+def _leaf(node: inspect.Type, value: object, scale: _Scale | None) -> object:
     bare, _, optional = _unwrap(node)
     if optional and _is_nothing(value):
         return None
-    if is_size and isinstance(value, str) and isinstance(bare, inspect.IntType):
+    if scale is not None and isinstance(value, str) and isinstance(bare, inspect.IntType):
         try:
-            value = size(value)
+            value = scale.read(value)
         except NotAllowedError as wrong:
             raise NotAllowedError(str(wrong) + _range(bare)) from None
     elif isinstance(value, Text):
         value = _untext(bare, value)
-    refusal = NotAllowedError(_allowed(bare, is_size))
+    refusal = NotAllowedError(_allowed(bare, scale))
     if isinstance(bare, inspect.LiteralType):
         if not any(value == choice and type(value) is type(choice) for choice in bare.values):
             raise refusal
@@ -268,9 +348,14 @@ def _untext(node: inspect.Type, text: str) -> object:
             return number(plain)
         except ValueError:
             return str(text)
-    if isinstance(node, inspect.ListType | inspect.VarTupleType):
-        return [part.strip() for part in plain.split(",") if part.strip()]
     return str(text)
+
+
+def _item_type(node: inspect.Type) -> inspect.Type | None:
+    """What a list holds; None where the type is no list."""
+    if isinstance(node, inspect.ListType | inspect.VarTupleType | inspect.SetType | inspect.FrozenSetType):
+        return node.item_type
+    return None
 
 
 def _all_ints(node: inspect.LiteralType) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, flag_name
 from inferd.config import Config
-from inferd.config_tree import Branch, Leaf, branches, dotted, size_text
+from inferd.config_tree import Branch, Leaf, branches, dotted, is_count, is_size, size_text
 
 _HEAD = """# Configuration
 
@@ -20,10 +20,12 @@ _HEAD = """# Configuration
 
 A setting comes from a YAML file, is overridden by the environment, and that by a flag:
 `inferd serve inferd.yaml`, `INFERD_SERVER__PORT=9000`, `--port 9000`. The variable's name is the path in capitals with
-two underscores for each dot; the case and punctuation of a model's name do not matter in it. An unknown key or a bad
-value stops the start, with all problems listed at once. Sizes may be written as `4GiB`, `512MB` or a number of bytes.
-`inferd config show` prints the result, `inferd config check FILE` explains mistakes, and `inferd config schema`
-prints a JSON schema for editors.
+two underscores for each dot; the case and punctuation of a model's or tenant's name do not matter in it, and places in
+lists are numbers: `INFERD_MODELS__CHAT__REMOTES__0__URL`. An unknown key or a bad value stops the start, with all
+problems listed at once. Sizes may be written as `4GiB`, `512MB` or a number of bytes, counts as `200k` or `2M`.
+`inferd check FILE` explains mistakes and shows the memory plan, `inferd config show` prints the result, and
+`inferd config schema` prints a JSON schema for editors. [Operations](operations.md) tells what a change of the file does
+to a server that runs.
 
 ```yaml
 server:
@@ -36,6 +38,12 @@ models:
       max_num_seqs: 32
     kv_cache:
       memory_bytes: 2GiB
+    remotes:                # more replicas, on other servers
+      - url: https://gpu.example.com/v1
+        api_key_env: GPU_KEY
+        fallback: true      # only while no replica here can take a request
+tenants:
+  team-a: {rpm: 600, tpm: 200k}
 ```
 """
 
@@ -50,7 +58,7 @@ def configuration() -> str:
 
 
 def _section(branch: Branch, flags: dict[tuple[str, ...], str]) -> str:
-    path = dotted(branch.path).replace("*", "NAME")
+    path = dotted(branch.path).replace("*", "NAME").replace("[]", "[N]")
     lines = [f"## {path}", "", inspect.getdoc(branch.type.cls) or "", ""]
     lines += ["| field | what it is | allowed | default | flag |", "| --- | --- | --- | --- | --- |"]
     for leaf in branch.leaves:
@@ -69,31 +77,36 @@ def _default(leaf: Leaf) -> str:
         return f"`{str(leaf.default).lower()}`"
     if leaf.is_size and isinstance(leaf.default, int):
         return f"`{size_text(leaf.default)}`"
-    return f"`{leaf.default:g}`" if isinstance(leaf.default, int | float) else f"`{leaf.default}`"
+    if isinstance(leaf.default, int):
+        return f"`{leaf.default}`"
+    if isinstance(leaf.default, list | tuple):
+        return ", ".join(f"`{item}`" for item in leaf.default) or "none"
+    return f"`{leaf.default:g}`" if isinstance(leaf.default, float) else f"`{leaf.default}`"
 
 
 def config_schema() -> dict[str, object]:
-    """The JSON schema of config files; sizes may also be texts such as '4GiB'."""
+    """The JSON schema of config files; sizes and counts may also be texts such as '4GiB' and '200k'."""
     schema = msgspec.json.schema(Config)
-    _allow_sizes(schema)
+    _allow_units(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "inferd configuration", **schema}
 
 
-def _allow_sizes(node: object) -> None:
+def _allow_units(node: object) -> None:
     if isinstance(node, list):
         for item in node:
-            _allow_sizes(item)
+            _allow_units(item)
     if not isinstance(node, dict):
         return
     properties = node.get("properties")
     if isinstance(properties, dict):
         for name, field in properties.items():
-            if name.endswith("_bytes"):
-                kept = {key: field.pop(key) for key in ("anyOf", "type", "minimum") if key in field}
+            letters = "([KMGTkmgt]i?)?[Bb]?" if is_size(name) else "[kKmMgG]?" if is_count(name) else None
+            if letters is not None:
+                kept = {key: field.pop(key) for key in ("anyOf", "type", "minimum", "maximum") if key in field}
                 choices = kept.get("anyOf", [kept])
-                field["anyOf"] = [*choices, {"type": "string", "pattern": "^\\s*[0-9.]+\\s*([KMGTkmgt]i?)?[Bb]?\\s*$"}]
+                field["anyOf"] = [*choices, {"type": "string", "pattern": f"^\\s*[0-9.]+\\s*{letters}\\s*$"}]
     for item in node.values():
-        _allow_sizes(item)
+        _allow_units(item)
 
 
 def schema() -> str:

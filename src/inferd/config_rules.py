@@ -1,0 +1,211 @@
+"""What must hold between settings, and between them and this machine: the rules that types cannot say.
+
+Gets a configuration whose fields each have an allowed value. Does not know how it was read. Never
+repeats a secret, nor anything that may be one by mistake.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from inferd.config_tree import Path as Place
+from inferd.config_tree import Problem, size_text
+
+if TYPE_CHECKING:
+    from inferd.config import Config, ModelConfig, RemoteSettings
+
+_STATE_SCHEMES = ("sqlite", "postgresql", "postgres")
+_CACHE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Settings of local workers, which say nothing where every replica is remote.
+_LOCAL_ONLY = ("replicas", "load", "idle_after_s", "memory_bytes", "resume_streams", "chat_template")
+
+
+def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem]:
+    """Everything wrong with settings that are each fine alone."""
+    yield from _server(config)
+    yield from _state(config)
+    for name, model in config.models.items():
+        yield from _model(name, model, env)
+    yield from _memory(config)
+    yield from _regions(config)
+
+
+def _server(config: Config) -> Iterator[Problem]:
+    for index, origin in enumerate(config.server.cors_origins):
+        if origin != "*" and not _is_origin(origin):
+            yield Problem(
+                ("server", "cors_origins", index), f"{origin!r} is not a web origin such as https://app.example.com."
+            )
+    for index, host in enumerate(config.server.allowed_hosts):
+        if not host or "/" in host or "://" in host:
+            yield Problem(
+                ("server", "allowed_hosts", index), f"{host!r} is not a host name such as inferd.example.com."
+            )
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and text == f"{parts.scheme}://{parts.netloc}"
+
+
+def _state(config: Config) -> Iterator[Problem]:
+    for section, url, schemes in (
+        ("state", config.state.url, _STATE_SCHEMES),
+        ("cache", config.cache.url, _CACHE_SCHEMES),
+    ):
+        if url is not None and url.partition("://")[0] not in schemes:
+            # Only its scheme is repeated: such a URL may hold a password.
+            shown = f"its scheme {url.partition('://')[0][:16]!r}" if "://" in url else "a text without ://"
+            yield Problem((section, "url"), f"{shown} is not one of {', '.join(f'{scheme}://' for scheme in schemes)}.")
+    folder = config.state.data_dir
+    if folder is not None:
+        sentence = _unwritable(Path(folder).expanduser())
+        if sentence:
+            yield Problem(("state", "data_dir"), sentence)
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why a folder cannot be made or written to; None where it can."""
+    for existing in (folder, *folder.parents):
+        try:
+            if not existing.exists():
+                continue
+        except OSError as error:
+            return f"{folder} cannot be used ({error.strerror}); choose another folder."
+        if not existing.is_dir():
+            return f"{existing} is not a folder; choose another one."
+        if not os.access(existing, os.W_OK | os.X_OK):
+            return f"{existing} cannot be written to by this user; choose another folder or change its owner."
+        return None
+    return None
+
+
+def _model(name: str, model: ModelConfig, env: Mapping[str, str]) -> Iterator[Problem]:
+    here: Place = ("models", name)
+    if not model.source.strip():
+        yield Problem((*here, "source"), "it is empty; give a folder, a hub id or 'demo'.")
+    elif model.is_remote:
+        sentence = _url_problem(model.source.partition(":")[2])
+        if sentence:
+            yield Problem((*here, "source"), sentence)
+        for field in _LOCAL_ONLY:
+            if getattr(model, field) != _default(model, field):
+                yield Problem(
+                    (*here, field),
+                    "it is for local replicas, and this model's source is a remote server; leave it out.",
+                )
+        yield from _secrets((*here, "remote"), model.remote, env)
+    elif model.remote != _default(model, "remote"):
+        yield Problem(
+            (*here, "remote"),
+            "it belongs to a source such as openai:https://host/v1; list the servers beside a local model below 'remotes'.",
+        )
+    for index, remote in enumerate(model.remotes):
+        place: Place = (*here, "remotes", index)
+        sentence = _url_problem(remote.url)
+        if sentence:
+            yield Problem((*place, "url"), sentence)
+        yield from _secrets(place, remote, env)
+    if model.is_remote and all(upstream.fallback for upstream in model.upstreams):
+        yield Problem(here, "every replica of it is a fallback; at least one must not be.")
+    if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
+        yield Problem((*here, "chat_template"), f"there is no file {model.chat_template!r}; check the path.")
+
+
+def _default(struct: msgspec.Struct, field: str) -> object:
+    return next(info.default for info in msgspec.structs.fields(struct) if info.name == field)
+
+
+def _url_problem(url: str) -> str | None:
+    """What is wrong with the base URL of a remote server."""
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port != 0
+    except ValueError:
+        return "this is not a URL; write it as https://host/v1, with a port from 1 to 65535 if any."
+    if parts.username is not None or parts.password is not None:
+        return "a URL holds no credentials; name a variable with api_key_env or a file with api_key_file."
+    if parts.scheme not in ("http", "https") or not parts.hostname or not has_port or re.search(r"[\s\x00-\x1f]", url):
+        return f"{url!r} is not the base URL of a server such as https://host/v1."
+    if parts.query or parts.fragment:
+        return "this URL has more than a path; write the base URL alone, such as https://host/v1."
+    return None
+
+
+def _secrets(here: Place, remote: RemoteSettings, env: Mapping[str, str]) -> Iterator[Problem]:
+    variable, file = remote.api_key_env, remote.api_key_file
+    if variable is not None and file is not None:
+        yield Problem((*here, "api_key_file"), "api_key_env is given as well; keep one of them.")
+    if variable is not None:
+        if not _VARIABLE.fullmatch(variable):
+            yield Problem(
+                (*here, "api_key_env"),
+                "this is not the name of an environment variable; write the variable's name, never the key itself.",
+            )
+        elif not env.get(variable, "").strip():
+            yield Problem((*here, "api_key_env"), f"the environment variable {variable} is not set; set it to the key.")
+    for field, path, what in (("api_key_file", file, "the API key"), ("ca_file", remote.ca_file, "the certificates")):
+        if path is not None:
+            sentence = _unreadable(path, what)
+            if sentence:
+                yield Problem((*here, field), sentence)
+
+
+def _unreadable(path: str, what: str) -> str | None:
+    try:
+        with Path(path).expanduser().open("rb") as opened:
+            is_blank = not opened.read(65536).strip()
+    except OSError as error:
+        return f"the file {path!r} cannot be read ({error.strerror}); check the path and its permissions."
+    return f"the file {path!r} is empty; write {what} into it." if is_blank else None
+
+
+def _memory(config: Config) -> Iterator[Problem]:
+    """Budgets that contradict each other whatever the models are."""
+    whole = config.server.memory_bytes
+    if whole is None:
+        return
+    fixed = 0
+    for name, model in config.models.items():
+        if model.is_remote or model.memory_bytes is None:
+            continue
+        wanted = model.memory_bytes * model.replicas
+        if wanted > whole:
+            yield Problem(
+                ("models", name, "memory_bytes"),
+                f"{model.replicas} times {size_text(model.memory_bytes)} is more than server.memory_bytes = "
+                f"{size_text(whole)}; lower it, the number of replicas, or raise the server's.",
+            )
+        elif model.load == "startup":
+            fixed += wanted
+    if fixed > whole:
+        yield Problem(
+            ("server", "memory_bytes"),
+            f"{size_text(whole)} is less than the {size_text(fixed)} of the models that load at the start; "
+            "raise it, lower theirs, or let some load on_demand.",
+        )
+
+
+def _regions(config: Config) -> Iterator[Problem]:
+    known = {model.region for model in config.models.values() if not model.is_remote}
+    known |= {upstream.region for model in config.models.values() for upstream in model.upstreams}
+    if not config.models:
+        return
+    for name, tenant in config.tenants.items():
+        if tenant.region is not None and tenant.region not in known:
+            named = ", ".join(sorted(region for region in known if region is not None))
+            yield Problem(
+                ("tenants", name, "region"),
+                f"no replica of any model is in the region {tenant.region!r}; regions are: {named or 'none'}.",
+            )
