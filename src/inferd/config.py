@@ -242,6 +242,9 @@ class RemoteSettings(Section, frozen=True, kw_only=True):
     first_byte_timeout_s: Annotated[float, Meta(description="Longest time until the answer begins.", gt=0)] = 120.0
     idle_timeout_s: Annotated[float, Meta(description="Longest pause within an answer.", gt=0)] = 60.0
     ca_file: Annotated[str | None, Meta(description="Certificates to trust instead of the system's.")] = None
+    probe: Annotated[
+        bool, Meta(description="Ask GET /models whether the server is there: at the start, and while it fails.")
+    ] = True
 
 
 class RemoteConfig(RemoteSettings, frozen=True, kw_only=True):

@@ -1,0 +1,258 @@
+"""One kept-alive HTTP/1.1 connection to a remote server: bytes out, a strictly parsed answer in.
+
+Knows framing. Whatever breaks it (garbage, a length that is not kept, a head without end) ends the
+exchange with UpstreamFailed and the connection with it: bytes that follow something unexpected are
+never taken for the next answer. Knows nothing of what is asked, nor of other connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import httptools
+
+from inferd import clock
+from inferd.errors import UpstreamFailed
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Receiver(Protocol):
+    """Who gets an answer: one ``answer_head``, any number of ``answer_data``, and one of the last two."""
+
+    def answer_head(self, status: int, headers: Headers) -> None: ...
+    def answer_data(self, data: bytes) -> None: ...
+    def answer_ended(self) -> None: ...
+    def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
+        """``is_stale``: a kept connection was closed by the other side before any byte of an answer, as
+        servers do that have had enough of waiting: asking again on a fresh one is fair."""
+
+
+class Connection(asyncio.Protocol):
+    """Carries one exchange at a time. ``on_free`` is told when it can be used again, ``on_lost`` when never."""
+
+    __slots__ = (
+        "_began",
+        "_complete",
+        "_head_bytes",
+        "_head_done",
+        "_head_told",
+        "_headers",
+        "_is_dirty",
+        "_is_informational",
+        "_on_free",
+        "_on_lost",
+        "_parser",
+        "_pieces",
+        "_receiver",
+        "_transport",
+        "_until_close",
+        "idle_since",
+        "is_closed",
+        "is_paused",
+        "keep_s",
+        "last_at",
+        "made_at",
+        "num_exchanges",
+        "sent_at",
+    )
+
+    def __init__(self, on_free: Callable[[Connection], None], on_lost: Callable[[Connection], None]) -> None:
+        self._on_free = on_free
+        self._on_lost = on_lost
+        self._receiver: Receiver | None = None
+        self._transport: asyncio.Transport | None = None
+        self._pieces: list[bytes] = []
+        self._headers: Headers = []
+        self._head_bytes = 0
+        self._began = self._head_done = self._head_told = self._complete = False
+        self._is_dirty = self._is_informational = self._until_close = False
+        self._parser = httptools.HttpResponseParser(self)
+        self.is_closed = False
+        self.is_paused = False
+        self.made_at = self.sent_at = self.last_at = self.idle_since = clock.now()
+        self.keep_s: float | None = None  # how long the other side said it keeps an idle connection
+        self.num_exchanges = 0
+
+    # -- the pool's side --------------------------------------------------------------------
+
+    @property
+    def has_begun(self) -> bool:
+        """Something of the answer's body has arrived."""
+        return self._began
+
+    @property
+    def is_busy(self) -> bool:
+        return self._receiver is not None
+
+    def send(self, request: bytes, receiver: Receiver) -> None:
+        """Begin an exchange with the bytes of a whole request."""
+        assert self._receiver is None, "a connection carries one exchange at a time"
+        assert self._transport is not None, "a connection is used when it is made"
+        self._receiver = receiver
+        self._headers = []
+        self._head_bytes = 0
+        self._began = self._head_done = self._head_told = self._complete = False
+        self._is_informational = self._until_close = False
+        self.num_exchanges += 1
+        self.sent_at = self.last_at = clock.now()
+        self._transport.write(request)
+
+    def pause(self) -> None:
+        if not self.is_paused and self._transport is not None and not self.is_closed:
+            self.is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.is_paused and self._transport is not None and not self.is_closed:
+            self.is_paused = False
+            self.last_at = clock.now()
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once; the receiver hears nothing more."""
+        self._receiver = None
+        self._shut()
+
+    def fail(self, error: UpstreamFailed) -> None:
+        """End the exchange with an error and the connection with it."""
+        receiver, self._receiver = self._receiver, None
+        self._shut()
+        if receiver is not None:
+            receiver.answer_failed(error, is_stale=False)
+
+    def _shut(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self._transport is not None:
+            self._transport.abort()
+        self._on_lost(self)
+
+    # -- the transport's side ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        if receiver is None:  # nobody asked: not to be taken for the answer of who asks next
+            self._shut()
+            return
+        self.last_at = clock.now()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            raise  # a defect of ours
+        except httptools.HttpParserError as error:
+            if not self._complete:
+                self._forward(receiver)
+                self.fail(_bad(f"its answer is no valid HTTP ({type(error).__name__})"))
+                return
+            self._is_dirty = True
+        if not self._head_done:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.fail(_bad(f"the head of its answer is larger than {MAX_HEAD_BYTES} bytes"))
+            return
+        self._forward(receiver)
+        if self._complete and self._receiver is receiver:
+            self._finish(receiver)
+
+    def _forward(self, receiver: Receiver) -> None:
+        """Hand over what has arrived; the receiver may let go meanwhile."""
+        if self._head_done and not self._head_told:
+            self._head_told = True
+            receiver.answer_head(self._parser.get_status_code(), self._headers)
+        if self._pieces and self._receiver is receiver:
+            data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            self._pieces.clear()
+            self._began = True
+            receiver.answer_data(data)
+
+    def _finish(self, receiver: Receiver) -> None:
+        self._receiver = None
+        self.idle_since = self.last_at
+        if self._is_dirty or self.is_paused:
+            self._shut()
+        else:
+            self._on_free(self)
+        receiver.answer_ended()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        was_closed, self.is_closed = self.is_closed, True
+        receiver, self._receiver = self._receiver, None
+        if not was_closed:
+            self._on_lost(self)
+        if receiver is None:
+            return
+        if self._head_done and self._until_close and exc is None:
+            receiver.answer_ended()
+            return
+        is_stale = self.num_exchanges > 1 and not self._head_done and not self._head_bytes
+        what = "in the middle of an answer" if self._head_done else "before it answered"
+        receiver.answer_failed(
+            UpstreamFailed(f"The remote server closed the connection {what}; try again.", code="upstream_closed"),
+            is_stale=is_stale,
+        )
+
+    # -- the parser's side ------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._is_dirty = True  # a second answer to one request
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._complete:
+            return
+        status: int = self._parser.get_status_code()
+        if status < 200:
+            if status == 101:
+                self._is_dirty = True
+            self._is_informational = True
+            self._headers = []
+            return
+        self._head_done = True
+        framed = status in (204, 304)
+        for name, value in self._headers:
+            if name == b"content-length" or (name == b"transfer-encoding" and value.strip().lower() == b"chunked"):
+                framed = True
+            elif name == b"keep-alive":
+                self.keep_s = _keep_s(value)
+        self._until_close = not framed
+
+    def on_body(self, body: bytes) -> None:
+        if not self._complete:
+            self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._is_informational:
+            self._is_informational = False
+            return
+        self._complete = True
+        if not self._parser.should_keep_alive():
+            self._is_dirty = True
+
+
+def _keep_s(value: bytes) -> float | None:
+    """Seconds of ``Keep-Alive: timeout=5, max=100``."""
+    for part in value.split(b","):
+        name, _, number = part.strip().partition(b"=")
+        if name.lower() == b"timeout" and number.isdigit() and len(number) < 8:
+            return float(number)
+    return None
+
+
+def _bad(what: str) -> UpstreamFailed:
+    return UpstreamFailed(f"The remote server cannot be understood: {what}.", code="upstream_bad_answer")

@@ -1,0 +1,200 @@
+"""Server-sent events of a remote answer: passed on as they are, and read just enough to know what they say.
+
+Only whole events leave: so the one that was asked for on our own account can be taken out, and nothing
+that is no event ever reaches a client. Knows no connection.
+
+Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from inferd.types import Usage
+
+MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
+_MAX_COUNT: Final = 2**40
+
+_END = re.compile(rb"\n\r?\n")
+_FIELDS: Final = (b"data", b"event", b"id", b"retry", b"")
+
+
+class BadAnswer(Exception):
+    """The remote server sent something that is no answer; the message says what."""
+
+
+class ReportedError(Exception):
+    """The remote server reported an error in its own words instead of an answer, or within one."""
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: msgspec.Raw | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    finish_reason: str | None = None
+    delta: _Delta | None = None
+    text: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class UsageReport(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+    def usage(self) -> Usage:
+        """Whatever a remote server says, counts are counts."""
+        details = self.prompt_tokens_details
+        cached = details.cached_tokens if details is not None else 0
+        prompt, completion, cached = (
+            min(max(n or 0, 0), _MAX_COUNT) for n in (self.prompt_tokens, self.completion_tokens, cached)
+        )
+        return Usage(prompt, completion, min(cached, prompt))
+
+
+class _ErrorReport(msgspec.Struct):
+    message: str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: UsageReport | None = None
+    error: _ErrorReport | str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+_json = msgspec.json.Decoder()
+
+
+class EventReader:
+    """Cuts a stream's bytes at the ends of events and takes notes.
+
+    ``drop_usage``: the event that tells the usage is ours alone and goes no further.
+    """
+
+    __slots__ = ("_drop_usage", "_rest", "finish_reasons", "is_done", "num_tokens", "usage")
+
+    def __init__(self, *, drop_usage: bool) -> None:
+        self._drop_usage = drop_usage
+        self._rest = b""
+        self.is_done = False  # data: [DONE] has come
+        self.usage: Usage | None = None
+        self.finish_reasons: dict[int, str] = {}
+        self.num_tokens = 0  # events that brought a piece of an answer: how many tokens, where no usage came
+
+    def feed(self, data: bytes) -> bytes:
+        """The whole events among what has come; the beginning of the next one waits.
+
+        Raises BadAnswer, ReportedError.
+        """
+        if self._rest:
+            data = self._rest + data
+        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
+        if end < 3:
+            self._keep(data)
+            return b""
+        self._keep(data[end:])
+        if end == len(data) and data.startswith(b"data: ") and data.find(b"\n") == end - 2:
+            return data if self._note(data[6:-2]) else b""  # one event on one line, as nearly always
+        return self._several(data, end)
+
+    def _keep(self, rest: bytes) -> None:
+        if len(rest) > MAX_EVENT_BYTES:
+            raise BadAnswer(f"an event is larger than {MAX_EVENT_BYTES} bytes")
+        self._rest = rest
+
+    def _several(self, data: bytes, end: int) -> bytes:
+        kept: list[bytes] = []
+        begin = 0
+        for match in _END.finditer(data, 0, end):
+            if self._event(data[begin : match.start()]):
+                kept.append(data[begin : match.end()])
+            begin = match.end()
+        kept.append(data[begin:end])  # of more empty lines than one
+        return b"".join(kept)
+
+    def _event(self, block: bytes) -> bool:
+        """Whether the event goes on to the client."""
+        payload: list[bytes] = []
+        for line in block.split(b"\n"):
+            line = line.removesuffix(b"\r")
+            name, _, value = line.partition(b":")
+            if name not in _FIELDS:
+                raise BadAnswer("its stream holds a line that belongs to no event")
+            if name == b"data":
+                payload.append(value.removeprefix(b" "))
+        return self._note(b"\n".join(payload)) if payload else True
+
+    def _note(self, payload: bytes) -> bool:
+        if payload == b"[DONE]" or payload.strip() == b"[DONE]":
+            self.is_done = True
+            return True
+        event = _decoded(payload)
+        if event is None:
+            self.num_tokens += 1
+            return True
+        if event.error is not None:
+            raise ReportedError(error_text(event.error))
+        for choice in event.choices or ():
+            if choice.finish_reason is not None:
+                self.finish_reasons[choice.index] = choice.finish_reason
+            delta = choice.delta
+            if choice.text or (
+                delta is not None and (delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls)
+            ):
+                self.num_tokens += 1
+        if event.usage is None:
+            return True
+        self.usage = event.usage.usage()
+        return bool(event.choices) or not self._drop_usage
+
+
+def _decoded(payload: bytes) -> _Event | None:
+    """None: JSON in a shape that we do not know."""
+    try:
+        return _decoder.decode(payload)
+    except msgspec.ValidationError:
+        if isinstance(_parsed(payload), dict):
+            return None
+        raise BadAnswer("an event of its stream is no JSON object") from None
+    except (msgspec.DecodeError, RecursionError):
+        raise BadAnswer("an event of its stream is no JSON") from None
+
+
+def _parsed(payload: bytes) -> object:
+    try:
+        return _json.decode(payload)
+    except (msgspec.DecodeError, RecursionError):
+        raise BadAnswer("its answer is no JSON") from None
+
+
+def read_answer(body: bytes) -> tuple[Usage | None, tuple[str, ...]]:
+    """Usage and finish reasons of a whole answer. Raises BadAnswer, ReportedError."""
+    try:
+        answer = _decoder.decode(body)
+    except msgspec.ValidationError:
+        if isinstance(_parsed(body), dict):
+            return None, ()
+        raise BadAnswer("its answer is no JSON object") from None
+    except (msgspec.DecodeError, RecursionError):
+        raise BadAnswer("its answer is no JSON") from None
+    if answer.error is not None and not answer.choices:
+        raise ReportedError(error_text(answer.error))
+    reasons = tuple(choice.finish_reason for choice in answer.choices or () if choice.finish_reason is not None)
+    return answer.usage.usage() if answer.usage is not None else None, reasons
+
+
+def error_text(error: _ErrorReport | str) -> str:
+    text = error if isinstance(error, str) else error.message or "it did not say which"
+    return "".join(c if c.isprintable() else " " for c in text[:500])

@@ -1,0 +1,317 @@
+"""OpenAI's dialect towards a remote server: what a request becomes, and what its answer means.
+
+A request goes out as its client wrote it, but for the model's name, the usage that our own books
+need, and the fields that only this server understands. The client's credentials never leave; ours come
+from the ``Secret``. Knows neither replicas nor queues.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Protocol
+
+import msgspec
+
+from inferd import __version__, clock
+from inferd.errors import InferdError, InvalidRequest, Overloaded, UpstreamFailed
+from inferd.remote.connection import Headers
+from inferd.remote.events import BadAnswer, EventReader, ReportedError, read_answer
+from inferd.remote.origin import Origin
+from inferd.remote.pool import Exchange
+from inferd.remote.secret import Secret
+from inferd.types import End, Relay, Relayed, RelayHead, Timings, Usage
+
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+BYTES_PER_TOKEN: Final = 4  # of a text whose tokens nobody counted
+BUSY_S: Final = 1.0  # a busy server that does not say for how long
+MAX_BUSY_S: Final = 300.0
+OURS: Final = ("timeout", "priority")  # fields that were acted upon here
+
+JSON_TYPE: Final = b"application/json"
+EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encode = msgspec.json.Encoder().encode
+_TRUE = msgspec.Raw(b"true")
+
+
+class Letterhead:
+    """Writes requests to one server."""
+
+    __slots__ = ("_heads", "_model", "_origin", "_secret", "_text")
+
+    def __init__(self, origin: Origin, secret: Secret, model: str) -> None:
+        """``model``: the model's name over there."""
+        self._origin = origin
+        self._secret = secret
+        self._model = model
+        self._text = _encode(model)
+        self._heads: dict[str, bytes] = {}
+
+    def post(self, relay: Relay) -> bytes:
+        """A whole request for a relay."""
+        body = self.body(relay)
+        extra = b"".join([b"%b: %b\r\n" % header for header in relay.headers])
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (self._head("POST", relay.path), extra, len(body), body)
+
+    def get(self, path: str) -> bytes:
+        return self._head("GET", path) + b"\r\n"
+
+    def body(self, relay: Relay) -> bytes:
+        """The client's JSON with what must differ over there. Everything else keeps its bytes."""
+        fields = _fields.decode(relay.body)
+        fields["model"] = msgspec.Raw(self._text)
+        for name in OURS:
+            fields.pop(name, None)
+        if relay.stream and not relay.wants_usage:
+            given = fields.get("stream_options")
+            options = _fields.decode(given) if given is not None and bytes(given).strip() != b"null" else {}
+            options["include_usage"] = _TRUE
+            fields["stream_options"] = msgspec.Raw(_encode(options))
+        return _encode(fields)
+
+    def _head(self, method: str, path: str) -> bytes:
+        if self._secret.refresh(clock.now()):
+            self._heads.clear()
+        head = self._heads.get(path)
+        if head is None:
+            lines = [
+                b"%b %b HTTP/1.1" % (method.encode(), (self._origin.base_path + path).encode("ascii")),
+                b"host: " + self._origin.authority,
+                b"user-agent: inferd/" + __version__.encode(),
+                b"accept: application/json, text/event-stream",
+                b"accept-encoding: identity",
+            ]
+            if method == "POST":
+                lines.append(b"content-type: application/json")
+            if self._secret.value is not None:
+                lines.append(b"authorization: Bearer " + self._secret.value)
+            head = self._heads[path] = b"\r\n".join(lines) + b"\r\n"
+        return head
+
+
+class Asker(Protocol):
+    """Who wanted the answer."""
+
+    def relayed(self, item: Relayed) -> None:
+        """A piece that may be forwarded; the last has ``end``."""
+
+    def refused(self, error: InferdError, *, counts: bool, retry: bool) -> None:
+        """It ended before anything could be forwarded. ``counts``: the server is to blame; ``retry``:
+        another one may well do better."""
+
+    def stale(self) -> None:
+        """A kept connection turned out to be closed: nothing was heard of the request."""
+
+
+class Answer:
+    """Receives the answer to one relay and tells its asker what to forward.
+
+    A collected answer is held until it is complete and known to be JSON, a stream goes on event by
+    event. Exactly one of a last ``relayed``, ``refused`` and ``stale`` is called.
+    """
+
+    __slots__ = (
+        "_asker",
+        "_content_type",
+        "_events",
+        "_has_begun",
+        "_id",
+        "_is_over",
+        "_num_bytes",
+        "_pieces",
+        "_request_bytes",
+        "_retry_after",
+        "_status",
+        "exchange",
+    )
+
+    def __init__(self, request_id: str, relay: Relay, asker: Asker) -> None:
+        self._id = request_id
+        self._asker = asker
+        self._events = EventReader(drop_usage=not relay.wants_usage) if relay.stream else None
+        self._status = 0
+        self._content_type = JSON_TYPE
+        self._retry_after: bytes | None = None
+        self._pieces: list[bytes] = []
+        self._num_bytes = 0
+        self._request_bytes = len(relay.body)
+        self._has_begun = False  # something was forwarded
+        self._is_over = False
+        self.exchange: Exchange | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """What it has cost so far: what the server said, or an estimate by what was seen here."""
+        if self._events is not None and self._events.usage is not None:
+            return self._events.usage
+        if not self._num_bytes and not self._has_begun:
+            return Usage()
+        answered = self._events.num_tokens if self._events is not None else self._num_bytes // BYTES_PER_TOKEN
+        return Usage(self._request_bytes // BYTES_PER_TOKEN, answered)
+
+    def cancel(self) -> None:
+        """Nobody wants it any more: the connection is cut, and the asker hears nothing."""
+        self._is_over = True
+        if self.exchange is not None:
+            self.exchange.cancel()
+
+    # -- what the connection says -----------------------------------------------------------
+
+    def answer_head(self, status: int, headers: Headers) -> None:
+        self._status = status
+        content_type = b""
+        for name, value in headers:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"retry-after":
+                self._retry_after = value
+            elif name == b"content-encoding" and value.lower() != b"identity":
+                self._refuse(_bad("its answer is compressed, which was not asked for"))
+                return
+        if status >= 400 or status < 300:
+            self._content_type = content_type or JSON_TYPE
+            if status in (401, 407) or status == 429 or status >= 500:
+                return  # the status says enough; the body is read for the connection's sake
+            media = content_type.partition(b";")[0].strip().lower()
+            wanted = EVENTS_TYPE if self._events is not None and status < 300 else JSON_TYPE
+            if status >= 400:
+                self._events = None
+            elif media != wanted.partition(b";")[0]:
+                shown = media.decode("latin-1")[:60] or "nothing"
+                self._refuse(_bad(f"its answer is {shown!r} instead of {wanted.partition(b';')[0].decode()!r}"))
+        else:
+            self._refuse(_bad(f"it answers with the status {status}, which is followed by nobody here"))
+
+    def answer_data(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        if self._events is None or self._status >= 300:
+            self._num_bytes += len(data)
+            if self._num_bytes > MAX_ANSWER_BYTES:
+                self._refuse(_bad(f"its answer is larger than {MAX_ANSWER_BYTES} bytes"))
+            else:
+                self._pieces.append(data)
+            return
+        try:
+            whole = self._events.feed(data)
+        except BadAnswer as error:
+            self._break(_bad(str(error)))
+            return
+        except ReportedError as error:
+            self._break(_reported(str(error)))
+            return
+        if whole:
+            if self._has_begun:
+                self._asker.relayed(Relayed(self._id, None, whole))
+            else:
+                self._has_begun = True
+                self._asker.relayed(Relayed(self._id, RelayHead(self._status, EVENTS_TYPE), whole))
+
+    def answer_ended(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        status = self._status
+        if status == 429 or (status == 503 and self._retry_after is not None):
+            self._asker.refused(self._busy(), counts=False, retry=True)
+        elif status >= 500 or status in (401, 407):
+            self._asker.refused(_by_status(status), counts=True, retry=True)
+        elif status >= 400:
+            self._pass_refusal()
+        elif self._events is not None:
+            self._end_stream(self._events)
+        else:
+            self._end_collected()
+
+    def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
+        if self._is_over:
+            return
+        if is_stale:
+            self._is_over = True
+            self._asker.stale()
+        elif self._events is not None and self._events.is_done and self._has_begun:
+            self._is_over = True  # the answer is whole, only the connection was not ended properly
+            self._asker.relayed(Relayed(self._id, end=End("done", self.usage)))
+        else:
+            self._break(error)
+
+    # -- what it comes to -------------------------------------------------------------------
+
+    def _end_stream(self, events: EventReader) -> None:
+        if not events.is_done:
+            error = UpstreamFailed(
+                "The remote server's stream ended without [DONE], so its answer may be incomplete; try again.",
+                code="upstream_incomplete",
+            )
+            self._is_over = False
+            self._break(error)
+            return
+        self._asker.relayed(Relayed(self._id, end=End("done", self.usage)))
+
+    def _end_collected(self) -> None:
+        body = b"".join(self._pieces)
+        try:
+            usage, _ = read_answer(body)
+        except BadAnswer as error:
+            self._asker.refused(_bad(str(error)), counts=True, retry=True)
+        except ReportedError as error:
+            self._asker.refused(_reported(str(error)), counts=True, retry=True)
+        else:
+            head = RelayHead(self._status, self._content_type)
+            self._asker.relayed(Relayed(self._id, head, body, End("done", usage or self.usage)))
+
+    def _pass_refusal(self) -> None:
+        """What the client did wrong, in the words of the server that found it."""
+        headers = ((b"retry-after", self._retry_after),) if self._retry_after is not None else ()
+        failure = InvalidRequest(
+            f"The remote server refused the request with status {self._status}.", code="upstream_refused"
+        ).to_failure()
+        head = RelayHead(self._status, self._content_type, headers)
+        self._asker.relayed(Relayed(self._id, head, b"".join(self._pieces), End("failed", failure=failure)))
+
+    def _break(self, error: UpstreamFailed) -> None:
+        """It cannot go on: what was forwarded cannot be taken back, so an error follows it."""
+        if not self._has_begun:
+            self._refuse(error)
+            return
+        self.cancel()
+        self._asker.relayed(Relayed(self._id, end=End("failed", self.usage, Timings(), error.to_failure())))
+
+    def _refuse(self, error: UpstreamFailed) -> None:
+        if not self._is_over:
+            self.cancel()
+            self._asker.refused(error, counts=True, retry=True)
+
+    def _busy(self) -> Overloaded:
+        return Overloaded(
+            "The remote server is busy; try again later.",
+            code="upstream_overloaded",
+            retry_after_s=_seconds(self._retry_after),
+        )
+
+
+def _seconds(value: bytes | None) -> float:
+    """Of a Retry-After header; a date is taken as a short while."""
+    try:
+        seconds = float(value) if value is not None else BUSY_S
+    except ValueError:
+        return BUSY_S
+    return min(max(seconds, 0.0), MAX_BUSY_S) if math.isfinite(seconds) else BUSY_S
+
+
+def _bad(what: str) -> UpstreamFailed:
+    return UpstreamFailed(f"The remote server cannot be understood: {what}.", code="upstream_bad_answer")
+
+
+def _reported(text: str) -> UpstreamFailed:
+    return UpstreamFailed(f"The remote server reported an error: {text}", code="upstream_error")
+
+
+def _by_status(status: int) -> UpstreamFailed:
+    if status in (401, 407):
+        return UpstreamFailed(
+            "The remote server does not accept this server's API key; its operator can correct it.",
+            code="upstream_unauthorized",
+        )
+    return UpstreamFailed(f"The remote server failed with status {status}; try again later.", code="upstream_error")

@@ -1,0 +1,70 @@
+"""Where a remote server is and how long it may take: what a connection must know of its other end."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from inferd.errors import ConfigError
+
+
+class Origin(NamedTuple):
+    """Scheme, host and port of a base URL, and the path in front of every request."""
+
+    host: str
+    port: int
+    is_secure: bool
+    base_path: str  # without a slash at its end
+
+    @property
+    def authority(self) -> bytes:
+        """The ``Host`` header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = 443 if self.is_secure else 80
+        return (host if self.port == default else f"{host}:{self.port}").encode(
+            "idna" if not host.isascii() else "ascii"
+        )
+
+    def __str__(self) -> str:
+        return f"{'https' if self.is_secure else 'http'}://{self.authority.decode('ascii')}{self.base_path}"
+
+
+class Patience(NamedTuple):
+    """Seconds that each stage of an exchange may take."""
+
+    connect_s: float
+    first_byte_s: float  # from the request's last byte to the answer's first
+    idle_s: float  # between two pieces of an answer
+
+
+def origin_of(url: str) -> Origin:
+    """The origin of ``http://host:port/path``. Raises ConfigError."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise ConfigError(f"{url!r} is no address of a server; write it as https://host/v1.", param="url")
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(
+            f"The address of {parts.hostname} holds a password; use api_key_env or api_key_file.", param="url"
+        )
+    if parts.query or parts.fragment or not parts.path.isascii() or any(c.isspace() or c < "!" for c in parts.path):
+        raise ConfigError(f"{url!r} has more than a host and a path; write it as https://host/v1.", param="url")
+    is_secure = parts.scheme == "https"
+    return Origin(parts.hostname, port or (443 if is_secure else 80), is_secure, parts.path.rstrip("/"))
+
+
+def trust(ca_file: str | None) -> ssl.SSLContext:
+    """Certificates and host names are always checked; ``ca_file`` replaces the system's authorities."""
+    if ca_file is not None and not Path(ca_file).is_file():
+        raise ConfigError(f"The file {ca_file!r} with the certificates to trust does not exist.", param="ca_file")
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise ConfigError(f"The file {ca_file!r} holds no usable certificates: {error}.", param="ca_file") from None
+    context.set_alpn_protocols(["http/1.1"])
+    return context

@@ -1,0 +1,329 @@
+"""A remote server as one of a model's replicas: is it reachable, what is in flight in it, is there room.
+
+Sits between a pool and the connections to the server. Whether the server deserves requests is the
+pool's to judge, by what it is told here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Literal, Protocol
+
+from inferd import clock
+from inferd.config import RemoteConfig
+from inferd.errors import InferdError, Overloaded, UpstreamFailed
+from inferd.events import Emit, ReplicaChanged
+from inferd.remote.connection import Headers
+from inferd.remote.openai import Answer, Letterhead
+from inferd.remote.origin import Patience, origin_of, trust
+from inferd.remote.pool import Pool
+from inferd.remote.secret import Secret, environment
+from inferd.router.queue import Ticket
+from inferd.types import End, Failure, ModelInfo, Relayed
+
+PROBE_PATH: Final = "/models"
+PROBE_TIMEOUT_S: Final = 5.0
+PROBE_EVERY_S: Final = (0.25, 5.0)  # at first, and at the longest
+
+RemoteState = Literal["starting", "unreachable", "ready", "stopped"]
+
+
+class RemoteOwner(Protocol):
+    """Who gives it work: the pool."""
+
+    def replica_ready(self, replica: RemoteReplica) -> None: ...
+    def replica_unreachable(self, replica: RemoteReplica) -> None:
+        """It does not answer, and is tried again and again."""
+
+    def replica_relayed(self, replica: RemoteReplica, ticket: Ticket, item: Relayed) -> None: ...
+    def replica_refused(
+        self, replica: RemoteReplica, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool
+    ) -> None: ...
+    def replica_has_room(self) -> None: ...
+
+
+class RemoteReplica:
+    """Owns what is in flight in one remote server. Raises ConfigError when made with unusable settings."""
+
+    __slots__ = (
+        "_busy_until",
+        "_config",
+        "_emit",
+        "_in_flight",
+        "_letterhead",
+        "_model",
+        "_origin",
+        "_owner",
+        "_pool",
+        "_probing",
+        "_wake",
+        "capacity",
+        "failure",
+        "index",
+        "info",
+        "is_fallback",
+        "is_ready",
+        "outstanding",
+        "region",
+        "state",
+        "was_ready",
+        "weight",
+    )
+
+    kind: Literal["remote"] = "remote"
+
+    def __init__(self, model: str, index: int, config: RemoteConfig, owner: RemoteOwner, emit: Emit) -> None:
+        origin = origin_of(config.url)
+        secret = Secret(environment(), variable=config.api_key_env, file=config.api_key_file)
+        patience = Patience(config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s)
+        context = trust(config.ca_file) if origin.is_secure else None
+        self._model = model
+        self._config = config
+        self._owner = owner
+        self._emit = emit
+        self._origin = origin
+        self._letterhead = Letterhead(origin, secret, config.model or model)
+        self._pool = Pool(origin, patience, config.max_in_flight + 1, context)  # and one to probe with
+        self._in_flight: dict[str, _Asking] = {}
+        self._probing: asyncio.Task[None] | None = None
+        self._busy_until = 0.0
+        self._wake: asyncio.TimerHandle | None = None
+        self.index = index
+        self.info: ModelInfo | None = None
+        self.failure: Failure | None = None
+        self.state: RemoteState = "starting"
+        self.is_ready = False
+        self.was_ready = False
+        self.capacity = config.max_in_flight
+        self.outstanding = 0
+        self.weight = config.weight
+        self.region = config.region or ""
+        self.is_fallback = config.fallback
+
+    def __repr__(self) -> str:
+        return f"<RemoteReplica {self._model}/{self.index} {self.name} {self.state}, {self.num_in_flight} in flight>"
+
+    @property
+    def name(self) -> str:
+        """Where it is, for people. Never its key."""
+        return str(self._origin)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def can_take(self) -> bool:
+        return (
+            self.is_ready
+            and len(self._in_flight) < self.capacity
+            and (not self._busy_until or clock.now() >= self._busy_until)
+        )
+
+    def runs(self, ticket: Ticket) -> bool:
+        """Whether it can work on this request at all."""
+        return ticket.relay is not None
+
+    # -- life -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Look whether the server is there; until it has answered once it gets no requests."""
+        if self._config.probe:
+            self._set("starting")
+            self.probe()
+        else:
+            self._reached()
+
+    def probe(self) -> None:
+        """Ask until the server answers; it gets no requests meanwhile. Idempotent."""
+        if self._probing is None and self.state != "stopped":
+            self._probing = asyncio.get_running_loop().create_task(self._probe())
+
+    async def stop(self) -> None:
+        probing, self._probing = self._probing, None
+        if probing is not None:
+            probing.cancel()
+            await asyncio.wait((probing,))
+        if self._wake is not None:
+            self._wake.cancel()
+        for asking in self._in_flight.values():
+            asking.answer.cancel()
+        self.is_ready = False
+        await self._pool.close()
+        if self.state != "stopped":
+            self._set("stopped")
+
+    async def _probe(self) -> None:
+        wait_s, longest_s = PROBE_EVERY_S
+        while True:
+            failed = await self._look()
+            if failed is None:
+                break
+            if self.state != "unreachable":
+                self.is_ready = False
+                self._set("unreachable", failed.message)
+                self._owner.replica_unreachable(self)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, longest_s)
+        self._probing = None
+        self._reached()
+
+    async def _look(self) -> UpstreamFailed | None:
+        """Whether the server answers a request that costs it nothing."""
+        probing = _Probe()
+        exchange = self._pool.send(self._letterhead.get(PROBE_PATH), probing)
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                return await probing.result
+        except TimeoutError:
+            return UpstreamFailed("The remote server did not answer a probe.", code="upstream_first_byte_timeout")
+        finally:
+            exchange.cancel()
+
+    def _reached(self) -> None:
+        self.is_ready = self.was_ready = True
+        self._set("ready")
+        self._owner.replica_ready(self)
+
+    def _set(self, state: RemoteState, reason: str = "") -> None:
+        self.state = state
+        told: Literal["starting", "died", "ready", "stopped"] = "died" if state == "unreachable" else state
+        self._emit(ReplicaChanged(model=self._model, replica=self.index, state=told, reason=reason))
+
+    # -- work -------------------------------------------------------------------------------
+
+    def dispatch(self, ticket: Ticket) -> None:
+        """Send a request that ``runs`` here."""
+        ticket.replica = self.index
+        asking = _Asking(self, ticket)
+        self._in_flight[ticket.request.id] = asking
+        self.outstanding += ticket.request.width
+        asking.send(fresh=False)
+
+    def cancel(self, request_id: str) -> None:
+        """Cut the connection, which tells the server. The request's end follows soon, not within this call."""
+        asking = self._in_flight.get(request_id)
+        if asking is not None:
+            asking.answer.cancel()
+            asyncio.get_running_loop().call_soon(asking.cancelled)
+
+    def pause(self, request_id: str) -> None:
+        """Read no more of an answer whose reader is slow."""
+        asking = self._in_flight.get(request_id)
+        if asking is not None and asking.answer.exchange is not None:
+            asking.answer.exchange.pause()
+
+    def resume(self, request_id: str) -> None:
+        asking = self._in_flight.get(request_id)
+        if asking is not None and asking.answer.exchange is not None:
+            asking.answer.exchange.resume()
+
+    def ticket(self, request_id: str) -> Ticket | None:
+        asking = self._in_flight.get(request_id)
+        return asking.ticket if asking is not None else None
+
+    def release(self, ticket: Ticket) -> None:
+        """The request has ended."""
+        del self._in_flight[ticket.request.id]
+        self.outstanding -= ticket.request.width
+
+    def release_all(self) -> list[Ticket]:
+        """Let go of everything; what is still asked for is cut off."""
+        askings = list(self._in_flight.values())
+        self._in_flight.clear()
+        self.outstanding = 0
+        for asking in askings:
+            asking.answer.cancel()
+        return [asking.ticket for asking in askings]
+
+    def _send(self, asking: _Asking, answer: Answer, *, fresh: bool) -> None:
+        relay = asking.ticket.relay
+        assert relay is not None, "a remote server can only be given what its client wrote"
+        answer.exchange = self._pool.send(self._letterhead.post(relay), answer, fresh=fresh)
+
+    def _refused(self, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool) -> None:
+        if isinstance(error, Overloaded) and error.retry_after_s:
+            self._rest(error.retry_after_s)
+        self._owner.replica_refused(self, ticket, error, counts=counts, retry=retry and ticket.request.idempotent)
+
+    def _rest(self, seconds: float) -> None:
+        """The server asked to be left alone."""
+        self._busy_until = max(self._busy_until, clock.now() + seconds)
+        if self._wake is not None:
+            self._wake.cancel()
+        self._wake = asyncio.get_running_loop().call_later(self._busy_until - clock.now() + 0.001, self._rested)
+
+    def _rested(self) -> None:
+        self._wake = None
+        self._busy_until = 0.0
+        self._owner.replica_has_room()
+
+
+class _Asking:
+    """One ticket's exchange with the server, begun anew at most once: when the kept connection was stale."""
+
+    __slots__ = ("_is_fresh", "_replica", "answer", "ticket")
+
+    def __init__(self, replica: RemoteReplica, ticket: Ticket) -> None:
+        assert ticket.relay is not None
+        self._replica = replica
+        self._is_fresh = False
+        self.ticket = ticket
+        self.answer = Answer(ticket.request.id, ticket.relay, self)
+
+    def send(self, *, fresh: bool) -> None:
+        self._is_fresh = fresh
+        self._replica._send(self, self.answer, fresh=fresh)
+
+    def relayed(self, item: Relayed) -> None:
+        self._replica._owner.replica_relayed(self._replica, self.ticket, item)
+
+    def refused(self, error: InferdError, *, counts: bool, retry: bool) -> None:
+        self._replica._refused(self.ticket, error, counts=counts, retry=retry)
+
+    def stale(self) -> None:
+        relay = self.ticket.relay
+        assert relay is not None
+        assert not self._is_fresh, "a fresh connection is not stale"
+        if self.ticket.request.idempotent:
+            self.answer = Answer(self.ticket.request.id, relay, self)
+            self.send(fresh=True)
+            return
+        error = UpstreamFailed(
+            "The remote server closed the connection before it answered, and the request may not be sent twice.",
+            code="upstream_closed",
+        )
+        self.refused(error, counts=False, retry=False)
+
+    def cancelled(self) -> None:
+        """Some turns of the loop after the cancellation: its one end, unless the owner let go before."""
+        if self._replica._in_flight.get(self.ticket.request.id) is self:
+            end = End("cancelled", self.answer.usage)
+            self._replica._owner.replica_relayed(self._replica, self.ticket, Relayed(self.ticket.request.id, end=end))
+
+
+class _Probe:
+    """Receives the answer to a probe. Whatever is said over there, a server that says it is there."""
+
+    def __init__(self) -> None:
+        self._status = 0
+        self.result: asyncio.Future[UpstreamFailed | None] = asyncio.get_running_loop().create_future()
+
+    def answer_head(self, status: int, headers: Headers) -> None:
+        self._status = status
+
+    def answer_data(self, data: bytes) -> None:
+        pass
+
+    def answer_ended(self) -> None:
+        if self._status >= 500 or self._status in (401, 407, 429):
+            self._conclude(UpstreamFailed(f"The remote server answers a probe with status {self._status}."))
+        else:
+            self._conclude(None)
+
+    def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
+        self._conclude(error)
+
+    def _conclude(self, result: UpstreamFailed | None) -> None:
+        if not self.result.done():
+            self.result.set_result(result)
