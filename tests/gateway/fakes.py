@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 import msgspec
 import uvloop
 
-from inferd.config import ServerConfig
-from inferd.errors import InferdError, ModelNotFound
+from inferd.config import Config, ServerConfig
+from inferd.errors import InferdError, ModelNotFound, Unauthenticated
 from inferd.events import Event, HttpServed
 from inferd.gateway.listener import HttpServer
 from inferd.gateway.server import create_app
 from inferd.gateway.upstream import ModelState
+from inferd.tenancy.principal import Principal
 from inferd.types import (
     Chat,
     Delta,
@@ -70,6 +71,7 @@ class FakeStream:
     def __init__(self, request: GenerateRequest) -> None:
         self.request = request
         self.closed = threading.Event()
+        self.usage = Usage()
         self._queue: asyncio.Queue[Output | InferdError | None] = asyncio.Queue()
         self._ended = False
 
@@ -88,6 +90,8 @@ class FakeStream:
         if isinstance(item, InferdError):
             raise item
         self._ended = item.end is not None
+        if item.end is not None:
+            self.usage = item.end.usage
         return item
 
     def close(self) -> None:
@@ -192,14 +196,63 @@ class FakeRouter:
             raise ModelNotFound(f"No {model}.")
 
 
+class FakePermit:
+    """Remembers what it was told."""
+
+    def __init__(self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int) -> None:
+        self.principal = principal
+        self.model = model
+        self.reserved = (prompt_tokens, max_tokens)
+        self.known: int | None = None
+        self.settled: list[tuple[Usage | None, str]] = []
+        self.over = threading.Event()
+
+    def learned(self, prompt_tokens: int) -> None:
+        self.known = prompt_tokens
+
+    def settle(self, usage: Usage | None, outcome: str) -> None:
+        self.settled.append((usage, outcome))
+        self.over.set()
+
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        return ((b"x-ratelimit-limit-requests", b"10"), (b"x-ratelimit-remaining-requests", b"9"))
+
+
+class FakeDoor:
+    """Knows the keys it is given, and refuses everybody's work while ``refusal`` is set."""
+
+    def __init__(self, keys: dict[str, Principal]) -> None:
+        self.keys = keys
+        self.asked: list[str | None] = []
+        self.permits: list[FakePermit] = []
+        self.refusal: InferdError | None = None
+
+    def authenticate(self, token: str | None) -> Principal:
+        self.asked.append(token)
+        if token is None or token not in self.keys:
+            raise Unauthenticated("A valid API key is needed; send it as 'Authorization: Bearer KEY'.")
+        return self.keys[token]
+
+    def admit(
+        self, principal: Principal, request_id: str, model: str, *, prompt_tokens: int, max_tokens: int
+    ) -> FakePermit:
+        if self.refusal is not None:
+            raise self.refusal
+        self.permits.append(FakePermit(principal, model, prompt_tokens, max_tokens))
+        return self.permits[-1]
+
+
 class Running:
     """A gateway on a real socket in a thread, and what it told its observer."""
 
-    def __init__(self, router: FakeRouter, config: ServerConfig | None = None) -> None:
+    def __init__(
+        self, router: FakeRouter, config: Config | ServerConfig | None = None, app: Mapping[str, Any] | None = None
+    ) -> None:
         self.router = router
         self.events: list[Event] = []
         self.emitted = threading.Semaphore(0)
         self._config = config or ServerConfig(port=0, grace_s=1)
+        self._app = dict(app or {})
         self._started = threading.Event()
         self.http = httpx.Client(timeout=10, trust_env=False)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -210,8 +263,9 @@ class Running:
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        app = create_app(self.router, self._config, self._emit, metrics=lambda: b"# metrics\n")
-        self.server = HttpServer(app, self._config)
+        self.app = create_app(self.router, self._config, self._emit, metrics=lambda: b"# metrics\n", **self._app)
+        server = self._config.server if isinstance(self._config, Config) else self._config
+        self.server = HttpServer(self.app, server)
         self.port = self.server.port
         self._started.set()
         await self.server.serve()
@@ -255,8 +309,11 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(router: FakeRouter | None = None, config: ServerConfig | None = None) -> Iterator[Running]:
-    server = Running(router or FakeRouter(), config).start()
+def running(
+    router: FakeRouter | None = None, config: Config | ServerConfig | None = None, **app: Any
+) -> Iterator[Running]:
+    """``app``: what ``create_app`` gets besides router and configuration."""
+    server = Running(router or FakeRouter(), config, app).start()
     try:
         yield server
     finally:

@@ -44,6 +44,7 @@ NUMBERS = [
     "prompt_logprobs",
     "truncate_prompt_tokens",
     "priority",
+    "timeout",
 ]
 LISTS = ["stop", "bad_words", "stop_token_ids", "allowed_token_ids"]
 SWITCHES = [

@@ -191,7 +191,7 @@ def test_every_knob_reaches_the_engine_and_is_marked_as_the_clients(server: Runn
         "include_stop_str_in_output": True, "n": 2, "skip_special_tokens": False, "spaces_between_special_tokens": False,
         "length_penalty": 1.5,
     }  # fmt: skip
-    extra = {"priority": -3, "cache_salt": "s", "truncate_prompt_tokens": 10, "add_special_tokens": True}
+    extra = {"priority": -1, "timeout": 9, "cache_salt": "s", "truncate_prompt_tokens": 10, "add_special_tokens": True}
     reply = post(server, "/v1/chat/completions", {"messages": HI, **knobs, **extra}, **{"x-inferd-timeout": "2.5"})
     assert reply.status_code == 200, reply.text
     request = server.router.last
@@ -200,7 +200,7 @@ def test_every_knob_reaches_the_engine_and_is_marked_as_the_clients(server: Runn
     for name, value in expected.items():
         assert getattr(request.sampling, name) == (tuple(value) if isinstance(value, list) else value), name
     assert set(request.explicit) == set(expected)
-    assert (request.priority, request.cache_salt, request.truncate_prompt_tokens) == (-3, "s", 10)
+    assert (request.priority, request.cache_salt, request.truncate_prompt_tokens) == (-1, "s", 10)
     assert request.deadline_s == 2.5
     assert chat_of(server).add_special_tokens
 

@@ -37,7 +37,7 @@ def connect(server: Running) -> socket.socket:
 def request(path: str, body: bytes, *extra: str) -> bytes:
     lines = [
         f"POST {path} HTTP/1.1",
-        "host: x",
+        "host: localhost",
         "content-type: application/json",
         f"content-length: {len(body)}",
         *extra,
@@ -181,7 +181,7 @@ def test_an_offer_of_another_protocol_is_declined_and_the_request_served(
     ],
 )  # fmt: skip
 def test_requests_that_two_servers_could_read_differently_are_refused(server: Running, framing: bytes) -> None:
-    smuggled = b"0\r\n\r\nGET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+    smuggled = b"0\r\n\r\nGET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with connect(server) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" + framing + b"\r\n" + smuggled)
         received = read_all(connection)
@@ -204,13 +204,13 @@ def test_garbage_behind_a_request_does_not_get_into_its_answer(server: Running) 
 
 def test_a_body_announced_too_large_is_refused_unread(server: Running) -> None:
     with connect(server) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999999\r\n\r\n")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999999999999\r\n\r\n")
         assert b"413" in read_until(connection, b"request_too_large")
 
 
 def test_a_chunked_body_is_refused_when_it_has_grown_too_large(server: Running) -> None:
     with connect(server) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
         chunk = b"8000\r\n" + b"x" * 0x8000 + b"\r\n"
         for _ in range(3):
             connection.sendall(chunk)
@@ -226,7 +226,7 @@ def test_a_client_that_writes_a_large_body_first_still_reads_the_refusal(server:
 @pytest.mark.parametrize("length", ["abc", "-1", "1e3", ""])
 def test_a_content_length_that_is_no_number_is_refused(server: Running, length: str) -> None:
     with connect(server) as connection:
-        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode())
+        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n".encode())
         connection.shutdown(socket.SHUT_WR)
         received = read_all(connection)
         assert received == b"" or received.startswith(b"HTTP/1.1 400")

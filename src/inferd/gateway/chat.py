@@ -6,13 +6,13 @@ import os
 
 from msgspec import UNSET
 
+from inferd.gateway.admission import find_model
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation import (
     Collected,
     check_request_id,
     collect_all,
     created_at,
-    find_model,
     fingerprint_of,
     ignored_header,
     merge,
@@ -33,14 +33,15 @@ from inferd.gateway.openai_wire import (
     ToolCallDelta,
     WireFinishReason,
 )
+from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range, check_unsupported, sampling_of
 from inferd.gateway.sse import Envelope, encode, endings, events
 from inferd.gateway.toolcalls import ParsedCall, ToolCallParser, parse_all
-from inferd.gateway.upstream import ModelStatus, Upstream
+from inferd.gateway.upstream import ModelStatus
 from inferd.types import Delta, FinishReason, Output, Usage
 
 
-async def create_chat_completion(router: Upstream, call: Call, body: ChatRequest) -> Answer:
+async def create_chat_completion(room: Room, call: Call, body: ChatRequest) -> Answer:
     """Raises InferdError for everything that can be known before the first token."""
     call.ignored = check_unsupported(body)
     _check_chat(body)
@@ -52,13 +53,13 @@ async def create_chat_completion(router: Upstream, call: Call, body: ChatRequest
         check_range("max_completion_tokens", max_tokens, field)
     sampling, explicit = sampling_of(body, max_tokens=max_tokens, logprobs=_logprobs(body))
     chat = chat_of(body, body.messages, default_special_tokens=False)
-    model = find_model(router, body.model)
+    model = find_model(room, call, body.model)
     call.model = model.name
     check_request_id(call, body)
     response_id = call.response_id("chatcmpl")
     call.stream = bool(body.stream)
     streams = submit_all(
-        router,
+        room,
         call,
         body,
         model,
@@ -72,11 +73,11 @@ async def create_chat_completion(router: Upstream, call: Call, body: ChatRequest
     headers = ignored_header(call.ignored)
     if not body.stream:
         (collected,) = await collect_all(call, streams, sampling.n)
-        reply.fingerprint = fingerprint_of(router, model)
+        reply.fingerprint = fingerprint_of(room, model)
         return Response(200, reply.completion(call, collected), headers=headers)
-    outputs = merge(streams)
+    outputs = merge(call, streams)
     first = await started(outputs, call)
-    reply.fingerprint = fingerprint_of(router, model)
+    reply.fingerprint = fingerprint_of(room, model)
     writer = _ChatWriter(reply, call)
     return EventStream(events(call, outputs, first, 1, writer, writer.envelope.ending), headers)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
+from inferd.gateway.admission import find_model
 from inferd.gateway.chat import wire_finish_reason
 from inferd.gateway.errors import invalid
 from inferd.gateway.generation import (
@@ -15,7 +16,6 @@ from inferd.gateway.generation import (
     check_request_id,
     collect_all,
     created_at,
-    find_model,
     fingerprint_of,
     ignored_header,
     merge,
@@ -26,9 +26,10 @@ from inferd.gateway.generation import (
 from inferd.gateway.http import Answer, Call, EventStream, Response
 from inferd.gateway.logprobs import legacy_logprobs, prompt_logprobs
 from inferd.gateway.openai_wire import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs
+from inferd.gateway.room import Room
 from inferd.gateway.sampling import MAX_PROMPTS, MAX_SEQUENCES, check_range, check_unsupported, sampling_of
 from inferd.gateway.sse import Envelope, encode, endings, events
-from inferd.gateway.upstream import ModelStatus, Upstream
+from inferd.gateway.upstream import ModelStatus
 from inferd.types import Delta, Output, PromptReport, SamplingParams, TextPrompt, TokenLogprob, TokenPrompt, Usage
 
 DEFAULT_MAX_TOKENS = 16
@@ -36,7 +37,7 @@ DEFAULT_MAX_TOKENS = 16
 CompletionPrompt = TextPrompt | TokenPrompt
 
 
-async def create_completion(router: Upstream, call: Call, body: CompletionRequest) -> Answer:
+async def create_completion(room: Room, call: Call, body: CompletionRequest) -> Answer:
     """Raises InferdError for everything that can be known before the first token."""
     call.ignored = check_unsupported(body)
     sampling, explicit = _sampling(body)
@@ -46,13 +47,13 @@ async def create_completion(router: Upstream, call: Call, body: CompletionReques
             "n",
             f"{len(prompts)} prompts with {sampling.width} candidates each are above the limit of {MAX_SEQUENCES}; send fewer.",
         )
-    model = find_model(router, body.model)
+    model = find_model(room, call, body.model)
     call.model = model.name
     check_request_id(call, body)
     response_id = call.response_id("cmpl")
     call.stream = bool(body.stream)
     streams = submit_all(
-        router,
+        room,
         call,
         body,
         model,
@@ -66,11 +67,11 @@ async def create_completion(router: Upstream, call: Call, body: CompletionReques
     headers = ignored_header(call.ignored)
     if not body.stream:
         collected = await collect_all(call, streams, sampling.n)
-        reply.fingerprint = fingerprint_of(router, model)
+        reply.fingerprint = fingerprint_of(room, model)
         return Response(200, reply.completion(call, collected), headers=headers)
-    outputs = merge(streams)
+    outputs = merge(call, streams)
     first = await started(outputs, call)
-    reply.fingerprint = fingerprint_of(router, model)
+    reply.fingerprint = fingerprint_of(room, model)
     writer = _CompletionWriter(reply, call)
     return EventStream(events(call, outputs, first, len(streams), writer, writer.envelope.ending), headers)
 

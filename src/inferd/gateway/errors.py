@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from inferd.errors import InferdError, InternalError, InvalidRequest
+from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest, QuotaExceeded, Unauthenticated
 
 
 class RouteNotFound(InferdError):
@@ -58,6 +58,7 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "idempotency_conflict": ErrorKind(409, "invalid_request_error"),
     "upstream_failed": ErrorKind(502, "server_error"),
     "model_not_found": ErrorKind(404, "invalid_request_error"),
+    "state_unavailable": ErrorKind(503, "server_error", retry_after_s=1),
     "overloaded": ErrorKind(503, "server_error", retry_after_s=1),
     "unavailable": ErrorKind(503, "server_error", retry_after_s=1),
     "worker_died": ErrorKind(503, "server_error", retry_after_s=1),
@@ -90,8 +91,14 @@ CLIENT_LEFT: Final = 499
 MAX_MESSAGE_CHARS: Final = 2000
 
 
+# Codes whose status differs from their kind's.
+_BY_CODE: Final[dict[str, int]] = {"idempotency_key_reused": 422, "upstream_timeout": 504}
+
+
 def kind_of(error: InferdError) -> ErrorKind:
-    return TABLE.get(error.kind, TABLE["internal"])
+    kind = TABLE.get(error.kind, TABLE["internal"])
+    status = _BY_CODE.get(error.code or "")
+    return kind if status is None else kind._replace(status=status)
 
 
 def error_body(error: InferdError) -> bytes:
@@ -106,12 +113,17 @@ def error_headers(error: InferdError) -> tuple[tuple[bytes, bytes], ...]:
     """Headers an error brings along: when to come back, what is allowed instead."""
     if isinstance(error, MethodNotAllowed):
         return ((b"allow", error.allow.encode("ascii")),)
+    if isinstance(error, Unauthenticated):
+        return ((b"www-authenticate", b"Bearer"),)
+    if isinstance(error, DeadlineExceeded):
+        return ((b"x-should-retry", b"false"),)  # the client's own time is over; OpenAI's clients would retry a 408
     retry_after_s = kind_of(error).retry_after_s
     if error.retry_after_s is not None and math.isfinite(error.retry_after_s):
         retry_after_s = max(1, math.ceil(min(error.retry_after_s, 86_400.0)))
     if retry_after_s is None:
         return ()
-    return ((b"retry-after", str(retry_after_s).encode("ascii")),)
+    headers = ((b"retry-after", str(retry_after_s).encode("ascii")),)
+    return (*headers, *error.headers) if isinstance(error, QuotaExceeded) else headers
 
 
 def printable(text: str, limit: int = 64) -> str:

@@ -6,16 +6,17 @@ Knows the router's streams; knows neither wire format.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Sequence
 
 from inferd import clock
-from inferd.errors import Cancelled, InferdError, InternalError, InvalidRequest, ModelNotFound, from_failure
-from inferd.gateway.errors import error_body, invalid, printable, shown
+from inferd.errors import Cancelled, InferdError, InternalError, from_failure
+from inferd.gateway.admission import cost_of, reserve, terms_of
+from inferd.gateway.errors import error_body, invalid, shown
 from inferd.gateway.http import Call, Headers, is_request_id
 from inferd.gateway.openai_wire import GenerationFields, PromptTokensDetails, UsageBody
+from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range
-from inferd.gateway.upstream import ModelStatus, Stream, Upstream
+from inferd.gateway.upstream import ModelStatus, Stream
 from inferd.types import (
     Delta,
     End,
@@ -25,58 +26,23 @@ from inferd.types import (
     Prompt,
     PromptReport,
     SamplingParams,
+    TextPrompt,
     TokenLogprob,
+    TokenPrompt,
     Usage,
 )
 
 
-def find_model(router: Upstream, name: str | None) -> ModelStatus:
-    """The model a request means. Without a name: the only one served."""
-    served = router.models()
-    if name is None:
-        if len(served) == 1:
-            return served[0]
-        raise InvalidRequest(
-            f"The field 'model' is missing; name one of: {_names(served)}.",
-            param="model",
-            code="missing_required_parameter",
-        )
-    for status in served:
-        if status.name == name:
-            return status
-    raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {_names(served)}.", param="model")
-
-
-def fingerprint_of(router: Upstream, model: ModelStatus) -> str | None:
+def fingerprint_of(room: Room, model: ModelStatus) -> str | None:
     """What identifies the weights and settings; a model that was still loading has told it since."""
-    info = model.info if model.info is not None else find_model(router, model.name).info
+    info = model.info
+    if info is None:
+        info = next((status.info for status in room.router.models() if status.name == model.name), None)
     return info.fingerprint if info is not None else None
 
 
-def _names(served: Sequence[ModelStatus]) -> str:
-    names = [printable(status.name) for status in served[:20]]
-    return ", ".join(names) + (", ..." if len(served) > 20 else "") if names else "no model"
-
-
-def deadline_of(call: Call) -> float | None:
-    """Seconds the answer may take, from the header ``x-inferd-timeout``."""
-    header = call.header(b"x-inferd-timeout")
-    if header is None:
-        return None
-    try:
-        seconds = float(header)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= 86_400:
-        text = printable(header.decode("latin-1"))
-        raise invalid(
-            "x-inferd-timeout", f"The header x-inferd-timeout must be seconds above 0 and at most 86400, not {text!r}."
-        )
-    return seconds
-
-
 def submit_all(
-    router: Upstream,
+    room: Room,
     call: Call,
     body: GenerationFields,
     model: ModelStatus,
@@ -87,30 +53,53 @@ def submit_all(
     *,
     return_prompt_ids: bool,
 ) -> list[Stream]:
-    """One submit per prompt. The call owns the streams and closes them however it ends."""
-    if body.priority is not None:
-        check_range("priority", body.priority)
+    """One submit per prompt. The call owns the streams and closes them however it ends.
+
+    Raises QuotaExceeded, and what the router raises.
+    """
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= 1024:
         raise invalid("cache_salt", f"cache_salt must have 1 to 1024 characters, not {len(body.cache_salt)}.")
     truncate = _truncation(body)
-    deadline_s = deadline_of(call)
+    terms = terms_of(call, priority=body.priority, timeout=body.timeout)
+    cost = cost_of(
+        model,
+        prompt_bytes=sum(_bytes_of(prompt, call) for prompt in prompts),
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts if isinstance(prompt, TokenPrompt)),
+        num_prompts=len(prompts),
+        width=sampling.width,
+        max_tokens=sampling.max_tokens,
+    )
+    reserve(room, call, model.name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
     for number, prompt in enumerate(prompts):
         request = GenerateRequest(
             id=response_id if len(prompts) == 1 else f"{response_id}-{number}",
             model=model.name,
+            priority=terms.priority,
+            deadline_s=terms.deadline_s,
+            tenant=terms.tenant,
+            weight=terms.weight,
+            session=terms.session,
+            region=terms.region,
+            num_tokens=cost.expected // len(prompts),
+            num_bytes=call.request_bytes // len(prompts),
             prompt=prompt,
             sampling=sampling,
             explicit=explicit,
-            priority=body.priority or 0,
-            deadline_s=deadline_s,
             cache_salt=body.cache_salt or "",
             truncate_prompt_tokens=truncate,
             stream=bool(body.stream),
             return_prompt_ids=return_prompt_ids,
             arrived_at=call.started_at,
         )
-        call.streams.append(router.submit(request))
+        call.streams.append(room.router.submit(request))
     return call.streams
+
+
+def _bytes_of(prompt: Prompt, call: Call) -> int:
+    """An upper bound of a prompt's text; JSON writes no text shorter than it is."""
+    if isinstance(prompt, TokenPrompt):
+        return 0
+    return len(prompt.text.encode()) if isinstance(prompt, TextPrompt) else call.request_bytes
 
 
 def check_request_id(call: Call, body: GenerationFields) -> None:
@@ -201,6 +190,7 @@ async def collect(call: Call, stream: Stream, n: int) -> Collected:
     async for output in stream:
         if output.prompt is not None:
             collected.prompt = output.prompt
+            call.learned(output.prompt.num_tokens)
         for delta in output.deltas:
             collected.choices[delta.index].add(delta)
         if output.end is not None:
@@ -228,13 +218,15 @@ async def collect_all(call: Call, streams: Sequence[Stream], n: int) -> list[Col
     return [task.result() for task in tasks]
 
 
-async def merge(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Output], None]:
+async def merge(call: Call, streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Output], None]:
     """Outputs of several streams as they come, each with its stream's number.
 
     At most one output per stream is held here: a slow reader holds back the reading, not memory.
     """
     if len(streams) == 1:
         async for output in streams[0]:
+            if output.prompt is not None:
+                call.learned(output.prompt.num_tokens)
             yield 0, output
         return
     waiting = {asyncio.create_task(_next(stream)): number for number, stream in enumerate(streams)}
@@ -246,6 +238,8 @@ async def merge(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Output],
                 output_or_none = task.result()
                 if output_or_none is not None:
                     waiting[asyncio.create_task(_next(streams[number]))] = number
+                    if output_or_none.prompt is not None:
+                        call.learned(output_or_none.prompt.num_tokens)
                     yield number, output_or_none
     finally:
         for task in waiting:
@@ -280,6 +274,7 @@ def note_end(call: Call, end: End) -> None:
     """Remember for the access log how a request ended; several prompts add up."""
     usage = call.usage
     call.usage = end.usage if usage is None else add_usage(usage, end.usage)
+    call.num_ended += 1
     call.timings = end.timings
     if call.outcome in (None, "done"):
         call.outcome = end.outcome

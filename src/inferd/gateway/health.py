@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from inferd import __version__
-from inferd.gateway.http import Response
+from inferd.errors import Unauthenticated
+from inferd.gateway.admission import token_of, visible
+from inferd.gateway.http import Call, Response
+from inferd.gateway.room import Room
 from inferd.gateway.sse import encode
-from inferd.gateway.upstream import ModelState, Upstream
+from inferd.gateway.upstream import ModelState, ModelStatus, Upstream
 
 
 class ModelHealth(msgspec.Struct, frozen=True):
@@ -20,7 +24,10 @@ class ModelHealth(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """Ready: every configured model has a ready replica and the server is not leaving."""
+    """Ready: every model that is loaded at the start has a ready replica, and the server is not leaving.
+
+    ``models`` shows those that the client may use, and none to a client without a key where keys are needed.
+    """
 
     status: Literal["ready", "not_ready", "draining"]
     models: dict[str, ModelHealth]
@@ -44,14 +51,23 @@ def live() -> Response:
     return Response(200, encode(Liveness()))
 
 
-def ready(router: Upstream) -> Response:
-    served = router.models()
-    models = {s.name: ModelHealth(s.state, s.replicas_ready, s.replicas, s.detail) for s in served}
+def ready(room: Room, call: Call) -> Response:
+    router = room.router
+    models = {s.name: ModelHealth(s.state, s.replicas_ready, s.replicas, s.detail) for s in _shown(room, call)}
     if router.draining:
         return Response(503, encode(Readiness("draining", models)), headers=((b"retry-after", b"1"),))
-    if not all(s.replicas_ready >= 1 for s in served):
+    if not all(s.replicas_ready >= 1 for s in router.models()):
         return Response(503, encode(Readiness("not_ready", models)), headers=((b"retry-after", b"1"),))
     return Response(200, encode(Readiness("ready", models)))
+
+
+def _shown(room: Room, call: Call) -> Sequence[ModelStatus]:
+    """A probe needs no key; names of models are for those who may list them."""
+    try:
+        principal = room.door.authenticate(token_of(call))
+    except Unauthenticated:
+        return ()
+    return visible(room.router, principal) if principal.may("models") else ()
 
 
 def version() -> Response:

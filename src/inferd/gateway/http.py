@@ -12,9 +12,11 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeVar
 
+from inferd import clock
 from inferd.errors import InvalidRequest
 from inferd.gateway.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType, printable
 from inferd.gateway.upstream import Stream
+from inferd.tenancy.principal import LOCAL, Permit, Principal
 from inferd.types import Timings, Usage
 
 Message = MutableMapping[str, Any]
@@ -26,7 +28,13 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 JSON_TYPE: Final = b"application/json"
 HTML_TYPE: Final = b"text/html; charset=utf-8"
+EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
 BODY_IDLE_TIMEOUT_S: Final = 60.0
+SEND_TIMEOUT_S: Final = 60.0
+SEND_PIECE_BYTES: Final = 64 * 1024  # what has to get away within the time for sending
+ABORT: Final = "inferd.abort"  # where the listener leaves the function that cuts the connection
+
+EVENTS_HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
@@ -64,23 +72,36 @@ class Call:
     """One request on its way through the gateway, and what the access log will say of it."""
 
     __slots__ = (
+        "_abort",
+        "_by_name",
+        "_laggard_timer",
+        "_num_prompts_known",
+        "_prompt_tokens",
+        "_sending_since",
+        "_task",
+        "common_headers",
         "error_code",
         "finish_reasons",
         "given_request_id",
         "gone",
         "headers",
+        "http_version",
         "ignored",
         "is_complete",
         "method",
         "model",
+        "num_ended",
         "outcome",
         "path",
+        "permit",
+        "principal",
         "receive",
         "request_bytes",
         "request_id",
         "response_bytes",
         "route",
         "send",
+        "send_timeout_s",
         "started_at",
         "status",
         "stream",
@@ -93,11 +114,23 @@ class Call:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, started_at: float) -> None:
         self.method: str = scope["method"]
+        self.http_version: str = scope.get("http_version", "1.1")
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.receive = receive
         self.send = send
+        self.send_timeout_s = SEND_TIMEOUT_S
         self.started_at = started_at
+        self._abort: Callable[[], None] | None = scope.get(ABORT)
+        self._by_name: dict[bytes, bytes] | None = None
+        self._laggard_timer: asyncio.TimerHandle | None = None
+        self._num_prompts_known = 0
+        self._prompt_tokens = 0
+        self._sending_since: float | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self.principal: Principal = LOCAL
+        self.permit: Permit | None = None
+        self.common_headers: Headers = ()  # that every answer to this call has
         self.unique = os.urandom(12).hex()
         self.given_request_id = _given_request_id(self.headers)
         self.request_id = self.given_request_id or self.unique
@@ -108,6 +141,7 @@ class Call:
         self.model: str | None = None
         self.stream = False
         self.streams: list[Stream] = []
+        self.num_ended = 0  # of the streams, whose cost is in ``usage``
         self.ignored: list[str] = []
         self.gone = False
         self.is_complete = False  # the last part of the answer is on its way
@@ -120,10 +154,14 @@ class Call:
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this (lower-case) name."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        by_name = self._by_name
+        if by_name is None:
+            by_name = self._by_name = dict(reversed(self.headers))
+        return by_name.get(name)
+
+    def count(self, name: bytes) -> int:
+        """How many headers of this (lower-case) name came."""
+        return sum(key == name for key, _ in self.headers)
 
     def close_streams(self) -> None:
         for stream in self.streams:
@@ -143,7 +181,7 @@ class Call:
     async def _watch(self, serving: asyncio.Task[Any]) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
-        if self.is_complete:
+        if self.is_complete or self.gone:
             return
         self.gone = True
         self.close_streams()
@@ -153,7 +191,67 @@ class Call:
         """The call is over, whatever happened: nothing of it goes on."""
         if self.watcher is not None:
             self.watcher.cancel()
+        if self._laggard_timer is not None:
+            self._laggard_timer.cancel()
         self.close_streams()
+        if self.permit is not None:
+            self.permit.settle(self.cost(), self.final_outcome)
+
+    @property
+    def final_outcome(self) -> str:
+        """How the request for work ended; a call that never got so far was refused."""
+        if self.outcome is not None:
+            return self.outcome
+        if self.gone:
+            return "cancelled"
+        return "refused" if self.error_code is not None else "done"
+
+    def cost(self) -> Usage | None:
+        """What was computed for this call; None: nothing. A stream whose end was not heard counts as
+        far as it is known."""
+        if self.num_ended >= len(self.streams):
+            return self.usage
+        known = [stream.usage for stream in self.streams]
+        return Usage(
+            sum(usage.prompt_tokens for usage in known),
+            sum(usage.completion_tokens for usage in known),
+            sum(usage.cached_tokens for usage in known),
+        )
+
+    def learned(self, prompt_tokens: int) -> None:
+        """One stream's prompt is so long. When all are known, the quota gets back what is too much."""
+        self._num_prompts_known += 1
+        self._prompt_tokens += prompt_tokens
+        if self.permit is not None and self._num_prompts_known == len(self.streams):
+            self.permit.learned(self._prompt_tokens)
+
+    async def put(self, body: bytes, *, more: bool) -> None:
+        """Send a part of the answer's body; waits while what was sent before is still in the buffer.
+
+        A client that does not make room in time is cut off (``_look_at_sending``).
+        """
+        self.response_bytes += len(body)
+        if not more:
+            self.is_complete = True
+        if self._laggard_timer is None:
+            self._task = asyncio.current_task()
+            self._look_at_sending()
+        self._sending_since = clock.now()
+        await self.send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sending_since = None
+
+    def _look_at_sending(self) -> None:
+        """Now and then: one timer for all parts is much cheaper than one for each."""
+        since = self._sending_since
+        if since is None or clock.now() - since < self.send_timeout_s:
+            self._laggard_timer = asyncio.get_running_loop().call_later(self.send_timeout_s / 4, self._look_at_sending)
+            return
+        self.gone = True
+        if self._abort is not None:
+            self._abort()
+        self.close_streams()
+        if self._task is not None:
+            self._task.cancel()
 
     def response_id(self, prefix: str) -> str:
         """An id for the answer's body: unique, and readable beside the request id in a log."""
@@ -229,31 +327,38 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
 
 async def send_response(call: Call, response: Response) -> None:
     call.status = response.status
-    headers = [(b"x-request-id", call.request_id.encode("ascii")), *response.headers]
+    headers = [(b"x-request-id", call.request_id.encode("ascii")), *call.common_headers, *response.headers]
+    if call.permit is not None:
+        headers += call.permit.headers()
     if response.status != 204:
         headers.append((b"content-type", response.content_type))
         headers.append((b"content-length", str(len(response.body)).encode("ascii")))
     await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
     body = b"" if call.method == "HEAD" else response.body
-    call.response_bytes += len(body)
-    call.is_complete = True
-    await call.send({"type": "http.response.body", "body": body})
+    if len(body) <= SEND_PIECE_BYTES:
+        call.response_bytes += len(body)
+        call.is_complete = True
+        await call.send({"type": "http.response.body", "body": body})
+        return
+    for start in range(0, len(body), SEND_PIECE_BYTES):
+        await call.put(body[start : start + SEND_PIECE_BYTES], more=True)
+    await call.put(b"", more=False)
 
 
 async def send_events(call: Call, events: EventStream) -> None:
-    """Send frames as they come. ``call.send`` waits when the client reads slower than we write."""
+    """Send frames as they come. ``call.put`` waits when the client reads slower than we write."""
     call.status = 200
     headers = [
         (b"x-request-id", call.request_id.encode("ascii")),
+        *call.common_headers,
         *events.headers,
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
+        (b"content-type", EVENTS_TYPE),
+        *EVENTS_HEADERS,
     ]
+    if call.permit is not None:
+        headers += call.permit.headers()
     await call.send({"type": "http.response.start", "status": 200, "headers": headers})
     async with contextlib.aclosing(events.frames) as frames:
         async for frame in frames:
-            call.response_bytes += len(frame)
-            await call.send({"type": "http.response.body", "body": frame, "more_body": True})
-    call.is_complete = True
-    await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+            await call.put(frame, more=True)
+    await call.put(b"", more=False)

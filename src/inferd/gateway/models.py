@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from inferd.gateway.generation import find_model
-from inferd.gateway.http import Response
+from inferd.gateway.admission import find_model, visible
+from inferd.gateway.http import Call, Response
 from inferd.gateway.openai_wire import ModelCard, ModelList, ModelPermission
+from inferd.gateway.room import Room
 from inferd.gateway.sse import encode
-from inferd.gateway.upstream import ModelStatus, Upstream
+from inferd.gateway.upstream import ModelStatus
 
 
-def list_models(router: Upstream) -> Response:
-    return Response(200, encode(ModelList(data=[_card(status) for status in router.models()])))
+def list_models(room: Room, call: Call) -> Response:
+    """The models that the client may use."""
+    return Response(200, encode(ModelList(data=[_card(status) for status in visible(room.router, call.principal)])))
 
 
-def get_model(router: Upstream, name: str) -> Response:
+def get_model(room: Room, call: Call, name: str) -> Response:
     """Raises ModelNotFound."""
-    return Response(200, encode(_card(find_model(router, name))))
+    return Response(200, encode(_card(find_model(room, call, name))))
 
 
 def _card(status: ModelStatus) -> ModelCard:

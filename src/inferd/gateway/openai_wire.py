@@ -68,6 +68,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
     priority: int | None = None
+    timeout: float | None = None
     request_id: str | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None

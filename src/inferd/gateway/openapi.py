@@ -13,14 +13,22 @@ from inferd.gateway.sampling import RANGES
 
 _REASONS = {
     400: "The request is not valid; the error names the field, the value and the remedy.",
-    404: "There is no such model.",
+    401: "An API key is needed, and none came or it is not valid.",
+    403: "The API key is valid and does not allow this, or the request came from a foreign web page.",
+    404: "There is no such model, or the API key may not use it.",
     405: "The method is not allowed here.",
     408: "The deadline or the time for sending the body passed.",
+    409: "A request with this Idempotency-Key is still being worked on.",
     413: "The body is larger than server.max_body_bytes.",
     415: "The body is not JSON.",
+    422: "The Idempotency-Key was used before, with another body.",
+    429: "The API key's quota is used up; try again after the time in Retry-After.",
     500: "A defect of the server.",
+    502: "A remote server did not answer, or not properly.",
     503: "Nothing can take the request now; try again after the time in Retry-After.",
+    504: "A remote server did not answer in time.",
 }
+_KEY = "apiKey"
 
 
 def openapi_document() -> bytes:
@@ -43,7 +51,16 @@ def openapi_document() -> bytes:
             "openapi": "3.1.0",
             "info": {"title": "inferd", "version": __version__, "description": "OpenAI-compatible inference server."},
             "paths": paths,
-            "components": {"schemas": components},
+            "components": {
+                "schemas": components,
+                "securitySchemes": {
+                    _KEY: {
+                        "type": "http",
+                        "scheme": "bearer",
+                        "description": "An API key; also taken from the header x-api-key. Where the server needs no keys, any or none.",
+                    }
+                },
+            },
         }
     )
 
@@ -78,6 +95,7 @@ def _operation(route: Route, refs: dict[type[msgspec.Struct], Any]) -> dict[str,
         "operationId": f"{route.method.lower()}_{route.pattern.strip('/').replace('/', '_').replace('{', '').replace('}', '') or 'start'}",
         "summary": route.summary,
         "responses": responses,
+        "security": [] if route.scope == "public" else [{_KEY: [route.scope]}, {}],
     }
     if "{" in route.pattern:
         name = route.pattern.partition("{")[2].rstrip("}")

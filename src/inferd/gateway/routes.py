@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from inferd.gateway import health, models
+from inferd.gateway.admission import visible
 from inferd.gateway.chat import create_chat_completion
 from inferd.gateway.completions import create_completion
 from inferd.gateway.decode import decode_body
@@ -34,20 +35,11 @@ from inferd.gateway.openai_wire import (
     detokenize_decoder,
     tokenize_decoder,
 )
+from inferd.gateway.room import Room
 from inferd.gateway.tokenize import detokenize, tokenize
-from inferd.gateway.upstream import Upstream
+from inferd.tenancy.principal import Scope
 
-Scope = Literal["public", "inference"]
 METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
-
-
-class Room(NamedTuple):
-    """What endpoints work with."""
-
-    router: Upstream
-    max_body_bytes: int
-    metrics: Callable[[], bytes]
-    openapi: Callable[[], bytes]
 
 
 Endpoint = Callable[[Room, Call, str], Awaitable[Answer]]
@@ -69,33 +61,33 @@ class Route(NamedTuple):
 async def _chat(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, room.max_body_bytes), chat_decoder)
-    return await call.watched(create_chat_completion(room.router, call, body))
+    return await call.watched(create_chat_completion(room, call, body))
 
 
 async def _completion(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, room.max_body_bytes), completion_decoder)
-    return await call.watched(create_completion(room.router, call, body))
+    return await call.watched(create_completion(room, call, body))
 
 
 async def _tokenize(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, room.max_body_bytes), tokenize_decoder)
-    return await call.watched(tokenize(room.router, call, body))
+    return await call.watched(tokenize(room, call, body))
 
 
 async def _detokenize(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, room.max_body_bytes), detokenize_decoder)
-    return await call.watched(detokenize(room.router, call, body))
+    return await call.watched(detokenize(room, call, body))
 
 
 async def _models(room: Room, call: Call, rest: str) -> Answer:
-    return models.list_models(room.router)
+    return models.list_models(room, call)
 
 
 async def _model(room: Room, call: Call, rest: str) -> Answer:
-    return models.get_model(room.router, rest)
+    return models.get_model(room, call, rest)
 
 
 async def _live(room: Room, call: Call, rest: str) -> Answer:
@@ -103,7 +95,7 @@ async def _live(room: Room, call: Call, rest: str) -> Answer:
 
 
 async def _ready(room: Room, call: Call, rest: str) -> Answer:
-    return health.ready(room.router)
+    return health.ready(room, call)
 
 
 async def _version(room: Room, call: Call, rest: str) -> Answer:
@@ -127,10 +119,11 @@ async def _docs(room: Room, call: Call, rest: str) -> Answer:
 
 
 async def _start(room: Room, call: Call, rest: str) -> Answer:
-    return Response(200, start_page(room.router.models()), HTML_TYPE)
+    return Response(200, start_page(visible(room.router, call.principal)), HTML_TYPE)
 
 
-_GENERATES: Final = (400, 404, 408, 413, 415, 500, 503)
+_REFUSALS: Final = (401, 403)  # of every route that is not public
+_GENERATES: Final = (400, *_REFUSALS, 404, 408, 413, 415, 429, 500, 503)
 
 
 def _get(
@@ -139,11 +132,12 @@ def _get(
     summary: str,
     response: type[msgspec.Struct] | None = None,
     *,
-    scope: Scope = "public",
+    scope: Scope,
     media: bytes = b"application/json",
     statuses: tuple[int, ...] = (),
 ) -> Route:
-    return Route("GET", pattern, scope, endpoint, summary, None, response, None, media, statuses)
+    refusals = () if scope == "public" else _REFUSALS
+    return Route("GET", pattern, scope, endpoint, summary, None, response, None, media, (*refusals, *statuses))
 
 
 def _post(
@@ -154,9 +148,11 @@ def _post(
     response: type[msgspec.Struct],
     chunk: Any = None,
 ) -> Route:
-    return Route(
-        "POST", pattern, "inference", endpoint, summary, request, response, chunk, b"application/json", _GENERATES
-    )
+    return Route("POST", pattern, "infer", endpoint, summary, request, response, chunk, b"application/json", _GENERATES)
+
+
+def _probe(pattern: str, endpoint: Endpoint, summary: str, response: type[msgspec.Struct], *statuses: int) -> Route:
+    return _get(pattern, endpoint, summary, response, scope="public", statuses=statuses)
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -164,21 +160,21 @@ ROUTES: Final[tuple[Route, ...]] = (
     _post("/v1/completions", _completion, "Continue a text, or score it.", CompletionRequest, Completion, Completion),
     _post("/tokenize", _tokenize, "Text or messages to token ids.", TokenizeRequest, TokenizeResponse),
     _post("/detokenize", _detokenize, "Token ids to text.", DetokenizeRequest, DetokenizeResponse),
-    _get("/v1/models", _models, "The models served here.", ModelList, scope="inference"),
-    _get("/v1/models/{model}", _model, "One model.", ModelCard, scope="inference", statuses=(404,)),
-    _get("/health", _ready, "Can requests be served?", health.Readiness, statuses=(503,)),
-    _get("/health/ready", _ready, "Can requests be served?", health.Readiness, statuses=(503,)),
-    _get("/readyz", _ready, "Can requests be served?", health.Readiness, statuses=(503,)),
-    _get("/ping", _ready, "Can requests be served?", health.Readiness, statuses=(503,)),
-    _get("/health/live", _live, "Is the process alive?", health.Liveness),
-    _get("/healthz", _live, "Is the process alive?", health.Liveness),
-    _get("/livez", _live, "Is the process alive?", health.Liveness),
-    _get("/version", _version, "The server's version.", health.Version),
-    _get("/load", _load, "Requests inside the server.", health.Load),
-    _get("/metrics", _metrics, "Metrics in Prometheus' text format.", media=METRICS_TYPE),
-    _get("/openapi.json", _openapi, "This document."),
-    _get("/docs", _docs, "This document, for people.", media=HTML_TYPE),
-    _get("/", _start, "A short page that says what is served.", media=HTML_TYPE),
+    _get("/v1/models", _models, "The models served here.", ModelList, scope="models"),
+    _get("/v1/models/{model}", _model, "One model.", ModelCard, scope="models", statuses=(404,)),
+    _probe("/health", _ready, "Can requests be served?", health.Readiness, 503),
+    _probe("/health/ready", _ready, "Can requests be served?", health.Readiness, 503),
+    _probe("/readyz", _ready, "Can requests be served?", health.Readiness, 503),
+    _probe("/ping", _ready, "Can requests be served?", health.Readiness, 503),
+    _probe("/health/live", _live, "Is the process alive?", health.Liveness),
+    _probe("/healthz", _live, "Is the process alive?", health.Liveness),
+    _probe("/livez", _live, "Is the process alive?", health.Liveness),
+    _get("/version", _version, "The server's version.", health.Version, scope="models"),
+    _get("/load", _load, "Requests inside the server.", health.Load, scope="metrics"),
+    _get("/metrics", _metrics, "Metrics in Prometheus' text format.", scope="metrics", media=METRICS_TYPE),
+    _get("/openapi.json", _openapi, "This document.", scope="models"),
+    _get("/docs", _docs, "This document, for people.", scope="models", media=HTML_TYPE),
+    _get("/", _start, "A short page that says what is served.", scope="models", media=HTML_TYPE),
 )
 
 
@@ -186,6 +182,11 @@ class Match(NamedTuple):
     pattern: str
     by_method: dict[str, Route]
     rest: str
+
+    @property
+    def scope(self) -> Scope:
+        """What it takes to be told anything at all about this path."""
+        return next(iter(self.by_method.values())).scope
 
     @property
     def allow(self) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from functools import cache
 
 from inferd import clock
-from inferd.config import ServerConfig
+from inferd.config import Config, ServerConfig
 from inferd.errors import InferdError, InternalError
 from inferd.events import Emit, HttpServed
+from inferd.gateway.admission import authenticate
 from inferd.gateway.errors import (
     CLIENT_LEFT,
     MethodNotAllowed,
@@ -38,8 +39,12 @@ from inferd.gateway.http import (
     send_response,
 )
 from inferd.gateway.openapi import openapi_document
-from inferd.gateway.routes import Room, RouteTable
+from inferd.gateway.origin import Origins
+from inferd.gateway.room import Room
+from inferd.gateway.routes import Match, RouteTable
 from inferd.gateway.upstream import Upstream
+from inferd.tenancy.principal import Door, OpenDoor, Principal
+from inferd.tenancy.principal import Scope as KeyScope
 
 LAST_WORDS_S = 1.0  # for a cancelled request to say how far it came
 
@@ -47,22 +52,36 @@ _log = logging.getLogger("inferd.gateway")
 
 
 class Gateway:
-    """The ASGI application. Keeps nothing between requests but the table of routes."""
+    """The ASGI application. Keeps nothing between requests but what ``Room`` holds.
 
-    __slots__ = ("_emit", "_room", "_router", "_table")
+    ``principal``: whoever reaches this application is that one (the control socket), and no web page does.
+    """
 
-    def __init__(self, router: Upstream, config: ServerConfig, emit: Emit, metrics: Callable[[], bytes]) -> None:
-        self._router = router
-        self._emit = emit
+    __slots__ = ("_origins", "_principal", "_room", "_scope_of_metrics", "_table")
+
+    def __init__(self, room: Room, principal: Principal | None) -> None:
+        self._principal = principal
         self._table = RouteTable()
-        self._room = Room(router, config.max_body_bytes, metrics, cache(openapi_document))
+        self._take(room)
+
+    def configure(self, config: Config) -> None:
+        """From the next request on another configuration counts."""
+        self._take(self._room._replace(config=config))
+
+    def _take(self, room: Room) -> None:
+        self._room = room
+        self._origins = Origins(room.config.server)
+        self._scope_of_metrics: KeyScope = "public" if room.config.server.public_metrics else "metrics"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"The gateway serves HTTP, not {scope['type']}.")
         call = Call(scope, receive, send, clock.now())
+        call.send_timeout_s = self._room.config.server.send_timeout_s
         try:
             await self._serve(call)
+            if call.num_ended < len(call.streams):
+                await _hear_ends(call)
         except ClientLeft:
             call.gone = True
             await _hear_ends(call)
@@ -74,7 +93,7 @@ class Gateway:
             await _hear_ends(call)
         finally:
             call.finish()
-            self._emit(_served(call, clock.now()))
+            self._room.emit(_served(call, clock.now()))
 
     async def _serve(self, call: Call) -> None:
         begun = False
@@ -100,31 +119,47 @@ class Gateway:
 
     async def _answer(self, call: Call) -> Response | EventStream:
         if call.method == "OPTIONS" and call.path == "*":
-            return Response(204, headers=((b"allow", b"GET, HEAD, POST, OPTIONS"),))
+            return Response(204, headers=((b"allow", b"GET, HEAD, POST, DELETE, OPTIONS"),))
         match = self._table.find(call.path)
         if match is None:
             raise RouteNotFound(f"There is nothing at {printable(call.path, 200)!r}; /docs lists what there is.")
         call.route = match.pattern
+        route = match.by_method.get("GET" if call.method == "HEAD" else call.method)
+        scope = self._scope_of_metrics if match.pattern == "/metrics" else match.scope if route is None else route.scope
+        if self._principal is not None:
+            call.principal = self._principal
+        elif scope != "public":
+            if call.method == "OPTIONS" and scope != "admin":
+                self._origins.check_host(call)
+                headers = self._origins.preflight(call, match.allow)
+                if headers is not None:
+                    return Response(204, headers=headers)
+            authenticate(self._room.door, call, scope)
+            self._origins.check_host(call)
+            call.common_headers = self._origins.check_origin(call, closed=scope == "admin")
         if call.method == "OPTIONS":
             return Response(204, headers=((b"allow", match.allow.encode("ascii")),))
-        route = match.by_method.get("GET" if call.method == "HEAD" else call.method)
         if route is None:
-            raise MethodNotAllowed(
-                f"{match.pattern} does not allow {printable(call.method)}; use {match.allow}.", allow=match.allow
-            )
+            raise _not_allowed(call, match)
         return await route.endpoint(self._room, call, match.rest)
 
     def _error(self, call: Call, error: InferdError) -> Response:
         call.error_code = error.code
         status = kind_of(error).status
         headers = error_headers(error)
-        if status == 503 and self._router.draining:
+        if status == 503 and self._room.router.draining:
             headers = (*headers, (b"connection", b"close"))
         return Response(status, error_body(error), headers=headers)
 
 
+def _not_allowed(call: Call, match: Match) -> MethodNotAllowed:
+    return MethodNotAllowed(
+        f"{match.pattern} does not allow {printable(call.method)}; use {match.allow}.", allow=match.allow
+    )
+
+
 async def _hear_ends(call: Call) -> None:
-    """The client left; what its requests had cost by then still belongs into the log."""
+    """The client left, or a part of its request failed; what its requests had cost by then still belongs into the log."""
     call.close_streams()
     with contextlib.suppress(TimeoutError, InferdError):
         async with asyncio.timeout(LAST_WORDS_S):
@@ -144,6 +179,8 @@ def _served(call: Call, now: float) -> HttpServed:
         request_bytes=call.request_bytes,
         response_bytes=call.response_bytes,
         model=call.model,
+        tenant=call.principal.tenant,
+        key_id=call.principal.key_id,
         stream=call.stream,
         outcome="cancelled" if call.gone and call.streams and call.outcome is None else call.outcome,
         finish_reasons=call.finish_reasons,
@@ -158,7 +195,19 @@ def _no_metrics() -> bytes:
 
 
 def create_app(
-    router: Upstream, config: ServerConfig, emit: Emit, *, metrics: Callable[[], bytes] = _no_metrics
+    router: Upstream,
+    config: Config | ServerConfig,
+    emit: Emit,
+    *,
+    metrics: Callable[[], bytes] = _no_metrics,
+    door: Door | None = None,
+    principal: Principal | None = None,
 ) -> Gateway:
-    """The ASGI application in front of ``router``; ``metrics`` renders Prometheus' text format."""
-    return Gateway(router, config, emit, metrics)
+    """The ASGI application in front of ``router``; ``metrics`` renders Prometheus' text format.
+
+    Without a ``door`` everybody comes in. With a ``principal`` everybody is that one, and nobody is asked.
+    """
+    if isinstance(config, ServerConfig):
+        config = Config(server=config, models={})
+    room = Room(router, config, door if door is not None else OpenDoor(), emit, metrics, cache(openapi_document))
+    return Gateway(room, principal)

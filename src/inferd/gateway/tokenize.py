@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from inferd.gateway.admission import find_model, reserve
 from inferd.gateway.errors import invalid
-from inferd.gateway.generation import find_model
 from inferd.gateway.http import Call, Response
 from inferd.gateway.messages import chat_of
 from inferd.gateway.openai_wire import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_token_ids
 from inferd.gateway.sse import encode
-from inferd.gateway.upstream import Upstream
 from inferd.types import Chat, TextPrompt
 
 _MAX_TOKENS = 4 * 1024 * 1024
 
 
-async def tokenize(router: Upstream, call: Call, body: TokenizeRequest) -> Response:
-    """Raises InvalidRequest, ModelNotFound, Unavailable."""
+async def tokenize(room: Room, call: Call, body: TokenizeRequest) -> Response:
+    """Raises InvalidRequest, ModelNotFound, QuotaExceeded, Unavailable."""
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "Send either 'prompt' or 'messages', one of the two.", "missing_required_parameter")
     prompt: Chat | TextPrompt
@@ -24,16 +24,18 @@ async def tokenize(router: Upstream, call: Call, body: TokenizeRequest) -> Respo
         prompt = chat_of(body, body.messages, default_special_tokens=False)
     else:
         prompt = TextPrompt(text=body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
-    model = find_model(router, body.model)
+    model = find_model(room, call, body.model)
     call.model = model.name
-    ids, strings = await router.tokenize(model.name, prompt, want_strings=bool(body.return_token_strs))
+    reserve(room, call, model.name)
+    ids, strings = await room.router.tokenize(model.name, prompt, want_strings=bool(body.return_token_strs))
     limit = model.info.max_model_len if model.info is not None else None
     return Response(200, encode(TokenizeResponse(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings)))
 
 
-async def detokenize(router: Upstream, call: Call, body: DetokenizeRequest) -> Response:
-    """Raises InvalidRequest, ModelNotFound, Unavailable."""
+async def detokenize(room: Room, call: Call, body: DetokenizeRequest) -> Response:
+    """Raises InvalidRequest, ModelNotFound, QuotaExceeded, Unavailable."""
     check_token_ids("tokens", body.tokens, _MAX_TOKENS)
-    model = find_model(router, body.model)
+    model = find_model(room, call, body.model)
     call.model = model.name
-    return Response(200, encode(DetokenizeResponse(await router.detokenize(model.name, body.tokens))))
+    reserve(room, call, model.name)
+    return Response(200, encode(DetokenizeResponse(await room.router.detokenize(model.name, body.tokens))))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from inferd.types import Chat, GenerateRequest, ModelInfo, Output, TextPrompt
+from inferd.types import Chat, GenerateRequest, ModelInfo, Output, TextPrompt, Usage
 
 ModelState = Literal["loading", "ready", "degraded", "failed", "stopped"]
 
@@ -39,6 +39,11 @@ class ModelStatus(Protocol):
 
 class Stream(Protocol):
     """Outputs of one request; the last one has ``end`` set, then iteration stops."""
+
+    @property
+    def usage(self) -> Usage:
+        """What the request has cost as far as it is known; exact once its last output was read."""
+        ...
 
     def __aiter__(self) -> Stream: ...
     async def __anext__(self) -> Output: ...

@@ -15,13 +15,14 @@ from inferd.types import Delta, End, FinishReason, Output, PromptReport, TokenLo
 class Stream:
     """An async iterator of outputs for one reader. ``push`` is the router's side."""
 
-    __slots__ = ("_is_over", "_on_close", "_pending", "_waiter", "is_closed", "progress", "request_id")
+    __slots__ = ("_cost", "_is_over", "_on_close", "_pending", "_waiter", "is_closed", "progress", "request_id")
 
     def __init__(self, request_id: str, on_close: Callable[[], None]) -> None:
         self.request_id = request_id
         self.progress = Progress()
         self.is_closed = False
         self._on_close = on_close
+        self._cost: Usage | None = None  # told by the end
         self._pending: Output | _Merged | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_over = False  # the last output was pushed
@@ -34,6 +35,7 @@ class Stream:
         self.progress.note(output, now)
         if output.end is not None:
             self._is_over = True
+            self._cost = output.end.usage
         elif self.is_closed:
             return  # nobody reads this; the end still says what it cost
         if self._pending is None:
@@ -48,6 +50,11 @@ class Stream:
     @property
     def is_over(self) -> bool:
         return self._is_over
+
+    @property
+    def usage(self) -> Usage:
+        """What the request has cost, as far as it is known."""
+        return self._cost if self._cost is not None else self.progress.usage
 
     # -- the reader's side ------------------------------------------------------------------
 

@@ -1,0 +1,230 @@
+"""Who may come in, and on what terms: credentials, scopes, visible models, priority, deadline, quotas.
+
+Decided from the matched route and the request's headers before its body is read; what needs the body
+comes after it, and before any cost. Knows the door and the principal, not how keys are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from inferd.errors import Forbidden, InvalidRequest, ModelNotFound, Unauthenticated
+from inferd.gateway.errors import invalid, printable, shown
+from inferd.gateway.http import Call
+from inferd.gateway.room import Room
+from inferd.gateway.sampling import check_range
+from inferd.gateway.upstream import ModelStatus, Upstream
+from inferd.tenancy.principal import Door, Principal, Scope
+from inferd.types import RANKS, Priority
+
+MAX_TOKEN_CHARS: Final = 512  # no key of ours is as long, so a longer one is wrong without looking
+MAX_SESSION_CHARS: Final = 256
+MAX_TIMEOUT_S: Final = 86_400.0
+UNSET_MAX_TOKENS: Final = 4096  # an answer's reserve where neither request nor model names a limit
+EXPECTED_TOKENS: Final = 256  # an answer's likely length where the request names none
+BYTES_PER_TOKEN: Final = 4
+
+_TIMEOUT_HEADERS: Final = (b"x-inferd-timeout", b"x-request-timeout")
+_SESSION_HEADERS: Final = (b"x-session-id", b"x-inferd-session")
+
+
+# -- before the body -----------------------------------------------------------------------------
+
+
+def authenticate(door: Door, call: Call, scope: Scope) -> Principal:
+    """Who asks. Raises Unauthenticated, and Forbidden where the key is good and does not do."""
+    principal = door.authenticate(token_of(call))
+    call.principal = principal
+    if not principal.may(scope):
+        raise Forbidden(
+            f"This needs the scope {scope!r}, which {'your API key does' if principal.key_id else 'requests without an API key do'} not have; "
+            f"use a key that has it."
+        )
+    return principal
+
+
+def token_of(call: Call) -> str | None:
+    """The credential of a request: a bearer token, or ``x-api-key``. None: it brought none.
+
+    Raises Unauthenticated where it is not clear which one is meant.
+    """
+    given = call.header(b"authorization")
+    if given is None:
+        key = call.header(b"x-api-key")
+        if key is None:
+            return None
+        if call.count(b"x-api-key") > 1:
+            raise ambiguous()
+        return _text(key)
+    if call.count(b"authorization") > 1:
+        raise ambiguous()
+    kind, _, token = given.partition(b" ")
+    if kind.lower() == b"bearer":
+        return _text(token)
+    key = call.header(b"x-api-key")
+    return _text(key) if key is not None else ""
+
+
+def ambiguous() -> Unauthenticated:
+    return Unauthenticated("The request brings more than one API key; send one.")
+
+
+def _text(token: bytes) -> str:
+    token = token.strip()
+    return token.decode("latin-1") if len(token) <= MAX_TOKEN_CHARS else ""
+
+
+# -- after the body ------------------------------------------------------------------------------
+
+
+def visible(router: Upstream, principal: Principal) -> Sequence[ModelStatus]:
+    """The models a principal may use; to it there are no others."""
+    served = router.models()
+    if not principal.models:
+        return served
+    return [status for status in served if principal.may_use(status.name)]
+
+
+def find_model(room: Room, call: Call, name: str | None) -> ModelStatus:
+    """The model a request means; without a name, the only one there is for this client.
+
+    A model that the key may not use is not found, exactly like one that does not exist. Raises
+    ModelNotFound, InvalidRequest.
+    """
+    seen = visible(room.router, call.principal)
+    if name is None:
+        if len(seen) == 1:
+            return seen[0]
+        raise InvalidRequest(
+            f"The field 'model' is missing; name one of: {_names(seen)}.",
+            param="model",
+            code="missing_required_parameter",
+        )
+    for status in seen:
+        if status.name == name:
+            return status
+    raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {_names(seen)}.", param="model")
+
+
+def _names(served: Sequence[ModelStatus]) -> str:
+    names = [printable(status.name) for status in served[:20]]
+    return ", ".join(names) + (", ..." if len(served) > 20 else "") if names else "no model"
+
+
+class Terms(NamedTuple):
+    """On what terms a request is served: the part of a Request that does not depend on what it asks."""
+
+    priority: Priority
+    deadline_s: float | None
+    tenant: str
+    weight: float
+    session: str
+    region: str
+
+
+def terms_of(call: Call, *, priority: int | None, timeout: float | None) -> Terms:
+    """From headers, the body's ``priority`` and ``timeout``, and what the key allows. Raises InvalidRequest."""
+    principal = call.principal
+    return Terms(
+        _priority(call, priority),
+        _deadline(call, timeout),
+        principal.tenant,
+        principal.weight,
+        _session(call),
+        principal.region,
+    )
+
+
+def _priority(call: Call, in_body: int | None) -> Priority:
+    """The class asked for, but none better than the key's best."""
+    best = call.principal.priority
+    header = call.header(b"x-inferd-priority")
+    if header is not None:
+        word = header.decode("latin-1").strip().lower()
+        if word not in RANKS:
+            raise invalid(
+                "x-inferd-priority",
+                f"The header x-inferd-priority must be one of {', '.join(RANKS)}, not {printable(word)!r}.",
+            )
+        return max(RANKS[word], best)
+    if in_body is not None:
+        check_range("priority", in_body)
+        return max(in_body, best)
+    return max(call.principal.default_priority, best)
+
+
+def _deadline(call: Call, in_body: float | None) -> float | None:
+    """Seconds the answer may take: the least of the body's ``timeout`` and the headers'."""
+    found: list[float] = []
+    if in_body is not None:
+        if not 0 < in_body <= MAX_TIMEOUT_S:
+            raise invalid("timeout", f"timeout must be seconds above 0 and at most 86400, not {shown(in_body)}.")
+        found.append(in_body)
+    for name in _TIMEOUT_HEADERS:
+        header = call.header(name)
+        if header is None:
+            continue
+        try:
+            seconds = float(header)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds <= MAX_TIMEOUT_S:
+            text, word = printable(header.decode("latin-1")), name.decode("ascii")
+            raise invalid(word, f"The header {word} must be seconds above 0 and at most 86400, not {text!r}.")
+        found.append(seconds)
+    return min(found) if found else None
+
+
+def _session(call: Call) -> str:
+    for name in _SESSION_HEADERS:
+        header = call.header(name)
+        if header is not None:
+            if len(header) > MAX_SESSION_CHARS:
+                word = name.decode("ascii")
+                raise invalid(
+                    word, f"The header {word} may have at most {MAX_SESSION_CHARS} characters, not {len(header)}."
+                )
+            return header.decode("latin-1")
+    return ""
+
+
+# -- quotas --------------------------------------------------------------------------------------
+
+
+class Cost(NamedTuple):
+    """What a request may cost at most, which its quota must have, and what it will likely cost, which
+    its place in the queue is measured by. Tokens."""
+
+    max_prompt: int
+    max_answer: int
+    expected: int
+
+
+def cost_of(
+    model: ModelStatus, *, prompt_bytes: int, prompt_tokens: int, num_prompts: int, width: int, max_tokens: int | None
+) -> Cost:
+    """Bounds of a request's tokens before anything is tokenized.
+
+    No tokenizer makes more tokens than bytes. ``prompt_tokens`` are those of prompts that came as token
+    ids; ``width`` is the number of sequences computed per prompt.
+    """
+    context = model.info.max_model_len if model.info is not None else None
+    max_prompt = prompt_bytes + prompt_tokens
+    if context is not None:
+        max_prompt = min(max_prompt, num_prompts * context)
+    each = max_tokens if max_tokens is not None else context if context is not None else UNSET_MAX_TOKENS
+    likely = max_tokens if max_tokens is not None else EXPECTED_TOKENS
+    if context is not None:
+        each, likely = min(each, context), min(likely, context)
+    sequences = num_prompts * width
+    expected = min(prompt_bytes // BYTES_PER_TOKEN + prompt_tokens + num_prompts, max_prompt) + sequences * likely
+    return Cost(max_prompt, sequences * each, expected)
+
+
+def reserve(room: Room, call: Call, model: str, *, prompt_tokens: int = 0, max_tokens: int = 0) -> None:
+    """Take the call from its quotas; it is settled when the call is over. Raises QuotaExceeded."""
+    call.permit = room.door.admit(
+        call.principal, call.request_id, model, prompt_tokens=prompt_tokens, max_tokens=max_tokens
+    )

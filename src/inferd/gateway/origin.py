@@ -1,0 +1,142 @@
+"""Which names this server answers to, and which web pages may call it.
+
+A browser attacks on behalf of the page it shows: by a name that a foreign DNS server points at
+127.0.0.1 (rebinding), or by a form or script of another origin. Both are refused here, from the Host
+and Origin headers alone. Programs that are no browsers send no Origin and are not concerned.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final
+
+from inferd.config import ServerConfig
+from inferd.errors import Forbidden, InvalidRequest
+from inferd.gateway.errors import printable
+from inferd.gateway.http import Call, Headers
+
+_HOST: Final = re.compile(
+    rb"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}(?:%25[A-Za-z0-9._-]{1,32})?\])(?::(?P<port>[0-9]{1,5}))?"
+)
+_SAFE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+_MAX_KNOWN: Final = 256
+_EXPOSED: Final = (
+    b"x-request-id, retry-after, idempotent-replayed, x-inferd-cache, x-inferd-ignored-params, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
+_VARY: Final = (b"vary", b"origin")
+
+
+class Origins:
+    """The rules of one configuration."""
+
+    __slots__ = ("_any_origin", "_hosts", "_known", "_origins")
+
+    def __init__(self, config: ServerConfig) -> None:
+        hosts = config.allowed_hosts
+        if not hosts and is_loopback(config.host):
+            hosts = ("localhost", "*.localhost")
+        self._hosts: tuple[str, ...] = () if "*" in hosts else tuple(host.lower() for host in hosts)
+        self._origins = frozenset(origin.lower().rstrip("/").encode() for origin in config.cors_origins)
+        self._any_origin = b"*" in self._origins
+        self._known: dict[bytes, bool] = {}  # answers for Host headers seen before
+
+    def check_host(self, call: Call) -> None:
+        """Raises InvalidRequest for a Host header that is none, Forbidden for a name that is not ours."""
+        host = call.header(b"host")
+        if host is None:
+            if call.http_version == "1.0":
+                return
+            raise InvalidRequest("The Host header is missing; HTTP/1.1 needs one.", code="invalid_host")
+        allowed = self._known.get(host)
+        if allowed is None:
+            allowed = self._judge(host)
+            if len(self._known) < _MAX_KNOWN:
+                self._known[host] = allowed
+        if call.count(b"host") > 1:
+            raise InvalidRequest("The Host header came twice; send it once.", code="invalid_host")
+        if not allowed:
+            name = printable(host.decode("latin-1"))
+            raise Forbidden(
+                f"This server does not answer to the name {name!r}; add it to server.allowed_hosts.",
+                code="host_not_allowed",
+            )
+
+    def _judge(self, host: bytes) -> bool:
+        match = _HOST.fullmatch(host)
+        if match is None or int(match["port"] or 0) > 65_535:
+            raise InvalidRequest("The Host header is not a host name or address.", code="invalid_host")
+        if not self._hosts:
+            return True
+        name = match["name"].decode("ascii").lower().rstrip(".")
+        if _is_address(name.strip("[]")):
+            return True  # nobody's DNS points an address elsewhere
+        return any(name == rule or (rule.startswith("*.") and name.endswith(rule[1:])) for rule in self._hosts)
+
+    def check_origin(self, call: Call, *, closed: bool) -> Headers:
+        """Headers that let the page of an allowed origin read the answer. Raises Forbidden for a request
+        that changes something and comes from a page of another origin.
+
+        ``closed``: of this no page of another origin gets anything, whatever is configured.
+        """
+        origin = call.header(b"origin")
+        if origin is None:
+            return (_VARY,) if self._origins else ()
+        if not closed and self._allows(origin):
+            return (
+                (b"access-control-allow-origin", b"*" if self._any_origin else origin),
+                (b"access-control-expose-headers", _EXPOSED),
+                _VARY,
+            )
+        if call.method not in _SAFE and origin.lower().partition(b"://")[2] != (call.header(b"host") or b"").lower():
+            name = printable(origin.decode("latin-1"))
+            raise Forbidden(
+                f"Pages of the origin {name!r} may not call this server; add it to server.cors_origins.",
+                code="origin_not_allowed",
+            )
+        return ()
+
+    def preflight(self, call: Call, allow: str) -> Headers | None:
+        """The answer to a browser that asks before it calls; None: this is no such question, or the
+        origin is not allowed."""
+        origin = call.header(b"origin")
+        if origin is None or call.header(b"access-control-request-method") is None or not self._allows(origin):
+            return None
+        return (
+            (b"access-control-allow-origin", b"*" if self._any_origin else origin),
+            (b"access-control-allow-methods", allow.encode("ascii")),
+            (b"access-control-allow-headers", _ALLOWED_HEADERS),
+            (b"access-control-max-age", b"600"),
+            _VARY,
+        )
+
+    def _allows(self, origin: bytes) -> bool:
+        return self._any_origin or origin.lower() in self._origins
+
+
+_ALLOWED_HEADERS: Final = (
+    b"authorization, content-type, x-api-key, idempotency-key, x-request-id, x-client-request-id, x-session-id, "
+    b"x-inferd-session, x-inferd-priority, x-inferd-timeout, x-request-timeout, x-stainless-arch, x-stainless-lang, "
+    b"x-stainless-os, x-stainless-package-version, x-stainless-retry-count, x-stainless-runtime, "
+    b"x-stainless-runtime-version, x-stainless-timeout, x-stainless-helper-method"
+)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine reach a listener on ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
