@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Servers that tests start keep their state and sockets here, never in the user's own data folder.
+_DATA_HOME = tempfile.TemporaryDirectory(prefix="inferd-tests-")
+os.environ["XDG_DATA_HOME"] = _DATA_HOME.name
 
 # One compute thread per test process: the suite runs in parallel, and results repeat.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

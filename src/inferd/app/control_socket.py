@@ -1,0 +1,125 @@
+"""The Unix socket through which the operator talks to a server: ``<data_dir>/run/<port>.sock``.
+
+Whoever can open it may do everything, so the folder is 0700 and the socket 0600, both of the server's
+user. A socket left by a killed server is replaced; one that answers is another server's and is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from inferd.errors import ConfigError
+
+_MAX_PATH_BYTES = 100  # the kernel takes 104 to 108, by platform
+_BACKLOG = 64
+
+
+class NoControlSocketError(Exception):
+    """The socket cannot be had, which a server survives; the message says why."""
+
+
+class ControlSocket:
+    """A listening socket and its file, which is removed with it."""
+
+    def __init__(self, listener: socket.socket, path: Path) -> None:
+        self.listener = listener
+        self.path = path
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.listener.fileno() >= 0:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            self.listener.close()
+
+
+def open_control_socket(data_dir: Path, port: int) -> ControlSocket:
+    """Listen for the operator. Raises ConfigError where another server listens there, and
+    NoControlSocketError where the folder does not allow it."""
+    folder = data_dir / "run"
+    path = folder / f"{port}.sock"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _alone(folder) as directory:
+            found = os.fstat(directory)
+            if found.st_uid != os.geteuid():
+                raise NoControlSocketError(f"{folder} belongs to another user")
+            if stat.S_IMODE(found.st_mode) != 0o700:
+                os.fchmod(directory, 0o700)
+            return ControlSocket(_bound(path, directory, data_dir), path)
+    except OSError as error:
+        raise NoControlSocketError(f"{path}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[int]:
+    """A descriptor of the folder, held by one starting server at a time: looking and replacing is one act."""
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _bound(path: Path, directory: int, data_dir: Path) -> socket.socket:
+    address = _address(path, directory)
+    if _is_live(address):
+        raise ConfigError(
+            f"Another server uses {path}; stop it, or choose another port or another state.data_dir than {data_dir}.",
+            param="state.data_dir",
+        )
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(address)
+        path.chmod(0o600)  # the folder has kept others out until here
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _address(path: Path, directory: int) -> str:
+    """What to bind or connect to: the path, or a short way to it where it is too long for the kernel."""
+    if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
+        return str(path)
+    short = f"/proc/self/fd/{directory}/{path.name}"
+    if not Path("/proc/self/fd").exists():
+        raise NoControlSocketError(f"{path} is longer than {_MAX_PATH_BYTES} bytes; choose a shorter state.data_dir")
+    return short
+
+
+def _is_live(address: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address)
+        except BlockingIOError:  # its backlog is full: somebody listens
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def connect(path: Path, timeout_s: float) -> socket.socket:
+    """A connection to a server's socket. Raises OSError."""
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.settimeout(timeout_s)
+        made.connect(_address(path, directory))
+    except BaseException:
+        made.close()
+        raise
+    finally:
+        os.close(directory)
+    return made

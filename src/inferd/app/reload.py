@@ -1,0 +1,138 @@
+"""Follows the configuration file: reads it when it has changed, and has a good one adopted.
+
+A bad file changes nothing and is told with all its problems. Knows when to read and what came of it;
+what adopting a configuration takes is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from inferd import clock
+from inferd.app.config_file import Version, is_being_written, version
+from inferd.config import Config
+from inferd.errors import ConfigError, InferdError
+from inferd.events import ConfigReloaded, Emit
+
+POLL_S = 0.5
+MAX_WRITING_S = 10.0  # a program that keeps the file open for writing for longer is no longer waited for
+
+_log = logging.getLogger("inferd.app")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """Where a configuration comes from: ``read`` takes the file, the environment and the flags together.
+
+    It may block, and raises InferdError with everything that is wrong.
+    """
+
+    path: Path
+    read: Callable[[], Config]
+
+
+class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of reading the file again."""
+
+    at: float  # seconds since the epoch
+    accepted: bool
+    details: tuple[str, ...]  # what changed, or what is wrong
+
+
+class Reloader:
+    """One reading at a time. ``adopt`` makes a configuration the one in use and says what changed; it
+    raises InferdError, with nothing changed, where it cannot."""
+
+    def __init__(
+        self,
+        source: ConfigSource,
+        adopt: Callable[[Config], Awaitable[list[str]]],
+        emit: Emit,
+        *,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._source = source
+        self._adopt = adopt
+        self._emit = emit
+        self._poll_s = poll_s
+        self._one_at_a_time = asyncio.Lock()
+        self._read_version = version(source.path)
+        self.last: Reloaded | None = None
+
+    async def follow(self) -> None:
+        """Poll until cancelled. A version is read when two looks in a row saw it and nobody writes."""
+        seen: Version | None = self._read_version
+        writing_since: float | None = None
+        while True:
+            await asyncio.sleep(self._poll_s)
+            found = await asyncio.to_thread(version, self._source.path)
+            is_still = found == seen
+            seen = found
+            if found is None or found == self._read_version or not is_still:
+                continue  # missing for a moment, nothing new, or still changing
+            if await asyncio.to_thread(is_being_written, self._source.path):
+                writing_since = writing_since or clock.now()
+                if clock.now() - writing_since < MAX_WRITING_S:
+                    continue
+            writing_since = None
+            await self.reload()
+
+    async def reload(self) -> Reloaded:
+        """Read now and adopt what was read, or say why not."""
+        async with self._one_at_a_time:
+            # Before reading: a change that comes meanwhile is then read once more.
+            self._read_version = await asyncio.to_thread(version, self._source.path)
+            try:
+                config = await asyncio.to_thread(self._source.read)
+                details = tuple(await self._adopt(config))
+            except InferdError as error:
+                outcome = Reloaded(at=clock.wall(), accepted=False, details=_problems(error))
+            else:
+                outcome = Reloaded(at=clock.wall(), accepted=True, details=details)
+            self.last = outcome
+        self._tell(outcome)
+        return outcome
+
+    def _tell(self, outcome: Reloaded) -> None:
+        said = "\n  - ".join(("", *outcome.details)) if outcome.details else " nothing changed"
+        if outcome.accepted:
+            _log.info("%s was read again:%s", self._source.path, said)
+        else:
+            _log.error("%s was read again and refused; the old configuration keeps serving:%s", self._source.path, said)
+        self._emit(ConfigReloaded(accepted=outcome.accepted, detail="; ".join(outcome.details)))
+
+
+def _problems(error: InferdError) -> tuple[str, ...]:
+    """The lines of a refusal that lists several."""
+    head, *rest = error.message.split("\n  - ")
+    return tuple(rest) if rest else (head,)
+
+
+def needs_restart(old: Config, new: Config) -> list[str]:
+    """What cannot change while a server runs, a sentence each."""
+    sentences = []
+    for field in ("host", "port", "log_format"):
+        before, after = getattr(old.server, field), getattr(new.server, field)
+        if before != after:
+            sentences.append(f"server.{field}: changing {before!r} to {after!r} needs a restart.")
+    for section in ("state", "cache"):
+        before, after = getattr(old, section), getattr(new, section)
+        for field in before.__struct_fields__:
+            if getattr(before, field) != getattr(after, field):
+                # Without values: the URLs may hold passwords.
+                sentences.append(f"{section}.{field}: changing it needs a restart.")
+    return sentences
+
+
+def refuse_restarts(old: Config, new: Config) -> None:
+    """Raises ConfigError that lists everything which cannot change in place."""
+    sentences = needs_restart(old, new)
+    if sentences:
+        head = f"{len(sentences)} settings cannot change while the server runs:"
+        raise ConfigError(sentences[0] if len(sentences) == 1 else "\n  - ".join([head, *sentences]))

@@ -1,0 +1,276 @@
+"""The composition root: builds every part once, wires them, runs them, and takes them down in order.
+
+Knows the order in which things start and stop; every part's work is its own.
+
+Leaving (SIGTERM, SIGINT, SIGHUP, or the operator's word): readiness turns false; for ``drain_delay_s``
+requests are still accepted, as balancers learn of it late; then new ones are refused and those in flight
+get ``grace_s``; what is left is ended with an error that says so. A second signal never starts this anew;
+a second Ctrl-C cuts it short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from inferd import clock
+from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_control_socket
+from inferd.app.departure import Departure
+from inferd.app.reload import ConfigSource, Reloader, refuse_restarts
+from inferd.config import Config
+from inferd.errors import InternalError, ModelLoadError
+from inferd.events import Emit, Event, ignore
+from inferd.router.router import Router
+from inferd.state.folder import data_folder
+from inferd.worker.process import WORKER_COMMAND
+from inferd.worker.supervisor import Patience
+
+if TYPE_CHECKING:
+    from inferd.gateway.listener import HttpServer
+    from inferd.gateway.server import Gateway
+    from inferd.observe import Observer
+
+FAREWELL_S = 1.0  # for the last bytes of answers that are over
+
+_log = logging.getLogger("inferd.app")
+
+
+def run(
+    config: Config,
+    *,
+    source: ConfigSource | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    watch: Emit = ignore,
+    command: Sequence[str] = WORKER_COMMAND,
+    patience: Patience = Patience(),
+) -> int:
+    """``serve`` in an event loop of its own, uvloop's where it is installed."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):
+        from uvloop import new_event_loop as factory
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(
+            serve(config, source=source, on_ready=on_ready, watch=watch, command=command, patience=patience)
+        )
+
+
+async def serve(
+    config: Config,
+    *,
+    source: ConfigSource | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    watch: Emit = ignore,
+    command: Sequence[str] = WORKER_COMMAND,
+    patience: Patience = Patience(),
+) -> int:
+    """Serve until a signal or the operator says to leave; the exit code.
+
+    The port answers at once; ``on_ready`` gets the server's address when every model is ready or has
+    failed. ``source`` is read again when its file changes. ``watch`` hears every event as it happens.
+    ``command`` starts a worker. Raises ConfigError when the port cannot be had, before any worker is
+    started, and ModelLoadError when no model could be loaded.
+    """
+    from inferd.gateway.listener import bind
+
+    departure, events = Departure(), _Events(watch)
+    async with contextlib.AsyncExitStack() as stack:
+        listener = bind(config.server)
+        stack.callback(listener.close)
+        door_of_operator = _control_socket(config, listener.getsockname()[1])
+        if door_of_operator is not None:
+            stack.callback(door_of_operator.close)
+        departure.listen()
+        stack.callback(departure.deaf)
+        router = Router(config.models, events, command=command, patience=patience)
+        stack.push_async_callback(router.stop)
+        await router.start()  # before the imports below: the workers' own take longer
+        await asyncio.to_thread(_import_parts)
+        from inferd.gateway.listener import HttpServer
+        from inferd.gateway.server import create_app
+        from inferd.observe import Observer
+        from inferd.tenancy.principal import OPERATOR
+
+        observer = Observer(
+            models=_replicas(config), access_log=config.server.access_log, plain=_is_plain(config.server.log_format)
+        )
+        stack.callback(observer.close)
+        stack.enter_context(_logging_into(observer.log_handler))
+        events.connect(observer.emit)
+        app = create_app(router, config, observer.emit, metrics=observer.render_metrics)
+        site = Site(config, router, observer, [app])
+        if source is not None:
+            site.reloader = Reloader(source, site.adopt, observer.emit)
+        servers = [HttpServer(app, config.server, listener)]
+        if door_of_operator is not None:
+            inner = create_app(router, config, observer.emit, metrics=observer.render_metrics, principal=OPERATOR)
+            site.gateways.append(inner)
+            servers.append(HttpServer(inner, config.server, door_of_operator.listener))
+        await _run(site, servers, departure, on_ready)
+    return 0
+
+
+class Site:
+    """The parts of a server that runs, and the configuration they have now."""
+
+    def __init__(self, config: Config, router: Router, observer: Observer, gateways: list[Gateway]) -> None:
+        self.config = config
+        self.router = router
+        self.observer = observer
+        self.gateways = gateways
+        self.reloader: Reloader | None = None
+
+    async def adopt(self, config: Config) -> list[str]:
+        """Make another configuration the one in use, without a dropped request; says what changed.
+
+        Raises InferdError, with nothing changed, where it cannot be done while the server runs.
+        """
+        refuse_restarts(self.config, config)
+        changes = await self.router.apply(config)
+        self.config = config
+        return changes
+
+
+def _control_socket(config: Config, port: int) -> ControlSocket | None:
+    """Where the operator's commands arrive; a server without one serves all the same."""
+    try:
+        return open_control_socket(data_folder(config.state), port)
+    except NoControlSocketError as error:
+        _log.warning("no control socket, so inferd status and its like will not find this server: %s", error)
+        return None
+
+
+def _replicas(config: Config) -> dict[str, int]:
+    return {name: model.num_local + len(model.upstreams) for name, model in config.models.items()}
+
+
+def _is_plain(log_format: str) -> bool:
+    """JSON for machines; words where a person watches."""
+    return log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
+
+
+@contextlib.contextmanager
+def _logging_into(handler: logging.Handler) -> Iterator[None]:
+    """Have Python's logging join the log that waits for nobody: a stuck reader stops no request."""
+    loggers = [logging.getLogger(name) for name in ("inferd", "uvicorn")]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+            logger.propagate = True
+
+
+def _import_parts() -> None:
+    """In a thread, so that the workers get their first messages meanwhile."""
+    import inferd.gateway.server
+    import inferd.observe  # noqa: F401
+
+
+async def _run(
+    site: Site, servers: Sequence[HttpServer], departure: Departure, on_ready: Callable[[str], None] | None
+) -> None:
+    loop = asyncio.get_running_loop()
+    serving = [loop.create_task(server.serve()) for server in servers]
+    settled = loop.create_task(site.router.settled())
+    leaving = loop.create_task(departure.leave.wait())
+    following = None
+    if site.reloader is not None and site.config.server.reload:
+        following = loop.create_task(site.reloader.follow())
+    try:
+        await asyncio.wait((*serving, settled, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if settled.done() and not leaving.done():
+            _refuse_if_all_failed(site)
+            if on_ready is not None:
+                on_ready(_address(site.config.server.host, servers[0].port))
+            await asyncio.wait((*serving, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not leaving.done():
+            for task in serving:
+                if task.done():
+                    await task
+            raise InternalError("The HTTP server ended although nobody asked it to.")
+        await _leave(site, servers, serving, departure)
+    finally:
+        settled.cancel()
+        leaving.cancel()
+        if following is not None:
+            following.cancel()
+        await _close(servers, serving, FAREWELL_S)
+
+
+def _refuse_if_all_failed(site: Site) -> None:
+    """A server that can serve nothing is a failed start; one bad model among others is not."""
+    failures = site.router.load_failures()
+    for name, failure in failures.items():
+        _log.error("the model %s could not be loaded: %s", name, failure.message)
+    if failures and len(failures) == len(site.config.models):
+        raise ModelLoadError(
+            "\n".join(
+                failure.message if len(failures) == 1 else f"{name}: {failure.message}"
+                for name, failure in failures.items()
+            )
+        )
+
+
+async def _leave(
+    site: Site, servers: Sequence[HttpServer], serving: Sequence[asyncio.Task[None]], departure: Departure
+) -> None:
+    site.router.begin_drain()
+    await departure.cut_short(asyncio.sleep(site.config.server.drain_delay_s))
+    deadline = clock.now() + site.config.server.grace_s
+    await departure.cut_short(site.router.drain(site.config.server.grace_s))
+    site.router.abort()
+    for server in servers:
+        server.stop()
+    # Answers that are complete here may still be on their way to slow readers.
+    left = max(FAREWELL_S, deadline - clock.now())
+    await departure.cut_short(asyncio.wait(serving, timeout=left))
+
+
+async def _close(servers: Sequence[HttpServer], serving: Sequence[asyncio.Task[None]], seconds: float) -> None:
+    """End the HTTP servers whatever state they are in."""
+    for server in servers:
+        server.stop()
+    await asyncio.wait(serving, timeout=seconds)
+    for server in servers:
+        server.stop(now=True)
+    await asyncio.wait(serving, timeout=seconds)
+    for task in serving:
+        task.cancel()
+    for task in serving:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _address(host: str, port: int) -> str:
+    """Where a client on this machine finds the server."""
+    reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+class _Events:
+    """Holds events back until there is an observer."""
+
+    def __init__(self, watch: Emit) -> None:
+        self._watch = watch
+        self._emit: Emit | None = None
+        self._held: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self._watch(event)
+        if self._emit is None:
+            self._held.append(event)
+        else:
+            self._emit(event)
+
+    def connect(self, emit: Emit) -> None:
+        self._emit = emit
+        for event in self._held:
+            emit(event)
+        self._held.clear()
