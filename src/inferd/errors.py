@@ -5,7 +5,7 @@ Only the gateway maps these to status codes; here they have names.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from inferd.types import Failure
 
@@ -72,6 +72,7 @@ class QuotaExceeded(InferdError):
 
     kind = "quota_exceeded"
     default_code = "rate_limit_exceeded"
+    limit: Literal["requests", "tokens", "in_flight"] = "requests"
     headers: tuple[tuple[bytes, bytes], ...] = ()  # x-ratelimit-*, as they stood at the refusal
 
 
@@ -101,6 +102,13 @@ class Unavailable(InferdError):
 
     kind = "unavailable"
     default_code = "unavailable"
+
+
+class KeyNotFound(InferdError):
+    """No API key has this id."""
+
+    kind = "key_not_found"
+    default_code = "key_not_found"
 
 
 class StateUnavailable(InferdError):

@@ -1,0 +1,44 @@
+"""Where what outlives the process lies on this machine's disk."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from inferd.config import StateConfig
+from inferd.errors import ConfigError
+
+
+def data_folder(config: StateConfig) -> Path:
+    """The folder for state, journals and the control socket; need not exist yet.
+
+    ``data_dir`` where it is set, else ``inferd`` in the user's data folder: ``$XDG_DATA_HOME`` or
+    ``~/.local/share`` (XDG base directories), on macOS ``~/Library/Application Support``.
+    """
+    if config.data_dir is not None:
+        return Path(config.data_dir).expanduser().absolute()
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise ConfigError(
+            "This user has no home folder to keep state in; name a folder: INFERD_STATE__DATA_DIR=/var/lib/inferd.",
+            param="state.data_dir",
+        ) from None
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support" / "inferd"
+    chosen = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(chosen) if chosen.startswith("/") else home / ".local" / "share") / "inferd"
+
+
+def make_folder(folder: Path) -> Path:
+    """Make it, for this user alone. Raises ConfigError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {folder} for keys and usage cannot be made ({error.strerror}); "
+            "name another one: INFERD_STATE__DATA_DIR=/path, or state.data_dir in the config file.",
+            param="state.data_dir",
+        ) from None
+    return folder

@@ -1,0 +1,180 @@
+"""SQLite in WAL mode: the database of a machine.
+
+WAL lets the command line write while a server reads. ``synchronous`` is FULL, because a key that was
+shown, and usage that was taken out of its journal, must survive a power cut; a commit costs a flush
+of the disk, which only this thread waits for. What need not survive one is committed without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from inferd.errors import ConfigError, InferdError, StateUnavailable
+from inferd.state.database import LOCK_WAIT_S, Instant, Row, Value, migrate, refuse_newer, schema_version
+from inferd.state.schema import VERSION
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class SqliteDatabase:
+    """One connection to one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.where = str(path)
+        self._path = path
+        self._is_durable = True
+        self._clock = _SharedClock()
+        connection: sqlite3.Connection | None = None
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            connection = sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
+            self._connection = connection
+            self._inode = path.stat().st_ino
+            self._prepare()
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, OSError):
+                raise ConfigError(
+                    f"The database {path} cannot be opened ({error.strerror}); give this user the right to write there, "
+                    "or name another place: INFERD_STATE__DATA_DIR=/path.",
+                    param="state.data_dir",
+                ) from None
+            if isinstance(error, sqlite3.Error):
+                raise _cannot_open(path, error) from error
+            raise
+
+    def _prepare(self) -> None:
+        """Look before touching: a newer schema is left exactly as it is."""
+        with self.reading() as transaction:
+            version = schema_version(transaction, self._has_schema())
+        refuse_newer(version, self.where)
+        self._connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        self._connection.execute("PRAGMA synchronous = FULL")
+        with self.transaction() as transaction:  # also proves that writing is possible
+            version = schema_version(transaction, self._has_schema())
+            refuse_newer(version, self.where)
+            if version < VERSION:
+                migrate(transaction, version)
+
+    def _has_schema(self) -> bool:
+        found = self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'inferd_schema'").fetchall()
+        return bool(found)
+
+    @contextlib.contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[_Transaction]:
+        if durable != self._is_durable:
+            self._run(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._is_durable = durable
+        with self._between("BEGIN IMMEDIATE", "COMMIT") as transaction:
+            yield transaction
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[_Transaction]:
+        with self._between("BEGIN", "COMMIT") as transaction:
+            yield transaction
+
+    @contextlib.contextmanager
+    def _between(self, begin: str, commit: str) -> Iterator[_Transaction]:
+        self._run(begin)
+        try:
+            yield _Transaction(self._connection, self._clock)
+            self._run(commit)
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.rollback()
+            raise
+
+    def _run(self, statement: str) -> None:
+        try:
+            self._connection.execute(statement)
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+
+    def check(self) -> None:
+        try:
+            is_same = self._path.stat().st_ino == self._inode
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise StateUnavailable("The database's file was removed or replaced; it is opened again.")
+
+    def is_local(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Transaction:
+    def __init__(self, connection: sqlite3.Connection, clock: _SharedClock) -> None:
+        self._connection = connection
+        self._clock = clock
+
+    def execute(self, sql: str, values: Sequence[Value] = ()) -> int:
+        try:
+            return self._connection.execute(sql, values).rowcount
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+
+    def execute_many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None:
+        try:
+            self._connection.executemany(sql, rows)
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+
+    def rows(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+
+    def lock(self) -> None:
+        """BEGIN IMMEDIATE holds SQLite's one lock for writing already."""
+
+    def now(self) -> Instant:
+        return self._clock.now()
+
+
+class _SharedClock:
+    """Seconds on the machine's monotonic clock, which all processes share until it is booted again."""
+
+    def __init__(self) -> None:
+        try:
+            self._epoch = _BOOT_ID.read_text().strip()
+        except OSError:
+            self._epoch = ""  # no way to tell one boot from the next: the monotonic clock began again, or went on
+
+    def now(self) -> Instant:
+        return Instant(time.monotonic(), self._epoch)
+
+
+def _unavailable(error: sqlite3.Error) -> StateUnavailable:
+    if "locked" in str(error) or "busy" in str(error):
+        return StateUnavailable(
+            f"The database is held by another process for more than {LOCK_WAIT_S:g} s; try again.", retry_after_s=1.0
+        )
+    return StateUnavailable(f"The database failed: {error}.")
+
+
+def _cannot_open(path: Path, error: sqlite3.Error) -> InferdError:
+    said = str(error)
+    if "locked" in said or "busy" in said:
+        return _unavailable(error)
+    if "not a database" in said or "malformed" in said:
+        return ConfigError(
+            f"{path} is damaged or no SQLite database ({said}); restore a copy of it, or move it away to begin anew "
+            "(all keys and usage in it are lost then).",
+            param="state.url",
+        )
+    return ConfigError(
+        f"The database {path} cannot be used ({said}); check that this user may write to it and that the disk has room.",
+        param="state.url",
+    )

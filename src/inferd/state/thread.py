@@ -1,0 +1,176 @@
+"""The one thread that owns the database: runs what others ask of it, and what is due.
+
+The event loop only puts jobs into its queue. A connection that fails is closed and made again, later
+and later up to ``MAX_PAUSE_S``; meanwhile jobs fail at once, and what is due waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, TypeVar
+
+from inferd import clock
+from inferd.errors import InferdError, StateUnavailable
+from inferd.state.database import Database
+
+T = TypeVar("T")
+Job = Callable[[Database], T]
+
+MIN_PAUSE_S: Final = 0.1
+MAX_PAUSE_S: Final = 2.0
+MAX_JOBS: Final = 4096
+WAIT_S: Final = 5.0
+
+_log = logging.getLogger("inferd.state")
+
+
+class _Due:
+    """A task that is run again and again."""
+
+    __slots__ = ("at", "every_s", "task")
+
+    def __init__(self, every_s: float, task: Job[None]) -> None:
+        self.every_s = every_s
+        self.task = task
+        self.at = 0.0
+
+
+class StateThread:
+    """Made, told its tasks, started, asked, closed."""
+
+    def __init__(self, connect: Callable[[], Database]) -> None:
+        self._connect = connect
+        self._database: Database | None = None
+        self._tasks: list[_Due] = []
+        self._farewells: list[Job[None]] = []
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._pause_s = MIN_PAUSE_S
+        self._retry_at = 0.0
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="inferd-state", daemon=True)
+
+    # -- from any thread ---------------------------------------------------------------------------
+
+    def every(self, seconds: float, task: Job[None]) -> None:
+        """Run ``task`` at least so often. Before ``start``."""
+        self._tasks.append(_Due(seconds, task))
+
+    def at_end(self, task: Job[None]) -> None:
+        """Run ``task`` when closing, if the database can be reached. Before ``start``."""
+        self._farewells.append(task)
+
+    def start(self, database: Database) -> None:
+        """Take over a database that was opened elsewhere."""
+        self._database = database
+        self._thread.start()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._database is not None
+
+    def submit(self, job: Job[T]) -> Future[T]:
+        """Have ``job`` run in the thread; the future raises what it raises, or StateUnavailable."""
+        future: Future[T] = Future()
+        if self._is_closing or self._jobs.qsize() >= MAX_JOBS:
+            future.set_exception(StateUnavailable("The database has too much to do; try again.", retry_after_s=1.0))
+            return future
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(job(self._connected()))
+                except StateUnavailable as error:
+                    self._disconnect(error)
+                    future.set_exception(error)
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._jobs.put(run)
+        return future
+
+    async def call(self, job: Job[T], *, wait_s: float = WAIT_S) -> T:
+        """Await ``job``, for ``wait_s`` at most. Raises StateUnavailable, and what the job raises.
+
+        A job that had not begun by then never runs; one that had may still have its effect.
+        """
+        future = self.submit(job)
+        try:
+            async with asyncio.timeout(wait_s):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise StateUnavailable("The database did not answer in time; try again.", retry_after_s=1.0) from None
+
+    def close(self, wait_s: float = 2 * WAIT_S) -> None:
+        """Run what is queued and the farewells, then end. Blocks, within bounds."""
+        self._is_closing = True
+        self._jobs.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(wait_s)
+
+    # -- in the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            job = self._next()
+            if job is None:
+                break
+            job()
+            self._run_due()
+        for farewell in self._farewells:
+            self._run_task(farewell)
+        if self._database is not None:
+            self._database.close()
+
+    def _next(self) -> Callable[[], None] | None:
+        while True:
+            wait_s = min((due.at for due in self._tasks), default=clock.now() + 1.0) - clock.now()
+            with contextlib.suppress(queue.Empty):
+                return self._jobs.get(timeout=max(wait_s, 0.0)) if wait_s > 0 else self._jobs.get_nowait()
+            self._run_due()
+
+    def _run_due(self) -> None:
+        for due in self._tasks:
+            if clock.now() >= due.at:
+                self._run_task(due.task)
+                due.at = clock.now() + due.every_s
+
+    def _run_task(self, task: Job[None]) -> None:
+        try:
+            task(self._connected())
+        except StateUnavailable as error:
+            self._disconnect(error)
+        except Exception:  # the loop outlives a defect in one task; the next ones must still run
+            _log.exception("a task of the state thread failed")
+
+    def _connected(self) -> Database:
+        if self._database is None:
+            if clock.now() < self._retry_at:
+                raise StateUnavailable("The database cannot be reached; try again.", retry_after_s=1.0)
+            try:
+                self._database = self._connect()
+            except StateUnavailable:
+                raise
+            except InferdError as error:  # newer, damaged, no longer writable: as bad as unreachable
+                raise StateUnavailable(error.message) from error
+            self._pause_s = MIN_PAUSE_S
+            _log.warning("the database answers again")
+        else:
+            self._database.check()
+        return self._database
+
+    def _disconnect(self, error: StateUnavailable) -> None:
+        """Begin with a new connection after a pause; say so once per outage."""
+        if self._database is not None:
+            _log.error("the database does not answer, known keys go on: %s", error.message)
+            self._database.close()
+            self._database = None
+            self._retry_at = clock.now() + self._pause_s
+        elif clock.now() >= self._retry_at:
+            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+            self._retry_at = clock.now() + self._pause_s

@@ -1,0 +1,166 @@
+"""Keys, quotas, books and kept answers of one server, wired to their database.
+
+The composition of this room: opens the database, gives its thread what is due and when, and offers the
+event loop what it may ask. The request path never waits for any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from inferd import clock
+from inferd.config import Config
+from inferd.events import Emit, ignore
+from inferd.state.database import Database, open_database
+from inferd.state.folder import data_folder, make_folder
+from inferd.state.thread import StateThread
+from inferd.tenancy.door import KeyDoor, check_exposure, limits_of
+from inferd.tenancy.idempotency import IdempotencyStore
+from inferd.tenancy.keys import (
+    Holder,
+    KeyInfo,
+    KeyRing,
+    KeySpec,
+    NewKey,
+    create_key,
+    list_keys,
+    revoke_key,
+    rotate_key,
+)
+from inferd.tenancy.limiter import Limiter
+from inferd.tenancy.principal import Principal
+from inferd.tenancy.usage import COLUMNS, Column, UsageJournal, UsageRow, forget_before, read_usage
+
+REFRESH_S: Final = 0.25
+"""How often changes of keys are looked for. One number is read; a notification of PostgreSQL's would need a
+second connection and could be lost with it, and is no faster than anybody notices."""
+
+ENTER_S: Final = 1.0
+HOURLY_S: Final = 3600.0
+
+
+class Control:
+    """Made, started, used, closed."""
+
+    def __init__(self, config: Config, emit: Emit = ignore) -> None:
+        self._config = config
+        self._folder = data_folder(config.state)
+        self._ring = KeyRing(config.tenants)
+        self._limiter = Limiter(is_whole=True)
+        self._journal = UsageJournal(self._folder, config.state.url)
+        self._thread = StateThread(self._connect)
+        self.door = KeyDoor(self._ring, self._limiter, self._journal, config, emit)
+        self.idempotency = IdempotencyStore(config.state.idempotency_ttl_s)
+
+    async def start(self) -> None:
+        """Open the database and read what the door must know; then keep both current.
+
+        Raises ConfigError (unusable database, newer schema, an exposed address without keys) and
+        StateUnavailable (the database cannot be reached). Nothing is left running then.
+        """
+        database = await asyncio.to_thread(self._open)
+        self._thread.every(REFRESH_S, self._refresh)
+        self._thread.every(ENTER_S, self._journal.enter)
+        self._thread.every(HOURLY_S, self._forget)
+        self._thread.at_end(self._journal.close)
+        self._thread.start(database)
+
+    async def close(self) -> None:
+        """Enter the usage, give back what is leased, close the database. Within bounded time."""
+        await asyncio.to_thread(self._thread.close)
+
+    def apply(self, config: Config) -> None:
+        """Tenants of a configuration that was read again. The database, and who needs keys, stay as they are."""
+        self._config = config
+        self._ring.configure(config.tenants)
+        self._limiter.configure(limits_of(self._ring.holders(), config, clock.wall()), clock.now())
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the database answers; where it does not, keys cannot be changed and known ones go on."""
+        return self._thread.is_connected
+
+    # -- what may be asked -------------------------------------------------------------------------
+
+    async def create_key(self, spec: KeySpec, *, by: Principal) -> NewKey:
+        """Make a key; it opens this server's door when this returns, other servers' within a second.
+        Raises InvalidRequest, Forbidden, StateUnavailable."""
+
+        def job(database: Database) -> NewKey:
+            made = create_key(database, spec, by=by, now=clock.wall())
+            self._refresh(database)
+            return made
+
+        return await self._thread.call(job)
+
+    async def list_keys(self, tenant: str | None = None) -> list[KeyInfo]:
+        return await self._thread.call(lambda database: list_keys(database, now=clock.wall(), tenant=tenant))
+
+    async def revoke_key(self, key_id: str) -> KeyInfo:
+        """End a key: at once here, within a second elsewhere; requests in flight go on. Raises KeyNotFound."""
+
+        def job(database: Database) -> KeyInfo:
+            info = revoke_key(database, key_id, now=clock.wall())
+            self._refresh(database)
+            return info
+
+        return await self._thread.call(job)
+
+    async def rotate_key(self, key_id: str, *, by: Principal, overlap_s: float = 0.0) -> NewKey:
+        """Replace a key; the old one ends after the overlap. Raises KeyNotFound, InvalidRequest, Forbidden."""
+
+        def job(database: Database) -> NewKey:
+            made = rotate_key(database, key_id, by=by, overlap_s=overlap_s, now=clock.wall())
+            self._refresh(database)
+            return made
+
+        return await self._thread.call(job)
+
+    async def usage(
+        self,
+        *,
+        by: Sequence[Column] = COLUMNS,
+        tenant: str | None = None,
+        key_id: str | None = None,
+        since: str | None = None,
+    ) -> list[UsageRow]:
+        """The ledger, with every request that was settled before the call."""
+
+        def job(database: Database) -> list[UsageRow]:
+            self._journal.enter(database)
+            return read_usage(database, by=by, tenant=tenant, key_id=key_id, since=since)
+
+        return await self._thread.call(job)
+
+    # -- the database's thread ---------------------------------------------------------------------
+
+    def _open(self) -> Database:
+        make_folder(self._folder)
+        database = open_database(self._config.state.url, self._folder)
+        try:
+            self._refresh(database)
+            check_exposure(self._config.server, self._ring.num_usable(clock.wall()))
+            self._journal.recover(database)
+            self._journal.prepare()
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _connect(self) -> Database:
+        database = open_database(self._config.state.url, self._folder)
+        self._ring.reread()
+        return database
+
+    def _refresh(self, database: Database) -> None:
+        self._ring.refresh(database, self._limit)
+
+    def _limit(self, holders: Sequence[Holder]) -> None:
+        self._limiter.configure(limits_of(holders, self._config, clock.wall()), clock.now())
+
+    def _forget(self, database: Database) -> None:
+        days = self._config.state.usage_retention_days
+        if days is not None:
+            forget_before(database, days, clock.wall())

@@ -1,0 +1,153 @@
+"""The door: whose request this is, whether there is quota left, and the books when it is over.
+
+Knows keys, quotas and the usage journal. Does not know HTTP, and never touches a database: what it
+looks at is in memory, kept current by the database's thread.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from inferd import clock
+from inferd.config import Config, ServerConfig
+from inferd.errors import ConfigError, QuotaExceeded, Unauthenticated
+from inferd.events import Emit, RefusalReason, RequestRefused, ignore
+from inferd.tenancy.buckets import Kind
+from inferd.tenancy.keys import Holder, KeyRing
+from inferd.tenancy.limiter import Limiter, Taken
+from inferd.tenancy.principal import LOCAL, Limits, Principal
+from inferd.tenancy.usage import Entry, UsageJournal
+from inferd.types import Usage
+
+_REASONS: Final[dict[Kind, RefusalReason]] = {
+    "requests": "quota_requests",
+    "tokens": "quota_tokens",
+    "in_flight": "quota_in_flight",
+}
+
+
+class KeyPermit:
+    """One admitted request: its part of the quotas, and its line in the books."""
+
+    __slots__ = ("_door", "_is_settled", "_max_tokens", "_model", "_principal", "_taken")
+
+    def __init__(self, door: KeyDoor, principal: Principal, model: str, taken: Taken | None, max_tokens: int) -> None:
+        self._door = door
+        self._principal = principal
+        self._model = model
+        self._taken = taken
+        self._max_tokens = max_tokens
+        self._is_settled = False
+
+    def learned(self, prompt_tokens: int) -> None:
+        if self._taken is not None and not self._is_settled:
+            self._door.limiter.lower(self._taken, prompt_tokens + self._max_tokens, self._door.now())
+
+    def settle(self, usage: Usage | None, outcome: str) -> None:
+        """``outcome`` refused: our capacity was the reason, so it does not count as a request either."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        prompt, completion = (0, 0) if usage is None else (usage.prompt_tokens, usage.completion_tokens)
+        if self._taken is not None:
+            self._door.limiter.settle(
+                self._taken, prompt + completion, refund=outcome == "refused", now=self._door.now()
+            )
+        if usage is not None:
+            principal = self._principal
+            self._door.usage.record(
+                Entry(clock.wall(), principal.tenant, principal.key_id, self._model, prompt, completion)
+            )
+
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        return () if self._taken is None else self._door.limiter.headers(self._taken, self._door.now())
+
+
+class KeyDoor:
+    """Keys from the ring, quotas from the limiter."""
+
+    def __init__(
+        self,
+        keys: KeyRing,
+        limiter: Limiter,
+        usage: UsageJournal,
+        config: Config,
+        emit: Emit = ignore,
+        now: Callable[[], float] = clock.now,
+    ) -> None:
+        self._keys = keys
+        self.limiter = limiter
+        self.usage = usage
+        self.now = now
+        self._emit = emit
+        self._server = config.server
+        self._is_exposed = not is_loopback(config.server.host)
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether a request without a key is refused."""
+        if self._server.auth == "auto":
+            return self._is_exposed or len(self._keys) > 0
+        return self._server.auth == "required"
+
+    def authenticate(self, token: str | None) -> Principal:
+        """Whose credential this is. Where no keys are needed, a word that is no key (clients send
+        ``EMPTY``) is as good as none. Raises Unauthenticated."""
+        if token is None:
+            if not self.needs_keys:
+                return LOCAL
+            raise Unauthenticated("This server needs an API key; send it as 'Authorization: Bearer sk-inf-...'.")
+        try:
+            return self._keys.find(token).principal
+        except Unauthenticated:
+            if self.needs_keys:
+                raise
+            return LOCAL
+
+    def admit(
+        self, principal: Principal, request_id: str, model: str, *, prompt_tokens: int, max_tokens: int
+    ) -> KeyPermit:
+        quotas = self.limiter.find(self._keys.owners(principal))
+        if not quotas:
+            return KeyPermit(self, principal, model, None, max_tokens)
+        try:
+            taken = self.limiter.take(quotas, prompt_tokens + max_tokens, self.now())
+        except QuotaExceeded as refused:
+            self._emit(RequestRefused(model=model, reason=_REASONS[refused.limit], tenant=principal.tenant))
+            raise
+        return KeyPermit(self, principal, model, taken, max_tokens)
+
+
+def limits_of(holders: Iterable[Holder], config: Config, now: float) -> dict[str, Limits]:
+    """Every quota there is, by its owner's name. ``now``: seconds since the epoch."""
+    wanted = {
+        f"tenant:{name}": Limits(rpm=tenant.rpm, tpm=tenant.tpm, max_in_flight=tenant.max_in_flight)
+        for name, tenant in config.tenants.items()
+    }
+    for holder in sorted(holders, key=lambda holder: holder.row.created_at):  # the family's newest key says
+        if holder.row.state(now) == "active":
+            wanted[f"key:{holder.row.family}"] = holder.principal.limits
+    return {name: limits for name, limits in wanted.items() if limits != Limits()}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(server: ServerConfig, num_keys: int) -> None:
+    """Raises ConfigError for an address that others can reach while nobody needs a key to use it."""
+    if server.auth == "auto" and not is_loopback(server.host) and num_keys == 0:
+        raise ConfigError(
+            f"Others can reach {server.host}, and there is no API key: create one with "
+            "'inferd keys create --tenant NAME', or listen on 127.0.0.1, or say that it is meant: "
+            "--auth required (nobody until there are keys) or --auth off (everybody).",
+            param="server.auth",
+        )

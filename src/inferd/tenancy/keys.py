@@ -1,0 +1,403 @@
+"""API keys: made, shown once, kept as hashes; and the ring of them that a server holds in memory.
+
+Knows the database's rows and what a key's text looks like. Does not know HTTP or limits' levels.
+
+A key is ``sk-inf-<id>-<secret>``. The id finds the row; the secret is 256 random bits, of which only the
+SHA-256 is kept. A slow hash would protect a secret that a person chose, which can be guessed; 2^256
+equally likely ones cannot, however fast the hash is, and a request must not cost a slow one.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import hmac
+import json
+import secrets
+import string
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from inferd import clock
+from inferd.config import TenantConfig
+from inferd.errors import Forbidden, InvalidRequest, KeyNotFound, Unauthenticated
+from inferd.state.database import Database, Row, Transaction, next_number, number
+from inferd.tenancy.principal import GRANTABLE, Limits, Principal, Scope
+from inferd.types import RANKS, PriorityClass, class_of
+
+PREFIX: Final = "sk-inf-"
+ID_CHARS: Final = 12
+SECRET_CHARS: Final = 43  # of 62 letters and digits: 256 bits
+MAX_NAME_CHARS: Final = 128
+MAX_NUMBER: Final = 2**53
+KeyState = Literal["active", "expired", "revoked"]
+_LETTERS: Final = string.ascii_letters + string.digits
+_COLUMNS: Final = (
+    "id, family, hash, tenant, name, scopes, models, rpm, tpm, max_in_flight, priority, "
+    "created_at, expires_at, revoked_at, version"
+)
+_NOBODY: Final = hashlib.sha256(b"no key has this hash").digest()
+
+
+class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What somebody asks a new key to be."""
+
+    tenant: str
+    name: str = ""
+    scopes: tuple[Scope, ...] = ("infer", "models")
+    models: tuple[str, ...] = ()  # names or patterns such as team-*; none: every model
+    rpm: int | None = None
+    tpm: int | None = None
+    max_in_flight: int | None = None
+    priority: PriorityClass = "normal"
+    expires_in_s: float | None = None
+
+
+class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be told of a key: everything but its secret."""
+
+    id: str
+    prefix: str  # how its text begins
+    tenant: str
+    name: str
+    state: KeyState
+    scopes: tuple[str, ...]
+    models: tuple[str, ...]
+    rpm: int | None
+    tpm: int | None
+    max_in_flight: int | None
+    priority: PriorityClass
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    family: str  # the key it was rotated from at first; limits belong to the family
+
+
+class NewKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The one time that a key's text is shown."""
+
+    key: str
+    info: KeyInfo
+
+
+class KeyRow(msgspec.Struct, frozen=True, array_like=True):
+    """One row of the table, in the order of its columns."""
+
+    id: str
+    family: str
+    hash: bytes
+    tenant: str
+    name: str
+    scopes: str
+    models: str
+    rpm: int | None
+    tpm: int | None
+    max_in_flight: int | None
+    priority: int
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    version: int
+
+    def state(self, now: float) -> KeyState:
+        """``now``: seconds since the epoch."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and now >= self.expires_at else "active"
+
+    def info(self, now: float) -> KeyInfo:
+        return KeyInfo(
+            id=self.id,
+            prefix=f"{PREFIX}{self.id}-",
+            tenant=self.tenant,
+            name=self.name,
+            state=self.state(now),
+            scopes=msgspec.json.decode(self.scopes, type=tuple[str, ...]),
+            models=msgspec.json.decode(self.models, type=tuple[str, ...]),
+            rpm=self.rpm,
+            tpm=self.tpm,
+            max_in_flight=self.max_in_flight,
+            priority=class_of(self.priority),
+            created_at=self.created_at,
+            expires_at=self.expires_at,
+            revoked_at=self.revoked_at,
+            family=self.family,
+        )
+
+    def principal(self, tenants: Mapping[str, TenantConfig]) -> Principal:
+        tenant = tenants.get(self.tenant, TenantConfig())
+        scopes = msgspec.json.decode(self.scopes, type=frozenset[str])
+        return Principal(
+            key_id=self.id,
+            tenant=self.tenant,
+            scopes=frozenset(scope for scope in GRANTABLE if scope in scopes),
+            models=msgspec.json.decode(self.models, type=tuple[str, ...]),
+            priority=self.priority,
+            default_priority=self.priority,
+            weight=tenant.weight,
+            region=tenant.region or "",
+            limits=Limits(rpm=self.rpm, tpm=self.tpm, max_in_flight=self.max_in_flight),
+            tenant_limits=Limits(rpm=tenant.rpm, tpm=tenant.tpm, max_in_flight=tenant.max_in_flight),
+            expires_at=self.expires_at,
+        )
+
+
+# -- what is done to keys, in the database's thread or by the command line ---------------------------
+
+
+def create_key(database: Database, spec: KeySpec, *, by: Principal, now: float) -> NewKey:
+    """Make a key. ``now``: seconds since the epoch. Raises InvalidRequest, Forbidden, StateUnavailable.
+
+    When this returns, the key survives a crash of the machine.
+    """
+    check_spec(spec)
+    expires_at = None if spec.expires_in_s is None else now + spec.expires_in_s
+    check_not_stronger(spec, by, expires_at)
+    with database.transaction() as transaction:
+        return _insert(transaction, spec, family=None, expires_at=expires_at, now=now)
+
+
+def list_keys(database: Database, *, now: float, tenant: str | None = None) -> list[KeyInfo]:
+    """Every key, or a tenant's, oldest first, revoked ones as well."""
+    where, values = ("", ()) if tenant is None else (" WHERE tenant = ?", (tenant,))
+    with database.reading() as transaction:
+        rows = transaction.rows(f"SELECT {_COLUMNS} FROM keys{where} ORDER BY created_at, id", values)
+    return [_row(row).info(now) for row in rows]
+
+
+def revoke_key(database: Database, key_id: str, *, now: float) -> KeyInfo:
+    """End a key, now, and forget its hash. Revoking it again changes nothing. Raises KeyNotFound."""
+    with database.transaction() as transaction:
+        found = _find(transaction, key_id)
+        if found.revoked_at is None:
+            transaction.execute(
+                "UPDATE keys SET revoked_at = ?, hash = ?, version = ? WHERE id = ?",
+                (now, b"", next_number(transaction, "keys"), key_id),
+            )
+        return _find(transaction, key_id).info(now)
+
+
+def rotate_key(database: Database, key_id: str, *, by: Principal, overlap_s: float, now: float) -> NewKey:
+    """A new key that may what the old one may; the old one ends after ``overlap_s``.
+
+    Limits are one family's, so two keys during the overlap do not get twice as much. Raises KeyNotFound,
+    InvalidRequest (a key that is over), Forbidden.
+    """
+    if not 0 <= overlap_s <= MAX_NUMBER:
+        raise InvalidRequest(f"An overlap of {overlap_s:g} s is not possible; give 0 or more.", param="overlap")
+    with database.transaction() as transaction:
+        old = _find(transaction, key_id)
+        info = old.info(now)
+        if info.state != "active":
+            raise InvalidRequest(f"The key {key_id} is {info.state}; create a new one instead.", param="id")
+        spec = KeySpec(
+            tenant=old.tenant,
+            name=old.name,
+            scopes=tuple(scope for scope in GRANTABLE if scope in info.scopes),
+            models=info.models,
+            rpm=old.rpm,
+            tpm=old.tpm,
+            max_in_flight=old.max_in_flight,
+            priority=info.priority,
+        )
+        check_not_stronger(spec, by, old.expires_at)
+        ends_at = now + overlap_s if old.expires_at is None else min(old.expires_at, now + overlap_s)
+        transaction.execute(
+            "UPDATE keys SET expires_at = ?, version = ? WHERE id = ?",
+            (ends_at, next_number(transaction, "keys"), key_id),
+        )
+        return _insert(transaction, spec, family=old.family, expires_at=old.expires_at, now=now)
+
+
+def check_spec(spec: KeySpec) -> None:
+    """Raises InvalidRequest that names the field, the value and what is allowed."""
+    for field, text, is_needed in (("tenant", spec.tenant, True), ("name", spec.name, False)):
+        if len(text) > MAX_NAME_CHARS or text != text.strip() or not _is_plain(text) or (is_needed and not text):
+            raise InvalidRequest(
+                f"{field} must be a text of {1 if is_needed else 0} to {MAX_NAME_CHARS} printable characters "
+                "without blanks around it.",
+                param=field,
+            )
+    if not spec.scopes or len(set(spec.scopes)) != len(spec.scopes):
+        raise InvalidRequest(f"scopes must be some of {', '.join(GRANTABLE)}, each once.", param="scopes")
+    for model in spec.models:
+        if not model or len(model) > MAX_NAME_CHARS or not _is_plain(model):
+            raise InvalidRequest(
+                f"models must be names or patterns such as team-*, each of 1 to {MAX_NAME_CHARS} printable characters.",
+                param="models",
+            )
+    for field, number_ in (("rpm", spec.rpm), ("tpm", spec.tpm), ("max_in_flight", spec.max_in_flight)):
+        if number_ is not None and not 1 <= number_ <= MAX_NUMBER:
+            raise InvalidRequest(f"{field} must be at least 1, or left out for no limit.", param=field)
+    if spec.expires_in_s is not None and not 0 < spec.expires_in_s <= MAX_NUMBER:
+        raise InvalidRequest("expires must be more than 0 seconds, or left out.", param="expires")
+
+
+def check_not_stronger(spec: KeySpec, by: Principal, expires_at: float | None) -> None:
+    """A credential never makes one that may more, or lives longer, than itself. Raises Forbidden."""
+    if not by.may("admin"):
+        raise Forbidden("Making keys needs the scope admin.", param="scopes")
+    if by.models and not (
+        spec.models and all(any(_covers(mine, model) for mine in by.models) for model in spec.models)
+    ):
+        raise Forbidden(
+            f"This key may use {', '.join(by.models)}; a key made with it must name models among these.", param="models"
+        )
+    if RANKS[spec.priority] < by.priority:
+        raise Forbidden(
+            f"This key may ask for {class_of(by.priority)} at best; a key made with it cannot be {spec.priority}.",
+            param="priority",
+        )
+    for field in ("rpm", "tpm", "max_in_flight"):
+        mine, asked = getattr(by.limits, field), getattr(spec, field)
+        if mine is not None and (asked is None or asked > mine):
+            raise Forbidden(f"This key's own {field} is {mine}; a key made with it cannot have more.", param=field)
+    if by.expires_at is not None and (expires_at is None or expires_at > by.expires_at):
+        raise Forbidden("A key made with this one cannot outlive it; give an earlier expiry.", param="expires")
+
+
+def _covers(mine: str, asked: str) -> bool:
+    """Whether every name that ``asked`` matches is matched by ``mine``. A pattern is covered by itself, by
+    one that is a plain prefix of it with a star behind, or by a star; when in doubt it is not."""
+    if mine in (asked, "*"):
+        return True
+    if any(letter in asked for letter in "*?["):
+        stem = mine[:-1]
+        return mine.endswith("*") and not any(letter in stem for letter in "*?[") and asked.startswith(stem)
+    return fnmatch.fnmatchcase(asked, mine)
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and not any(unicodedata.category(letter) == "Cs" for letter in text)
+
+
+def _insert(
+    transaction: Transaction, spec: KeySpec, *, family: str | None, expires_at: float | None, now: float
+) -> NewKey:
+    key_id, secret = _random(ID_CHARS), _random(SECRET_CHARS)
+    row = KeyRow(
+        id=key_id,
+        family=family or key_id,
+        hash=_hash(secret),
+        tenant=spec.tenant,
+        name=spec.name,
+        scopes=json.dumps(spec.scopes),
+        models=json.dumps(spec.models),
+        rpm=spec.rpm,
+        tpm=spec.tpm,
+        max_in_flight=spec.max_in_flight,
+        priority=RANKS[spec.priority],
+        created_at=now,
+        expires_at=expires_at,
+        revoked_at=None,
+        version=next_number(transaction, "keys"),
+    )
+    marks = ", ".join("?" * len(row.__struct_fields__))
+    transaction.execute(f"INSERT INTO keys ({_COLUMNS}) VALUES ({marks})", msgspec.structs.astuple(row))
+    return NewKey(key=f"{PREFIX}{key_id}-{secret}", info=row.info(now))
+
+
+def _find(transaction: Transaction, key_id: str) -> KeyRow:
+    rows = transaction.rows(f"SELECT {_COLUMNS} FROM keys WHERE id = ?", (key_id,))
+    if not rows:
+        raise KeyNotFound("There is no key with this id; list them with: inferd keys list.", param="id")
+    return _row(rows[0])
+
+
+def _row(row: Row) -> KeyRow:
+    return msgspec.convert(row, KeyRow)
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("ascii")).digest()
+
+
+def _random(num_chars: int) -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(num_chars))
+
+
+# -- what a server holds -----------------------------------------------------------------------------
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A key in memory."""
+
+    row: KeyRow
+    principal: Principal
+
+    @property
+    def owners(self) -> tuple[str, str]:
+        """Whose quotas its requests take from."""
+        return f"key:{self.row.family}", f"tenant:{self.row.tenant}"
+
+
+class KeyRing:
+    """All keys by id. Written by the database's thread, read by the event loop: entries are replaced, never changed."""
+
+    def __init__(self, tenants: Mapping[str, TenantConfig]) -> None:
+        self._tenants = dict(tenants)
+        self._holders: dict[str, Holder] = {}
+        self._version = -1
+
+    def __len__(self) -> int:
+        """Keys that were ever made. A server whose last key was revoked does not become open by that."""
+        return len(self._holders)
+
+    def num_usable(self, now: float) -> int:
+        """Keys that open the door at ``now``, seconds since the epoch."""
+        return sum(holder.row.state(now) == "active" for holder in list(self._holders.values()))
+
+    def holders(self) -> Sequence[Holder]:
+        return list(self._holders.values())
+
+    def refresh(self, database: Database, before: Callable[[Sequence[Holder]], None]) -> bool:
+        """Read what changed since the last time; whether anything did. For the database's thread, a few
+        times a second: one number is read when nothing did. ``before`` gets all keys before the first request
+        with a new one can come in."""
+        with database.reading() as transaction:
+            version = number(transaction, "keys")
+            if version == self._version:
+                return False
+            if version < self._version:  # another, older copy of the database was put in its place
+                self._version = -1
+            rows = transaction.rows(f"SELECT {_COLUMNS} FROM keys WHERE version > ?", (self._version,))
+        changed = {row.id: Holder(row, row.principal(self._tenants)) for row in map(_row, rows)}
+        holders = changed if self._version < 0 else {**self._holders, **changed}
+        before(list(holders.values()))
+        self._holders = holders
+        self._version = version
+        return True
+
+    def reread(self) -> None:
+        """Take everything anew at the next ``refresh``: after an outage the file may be another one."""
+        self._version = -1
+
+    def configure(self, tenants: Mapping[str, TenantConfig]) -> None:
+        """Other limits, weights and regions of tenants."""
+        self._tenants = dict(tenants)
+        self._holders = {
+            name: Holder(holder.row, holder.row.principal(tenants)) for name, holder in self._holders.items()
+        }
+
+    def owners(self, principal: Principal) -> tuple[str, ...]:
+        """Whose quotas a principal's requests take from; nobody's for one without a key."""
+        holder = self._holders.get(principal.key_id)
+        return () if holder is None else holder.owners
+
+    def find(self, token: str) -> Holder:
+        """The key that a credential is. Takes the same time whatever is wrong. Raises Unauthenticated."""
+        key_id, _, secret = token.removeprefix(PREFIX).partition("-")
+        is_shaped = (
+            len(token) == len(PREFIX) + ID_CHARS + 1 + SECRET_CHARS and token.isascii() and token.startswith(PREFIX)
+        )
+        holder = self._holders.get(key_id) if is_shaped else None
+        kept = holder.row.hash if holder is not None else _NOBODY
+        is_same = hmac.compare_digest(_hash(secret if is_shaped else "x" * SECRET_CHARS), kept)
+        if holder is None or not is_same or holder.row.state(clock.wall()) != "active":
+            raise Unauthenticated(
+                "The API key is not valid; send a valid one as 'Authorization: Bearer sk-inf-...'.",
+            )
+        return holder

@@ -1,0 +1,293 @@
+"""Who used how much: a journal that every request writes to, and the ledger that it is entered into.
+
+The journal is memory mapped from a file, so a record costs a copy of some bytes, and a killed process
+leaves it in the system's page cache. The database's thread enters it: sums and the position up to which
+they reach are one transaction, so each record counts exactly once, whenever the process dies. A process
+locks its files while it lives; whoever starts next enters those whose lock is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import mmap
+import os
+import secrets
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from inferd.state.database import Database, Transaction
+
+SEGMENT_BYTES: Final = 2 * 1024 * 1024
+MAX_KEPT_IN_MEMORY: Final = 100_000
+"""Records kept where the disk has no room for a segment; more are lost, and counted."""
+
+_HEAD: Final = struct.Struct("<II")  # length, CRC-32 of the payload; a length of 0 ends the segment
+_DAY_S: Final = 86_400
+
+_log = logging.getLogger("inferd.usage")
+
+Column = Literal["day", "tenant", "key_id", "model"]
+COLUMNS: Final[tuple[Column, ...]] = ("day", "tenant", "key_id", "model")
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One request's usage. ``at``: seconds since the epoch."""
+
+    at: float
+    tenant: str
+    key_id: str
+    model: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over everything that the columns left empty stand for."""
+
+    day: str = ""  # UTC, 2026-11-21
+    tenant: str = ""
+    key_id: str = ""
+    model: str = ""
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Account(NamedTuple):
+    day: str
+    tenant: str
+    key_id: str
+    model: str
+
+
+class _Segment:
+    """One file of the journal, locked by the process that writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left = SEGMENT_BYTES  # zeros, not a hole: one that the disk cannot fill later would be a SIGBUS
+            while left:
+                left -= os.write(self._file, bytes(left))
+            self.memory = mmap.mmap(self._file, SEGMENT_BYTES)
+        except BaseException:
+            os.close(self._file)
+            path.unlink(missing_ok=True)
+            raise
+        self.written = 0  # everything before it is whole
+        self.entered = 0
+
+    def append(self, payload: bytes) -> bool:
+        """False: there is no room left."""
+        end = self.written + _HEAD.size + len(payload)
+        if end > SEGMENT_BYTES:
+            return False
+        self.memory[self.written : end] = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+        self.written = end
+        return True
+
+    def remove(self) -> None:
+        self.memory.close()
+        self.path.unlink(missing_ok=True)
+        os.close(self._file)
+
+
+class UsageJournal:
+    """Written by the event loop, entered by the database's thread."""
+
+    def __init__(self, folder: Path, url: str | None) -> None:
+        self._folder = folder / "usage"
+        # Journals go into the database they were meant for.
+        self._tag = hashlib.sha256((url or "").encode()).hexdigest()[:8]
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decoder = msgspec.msgpack.Decoder(Entry)
+        self._segments: deque[_Segment] = deque()
+        self._spares: deque[_Segment] = deque()
+        self._kept: deque[Entry] = deque()
+        self.num_lost = 0
+
+    # -- the event loop ----------------------------------------------------------------------------
+
+    def record(self, entry: Entry) -> None:
+        """Note one request. Copies into memory; never waits and never raises."""
+        payload = self._encode(entry)
+        if self._segments and self._segments[-1].append(payload):
+            return
+        try:
+            segment: _Segment | None = self._spares.popleft()
+        except IndexError:
+            segment = self._make()
+        if segment is not None and segment.append(payload):
+            self._segments.append(segment)
+        elif len(self._kept) < MAX_KEPT_IN_MEMORY:
+            self._kept.append(entry)
+        else:
+            self.num_lost += 1
+
+    def _make(self) -> _Segment | None:
+        path = self._folder / f"{self._tag}-{time.time_ns():x}-{secrets.token_hex(4)}.journal"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return _Segment(path)
+        except OSError as error:
+            _log.error("no room for the usage journal %s, usage is kept in memory: %s", path, error.strerror)
+            return None
+
+    # -- the database's thread ---------------------------------------------------------------------
+
+    def recover(self, database: Database) -> int:
+        """Enter what processes that are gone left behind; the number of records."""
+        count = 0
+        for path in sorted(self._folder.glob(f"{self._tag}-*.journal")):
+            with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(file.fileno()).st_nlink == 0:
+                    continue  # another process that started meanwhile has entered it
+                data = file.read()
+                with database.transaction() as transaction:
+                    transaction.lock()
+                    start = _position(transaction, path.name)
+                    found, end = self._read(data, start, len(data))
+                    self._enter(transaction, found)
+                    _set_position(transaction, path.name, end)
+                count += len(found)
+                path.unlink(missing_ok=True)
+                with database.transaction() as transaction:
+                    transaction.execute("DELETE FROM journals WHERE name = ?", (path.name,))
+        return count
+
+    def enter(self, database: Database) -> None:
+        """Enter what was written since the last time. Raises StateUnavailable; then nothing is lost."""
+        for segment in list(self._segments):
+            is_full = segment is not self._segments[-1]  # asked first: then nobody writes to it any more
+            written = segment.written
+            if written > segment.entered:
+                found, _ = self._read(segment.memory, segment.entered, written)
+                with database.transaction() as transaction:
+                    self._enter(transaction, found)
+                    _set_position(transaction, segment.path.name, written)
+                segment.entered = written
+            if is_full:
+                self._segments.popleft()
+                segment.remove()
+                with database.transaction(durable=False) as transaction:
+                    transaction.execute("DELETE FROM journals WHERE name = ?", (segment.path.name,))
+        kept = [self._kept[index] for index in range(len(self._kept))]
+        if kept:
+            with database.transaction() as transaction:
+                self._enter(transaction, kept)
+            for _ in kept:
+                self._kept.popleft()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Have a segment ready before the event loop needs one."""
+        if not self._spares:
+            made = self._make()
+            if made is not None:
+                self._spares.append(made)
+
+    def close(self, database: Database) -> None:
+        """Enter the rest and remove the files. Nothing is written afterwards."""
+        self.enter(database)
+        for segment in (*self._segments, *self._spares):
+            segment.remove()
+            with database.transaction(durable=False) as transaction:
+                transaction.execute("DELETE FROM journals WHERE name = ?", (segment.path.name,))
+        self._segments.clear()
+        self._spares.clear()
+
+    def _read(self, data: bytes | mmap.mmap, start: int, end: int) -> tuple[list[Entry], int]:
+        """The whole records from ``start``, and where they end: at the first that is none."""
+        found: list[Entry] = []
+        while start + _HEAD.size <= end:
+            length, check = _HEAD.unpack_from(data, start)
+            payload = data[start + _HEAD.size : start + _HEAD.size + length]
+            if length == 0 or len(payload) < length or zlib.crc32(payload) != check:
+                break
+            found.append(self._decoder.decode(payload))
+            start += _HEAD.size + length
+        return found, start
+
+    def _enter(self, transaction: Transaction, entries: Sequence[Entry]) -> None:
+        sums: dict[_Account, list[int]] = {}
+        for entry in entries:
+            account = _Account(day_of(entry.at), entry.tenant, entry.key_id, entry.model)
+            total = sums.setdefault(account, [0, 0, 0])
+            total[0] += 1
+            total[1] += entry.prompt_tokens
+            total[2] += entry.completion_tokens
+        transaction.execute_many(
+            "INSERT INTO usage (day, tenant, key_id, model, requests, prompt_tokens, completion_tokens) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (day, tenant, key_id, model) DO UPDATE SET "
+            "requests = usage.requests + excluded.requests, "
+            "prompt_tokens = usage.prompt_tokens + excluded.prompt_tokens, "
+            "completion_tokens = usage.completion_tokens + excluded.completion_tokens",
+            [(*account, *total) for account, total in sorted(sums.items())],  # in one order: no deadlocks
+        )
+
+
+def day_of(at: float) -> str:
+    """The UTC day of a time in seconds since the epoch."""
+    return time.strftime("%Y-%m-%d", time.gmtime(at))
+
+
+def forget_before(database: Database, retention_days: int, now: float) -> int:
+    """Remove usage older than so many days; the number of rows."""
+    with database.transaction() as transaction:
+        return transaction.execute("DELETE FROM usage WHERE day < ?", (day_of(now - retention_days * _DAY_S),))
+
+
+def read_usage(
+    database: Database,
+    *,
+    by: Sequence[Column] = COLUMNS,
+    tenant: str | None = None,
+    key_id: str | None = None,
+    since: str | None = None,
+) -> list[UsageRow]:
+    """Sums per combination of the columns ``by``. ``since``: the first UTC day, 2026-11-21."""
+    columns = [column for column in COLUMNS if column in by]
+    conditions: list[tuple[str, str]] = []
+    for condition, value in (("tenant = ?", tenant), ("key_id = ?", key_id), ("day >= ?", since)):
+        if value is not None:
+            conditions.append((condition, value))
+    sql = "SELECT " + "".join(f"{column}, " for column in columns)
+    # PostgreSQL sums bigints to numerics, which are no integers in Python.
+    sql += ", ".join(
+        f"CAST(COALESCE(SUM({name}), 0) AS BIGINT)" for name in ("requests", "prompt_tokens", "completion_tokens")
+    )
+    sql += " FROM usage"
+    if conditions:
+        sql += " WHERE " + " AND ".join(condition for condition, _ in conditions)
+    if columns:
+        sql += f" GROUP BY {', '.join(columns)} ORDER BY {', '.join(columns)}"
+    with database.reading() as transaction:
+        rows = transaction.rows(sql, [value for _, value in conditions])
+    names = (*columns, "requests", "prompt_tokens", "completion_tokens")
+    return [msgspec.convert(dict(zip(names, row, strict=True)), UsageRow) for row in rows]
+
+
+def _position(transaction: Transaction, name: str) -> int:
+    rows = transaction.rows("SELECT position FROM journals WHERE name = ?", (name,))
+    return msgspec.convert(rows[0][0], int) if rows else 0
+
+
+def _set_position(transaction: Transaction, name: str, position: int) -> None:
+    transaction.execute(
+        "INSERT INTO journals (name, position) VALUES (?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET position = excluded.position",
+        (name, position),
+    )
