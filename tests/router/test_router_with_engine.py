@@ -11,7 +11,7 @@ import pytest
 from tests.worker.watching import Witness, outputs_of, text_of, until, worker_pid
 
 from inferd import clock
-from inferd.config import ModelConfig
+from inferd.config import Config, ModelConfig
 from inferd.llm import LLM
 from inferd.router.router import Router
 from inferd.types import GenerateRequest, SamplingParams, TextPrompt
@@ -38,7 +38,7 @@ def test_answers_are_those_of_the_engine_in_process_before_and_after_a_kill(tiny
 
     async def scenario() -> None:
         witness = Witness()
-        router = Router({"tiny": ModelConfig(source=str(tiny_model))}, witness)
+        router = Router(Config(models={"tiny": ModelConfig(source=str(tiny_model))}), witness)
         await router.start()
         try:
             for life in (1, 2):

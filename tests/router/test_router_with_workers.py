@@ -14,6 +14,7 @@ from tests.worker.tiny_backend import letters
 from tests.worker.watching import (
     IMPATIENT,
     ask,
+    next_output,
     outputs_of,
     serving,
     text_of,
@@ -95,7 +96,7 @@ def test_after_kill_9_started_streams_fail_within_2_s_and_waiting_requests_run_a
     async def scenario() -> None:
         async with serving() as (router, witness):
             started = router.submit(ask("pace=0.02", name="started", max_tokens=1000))
-            first = await anext(started)
+            first = await next_output(started)
             assert text_of([first])
             gate = tmp_path / "gate"
             unstarted = [router.submit(ask(f"gate={gate}", name=f"unstarted-{i}")) for i in range(3)]

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.worker.watching import next_output, outputs_of
 
 from inferd.router.stream import Stream
 from inferd.types import Delta, End, Output, PromptReport, TokenLogprob, Usage
@@ -44,10 +45,10 @@ def test_however_slowly_it_is_read_a_stream_says_the_same_and_ends_once(
             pushed.append(output(parts, number == 0))
             stream.push(pushed[-1], float(number))
             if reads_now:
-                read.append(await anext(stream))
+                read.append(await next_output(stream))
         pushed.append(output([], not script, End("done")))
         stream.push(pushed[-1], 99.0)
-        read += [one async for one in stream]
+        read += await outputs_of(stream)
         assert merged(read) == merged(pushed)
         assert [one.end for one in read if one.end] == [End("done")]
         assert read[-1].end is not None
@@ -63,7 +64,7 @@ def test_what_waits_for_a_slow_reader_is_one_output() -> None:
         stream = Stream("r", lambda: None)
         for number in range(1000):
             stream.push(output([(0, "x", 1)], number == 0), float(number))
-        (delta,) = (await anext(stream)).deltas
+        (delta,) = (await next_output(stream)).deltas
         assert delta.text == "x" * 1000
 
     asyncio.run(scenario())
@@ -78,7 +79,7 @@ def test_closing_cancels_once_drops_what_waits_and_still_tells_the_end() -> None
         stream.close()
         stream.push(output([(0, "y", 1)], False), 1.0)
         stream.push(output([], False, End("cancelled", Usage(3, 2))), 2.0)
-        assert [one.deltas for one in [one async for one in stream]] == [()]
+        assert [one.deltas for one in await outputs_of(stream)] == [()]
         assert closed == [True]
 
     asyncio.run(scenario())
@@ -92,7 +93,7 @@ def test_a_reader_that_is_cancelled_while_it_waits_loses_nothing() -> None:
         reader.cancel()
         await asyncio.wait((reader,))
         stream.push(output([(0, "x", 1)], True), 0.0)
-        assert (await anext(stream)).deltas[0].text == "x"
+        assert (await next_output(stream)).deltas[0].text == "x"
 
     asyncio.run(scenario())
 

@@ -26,7 +26,7 @@ from tests.worker.watching import (
     worker_pid,
 )
 
-from inferd.config import ModelConfig
+from inferd.config import Config, ModelConfig
 from inferd.router.router import Router
 from inferd.worker import process as process_module
 from inferd.worker.supervisor import Patience, _Watch, restart_delay
@@ -133,7 +133,7 @@ def test_where_no_process_can_be_started_the_model_fails_and_the_server_lives() 
     async def scenario() -> None:
         config = ModelConfig(source="tiny")
         patience = msgspec.structs.replace(IMPATIENT, first_delay_s=0.001)
-        router = Router({"tiny": config}, Witness(), command=("/does/not/exist",), patience=patience)
+        router = Router(Config(models={"tiny": config}), Witness(), command=("/does/not/exist",), patience=patience)
         await router.start()
         await asyncio.wait_for(router.settled(), 10)
         assert router.models()[0].state == "failed"

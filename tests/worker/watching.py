@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.worker import tiny_backend
 
 from inferd import clock
-from inferd.config import ModelConfig, QueueConfig
+from inferd.config import Config, ModelConfig, QueueConfig
 from inferd.events import Event, ReplicaChanged, RequestEnded
 from inferd.router.router import Router, Stream
 from inferd.types import GenerateRequest, Output, SamplingParams, TextPrompt
@@ -59,8 +59,15 @@ def ask(
     )
 
 
+async def next_output(stream: Stream) -> Output:
+    """The next item of a stream that nobody relays."""
+    item = await anext(stream)
+    assert isinstance(item, Output)
+    return item
+
+
 async def outputs_of(stream: Stream) -> list[Output]:
-    return [output async for output in stream]
+    return [item async for item in stream if isinstance(item, Output)]
 
 
 def text_of(outputs: list[Output], index: int = 0) -> str:
@@ -112,7 +119,7 @@ async def serving(
         load_timeout_s=load_timeout_s,
         queue=QueueConfig(max_requests=max_requests, timeout_s=queue_timeout_s),
     )
-    router = Router({"tiny": config}, witness, command=TINY_WORKER, patience=patience)
+    router = Router(Config(models={"tiny": config}), witness, command=TINY_WORKER, patience=patience)
     await router.start()
     try:
         if until_ready:

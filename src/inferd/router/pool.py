@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
@@ -18,31 +17,17 @@ from inferd.config import ModelConfig
 from inferd.errors import DeadlineExceeded, InferdError, InvalidRequest, Overloaded, Unavailable, WorkerDied
 from inferd.events import Emit, QueueChanged, RequestEnded, RequestRefused, StepDone
 from inferd.router.policy import choose
-from inferd.router.queue import RequestQueue, Ticket
-from inferd.router.replica import Replica
+from inferd.router.queue import RequestQueue
+from inferd.router.replica import LocalReplica, Replica
+from inferd.router.status import ModelState, ModelStatus
 from inferd.router.stream import Stream
-from inferd.types import End, Failure, GenerateRequest, ModelInfo, Output, StepStats
+from inferd.router.ticket import Ticket
+from inferd.types import End, Failure, GenerateRequest, ModelInfo, Output, Relay, Relayed, Request, StepStats
 from inferd.worker.supervisor import Patience
 
 MAX_KILLS = 2  # workers that a request may have been in when they died
 _RETRY_AFTER_S = (1.0, 60.0)
 _RATE_WINDOW_S = 30.0
-
-ModelState = Literal["loading", "ready", "degraded", "failed", "stopped"]
-
-
-class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the router knows of one served model."""
-
-    name: str
-    state: ModelState
-    info: ModelInfo | None
-    replicas: int
-    replicas_ready: int
-    detail: str
-    created: float  # seconds since the epoch
-    waiting: int
-    in_flight: int
 
 
 class Pool:
@@ -56,7 +41,7 @@ class Pool:
         self._emit = emit
         self._queue = RequestQueue(config.queue.max_requests)
         self._replicas = [
-            Replica(name, index, config, self, emit, command, patience) for index in range(config.replicas)
+            LocalReplica(name, index, config, self, emit, command, patience) for index in range(config.replicas)
         ]
         self._live: dict[str, Ticket] = {}
         self._num_accepted = 0
@@ -76,7 +61,7 @@ class Pool:
 
     # -- the door ---------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest) -> Stream:
+    def submit(self, request: Request, relay: Relay | None = None) -> Stream:
         """Raises Overloaded when the queue is full, Unavailable when the model cannot be served."""
         if self._is_stopped or self._has_failed:
             self._emit(RequestRefused(model=self._name, reason="unavailable"))
@@ -93,7 +78,7 @@ class Pool:
         if not request.arrived_at:
             request = msgspec.structs.replace(request, arrived_at=now)
         stream = Stream(request.id, lambda: self._cancel(ticket))
-        ticket = Ticket(request, stream, self._num_accepted, now + self._config.queue.timeout_s)
+        ticket = Ticket(request, stream, self._num_accepted, now + self._config.queue.timeout_s, relay)
         self._num_accepted += 1
         self._live[request.id] = ticket
         self.idle.clear()
@@ -126,6 +111,7 @@ class Pool:
             if ticket.is_suspect:
                 self._suspect = ticket
             ticket.dispatched_at = now
+            ticket.replica = replica.index
             replica.dispatch(ticket)
         self._arm(now)
         self._tell()
@@ -226,6 +212,17 @@ class Pool:
                 self._queue.push(ticket)
         self._pump()
 
+    def replica_unreachable(self, replica: Replica) -> None:
+        self._tell()
+
+    def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None:
+        raise NotImplementedError
+
+    def replica_refused(
+        self, replica: Replica, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool
+    ) -> None:
+        raise NotImplementedError
+
     def replica_failed(self, replica: Replica) -> None:
         self._settle()
         if self._has_failed:
@@ -286,7 +283,7 @@ class Pool:
         self.abort()
         await asyncio.gather(*(replica.stop() for replica in self._replicas))
 
-    def ready_replica(self) -> Replica:
+    def ready_replica(self) -> LocalReplica:
         """One to ask something of the tokenizer. Raises Unavailable."""
         ready = [replica for replica in self._replicas if replica.is_ready]
         if not ready or self._is_stopped:
@@ -294,7 +291,7 @@ class Pool:
         return min(ready, key=lambda replica: replica.outstanding)
 
     @property
-    def replicas(self) -> Sequence[Replica]:
+    def replicas(self) -> Sequence[LocalReplica]:
         return self._replicas
 
     @property
@@ -378,8 +375,8 @@ def _ended(ticket: Ticket, end: End) -> RequestEnded:
         usage=end.usage,
         timings=end.timings,
         inter_token_s=tuple(progress.inter_token_s),
-        n=request.sampling.n,
-        max_tokens=request.sampling.max_tokens,
+        n=request.sampling.n if isinstance(request, GenerateRequest) else 1,
+        max_tokens=request.sampling.max_tokens if isinstance(request, GenerateRequest) else None,
         priority=request.priority,
         num_preemptions=end.num_preemptions,
     )

@@ -10,39 +10,9 @@ import heapq
 import itertools
 import math
 
-from inferd.router.stream import Stream
-from inferd.types import GenerateRequest
+from inferd.router.ticket import Ticket as Ticket
 
 _SLACK = 64
-
-
-class Ticket:
-    """One accepted request, from ``submit`` to its end."""
-
-    __slots__ = ("dispatched_at", "expires_at", "is_waiting", "kills", "number", "replica", "request", "stream")
-
-    def __init__(self, request: GenerateRequest, stream: Stream, number: int, expires_at: float) -> None:
-        self.request = request
-        self.stream = stream
-        self.number = number
-        self.expires_at = expires_at
-        self.is_waiting = False
-        self.dispatched_at: float | None = None
-        self.replica: int | None = None  # the last one it was given to
-        self.kills = 0  # workers that died with it in flight, before it had any output
-
-    @property
-    def deadline_at(self) -> float:
-        if self.request.deadline_s is None:
-            return math.inf
-        return self.request.arrived_at + self.request.deadline_s
-
-    @property
-    def is_suspect(self) -> bool:
-        return self.kills > 0
-
-    def __lt__(self, other: Ticket) -> bool:
-        return (self.request.priority, self.number) < (other.request.priority, other.number)
 
 
 class RequestQueue:

@@ -1,6 +1,7 @@
 """One copy of a model as the router sees it: is it ready, what is in flight in it, is there room.
 
-Sits between a pool and the supervisor of the copy's worker process.
+``Replica`` is the shape; ``LocalReplica`` sits between a pool and the supervisor of a worker process, a
+remote one (``remote_replica``) between a pool and a server that speaks the client's protocol itself.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from inferd.config import ModelConfig
-from inferd.errors import InternalError, Overloaded, Unavailable, from_failure
+from inferd.errors import InferdError, InternalError, Overloaded, Unavailable, from_failure
 from inferd.events import Emit
-from inferd.router.queue import Ticket
-from inferd.types import Chat, Failure, ModelInfo, Output, StepStats, TextPrompt
+from inferd.router.ticket import Ticket
+from inferd.types import Chat, Failure, GenerateRequest, ModelInfo, Output, Relayed, StepStats, TextPrompt
 from inferd.worker.messages import Cancel, Detokenize, Detokenized, Submit, Tokenize, Tokenized
 from inferd.worker.supervisor import Patience, State, Supervisor
 
@@ -22,18 +23,114 @@ MAX_CALLS = 1024
 _CALL_TIMEOUT_S = 60.0
 
 
+Kind = Literal["local", "remote"]
+ReplicaState = State | Literal["unreachable"]
+
+
+class Replica(Protocol):
+    """One place where a model runs. It owns what is in flight in it until it gives that back."""
+
+    @property
+    def index(self) -> int:
+        """Unique among the pool's replicas of the moment; free again once it is gone."""
+        ...
+
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def name(self) -> str:
+        """For people: a host, or the worker's number."""
+        ...
+
+    @property
+    def info(self) -> ModelInfo | None: ...
+    @property
+    def failure(self) -> Failure | None:
+        """Why it can never become ready; None while there is hope."""
+        ...
+
+    @property
+    def state(self) -> ReplicaState: ...
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def was_ready(self) -> bool: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def region(self) -> str: ...
+    @property
+    def is_fallback(self) -> bool:
+        """Used only while no other replica can take a request."""
+        ...
+
+    @property
+    def outstanding(self) -> int:
+        """Sequences it has been given and has not finished."""
+        ...
+
+    @property
+    def num_in_flight(self) -> int: ...
+    @property
+    def can_take(self) -> bool:
+        """Ready, and there is room for one more."""
+        ...
+
+    def runs(self, ticket: Ticket) -> bool:
+        """Whether it understands the request at all."""
+        ...
+
+    def start(self) -> None: ...
+    async def stop(self) -> None:
+        """Leave nothing behind. What was in flight is given back by ``replica_lost`` or was released before."""
+
+    def dispatch(self, ticket: Ticket) -> None:
+        """Begin to work on it; its outputs come through the owner, never before this returns."""
+
+    def cancel(self, request_id: str) -> None:
+        """Its end comes back through the owner; nothing happens for an id that is not in flight."""
+
+    def pause(self, request_id: str) -> None:
+        """Its reader is slow: take no more of its answer from the source, where that can be helped."""
+
+    def resume(self, request_id: str) -> None: ...
+    def ticket(self, request_id: str) -> Ticket | None: ...
+    def release(self, ticket: Ticket) -> None:
+        """It is not in flight here any more."""
+
+    def release_all(self) -> list[Ticket]: ...
+
+
 class ReplicaOwner(Protocol):
-    """Who gives it work: the pool."""
+    """Who gives it work: the pool. Called from the event loop, never from within ``dispatch`` or ``cancel``.
+
+    Outputs, relayed items and refusals come while the ticket is still in flight: the pool releases it
+    when it sees the end. Tickets of ``replica_lost`` have been released by the replica.
+    """
 
     def replica_ready(self, replica: Replica) -> None: ...
     def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None: ...
     def replica_failed(self, replica: Replica) -> None: ...
+    def replica_unreachable(self, replica: Replica) -> None:
+        """It does not answer, and is tried again and again; what was in flight gets its own end."""
+
     def replica_outputs(self, replica: Replica, outputs: list[Output], stats: StepStats | None) -> None: ...
+    def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None: ...
+    def replica_refused(
+        self, replica: Replica, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool
+    ) -> None:
+        """Ended before anything of an answer came. ``counts``: a failure for the breaker (and not the
+        request's own fault); ``retry``: another try may fare better."""
+
     def replica_has_room(self) -> None: ...
 
 
-class Replica:
+class LocalReplica:
     """Owns what is in flight in one worker."""
+
+    kind: Kind = "local"
+    weight = 1.0
+    is_fallback = False
 
     __slots__ = (
         "_call_ids",
@@ -48,6 +145,7 @@ class Replica:
         "info",
         "is_ready",
         "outstanding",
+        "region",
     )
 
     def __init__(
@@ -72,10 +170,19 @@ class Replica:
         self.is_ready = False
         self.capacity = 0
         self.outstanding = 0
+        self.region = config.region or ""
+
+    @property
+    def name(self) -> str:
+        return f"{self._model}/{self.index}"
 
     @property
     def state(self) -> State:
         return self._supervisor.state
+
+    @property
+    def rss_bytes(self) -> int:
+        return self._supervisor.rss_bytes
 
     @property
     def pid(self) -> int | None:
@@ -94,6 +201,9 @@ class Replica:
     def can_take(self) -> bool:
         return self.is_ready and len(self._in_flight) < self.capacity and self._supervisor.is_writable
 
+    def runs(self, ticket: Ticket) -> bool:
+        return ticket.is_local
+
     def start(self) -> None:
         self._supervisor.start()
 
@@ -103,14 +213,21 @@ class Replica:
     # -- generating -------------------------------------------------------------------------
 
     def dispatch(self, ticket: Ticket) -> None:
-        ticket.replica = self.index
-        self._in_flight[ticket.request.id] = ticket
-        self.outstanding += ticket.request.sampling.width
-        self._supervisor.send(Submit(ticket.request))
+        request = ticket.request
+        assert isinstance(request, GenerateRequest)
+        self._in_flight[request.id] = ticket
+        self.outstanding += request.width
+        self._supervisor.send(Submit(request))
 
     def cancel(self, request_id: str) -> None:
         """The worker is told; its slot is free when the end comes back."""
         self._supervisor.send(Cancel(request_id))
+
+    def pause(self, request_id: str) -> None:
+        """A worker's outputs go on: while they wait they merge into one."""
+
+    def resume(self, request_id: str) -> None:
+        pass
 
     def ticket(self, request_id: str) -> Ticket | None:
         return self._in_flight.get(request_id)
@@ -118,7 +235,7 @@ class Replica:
     def release(self, ticket: Ticket) -> None:
         """The worker has ended a request."""
         del self._in_flight[ticket.request.id]
-        self.outstanding -= ticket.request.sampling.width
+        self.outstanding -= ticket.request.width
 
     def release_all(self) -> list[Ticket]:
         tickets = list(self._in_flight.values())

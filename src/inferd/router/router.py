@@ -6,15 +6,16 @@ Runs in the gateway's event loop. Knows no HTTP and no torch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from inferd.config import ModelConfig
+from inferd.config import Config
 from inferd.errors import ModelNotFound, Unavailable
 from inferd.events import Emit, RequestRefused, ignore
-from inferd.router.pool import ModelStatus, Pool
-from inferd.router.replica import Replica
+from inferd.router.pool import Pool
+from inferd.router.replica import LocalReplica
+from inferd.router.status import ModelStatus
 from inferd.router.stream import Stream
-from inferd.types import Chat, Failure, GenerateRequest, TextPrompt
+from inferd.types import Chat, Failure, Relay, Request, TextPrompt
 from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
 
@@ -30,7 +31,7 @@ class Router:
 
     def __init__(
         self,
-        models: Mapping[str, ModelConfig],
+        config: Config,
         emit: Emit = ignore,
         *,
         command: Sequence[str] = WORKER_COMMAND,
@@ -38,14 +39,14 @@ class Router:
     ) -> None:
         self._emit = emit
         self._pools = {
-            name: Pool(name, config, emit, command=command, patience=patience) for name, config in models.items()
+            name: Pool(name, model, emit, command=command, patience=patience) for name, model in config.models.items()
         }
         self._draining = False
         self._refusing = False
 
     # -- work -------------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest) -> Stream:
+    def submit(self, request: Request, relay: Relay | None = None) -> Stream:
         """Accept a request; the stream ends it exactly once. While the model loads or restarts it waits.
 
         Raises ModelNotFound; Overloaded when the queue is full; Unavailable when the server is leaving
@@ -55,7 +56,7 @@ class Router:
         if self._refusing:
             self._emit(RequestRefused(model=request.model, reason="draining"))
             raise _leaving()
-        return pool.submit(request)
+        return pool.submit(request, relay)
 
     async def tokenize(
         self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False
@@ -75,7 +76,7 @@ class Router:
             )
         return pool
 
-    def _ready(self, model: str) -> Replica:
+    def _ready(self, model: str) -> LocalReplica:
         pool = self._pool(model)
         if self._refusing:
             raise _leaving()
@@ -90,7 +91,7 @@ class Router:
         """The models that cannot be served and why, in full; for the operator's eyes."""
         return {name: pool.load_failure for name, pool in self._pools.items() if pool.load_failure is not None}
 
-    def replicas(self, model: str) -> Sequence[Replica]:
+    def replicas(self, model: str) -> Sequence[LocalReplica]:
         return self._pool(model).replicas
 
     @property

@@ -1,7 +1,8 @@
 """The outputs of one request on their way to their reader.
 
 A slow reader costs one bounded output, not a list that grows with every token: what is waiting is
-merged. Every stream has exactly one last output, with ``end``. Knows nothing of queues or replicas.
+merged. Of a relayed answer only so much waits before its source is told to pause. Every stream has
+exactly one last item, with ``end``. Knows nothing of queues or replicas.
 """
 
 from __future__ import annotations
@@ -9,23 +10,53 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from inferd.types import Delta, End, FinishReason, Output, PromptReport, TokenLogprob, Usage
+from inferd.types import Delta, End, FinishReason, Output, PromptReport, Relayed, TokenLogprob, Usage
+
+HIGH_WATER_BYTES = 64 * 1024  # of a relayed answer, waiting for its reader
+
+Item = Output | Relayed
+Sink = Callable[[Item], None]
 
 
 class Stream:
-    """An async iterator of outputs for one reader. ``push`` is the router's side."""
+    """An async iterator of items for one reader, or a sink that takes each as it comes.
 
-    __slots__ = ("_cost", "_is_over", "_on_close", "_pending", "_waiter", "is_closed", "progress", "request_id")
+    ``push`` and ``relay`` are the router's side. ``on_pause`` hears whether the reader wants no more for
+    now; outputs of a worker go on meanwhile, as they merge.
+    """
 
-    def __init__(self, request_id: str, on_close: Callable[[], None]) -> None:
+    __slots__ = (
+        "_cost",
+        "_is_over",
+        "_on_close",
+        "_on_pause",
+        "_pending",
+        "_relayed",
+        "_relayed_bytes",
+        "_sink",
+        "_waiter",
+        "is_closed",
+        "is_paused",
+        "progress",
+        "request_id",
+    )
+
+    def __init__(
+        self, request_id: str, on_close: Callable[[], None], on_pause: Callable[[bool], None] | None = None
+    ) -> None:
         self.request_id = request_id
         self.progress = Progress()
         self.is_closed = False
+        self.is_paused = False
         self._on_close = on_close
+        self._on_pause = on_pause
         self._cost: Usage | None = None  # told by the end
         self._pending: Output | _Merged | None = None
+        self._relayed: list[Relayed] = []
+        self._relayed_bytes = 0
+        self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._is_over = False  # the last output was pushed
+        self._is_over = False  # the last item was pushed
 
     # -- the router's side ------------------------------------------------------------------
 
@@ -38,12 +69,39 @@ class Stream:
             self._cost = output.end.usage
         elif self.is_closed:
             return  # nobody reads this; the end still says what it cost
+        if self._sink is not None:
+            self._sink(output)
+            return
         if self._pending is None:
             self._pending = output
         elif isinstance(self._pending, _Merged):
             self._pending.add(output)
         else:
             self._pending = _Merged(self._pending, output)
+        self._wake()
+
+    def relay(self, item: Relayed, now: float) -> None:
+        """Likewise a piece of a relayed answer."""
+        assert not self._is_over, f"request {self.request_id} ended twice"
+        progress = self.progress
+        progress.has_output = True
+        if progress.first_at is None and item.data:
+            progress.first_at = now
+        if item.end is not None:
+            self._is_over = True
+            self._cost = item.end.usage
+        elif self.is_closed:
+            return
+        if self._sink is not None:
+            self._sink(item)
+            return
+        self._relayed.append(item)
+        self._relayed_bytes += len(item.data)
+        if self._relayed_bytes > HIGH_WATER_BYTES:
+            self.pause()
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -58,11 +116,30 @@ class Stream:
 
     # -- the reader's side ------------------------------------------------------------------
 
+    def attach(self, sink: Sink) -> None:
+        """From now on every item is handed to ``sink`` as it comes, those that wait at once."""
+        self._sink = sink
+        while (item := self._take()) is not None:
+            sink(item)
+
+    def pause(self) -> None:
+        """The reader is slow: nothing more, if that can be helped. Idempotent."""
+        if not self.is_paused:
+            self.is_paused = True
+            if self._on_pause is not None:
+                self._on_pause(True)
+
+    def resume(self) -> None:
+        if self.is_paused:
+            self.is_paused = False
+            if self._on_pause is not None and not self._is_over:
+                self._on_pause(False)
+
     def __aiter__(self) -> Stream:
         return self
 
-    async def __anext__(self) -> Output:
-        while self._pending is None:
+    async def __anext__(self) -> Item:
+        while (item := self._take()) is None:
             if self._is_over:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
@@ -70,6 +147,16 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
+        return item
+
+    def _take(self) -> Item | None:
+        """What waits, in order; None: nothing does. A stream of relayed items may end with an output."""
+        if self._relayed:
+            item = self._relayed[0] if len(self._relayed) == 1 else _joined(self._relayed)
+            self._relayed.clear()
+            self._relayed_bytes = 0
+            self.resume()
+            return item
         pending, self._pending = self._pending, None
         return pending.output() if isinstance(pending, _Merged) else pending
 
@@ -80,7 +167,14 @@ class Stream:
         self.is_closed = True
         if not self._is_over:
             self._pending = None
+            self._relayed.clear()
+            self._relayed_bytes = 0
             self._on_close()
+
+
+def _joined(items: list[Relayed]) -> Relayed:
+    """Several pieces as one. Only the first can have a head, only the last an end."""
+    return Relayed(items[0].request_id, items[0].head, b"".join([item.data for item in items]), items[-1].end)
 
 
 class Progress:

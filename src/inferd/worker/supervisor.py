@@ -106,7 +106,7 @@ class Supervisor:
         self._watch = _Watch()
         self._info: ModelInfo | None = None
         self._load_failure: Failure | None = None
-        self._rss_bytes = 0
+        self.rss_bytes = 0
         self.state: State = "starting"
         self.reason = ""
         self.restarts = 0
@@ -180,7 +180,7 @@ class Supervisor:
     def _begin(self) -> None:
         """Start a process; where that is impossible now, ``_live`` finds none."""
         self._info = self._load_failure = None
-        self._rss_bytes = 0
+        self.rss_bytes = 0
         self._watch = _Watch()
         self._change("starting")
         name = f"{self._model}/{self._replica}"
@@ -285,8 +285,8 @@ class Supervisor:
 
     def _beat(self, beat: Heartbeat) -> None:
         self._watch.progress(beat.steps, beat.busy)
-        if beat.rss_bytes != self._rss_bytes and self.state == "ready":
-            self._rss_bytes = beat.rss_bytes
+        if beat.rss_bytes != self.rss_bytes and self.state == "ready":
+            self.rss_bytes = beat.rss_bytes
             self._emit(self._event())
 
     # -- telling ----------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class Supervisor:
             load_s=info.load_s if info is not None else {},
             kv_blocks=info.num_blocks if info is not None else 0,
             block_size=info.block_size if info is not None else 0,
-            rss_bytes=self._rss_bytes if self.state == "ready" else 0,
+            rss_bytes=self.rss_bytes if self.state == "ready" else 0,
             max_model_len=info.max_model_len if info is not None else 0,
         )
 

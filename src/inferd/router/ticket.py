@@ -1,0 +1,71 @@
+"""One accepted request, from the door to its one end. Plain books: who moves it is the pool."""
+
+from __future__ import annotations
+
+import math
+
+from inferd.router.stream import Stream
+from inferd.types import GenerateRequest, Relay, Request
+
+
+class Ticket:
+    """What is known of a request and of its tries.
+
+    ``request`` is a GenerateRequest where a local replica may run it; ``relay`` is there where a remote
+    one may. ``number`` orders arrivals; ``expires_at`` is when it has waited too long.
+    """
+
+    __slots__ = (
+        "attempts",
+        "avoid",
+        "dispatched_at",
+        "expires_at",
+        "first_dispatched_at",
+        "is_waiting",
+        "kills",
+        "number",
+        "relay",
+        "replica",
+        "request",
+        "reserve",
+        "seed",
+        "stream",
+        "token_ids",
+    )
+
+    def __init__(
+        self, request: Request, stream: Stream, number: int, expires_at: float, relay: Relay | None = None
+    ) -> None:
+        self.request = request
+        self.relay = relay
+        self.stream = stream
+        self.number = number
+        self.expires_at = expires_at
+        self.is_waiting = False
+        self.first_dispatched_at: float | None = None
+        self.dispatched_at: float | None = None  # the last time
+        self.replica: int | None = None  # whose answer counts, or the last one it was given to
+        self.reserve: int | None = None  # a second one that was asked as well, while neither has answered
+        self.avoid: tuple[int, ...] = ()  # replicas that failed it
+        self.attempts = 0  # replicas it was given to
+        self.kills = 0  # workers that died with it in flight
+        self.token_ids: list[int] | None = None  # of its answer, where it may be continued elsewhere
+        self.seed: int | None = None
+
+    @property
+    def deadline_at(self) -> float:
+        deadline_s = self.request.deadline_s
+        return math.inf if deadline_s is None else self.request.arrived_at + deadline_s
+
+    @property
+    def is_suspect(self) -> bool:
+        """It was in a worker that died: one of those may have been the reason."""
+        return self.kills > 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a local replica can run it."""
+        return isinstance(self.request, GenerateRequest)
+
+    def __lt__(self, other: Ticket) -> bool:
+        return (self.request.priority, self.number) < (other.request.priority, other.number)
