@@ -1,0 +1,147 @@
+"""Answers kept in this process's memory, so many bytes of them.
+
+Knows bytes, ages and tenants' shares. Does not know what is in an answer. Every operation takes constant
+time, whatever is kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+
+from inferd import clock
+from inferd.cache.key import TENANT_BYTES, tenant_digest
+from inferd.cache.port import CachedAnswer
+from inferd.config import CacheConfig
+
+_OVERHEAD_BYTES = 512
+"""What an entry takes beside its key and its bytes, about: objects and places in tables."""
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    answer: CachedAnswer
+    expires_at: float
+    size: int
+    ttl_s: float
+
+
+class _Shelf:
+    """One tenant's answers, the longest unused first."""
+
+    __slots__ = ("entries", "size")
+
+    def __init__(self) -> None:
+        self.entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self.size = 0
+
+
+class MemoryCache:
+    """Least recently used answers leave first, and those of the tenants that hold most.
+
+    Tenants are sorted by the magnitude (power of two) of what they hold. Room is made among those of the
+    largest magnitude, so nothing is ever taken from a tenant that holds less than half of what another
+    one does: whoever floods the cache pushes out its own answers.
+    """
+
+    def __init__(self, config: CacheConfig, now: Callable[[], float] = clock.now) -> None:
+        self._max_bytes = config.max_bytes
+        self._max_entry_bytes = config.max_entry_bytes
+        self._now = now
+        self._shelves: dict[bytes, _Shelf] = {}
+        self._by_magnitude: list[dict[bytes, None]] = [{} for _ in range(65)]
+        self._magnitudes = 0  # bit m: some tenant is in _by_magnitude[m]
+        self._by_ttl: dict[float, OrderedDict[bytes, float]] = {}  # in the order in which they expire
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return sum(len(shelf.entries) for shelf in self._shelves.values())
+
+    def bytes_of(self, tenant: str) -> int:
+        """Bytes kept for a tenant."""
+        shelf = self._shelves.get(tenant_digest(tenant))
+        return shelf.size if shelf is not None else 0
+
+    async def get(self, key: bytes) -> CachedAnswer | None:
+        """The answer kept under a key, unless it is too old."""
+        now = self._now()
+        shelf = self._shelves.get(key[:TENANT_BYTES])
+        entry = shelf.entries.get(key) if shelf is not None else None
+        if shelf is None or entry is None:
+            return None
+        if entry.expires_at <= now:
+            self._remove(key)
+            return None
+        shelf.entries.move_to_end(key)
+        return entry.answer
+
+    async def put(self, key: bytes, answer: CachedAnswer, ttl_s: float) -> None:
+        """Keep an answer for ``ttl_s`` seconds, unless it is too large or its room is needed before."""
+        now = self._now()
+        self._expire(now)
+        self._remove(key)
+        content = len(answer.body) + len(answer.content_type)
+        size = content + len(key) + _OVERHEAD_BYTES
+        if content > self._max_entry_bytes or size > self._max_bytes:
+            return
+        tenant = key[:TENANT_BYTES]
+        shelf = self._shelves.setdefault(tenant, _Shelf())
+        shelf.entries[key] = _Entry(answer, now + ttl_s, size, ttl_s)
+        self._by_ttl.setdefault(ttl_s, OrderedDict())[key] = now + ttl_s
+        self._resize(tenant, shelf, size)
+        while self.num_bytes > self._max_bytes:
+            self._evict(tenant)
+
+    async def drop_tenant(self, tenant: str) -> None:
+        shelf = self._shelves.get(tenant_digest(tenant))
+        for key in list(shelf.entries) if shelf is not None else ():
+            self._remove(key)
+
+    async def close(self) -> None:
+        self._shelves.clear()
+        self._by_ttl.clear()
+        self._by_magnitude = [{} for _ in range(65)]
+        self._magnitudes = self.num_bytes = 0
+
+    def _evict(self, storing: bytes) -> None:
+        """Make room among the tenants that hold most: from the one that stores, if it is one of them."""
+        largest = self._by_magnitude[self._magnitudes.bit_length() - 1]
+        tenant = storing if storing in largest else next(iter(largest))
+        self._remove(next(iter(self._shelves[tenant].entries)))
+
+    def _expire(self, now: float) -> None:
+        """Drop what is too old, so that it does not wait in memory until somebody asks for it."""
+        for ttl_s, keys in list(self._by_ttl.items()):  # as many as models have different settings
+            while keys:
+                key, expires_at = next(iter(keys.items()))
+                if expires_at > now:
+                    break
+                self._remove(key)
+            if not keys:
+                self._by_ttl.pop(ttl_s, None)
+
+    def _remove(self, key: bytes) -> None:
+        tenant = key[:TENANT_BYTES]
+        shelf = self._shelves.get(tenant)
+        entry = shelf.entries.pop(key, None) if shelf is not None else None
+        if shelf is None or entry is None:
+            return
+        self._by_ttl[entry.ttl_s].pop(key)
+        self._resize(tenant, shelf, -entry.size)
+
+    def _resize(self, tenant: bytes, shelf: _Shelf, by: int) -> None:
+        before, shelf.size = shelf.size.bit_length(), shelf.size + by
+        after = shelf.size.bit_length()
+        self.num_bytes += by
+        if not shelf.entries:
+            del self._shelves[tenant]
+        if before == after:
+            return
+        if before:
+            del self._by_magnitude[before][tenant]
+            if not self._by_magnitude[before]:
+                self._magnitudes &= ~(1 << before)
+        if after:
+            self._by_magnitude[after][tenant] = None
+            self._magnitudes |= 1 << after

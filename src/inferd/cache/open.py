@@ -1,0 +1,35 @@
+"""Chooses the response cache that the configuration names. The composition root calls this once."""
+
+from __future__ import annotations
+
+from inferd.cache.memory import MemoryCache
+from inferd.cache.port import ResponseCache
+from inferd.config import CacheConfig
+from inferd.errors import ConfigError
+from inferd.events import Emit, ignore
+
+
+def open_cache(config: CacheConfig, emit: Emit = ignore) -> ResponseCache:
+    """The cache for ``cache.url``, or memory without one. Connects later, when it is first asked.
+
+    ``emit`` hears of a server's failures: ``CacheLooked`` with the result ``error`` and no model.
+
+    Raises:
+        ConfigError: the package for Redis is missing, or the URL is none.
+    """
+    if config.url is None:
+        return MemoryCache(config)
+    try:
+        from inferd.cache.redis import RedisCache
+    except ImportError as error:
+        raise ConfigError(
+            f"cache.url names a Redis server, and the package {error.name!r} is not installed; "
+            "install it with: pip install 'inferd[redis]'.",
+            param="cache.url",
+        ) from None
+    try:
+        return RedisCache(config, emit)
+    except ValueError as error:  # the URL is not repeated: it may hold a password
+        raise ConfigError(
+            "cache.url is not the URL of a Redis server, such as redis://host:6379/0.", param="cache.url"
+        ) from error

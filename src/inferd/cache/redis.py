@@ -1,0 +1,176 @@
+"""Answers kept in a Redis or Valkey server, which several gateways may share.
+
+Knows the server's commands and how long to wait for them. A server that is slow, gone or broken is a miss
+and is then left alone, so that it costs requests nothing. The package ``redis`` is imported here only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from inferd.cache.key import TENANT_BYTES, tenant_digest
+from inferd.cache.port import CachedAnswer
+from inferd.config import CacheConfig
+from inferd.events import CacheLooked, Emit, ignore
+
+PATIENCE_S = 0.05
+"""Longest time that a request waits for the server."""
+FAILURES_TO_OPEN = 3
+FIRST_COOLDOWN_S = 0.5
+LONGEST_COOLDOWN_S = 30.0
+_DROP_PATIENCE_S = 10.0
+_MAX_GENERATIONS = 4096
+_GENERATION_BYTES = 16
+
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.Decoder(CachedAnswer).decode
+_Answered = TypeVar("_Answered")
+
+
+class RedisCache:
+    """Entries carry their tenant's generation, and count only while it is the tenant's current one.
+
+    A generation is drawn at random, so forgetting a tenant takes effect everywhere with one command, and a
+    server that has lost it makes misses, never old answers. A tenant's keys share a hash tag: one slot of a
+    cluster.
+    """
+
+    def __init__(self, config: CacheConfig, emit: Emit = ignore) -> None:
+        url = (config.url or "").replace("valkey", "redis", 1)
+        self._client = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=_DROP_PATIENCE_S,
+            socket_connect_timeout=1.0,
+            max_connections=64,
+            retry=None,
+            client_name="inferd",
+        )
+        self._max_entry_bytes = config.max_entry_bytes
+        self._emit = emit
+        self._generations: OrderedDict[bytes, bytes] = OrderedDict()  # as last seen, by tenant
+        self._num_failures = 0  # in a row
+        self._revival: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server is left alone because it failed."""
+        return self._revival is not None
+
+    async def get(self, key: bytes) -> CachedAnswer | None:
+        """The answer kept under a key; None as well when the server does not say in time."""
+        return await self._bounded(self._get(key)) if not self.is_open else None
+
+    async def put(self, key: bytes, answer: CachedAnswer, ttl_s: float) -> None:
+        """Keep an answer for ``ttl_s`` seconds; given up when the server does not take it in time."""
+        if len(answer.body) + len(answer.content_type) <= self._max_entry_bytes and not self.is_open:
+            await self._bounded(self._put(key, answer, ttl_s))
+
+    async def drop_tenant(self, tenant: str) -> None:
+        """Forget a tenant everywhere at once, then give its bytes back.
+
+        Raises:
+            TimeoutError, OSError, RedisError: the server did not confirm, so nothing may have been forgotten.
+        """
+        digest, generation = tenant_digest(tenant), secrets.token_bytes(_GENERATION_BYTES)
+        async with asyncio.timeout(_DROP_PATIENCE_S):
+            await self._client.set(_generation_name(digest), generation)
+            self._remember(digest, generation)
+            batch: list[bytes] = []
+            async for name in self._client.scan_iter(
+                match=_PREFIX + b"{" + digest.hex().encode() + b"}:a:*", count=500
+            ):
+                batch.append(name)
+                if len(batch) >= 500:
+                    await self._client.unlink(*batch)
+                    batch.clear()
+            if batch:
+                await self._client.unlink(*batch)
+
+    async def close(self) -> None:
+        if self._revival is not None:
+            self._revival.cancel()
+            await asyncio.gather(self._revival, return_exceptions=True)
+        await self._client.aclose()
+
+    # -- the server's commands -----------------------------------------------------------------
+
+    async def _get(self, key: bytes) -> CachedAnswer | None:
+        tenant = key[:TENANT_BYTES]
+        generation, kept = await self._client.mget(_generation_name(tenant), _entry_name(key))
+        if not isinstance(generation, bytes):
+            self._generations.pop(tenant, None)
+            return None
+        self._remember(tenant, generation)
+        if not isinstance(kept, bytes) or kept[:_GENERATION_BYTES] != generation:
+            return None
+        return _decode(kept[_GENERATION_BYTES:])
+
+    async def _put(self, key: bytes, answer: CachedAnswer, ttl_s: float) -> None:
+        tenant = key[:TENANT_BYTES]
+        generation = self._generations.get(tenant)
+        if generation is None:
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.set(_generation_name(tenant), secrets.token_bytes(_GENERATION_BYTES), nx=True)
+            pipeline.get(_generation_name(tenant))
+            _, generation = await pipeline.execute()
+            if not isinstance(generation, bytes):
+                return
+            self._remember(tenant, generation)
+        await self._client.set(_entry_name(key), generation + _encode(answer), px=max(1, round(ttl_s * 1000)))
+
+    def _remember(self, tenant: bytes, generation: bytes) -> None:
+        self._generations[tenant] = generation
+        self._generations.move_to_end(tenant)
+        if len(self._generations) > _MAX_GENERATIONS:
+            self._generations.popitem(last=False)
+
+    # -- what it may cost ----------------------------------------------------------------------
+
+    async def _bounded(self, asking: Awaitable[_Answered]) -> _Answered | None:
+        """What the server says within PATIENCE_S; a failure is counted, and is None."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                answered = await asking
+        except (OSError, RedisError, msgspec.DecodeError):  # TimeoutError is an OSError
+            self._emit(CacheLooked(model="", result="error"))
+            self._num_failures += 1
+            if self._num_failures >= FAILURES_TO_OPEN and self._revival is None:
+                self._revival = asyncio.create_task(self._revive(), name="cache-revival")
+            return None
+        self._num_failures = 0
+        return answered
+
+    async def _revive(self) -> None:
+        """Ask a server that failed until it answers; meanwhile no request does."""
+        cooldown = FIRST_COOLDOWN_S
+        while True:
+            await asyncio.sleep(cooldown)
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._client.set(_PREFIX + b"revival", b"", px=1000)
+            except (OSError, RedisError):
+                cooldown = min(cooldown * 2, LONGEST_COOLDOWN_S)
+                continue
+            self._num_failures = 0
+            self._generations.clear()  # it may have lost everything
+            self._revival = None
+            return
+
+
+_PREFIX = b"inferd:cache:1:"
+
+
+def _generation_name(tenant: bytes) -> bytes:
+    return _PREFIX + b"{" + tenant.hex().encode() + b"}:g"
+
+
+def _entry_name(key: bytes) -> bytes:
+    return _PREFIX + b"{" + key[:TENANT_BYTES].hex().encode() + b"}:a:" + key[TENANT_BYTES:].hex().encode()
