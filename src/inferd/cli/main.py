@@ -16,7 +16,7 @@ from inferd.cli.terminal import fail, is_debug
 from inferd.errors import InferdError
 
 # name -> module under inferd.cli; each has a click command called ``command``.
-COMMANDS = ("serve", "chat", "generate", "bench", "models", "config", "version")
+COMMANDS = ("serve", "chat", "generate", "bench", "models", "keys", "config", "version")
 
 OVERVIEW = """One inference server for every model.
 

@@ -84,7 +84,7 @@ class Control:
 
     # -- what may be asked -------------------------------------------------------------------------
 
-    async def create_key(self, spec: KeySpec, *, by: Principal) -> NewKey:
+    async def create_key(self, spec: KeySpec, by: Principal) -> NewKey:
         """Make a key; it opens this server's door when this returns, other servers' within a second.
         Raises InvalidRequest, Forbidden, StateUnavailable."""
 
@@ -108,7 +108,7 @@ class Control:
 
         return await self._thread.call(job)
 
-    async def rotate_key(self, key_id: str, *, by: Principal, overlap_s: float = 0.0) -> NewKey:
+    async def rotate_key(self, key_id: str, overlap_s: float, by: Principal) -> NewKey:
         """Replace a key; the old one ends after the overlap. Raises KeyNotFound, InvalidRequest, Forbidden."""
 
         def job(database: Database) -> NewKey:

@@ -240,6 +240,8 @@ def check_not_stronger(spec: KeySpec, by: Principal, expires_at: float | None) -
     """A credential never makes one that may more, or lives longer, than itself. Raises Forbidden."""
     if not by.may("admin"):
         raise Forbidden("Making keys needs the scope admin.", param="scopes")
+    if by.tenant and spec.tenant != by.tenant:
+        raise Forbidden("This key makes keys of its own tenant alone; leave others to the operator.", param="tenant")
     if by.models and not (
         spec.models and all(any(_covers(mine, model) for mine in by.models) for model in spec.models)
     ):

@@ -1,0 +1,395 @@
+"""``inferd keys``: who may use the server, and how much they did. Works on the database, with or without a server."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar, get_args
+
+import click
+import msgspec
+
+from inferd import clock
+from inferd.cli import terminal
+from inferd.config import Config, load_config
+from inferd.config_tree import NotAllowedError, count
+from inferd.errors import StateUnavailable
+from inferd.state.database import Database, open_database
+from inferd.state.folder import data_folder, make_folder
+from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, create_key, list_keys, revoke_key, rotate_key
+from inferd.tenancy.principal import GRANTABLE, OPERATOR, Scope
+from inferd.tenancy.usage import COLUMNS, Column, UsageJournal, read_usage
+from inferd.types import CLASSES, PriorityClass
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+Decorated = TypeVar("Decorated", bound=Callable[..., object])
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[object]
+else:
+    _ParamType = click.ParamType  # generic only since click 8.2
+
+
+class _Duration(_ParamType):
+    """Seconds, from 30d, 12h, 90m or 45s."""
+
+    name = "duration"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "30d|12h|90m"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw])", str(value))
+        if match is None:
+            self.fail(f"{value!r} is not a duration such as 30d, 12h, 90m or 45s.", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
+
+
+class _Count(_ParamType):
+    """A number, from 600, 200k or 2M."""
+
+    name = "count"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "N"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        try:
+            return count(str(value))
+        except NotAllowedError as wrong:
+            self.fail(f"{value!r} is not {wrong}.", param, ctx)
+
+
+class _Words(_ParamType):
+    """A list, from a,b,c; ``allowed`` limits what may be in it."""
+
+    name = "list"
+
+    def __init__(self, metavar: str, allowed: Sequence[str] = ()) -> None:
+        self._metavar = metavar
+        self._allowed = allowed
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self._metavar
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        if isinstance(value, tuple):
+            return value
+        words = tuple(word.strip() for word in str(value).split(",") if word.strip())
+        for word in words:
+            if self._allowed and word not in self._allowed:
+                self.fail(f"{word!r} is not one of {', '.join(self._allowed)}.", param, ctx)
+        return words
+
+
+def _common(function: Decorated) -> Decorated:
+    function = click.option(
+        "--config",
+        "file",
+        type=click.Path(path_type=Path),
+        help="The server's config file, where it names the database (state.url or state.data_dir).",
+    )(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+
+
+@click.group("keys")
+def command() -> None:
+    """Make, list, revoke and rotate API keys, and see what each has used.
+
+    Works with the server running or not: both use the same database (state.db in the user's data folder, or
+    what the config file or INFERD_STATE__URL names). A running server follows within a second.
+
+    \b
+    Examples:
+      inferd keys create --tenant team-a
+      inferd keys create --tenant team-a --models chat --rpm 600 --tpm 200k --priority interactive
+      inferd keys create --tenant ops --scopes metrics --expires 30d --name grafana
+      inferd keys list
+      inferd keys rotate a1B2c3D4e5F6 --overlap 1h
+      inferd keys revoke a1B2c3D4e5F6
+      inferd keys usage --by tenant,day
+    """
+
+
+@command.command("create")
+@click.option("--tenant", required=True, metavar="NAME", help="Who pays: keys of a tenant share its limits and usage.")
+@click.option("--name", default="", metavar="TEXT", help="What the key is for, for people.")
+@click.option(
+    "--scopes",
+    type=_Words("A,B", GRANTABLE),
+    default=("infer", "models"),
+    help="infer: use models; models: list them; metrics: read numbers; admin: everything.  [default: infer,models]",
+)
+@click.option(
+    "--models", type=_Words("A,B*"), default=(), help="Models it may use, names or patterns.  [default: every model]"
+)
+@click.option("--rpm", type=_Count(), help="Requests per minute.  [default: no limit]")
+@click.option("--tpm", type=_Count(), help="Tokens per minute, prompt and answer: 200k.  [default: no limit]")
+@click.option("--max-in-flight", type=_Count(), help="Requests at the same time.  [default: no limit]")
+@click.option(
+    "--priority",
+    type=click.Choice(CLASSES),
+    default="normal",
+    help="Class of its requests, and the best one they may ask for.  [default: normal]",
+)
+@click.option("--expires", type=_Duration(), help="When it ends by itself, from now.  [default: never]")
+@_common
+def create(
+    tenant: str,
+    name: str,
+    scopes: tuple[Scope, ...],
+    models: tuple[str, ...],
+    rpm: int | None,
+    tpm: int | None,
+    max_in_flight: int | None,
+    priority: PriorityClass,
+    expires: float | None,
+    file: Path | None,
+    as_json: bool,
+) -> None:
+    """Make a key and print it, this once: only a hash of it is kept.
+
+    The key alone goes to stdout, what it may do to stderr.
+
+    \b
+    Examples:
+      inferd keys create --tenant team-a --models chat --rpm 600 --tpm 200k
+      export OPENAI_API_KEY=$(inferd keys create --tenant me)
+    """
+    spec = KeySpec(
+        tenant=tenant,
+        name=name,
+        scopes=scopes,
+        models=models,
+        rpm=rpm,
+        tpm=tpm,
+        max_in_flight=max_in_flight,
+        priority=priority,
+        expires_in_s=expires,
+    )
+    with _database(file) as (database, config):
+        made = create_key(database, spec, by=OPERATOR, now=clock.wall())
+    _show_new(made, as_json)
+    if config.tenants and tenant not in config.tenants:
+        click.echo(
+            f"The config file has no tenant {tenant!r}, so its keys share no limits; it knows: "
+            f"{', '.join(config.tenants)}.",
+            err=True,
+        )
+
+
+@command.command("list")
+@click.option("--tenant", metavar="NAME", help="Only this tenant's.")
+@_common
+def show(tenant: str | None, file: Path | None, as_json: bool) -> None:
+    """List keys: what they may do, how they stand, what they have used. Never the keys themselves.
+
+    \b
+    Example:
+      inferd keys list --tenant team-a
+    """
+    with _database(file) as (database, config):
+        infos = list_keys(database, now=clock.wall(), tenant=tenant)
+        _journal(config).recover(database)
+        used = {row.key_id: row for row in read_usage(database, by=("key_id",))}
+    if as_json:
+        _print_json(infos)
+        return
+    if not infos:
+        click.echo("There are no keys. Make one: inferd keys create --tenant NAME", err=True)
+        return
+    rows = []
+    for info in infos:
+        row = used.get(info.id)
+        rows.append(
+            (
+                info.id,
+                info.tenant,
+                info.name,
+                info.state
+                if info.expires_at is None or info.state != "active"
+                else f"until {_time(info.expires_at)[:10]}",
+                ",".join(info.scopes),
+                ",".join(info.models) or "all",
+                _limits(info),
+                info.priority,
+                f"{row.requests:,} req, {row.prompt_tokens + row.completion_tokens:,} tok" if row else "-",
+            )
+        )
+    _table(("id", "tenant", "name", "state", "scopes", "models", "limits", "priority", "used"), rows)
+
+
+@command.command("revoke")
+@click.argument("key_id", metavar="ID")
+@_common
+def revoke(key_id: str, file: Path | None, as_json: bool) -> None:
+    """End a key. Running servers refuse it within a second; requests that are in flight still finish.
+
+    ID is the part between sk-inf- and the next dash; 'inferd keys list' shows it.
+
+    \b
+    Example:
+      inferd keys revoke a1B2c3D4e5F6
+    """
+    with _database(file) as (database, _):
+        info = revoke_key(database, _id(key_id), now=clock.wall())
+    if as_json:
+        _print_json(info)
+    else:
+        click.echo(f"The key {info.id} of {info.tenant} is revoked.", err=True)
+
+
+@command.command("rotate")
+@click.argument("key_id", metavar="ID")
+@click.option(
+    "--overlap",
+    type=_Duration(),
+    default="0s",
+    help="How long the old key stays valid beside the new one.  [default: 0s]",
+)
+@_common
+def rotate(key_id: str, overlap: float, file: Path | None, as_json: bool) -> None:
+    """Replace a key by a new one that may do the same, and print that, this once.
+
+    Both count towards the same limits during the overlap.
+
+    \b
+    Example:
+      inferd keys rotate a1B2c3D4e5F6 --overlap 1h
+    """
+    with _database(file) as (database, _):
+        made = rotate_key(database, _id(key_id), by=OPERATOR, overlap_s=overlap, now=clock.wall())
+    _show_new(made, as_json)
+
+
+@command.command("usage")
+@click.option(
+    "--by",
+    type=_Words("A,B", get_args(Column)),
+    default=COLUMNS,
+    help="Sum by these.  [default: day,tenant,key_id,model]",
+)
+@click.option("--tenant", metavar="NAME", help="Only this tenant's.")
+@click.option("--key", "key_id", metavar="ID", help="Only this key's.")
+@click.option(
+    "--since",
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="YYYY-MM-DD",
+    help="From this UTC day on.  [default: everything]",
+)
+@_common
+def usage(
+    by: tuple[Column, ...],
+    tenant: str | None,
+    key_id: str | None,
+    since: datetime | None,
+    file: Path | None,
+    as_json: bool,
+) -> None:
+    """Show how many requests and tokens were used, by day (UTC), tenant, key and model.
+
+    A running server enters what happened within a second.
+
+    \b
+    Examples:
+      inferd keys usage --by tenant,day --since 2026-11-01
+      inferd keys usage --tenant team-a --json
+    """
+    with _database(file) as (database, config):
+        _journal(config).recover(database)
+        rows = read_usage(
+            database,
+            by=by,
+            tenant=tenant,
+            key_id=None if key_id is None else _id(key_id),
+            since=None if since is None else since.strftime("%Y-%m-%d"),
+        )
+    if as_json:
+        _print_json(rows)
+        return
+    columns = [column for column in COLUMNS if column in by]
+    _table(
+        (*columns, "requests", "prompt tokens", "answer tokens"),
+        [
+            (
+                *(getattr(row, column) or "-" for column in columns),
+                f"{row.requests:,}",
+                f"{row.prompt_tokens:,}",
+                f"{row.completion_tokens:,}",
+            )
+            for row in rows
+        ],
+    )
+
+
+@contextmanager
+def _database(file: Path | None) -> Iterator[tuple[Database, Config]]:
+    config = load_config(file, os.environ, {})
+    folder = make_folder(data_folder(config.state))
+    try:
+        database = open_database(config.state.url, folder)
+        try:
+            yield database, config
+        finally:
+            database.close()
+    except StateUnavailable as error:
+        raise click.ClickException(error.message) from error
+
+
+def _journal(config: Config) -> UsageJournal:
+    """What servers that were killed left behind counts as well."""
+    return UsageJournal(data_folder(config.state), config.state.url)
+
+
+def _id(text: str) -> str:
+    """The id in what somebody gives: it alone, or the beginning of a key as listings show it."""
+    return text.removeprefix("sk-inf-").partition("-")[0]
+
+
+def _show_new(made: NewKey, as_json: bool) -> None:
+    if as_json:
+        _print_json(made)
+        return
+    info = made.info
+    click.echo(made.key)
+    click.echo(
+        f"Key {info.id} of {info.tenant}: {', '.join(info.scopes)} on {', '.join(info.models) or 'every model'}; "
+        f"{_limits(info)}; {info.priority}; "
+        f"{'never expires' if info.expires_at is None else 'expires ' + _time(info.expires_at)}. "
+        "It is not shown again.",
+        err=True,
+    )
+
+
+def _limits(info: KeyInfo) -> str:
+    named = (
+        (info.rpm, "req/min"),
+        (info.tpm, "tok/min"),
+        (info.max_in_flight, "at once"),
+    )
+    return ", ".join(f"{number:,} {unit}" for number, unit in named if number is not None) or "no limits"
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        is_number = head in ("requests", "prompt tokens", "answer tokens")
+        table.add_column(head, justify="right" if is_number else "left", no_wrap=is_number or head in ("id", "key_id"))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    terminal.console().print(table)
+
+
+def _print_json(value: object) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
