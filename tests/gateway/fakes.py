@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,11 +15,13 @@ import msgspec
 import uvloop
 
 from inferd.config import Config, ServerConfig
-from inferd.errors import InferdError, ModelNotFound, Unauthenticated
+from inferd.errors import InferdError, InvalidRequest, ModelNotFound, Unauthenticated
 from inferd.events import Event, HttpServed
+from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, UnloadReport
 from inferd.gateway.listener import HttpServer
 from inferd.gateway.server import create_app
 from inferd.gateway.upstream import ModelState
+from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, check_not_stronger, check_spec
 from inferd.tenancy.principal import Principal
 from inferd.types import (
     Chat,
@@ -242,6 +245,109 @@ class FakeDoor:
         return self.permits[-1]
 
 
+class FakeKeys:
+    """Keys in a list; makes what it is told to."""
+
+    def __init__(self) -> None:
+        self.keys: list[KeyInfo] = []
+
+    def add(self, spec: KeySpec) -> KeyInfo:
+        number = len(self.keys)
+        self.keys.append(
+            KeyInfo(
+                id=f"key{number}",
+                prefix=f"sk-inf-key{number}-",
+                tenant=spec.tenant,
+                name=spec.name,
+                state="active",
+                scopes=spec.scopes,
+                models=spec.models,
+                rpm=spec.rpm,
+                tpm=spec.tpm,
+                max_in_flight=spec.max_in_flight,
+                priority=spec.priority,
+                created_at=1.0,
+                expires_at=_expiry(spec),
+                revoked_at=None,
+                family=f"key{number}",
+            )
+        )
+        return self.keys[-1]
+
+    async def list_keys(self, tenant: str | None) -> list[KeyInfo]:
+        return [info for info in self.keys if tenant is None or info.tenant == tenant]
+
+    async def create_key(self, spec: KeySpec, by: Principal) -> NewKey:
+        check_spec(spec)
+        check_not_stronger(spec, by, _expiry(spec))
+        info = self.add(spec)
+        return NewKey(key=info.prefix + "secret", info=info)
+
+    async def revoke_key(self, key_id: str) -> KeyInfo:
+        number = next(i for i, info in enumerate(self.keys) if info.id == key_id)
+        self.keys[number] = msgspec.structs.replace(self.keys[number], state="revoked", revoked_at=2.0)
+        return self.keys[number]
+
+    async def rotate_key(self, key_id: str, overlap_s: float, by: Principal) -> NewKey:
+        if overlap_s < 0:
+            raise InvalidRequest("overlap_s is below 0.", param="overlap_s")
+        old = next(info for info in self.keys if info.id == key_id)
+        spec = KeySpec(tenant=old.tenant, rpm=old.rpm, tpm=old.tpm, max_in_flight=old.max_in_flight, models=old.models)
+        check_not_stronger(spec, by, old.expires_at)
+        info = self.add(spec)
+        return NewKey(key=info.prefix + "secret", info=info)
+
+
+def _expiry(spec: KeySpec) -> float | None:
+    return None if spec.expires_in_s is None else time.time() + spec.expires_in_s
+
+
+class FakeControl:
+    """Writes down what was asked of it."""
+
+    def __init__(self) -> None:
+        self.keys = FakeKeys()
+        self.asked: list[str] = []
+        self.problems: tuple[str, ...] = ()
+
+    def status(self) -> ServerReport:
+        return ServerReport(
+            status="serving",
+            version="1",
+            pid=1,
+            started_at=1.0,
+            config_path=None,
+            last_reload=None,
+            memory_bytes=5,
+            memory_budget_bytes=None,
+            models=[self._report("tiny")],
+        )
+
+    def drain(self) -> None:
+        self.asked.append("drain")
+
+    async def reload(self) -> ReloadReport:
+        return ReloadReport(at=1.0, accepted=not self.problems, details=self.problems)
+
+    async def load(self, model: str) -> ModelReport:
+        self.asked.append(f"load {model}")
+        return self._report(model)
+
+    async def unload(self, model: str) -> UnloadReport:
+        self.asked.append(f"unload {model}")
+        return UnloadReport(model=model, freed_bytes=7)
+
+    async def restart(self, model: str) -> ModelReport:
+        self.asked.append(f"restart {model}")
+        return self._report(model)
+
+    def _report(self, name: str) -> ModelReport:
+        replica = ReplicaReport(index=0, kind="local", name="worker 0", state="ready")
+        return ModelReport(
+            name=name, state="ready", load="startup", replicas_ready=1, replicas=[replica], waiting=0, in_flight=0
+        )
+
+
 class Running:
     """A gateway on a real socket in a thread, and what it told its observer."""
 
@@ -299,7 +405,8 @@ class Running:
 
     def stop(self) -> None:
         self.http.close()
-        self.loop.call_soon_threadsafe(self.server.stop)
+        with contextlib.suppress(RuntimeError):  # a test has stopped it already
+            self.loop.call_soon_threadsafe(self.server.stop)
         self._thread.join(10)
         assert not self._thread.is_alive()
 

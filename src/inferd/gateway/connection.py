@@ -1,0 +1,459 @@
+"""One client's HTTP/1.1 connection: parsing within limits, requests in order, and when to give up.
+
+Knows framing and time, nothing of what is served. Bytes that two programs could read differently end
+the connection (RFC 9112, sections 2.2, 6.3, 11.2).
+
+Why not a well-kept server in front: a task per request and ASGI's messages cost more than everything else
+a relayed request needs (``bench/gateway``). The parser is still a well-kept one (llhttp).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+import httptools
+
+from inferd import clock
+from inferd.gateway.exchange import READ_AHEAD_BYTES, BadTarget, Exchange
+from inferd.gateway.http import Receive, Scope, Send
+
+MAX_HEADER_BYTES: Final = 64 * 1024
+MAX_DISCARDED_BYTES: Final = 64 * 1024 * 1024
+MAX_PIPELINED: Final = 64
+WRITE_AHEAD_BYTES: Final = 64 * 1024
+GATHER_BYTES: Final = 64 * 1024  # a body up to this size is waited for before the application hears of it
+GATHER_S: Final = 1.0
+
+_CLOSE = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
+
+_log = logging.getLogger("inferd.gateway")
+
+
+def _refusal(status: bytes, message: bytes, code: bytes) -> bytes:
+    kind = b"server_error" if status.startswith(b"5") else b"invalid_request_error"
+    body = b'{"error":{"message":"%b","type":"%b","param":null,"code":"%b"}}' % (message, kind, code)
+    return b"HTTP/1.1 " + status + b"\r\n" + _CLOSE + str(len(body)).encode() + b"\r\n\r\n" + body
+
+
+_BAD_REQUEST = _refusal(b"400 Bad Request", b"This is not a valid HTTP/1.1 request.", b"invalid_http")
+_HEADERS_TOO_LARGE = _refusal(
+    b"431 Request Header Fields Too Large",
+    b"The request line and headers are larger than 64 KiB; send less.",
+    b"headers_too_large",
+)
+_HEADERS_TOO_SLOW = _refusal(
+    b"408 Request Timeout", b"The request's headers did not arrive in time.", b"request_timeout"
+)
+_DEFECT = _refusal(
+    b"500 Internal Server Error", b"The server met an internal error; the log has the details.", b"internal_error"
+)
+
+
+class Waits(NamedTuple):
+    """Seconds that a client gets."""
+
+    header_s: float = 30.0  # for a request's headers, from its first byte or the connection's beginning
+    keep_alive_s: float = 75.0  # between two requests
+    send_s: float = 60.0  # without taking a byte of its answer
+
+
+class Host(Protocol):
+    """The server, as a connection sees it."""
+
+    app: Callable[[Scope, Receive, Send], Awaitable[None]]
+    forward: Callable[[Exchange], bool] | None
+    """Takes a whole request over without a task, or says that it does not."""
+
+    waits: Waits
+    connections: set[Connection]
+
+    @property
+    def is_stopping(self) -> bool: ...
+    def spawn(self, serving: Coroutine[Any, Any, None]) -> None: ...
+    def connection_gone(self, connection: Connection) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """Serves the requests of one client, one after the other."""
+
+    __slots__ = (
+        "_current",
+        "_discarded",
+        "_drain",
+        "_header_bytes",
+        "_header_since",
+        "_headers",
+        "_host",
+        "_idle_since",
+        "_in_headers",
+        "_incoming",
+        "_is_moving",
+        "_is_read_paused",
+        "_parser",
+        "_queue",
+        "_reading_bytes",
+        "_stuck_bytes",
+        "_stuck_since",
+        "_target",
+        "_transport",
+        "_waiting",
+        "_waiting_since",
+        "is_writable",
+    )
+
+    _transport: asyncio.Transport
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._parser = httptools.HttpRequestParser(self)
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._in_headers = True
+        self._header_bytes = 0
+        self._header_since = clock.now()  # 0: no headers are under way
+        self._reading_bytes = 0  # of the read that is being parsed
+        self._idle_since = 0.0  # 0: something is under way
+        self._incoming: Exchange | None = None  # whose body is being read
+        self._waiting: Exchange | None = None  # whose body is waited for, and nobody knows of it yet
+        self._waiting_since = 0.0
+        self._current: Exchange | None = None  # which is being answered
+        self._queue: deque[Exchange] = deque()
+        self._is_moving = False
+        self._is_read_paused = False
+        self._discarded = 0
+        self._drain: asyncio.Future[None] | None = None
+        self._stuck_since = 0.0
+        self._stuck_bytes = 0
+        self.is_writable = True
+
+    # -- the transport's side ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(WRITE_AHEAD_BYTES)
+        self._host.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._give_up()
+        self._host.connection_gone(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        self._idle_since = 0.0
+        self._reading_bytes = len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserCallbackError:
+            raise  # a defect of ours; the loop reports it and closes
+        except httptools.HttpParserError:
+            self._refuse(_BAD_REQUEST)
+            return
+        if self._transport.is_closing():
+            return
+        if self._in_headers:
+            self._header_bytes += len(data)
+            if not self._header_since:
+                self._header_since = clock.now()
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self._refuse(_HEADERS_TOO_LARGE)
+                return
+        self._move()
+        incoming = self._incoming
+        if (incoming.is_over if incoming is not None else not self._in_headers) and self._current is None:
+            self._idle_since = clock.now()
+        if (
+            len(self._queue) > (self._current is None)
+            or (incoming is not None and not incoming.is_over and incoming.num_buffered > READ_AHEAD_BYTES)
+        ) and not self._is_read_paused:
+            self._is_read_paused = True
+            self._transport.pause_reading()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+        self._stuck_since = clock.now()
+        self._stuck_bytes = self._transport.get_write_buffer_size()
+        current = self._current
+        if current is not None and current.on_room is not None:
+            current.on_room(False)
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        self._stuck_since = 0.0
+        self._wake_drain()
+        current = self._current
+        if current is not None and current.on_room is not None:
+            current.on_room(True)
+
+    # -- the parser's side ------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._target = b""
+        self._headers = []
+        self._discarded = 0
+        if not self._in_headers:
+            self._in_headers = True
+            self._header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        if parser.should_upgrade():
+            return  # the parser stops here, see ``_decline_upgrade``
+        self._in_headers = False
+        self._header_since = 0.0
+        if self._transport.is_closing():
+            return
+        headers = self._headers
+        if self._header_bytes + self._reading_bytes > MAX_HEADER_BYTES:
+            size = len(self._target) + sum(len(name) + len(value) for name, value in headers)
+            if size > MAX_HEADER_BYTES:
+                self._refuse(_HEADERS_TOO_LARGE)
+                return
+        version: str = parser.get_http_version()
+        exchange = Exchange(
+            self,
+            parser.get_method().decode("ascii"),
+            self._target,
+            headers,
+            version,
+            keep_alive=version == "1.1" and parser.should_keep_alive() and not self._host.is_stopping,
+        )
+        num_hosts = 0
+        for name, value in headers:
+            if name == b"host":
+                num_hosts += 1
+            elif name == b"transfer-encoding":
+                # Whatever else a body may be wrapped in, nobody here unwraps it.
+                if version != "1.1" or value.strip().lower() != b"chunked":
+                    self._refuse(_BAD_REQUEST)
+                    return
+            elif name == b"expect":
+                exchange.expects_continue = version == "1.1" and value.strip().lower() == b"100-continue"
+        if num_hosts != 1 and (version == "1.1" or num_hosts > 1):
+            self._refuse(_BAD_REQUEST)
+            return
+        if len(self._queue) >= MAX_PIPELINED:
+            self._refuse(_BAD_REQUEST)
+            return
+        self._incoming = exchange
+        self._queue.append(exchange)
+
+    def on_body(self, body: bytes) -> None:
+        incoming = self._incoming
+        if incoming is None or self._transport.is_closing():
+            return
+        if incoming.is_over:
+            # An answer sent before the body was read (413) leaves the rest to be thrown away. Up to a limit
+            # this goes on, so that a client that writes first and reads later gets to see the answer.
+            self._discarded += len(body)
+            if self._discarded > MAX_DISCARDED_BYTES:
+                self._transport.abort()
+            return
+        incoming.put_body(body)
+
+    def on_message_complete(self) -> None:
+        incoming, self._incoming = self._incoming, None
+        if incoming is None or self._transport.is_closing():
+            return
+        incoming.end_body()
+        if incoming.is_over:
+            self._idle_since = clock.now()
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Serve a request that offers another protocol as if it had not.
+
+        Java's client offers HTTP/2 with every first request. The parser stops after such headers and
+        would take the body for the next request, so it gets the same headers again, without the offer.
+        """
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(_BAD_REQUEST)
+            return
+        kept = [
+            (name, value) for name, value in self._headers if name not in (b"upgrade", b"http2-settings", b"connection")
+        ]
+        options = [
+            option.strip() for name, value in self._headers if name == b"connection" for option in value.split(b",")
+        ]
+        options = [option for option in options if option.lower() not in (b"upgrade", b"http2-settings")]
+        if options:
+            kept.append((b"connection", b", ".join(options)))
+        head = b"%b %b HTTP/%b\r\n" % (method, self._target, self._parser.get_http_version().encode("ascii"))
+        head += b"".join(b"%b: %b\r\n" % header for header in kept) + b"\r\n"
+        self._parser = httptools.HttpRequestParser(self)
+        self._feed(head + rest)
+
+    # -- moving on --------------------------------------------------------------------------
+
+    def _move(self) -> None:
+        """Begin with the next request when the one before is answered."""
+        if self._is_moving:
+            return
+        self._is_moving = True
+        try:
+            while self._current is None and self._queue and not self._transport.is_closing():
+                exchange = self._queue[0]
+                if not exchange.is_body_complete and self._gathers(exchange):
+                    return
+                self._queue.popleft()
+                self._waiting = None
+                self._current = exchange
+                self._begin(exchange)
+        finally:
+            self._is_moving = False
+
+    def _gathers(self, exchange: Exchange) -> bool:
+        """Whether to wait for the rest of a small body, so that a request is taken in one go."""
+        if self._host.forward is None or exchange.expects_continue or exchange.num_buffered > GATHER_BYTES:
+            return False
+        now = clock.now()
+        if self._waiting is not exchange:
+            for name, value in exchange.headers:
+                if name == b"content-length" and (len(value) > 6 or not value.isdigit() or int(value) > GATHER_BYTES):
+                    return False
+            self._waiting = exchange
+            self._waiting_since = now
+        return now - self._waiting_since < GATHER_S
+
+    def _begin(self, exchange: Exchange) -> None:
+        forward = self._host.forward
+        try:
+            if forward is not None and exchange.is_body_complete and forward(exchange):
+                return
+            scope = exchange.scope()
+        except BadTarget:
+            self._refuse(_BAD_REQUEST)
+            return
+        self._host.spawn(self._serve(exchange, scope))
+
+    async def _serve(self, exchange: Exchange, scope: Scope) -> None:
+        try:
+            await self._host.app(scope, exchange.receive, exchange.send)
+        except Exception:
+            # The application has its own boundary; what gets here is a defect in it.
+            _log.exception("a request failed outside of the application")
+        if not exchange.is_over and not exchange.has_left:
+            self._refuse(_DEFECT)
+
+    # -- the exchange's side ----------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def abort(self) -> None:
+        """Cut the connection; what was written and not sent is lost."""
+        self._transport.abort()
+
+    async def drained(self) -> None:
+        while not self.is_writable and not self._transport.is_closing():
+            if self._drain is None:
+                self._drain = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drain)
+
+    def wants_body(self) -> None:
+        self._read_on()
+
+    def exchange_over(self, exchange: Exchange) -> None:
+        """An answer is complete: on to the next request."""
+        if exchange is not self._current:
+            return
+        self._current = None
+        if self._transport.is_closing():
+            return
+        if not exchange.keep_alive or self._host.is_stopping:
+            self._close()
+            return
+        if exchange.is_body_complete:
+            self._idle_since = clock.now()
+        self._move()
+        if not self._queue:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self._is_read_paused and not self._transport.is_closing() and not self._queue:
+            self._is_read_paused = False
+            self._transport.resume_reading()
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def shut(self) -> None:
+        """The server is leaving: finish what is under way, begin nothing."""
+        if self._current is None and self._waiting is None:
+            self._close()
+        elif self._current is not None:
+            self._current.keep_alive = False
+
+    def look(self, now: float) -> None:
+        """Give up on a client that takes too long."""
+        waits = self._host.waits
+        if self._stuck_since:
+            left = self._transport.get_write_buffer_size()
+            if left != self._stuck_bytes:
+                self._stuck_bytes, self._stuck_since = left, now
+            elif now - self._stuck_since > waits.send_s:
+                self._transport.abort()
+        elif self._transport.is_closing():
+            if not self._idle_since:
+                self._idle_since = now  # its last bytes are on their way
+            elif now - self._idle_since > waits.send_s:
+                self._transport.abort()
+        elif self._waiting is not None:
+            self._move()
+        elif self._header_since:
+            if now - self._header_since > waits.header_s:
+                self._refuse(_HEADERS_TOO_SLOW)
+        elif self._idle_since and now - self._idle_since > waits.keep_alive_s:
+            self._close()
+
+    def _refuse(self, answer: bytes) -> None:
+        """Say what is wrong, unless that would get into an answer that is under way, and close."""
+        if self._transport.is_closing():
+            return
+        current = self._current
+        if current is None or not current.is_started:
+            self._transport.write(answer)
+        self._close()
+
+    def _close(self) -> None:
+        self._idle_since = 0.0
+        self._transport.close()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Everything that is not answered never will be."""
+        self._header_since = 0.0
+        current, waiting = self._current, self._waiting
+        self._current = self._waiting = self._incoming = None
+        self._queue.clear()
+        self._wake_drain()
+        if current is not None:
+            current.leave()
+        if waiting is not None:  # nobody has heard of it: let it be noted that it came
+            waiting.leave()
+            try:
+                scope = waiting.scope()
+            except BadTarget:
+                return
+            self._host.spawn(self._serve(waiting, scope))
+
+    def _wake_drain(self) -> None:
+        if self._drain is not None:
+            if not self._drain.done():
+                self._drain.set_result(None)
+            self._drain = None
