@@ -14,7 +14,7 @@ def command() -> None:
       inferd models
     """
     from inferd import models
-    from inferd.engine.model import supported_architectures
+    from inferd.engine.model.architecture import supported_architectures
 
     click.echo("Bundled (inferd serve NAME):")
     for name in models.NAMES:

@@ -20,8 +20,8 @@ from inferd.engine.blocks import BlockPool
 from inferd.engine.chat_template import ChatTemplate
 from inferd.engine.engine import Engine
 from inferd.engine.memory import available_bytes, kv_bytes_per_token, memory_plan, plan_blocks
-from inferd.engine.model import Decoder, load_model
 from inferd.engine.model.generation_config import GenerationDefaults, load_generation_defaults
+from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.prepare import Limits, Preparer
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampler

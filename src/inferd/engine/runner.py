@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.attention import FlatBatch, KVCache, create_attention
-from inferd.engine.model import Decoder
+from inferd.engine.model.load import Decoder
 from inferd.engine.scheduler import Step
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.attention import FlatBatch, KVCache, ReferenceAttention
-from inferd.engine.model import Decoder, load_model
+from inferd.engine.model.load import Decoder, load_model
 
 BASE: dict[str, Any] = {
     "vocab_size": 97,

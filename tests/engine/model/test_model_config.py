@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from inferd.engine.model import GPT, supported_architectures
+from inferd.engine.model.architecture import GPT, supported_architectures
 from inferd.engine.model.config import DecoderConfig, Source, read_llama
-from inferd.engine.model.gpt import read_gpt
-from inferd.engine.model.rope import tables
+from inferd.engine.model.gpt_config import read_gpt
+from inferd.engine.model.rope_tables import tables
 from inferd.errors import ModelLoadError
 
 PLAIN: dict[str, Any] = {

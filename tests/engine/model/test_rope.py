@@ -9,7 +9,8 @@ import torch
 from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from inferd.engine.model.rope import Rope, tables
+from inferd.engine.model.rope import Rope
+from inferd.engine.model.rope_tables import tables
 from inferd.errors import ModelLoadError
 
 LLAMA3 = {

@@ -14,7 +14,7 @@ from torch import Tensor
 from inferd.engine import ops
 from inferd.engine.attention import Attention, FlatBatch
 from inferd.engine.model.config import DecoderConfig, Family, MoE
-from inferd.engine.model.rope import tables
+from inferd.engine.model.rope_tables import tables
 from inferd.engine.weights import Weights
 
 Table = tuple[Tensor, Tensor]
