@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.gateway.fakes import FakeDoor, FakeRouter, Running, post, running
+from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, Running, post, running
 
 from inferd.config import ServerConfig
 from inferd.gateway.routes import ROUTES, Route
@@ -33,12 +33,12 @@ def name(route: Route) -> str:
 
 
 def path(route: Route) -> str:
-    return route.pattern.replace("{model}", "a")
+    return route.pattern.replace("{model}", "a").replace("{id}", "key0")
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(FakeRouter("a", "b", "team-x"), door=FakeDoor(KEYS)) as started:
+    with running(FakeRouter("a", "b", "team-x"), door=FakeDoor(KEYS), control=FakeControl()) as started:
         yield started
 
 
@@ -67,7 +67,7 @@ def test_a_route_wants_a_key_that_has_its_scope(server: Running, route: Route) -
             assert reply.status_code not in (401, 403), (key, reply.text)
         else:
             assert (reply.status_code, reply.json()["error"]["code"]) == (403, "insufficient_permissions"), key
-    for method in ("OPTIONS", "PUT", "PATCH", "TRACE"):
+    for method in ("OPTIONS", "PUT", "PATCH", "TRACE", "GET", "POST", "DELETE"):
         assert ask(server, method, path(route), None).status_code == 401, method
     assert ask(server, "HEAD", path(route), None).status_code == 401
     assert ask(server, "OPTIONS", path(route), BY_SCOPE[route.scope]).status_code == 204
@@ -177,7 +177,7 @@ def test_metrics_may_be_opened_and_nothing_else_with_them() -> None:
 def test_without_keys_people_on_this_machine_may_do_everything_but_administrate() -> None:
     with running() as server:
         for route in CLOSED:
-            status = ask(server, route.method, path(route).replace("/a", "/tiny"), None).status_code
+            status = ask(server, route.method, path(route), None).status_code
             assert (status == 403) == (route.scope == "admin"), name(route)
 
 

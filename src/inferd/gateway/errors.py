@@ -58,6 +58,7 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "idempotency_conflict": ErrorKind(409, "invalid_request_error"),
     "upstream_failed": ErrorKind(502, "server_error"),
     "model_not_found": ErrorKind(404, "invalid_request_error"),
+    "key_not_found": ErrorKind(404, "invalid_request_error"),
     "state_unavailable": ErrorKind(503, "server_error", retry_after_s=1),
     "overloaded": ErrorKind(503, "server_error", retry_after_s=1),
     "unavailable": ErrorKind(503, "server_error", retry_after_s=1),

@@ -84,12 +84,13 @@ def _operation(route: Route, refs: dict[type[msgspec.Struct], Any]) -> dict[str,
                 "description": f"Events, each 'data: ' and a {route.chunk.__name__} as JSON; the last is 'data: [DONE]'.",
             }
         }
-    responses: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
+    responses: dict[str, Any] = {str(route.success): {"description": "Success.", "content": content}}
+    for status in route.also:
+        responses[str(status)] = {"description": "Not now; the answer says why.", "content": content}
     for status in route.statuses:
-        wire = route.response if status == 503 and route.request is None and route.response is not None else ErrorBody
         responses[str(status)] = {
             "description": _REASONS[status],
-            "content": {"application/json": {"schema": refs[wire]}},
+            "content": {"application/json": {"schema": refs[ErrorBody]}},
         }
     operation: dict[str, Any] = {
         "operationId": f"{route.method.lower()}_{route.pattern.strip('/').replace('/', '_').replace('{', '').replace('}', '') or 'start'}",
@@ -98,10 +99,13 @@ def _operation(route: Route, refs: dict[type[msgspec.Struct], Any]) -> dict[str,
         "security": [] if route.scope == "public" else [{_KEY: [route.scope]}, {}],
     }
     if "{" in route.pattern:
-        name = route.pattern.partition("{")[2].rstrip("}")
+        name = route.pattern.partition("{")[2].partition("}")[0]
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         ]
     if route.request is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": refs[route.request]}}}
+        operation["requestBody"] = {
+            "required": route.needs_body,
+            "content": {"application/json": {"schema": refs[route.request]}},
+        }
     return operation

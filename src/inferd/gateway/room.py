@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from inferd.config import Config
 from inferd.events import Emit
+from inferd.gateway.control import ControlActions
 from inferd.gateway.upstream import Upstream
 from inferd.tenancy.principal import Door
 
@@ -20,6 +21,7 @@ class Room(NamedTuple):
     emit: Emit
     metrics: Callable[[], bytes]
     openapi: Callable[[], bytes]
+    control: ControlActions | None = None
 
     @property
     def max_body_bytes(self) -> int:

@@ -11,10 +11,11 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from inferd.gateway import health, models
+from inferd.gateway import admin, health, models
 from inferd.gateway.admission import visible
 from inferd.gateway.chat import create_chat_completion
 from inferd.gateway.completions import create_completion
+from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, UnloadReport
 from inferd.gateway.decode import decode_body
 from inferd.gateway.docs_page import docs_page, start_page
 from inferd.gateway.http import HTML_TYPE, Answer, Call, Response, read_body, require_json
@@ -37,6 +38,7 @@ from inferd.gateway.openai_wire import (
 )
 from inferd.gateway.room import Room
 from inferd.gateway.tokenize import detokenize, tokenize
+from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Scope
 
 METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
@@ -46,8 +48,8 @@ Endpoint = Callable[[Room, Call, str], Awaitable[Answer]]
 
 
 class Route(NamedTuple):
-    method: Literal["GET", "POST"]
-    pattern: str  # a last segment in braces takes the rest of the path, slashes included
+    method: Literal["GET", "POST", "DELETE"]
+    pattern: str  # what is in braces takes any text, slashes included: names of models have some
     scope: Scope
     endpoint: Endpoint
     summary: str
@@ -55,7 +57,10 @@ class Route(NamedTuple):
     response: type[msgspec.Struct] | None = None
     chunk: type[msgspec.Struct] | None = None  # what each event of a streamed answer holds
     media: bytes = b"application/json"
-    statuses: tuple[int, ...] = ()  # besides 200
+    statuses: tuple[int, ...] = ()  # of refusals
+    success: int = 200
+    also: tuple[int, ...] = ()  # further statuses whose answer is a ``response``
+    needs_body: bool = True  # where there is a ``request``
 
 
 async def _chat(room: Room, call: Call, rest: str) -> Answer:
@@ -122,6 +127,26 @@ async def _start(room: Room, call: Call, rest: str) -> Answer:
     return Response(200, start_page(visible(room.router, call.principal)), HTML_TYPE)
 
 
+async def _status(room: Room, call: Call, rest: str) -> Answer:
+    return admin.status(room, call)
+
+
+async def _drain(room: Room, call: Call, rest: str) -> Answer:
+    return admin.drain(room, call)
+
+
+async def _reload(room: Room, call: Call, rest: str) -> Answer:
+    return await admin.reload(room, call)
+
+
+async def _list_keys(room: Room, call: Call, rest: str) -> Answer:
+    return await admin.list_keys(room, call)
+
+
+async def _create_key(room: Room, call: Call, rest: str) -> Answer:
+    return await admin.create_key(room, call)
+
+
 _REFUSALS: Final = (401, 403)  # of every route that is not public
 _GENERATES: Final = (400, *_REFUSALS, 404, 408, 413, 415, 429, 500, 503)
 
@@ -136,8 +161,7 @@ def _get(
     media: bytes = b"application/json",
     statuses: tuple[int, ...] = (),
 ) -> Route:
-    refusals = () if scope == "public" else _REFUSALS
-    return Route("GET", pattern, scope, endpoint, summary, None, response, None, media, (*refusals, *statuses))
+    return Route("GET", pattern, scope, endpoint, summary, None, response, None, media, (*_REFUSALS, *statuses))
 
 
 def _post(
@@ -151,8 +175,35 @@ def _post(
     return Route("POST", pattern, "infer", endpoint, summary, request, response, chunk, b"application/json", _GENERATES)
 
 
-def _probe(pattern: str, endpoint: Endpoint, summary: str, response: type[msgspec.Struct], *statuses: int) -> Route:
-    return _get(pattern, endpoint, summary, response, scope="public", statuses=statuses)
+def _probe(pattern: str, endpoint: Endpoint, summary: str, response: type[msgspec.Struct], *also: int) -> Route:
+    return Route("GET", pattern, "public", endpoint, summary, response=response, also=also)
+
+
+def _admin(
+    method: Literal["GET", "POST", "DELETE"],
+    pattern: str,
+    endpoint: Endpoint,
+    summary: str,
+    response: type[msgspec.Struct],
+    *statuses: int,
+    request: type[msgspec.Struct] | None = None,
+    success: int = 200,
+    also: tuple[int, ...] = (),
+    needs_body: bool = True,
+) -> Route:
+    return Route(
+        method,
+        pattern,
+        "admin",
+        endpoint,
+        summary,
+        request,
+        response,
+        statuses=(*_REFUSALS, *statuses, 503),
+        success=success,
+        also=also,
+        needs_body=needs_body,
+    )
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -175,6 +226,49 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("/openapi.json", _openapi, "This document.", scope="models"),
     _get("/docs", _docs, "This document, for people.", scope="models", media=HTML_TYPE),
     _get("/", _start, "A short page that says what is served.", scope="models", media=HTML_TYPE),
+    _admin("GET", "/admin/status", _status, "Models, replicas, queues, memory, the last reload.", ServerReport),
+    _admin("POST", "/admin/drain", _drain, "Finish what is in flight, then leave.", admin.DrainReport, success=202),
+    _admin("POST", "/admin/reload", _reload, "Read the configuration file now.", ReloadReport, 400, also=(422,)),
+    _admin("POST", "/admin/models/{model}/load", admin.load, "Load a model.", ModelReport, 400, 404, 500),
+    _admin("POST", "/admin/models/{model}/unload", admin.unload, "Unload a model.", UnloadReport, 400, 404, 500),
+    _admin(
+        "POST",
+        "/admin/models/{model}/restart",
+        admin.restart,
+        "Replace its replicas one by one.",
+        ModelReport,
+        400,
+        404,
+        500,
+    ),
+    _admin("GET", "/admin/keys", _list_keys, "The keys, without their secrets.", admin.KeyList),
+    _admin(
+        "POST",
+        "/admin/keys",
+        _create_key,
+        "Make a key; its text is shown this once.",
+        NewKey,
+        400,
+        413,
+        415,
+        request=KeySpec,
+        success=201,
+    ),
+    _admin("DELETE", "/admin/keys/{id}", admin.revoke_key, "End a key.", KeyInfo, 404),
+    _admin(
+        "POST",
+        "/admin/keys/{id}/rotate",
+        admin.rotate_key,
+        "A new key in the place of an old one.",
+        NewKey,
+        400,
+        404,
+        413,
+        415,
+        request=admin.RotateRequest,
+        success=201,
+        needs_body=False,
+    ),
 )
 
 
@@ -203,18 +297,20 @@ class RouteTable:
 
     def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
-        self._open_ended: list[tuple[str, str, dict[str, Route]]] = []
+        found: dict[str, dict[str, Route]] = {}
         for route in routes:
-            if "{" in route.pattern:
-                self._open_ended.append((route.pattern.partition("{")[0], route.pattern, {route.method: route}))
-            else:
-                self._exact.setdefault(route.pattern, {})[route.method] = route
+            (found if "{" in route.pattern else self._exact).setdefault(route.pattern, {})[route.method] = route
+        self._open_ended = [
+            (pattern.partition("{")[0], pattern.partition("}")[2], pattern, by_method)
+            for pattern, by_method in found.items()
+        ]
+        self._open_ended.sort(key=lambda entry: -len(entry[1]))  # what asks for more of the path goes first
 
     def find(self, path: str) -> Match | None:
         exact = self._exact.get(path)
         if exact is not None:
             return Match(path, exact, "")
-        for prefix, pattern, by_method in self._open_ended:
-            if path.startswith(prefix) and len(path) > len(prefix):
-                return Match(pattern, by_method, path[len(prefix) :])
+        for prefix, suffix, pattern, by_method in self._open_ended:
+            if path.startswith(prefix) and path.endswith(suffix) and len(path) > len(prefix) + len(suffix):
+                return Match(pattern, by_method, path[len(prefix) : len(path) - len(suffix)])
         return None

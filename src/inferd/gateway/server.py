@@ -17,6 +17,7 @@ from inferd.config import Config, ServerConfig
 from inferd.errors import InferdError, InternalError
 from inferd.events import Emit, HttpServed
 from inferd.gateway.admission import authenticate
+from inferd.gateway.control import ControlActions
 from inferd.gateway.errors import (
     CLIENT_LEFT,
     MethodNotAllowed,
@@ -201,6 +202,7 @@ def create_app(
     *,
     metrics: Callable[[], bytes] = _no_metrics,
     door: Door | None = None,
+    control: ControlActions | None = None,
     principal: Principal | None = None,
 ) -> Gateway:
     """The ASGI application in front of ``router``; ``metrics`` renders Prometheus' text format.
@@ -209,5 +211,6 @@ def create_app(
     """
     if isinstance(config, ServerConfig):
         config = Config(server=config, models={})
-    room = Room(router, config, door if door is not None else OpenDoor(), emit, metrics, cache(openapi_document))
+    door = door if door is not None else OpenDoor()
+    room = Room(router, config, door, emit, metrics, cache(openapi_document), control)
     return Gateway(room, principal)

@@ -1,0 +1,116 @@
+"""The admin API: what is going on, and changing it. Every route here needs the scope admin.
+
+Knows which admin may see what; carrying it out is ``ControlActions``', which also refuses to make a key
+that may more than its maker. An admin key of a tenant sees and makes that tenant's keys alone; the
+operator, at the control socket, all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from inferd.errors import Forbidden, KeyNotFound, Unavailable
+from inferd.gateway.admission import find_model
+from inferd.gateway.control import ControlActions
+from inferd.gateway.decode import decode_body
+from inferd.gateway.http import Call, Response, read_body, require_json
+from inferd.gateway.room import Room
+from inferd.gateway.sse import encode
+from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
+
+MAX_BODY_BYTES: Final = 64 * 1024
+
+_spec_decoder: Final = msgspec.json.Decoder(KeySpec)
+
+
+class DrainReport(msgspec.Struct, frozen=True):
+    status: str = "draining"
+
+
+class KeyList(msgspec.Struct, frozen=True):
+    data: list[KeyInfo]
+
+
+class RotateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/keys/{id}/rotate"""
+
+    overlap_s: float = 0.0  # seconds that the old key stays valid
+
+
+_rotate_decoder: Final = msgspec.json.Decoder(RotateRequest)
+
+
+def status(room: Room, call: Call) -> Response:
+    return Response(200, encode(_control(room).status()))
+
+
+def drain(room: Room, call: Call) -> Response:
+    _control(room).drain()
+    return Response(202, encode(DrainReport()))
+
+
+async def reload(room: Room, call: Call) -> Response:
+    """200 with what changed; 422 with everything that is wrong, and nothing has changed."""
+    report = await _control(room).reload()
+    return Response(200 if report.accepted else 422, encode(report))
+
+
+async def load(room: Room, call: Call, name: str) -> Response:
+    model = find_model(room, call, name)
+    return Response(200, encode(await _control(room).load(model.name)))
+
+
+async def unload(room: Room, call: Call, name: str) -> Response:
+    model = find_model(room, call, name)
+    return Response(200, encode(await _control(room).unload(model.name)))
+
+
+async def restart(room: Room, call: Call, name: str) -> Response:
+    model = find_model(room, call, name)
+    return Response(200, encode(await _control(room).restart(model.name)))
+
+
+async def list_keys(room: Room, call: Call) -> Response:
+    return Response(200, encode(KeyList(list(await _control(room).keys.list_keys(call.principal.tenant or None)))))
+
+
+async def create_key(room: Room, call: Call) -> Response:
+    require_json(call)
+    spec = await decode_body(await read_body(call, MAX_BODY_BYTES), _spec_decoder)
+    if call.principal.tenant and spec.tenant != call.principal.tenant:
+        raise Forbidden("This key makes keys of its own tenant alone; leave others to the operator.", param="tenant")
+    return _secret(await _control(room).keys.create_key(spec, call.principal), 201)
+
+
+async def revoke_key(room: Room, call: Call, key_id: str) -> Response:
+    await _own_key(room, call, key_id)
+    return Response(200, encode(await _control(room).keys.revoke_key(key_id)))
+
+
+async def rotate_key(room: Room, call: Call, key_id: str) -> Response:
+    body = await read_body(call, MAX_BODY_BYTES)
+    if body:
+        require_json(call)
+    asked = await decode_body(body, _rotate_decoder) if body else RotateRequest()
+    await _own_key(room, call, key_id)
+    return _secret(await _control(room).keys.rotate_key(key_id, asked.overlap_s, call.principal), 201)
+
+
+def _secret(key: NewKey, status: int) -> Response:
+    """Shown once, and kept by nobody on the way."""
+    return Response(status, encode(key), headers=((b"cache-control", b"no-store"),))
+
+
+async def _own_key(room: Room, call: Call, key_id: str) -> None:
+    """Raises KeyNotFound for a key that the caller may not see, whether or not another tenant has it."""
+    seen = await _control(room).keys.list_keys(call.principal.tenant or None)
+    if all(info.id != key_id for info in seen):
+        raise KeyNotFound("There is no key with this id; GET /admin/keys lists them.", param="id")
+
+
+def _control(room: Room) -> ControlActions:
+    if room.control is None:
+        raise Unavailable("This server has no administration; start it with inferd serve.", code="no_control")
+    return room.control

@@ -1,0 +1,180 @@
+"""The server is changed by those who may, and a key never makes a stronger one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, Running, running
+
+from inferd.tenancy.keys import KeySpec
+from inferd.tenancy.principal import OPERATOR, Limits, Principal, Scope
+
+ADMIN: frozenset[Scope] = frozenset(("admin",))
+BOSS = Principal(key_id="boss", tenant="ops", scopes=ADMIN)
+KEYS = {
+    "boss": BOSS,
+    "limited": Principal(
+        key_id="limited", tenant="ops", scopes=ADMIN, limits=Limits(rpm=10, tpm=1000, max_in_flight=2), priority=0
+    ),
+    "narrow": Principal(key_id="narrow", tenant="ops", scopes=ADMIN, models=("team-*",)),
+    "brief": Principal(key_id="brief", tenant="ops", scopes=ADMIN, expires_at=time.time() + 3600),
+    "user": Principal(key_id="user", tenant="ops", scopes=frozenset(("infer", "models"))),
+}
+
+
+@pytest.fixture
+def control() -> FakeControl:
+    return FakeControl()
+
+
+@pytest.fixture
+def server(control: FakeControl) -> Iterator[Running]:
+    with running(FakeRouter("a", "team-b"), door=FakeDoor(KEYS), control=control) as started:
+        yield started
+
+
+def ask(server: Running, method: str, path: str, key: str = "boss", **arguments: Any) -> httpx.Response:
+    return server.http.request(method, server.url + "/admin/" + path, headers={"x-api-key": key}, **arguments)
+
+
+def make(server: Running, key: str, **spec: Any) -> httpx.Response:
+    return ask(server, "POST", "keys", key, json={"tenant": "ops", **spec})
+
+
+def test_actions_reach_the_server(server: Running, control: FakeControl) -> None:
+    assert ask(server, "GET", "status").json()["models"][0]["replicas"][0]["name"] == "worker 0"
+    for action in ("load", "unload", "restart"):
+        assert ask(server, "POST", f"models/a/{action}").status_code == 200
+    assert ask(server, "POST", "models/a/unload").json() == {"model": "a", "freed_bytes": 7}
+    assert ask(server, "POST", "drain").status_code == 202
+    assert control.asked == ["load a", "unload a", "restart a", "unload a", "drain"]
+    for where in ("models/z/load", "models//load", "models/load", "models/a/explode"):
+        assert ask(server, "POST", where).status_code == 404, where
+    assert ask(server, "GET", "models/a/load").status_code == 405
+
+
+def test_a_models_name_may_have_slashes(control: FakeControl) -> None:
+    with running(FakeRouter("org/chat"), control=control, principal=OPERATOR) as server:
+        assert ask(server, "POST", "models/org/chat/load").status_code == 200
+        assert ask(server, "POST", "models/org%2Fchat/load").status_code == 200
+    assert control.asked == ["load org/chat", "load org/chat"]
+
+
+def test_an_admin_of_some_models_sees_no_others(server: Running, control: FakeControl) -> None:
+    assert ask(server, "POST", "models/a/unload", "narrow").status_code == 404
+    assert ask(server, "POST", "models/team-b/unload", "narrow").status_code == 200
+    assert control.asked == ["unload team-b"]
+
+
+def test_a_refused_reload_lists_what_is_wrong(server: Running, control: FakeControl) -> None:
+    assert ask(server, "POST", "reload").json()["accepted"] is True
+    control.problems = ("server.port: it is 'x'.", "models: none.")
+    reply = ask(server, "POST", "reload")
+    assert (reply.status_code, reply.json()["details"]) == (422, list(control.problems))
+
+
+def test_a_key_is_made_listed_rotated_and_ended(server: Running) -> None:
+    made = make(server, "boss", rpm=5, models=["a"])
+    assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
+    key_id = made.json()["info"]["id"]
+    assert made.json()["key"] not in ask(server, "GET", "keys").text
+    rotated = ask(server, "POST", f"keys/{key_id}/rotate", json={"overlap_s": 60})
+    assert (rotated.status_code, rotated.headers["cache-control"]) == (201, "no-store")
+    assert ask(server, "POST", f"keys/{key_id}/rotate").status_code == 201
+    assert ask(server, "DELETE", f"keys/{key_id}").json()["state"] == "revoked"
+    assert len(ask(server, "GET", "keys").json()["data"]) == 3
+    assert ask(server, "DELETE", "keys/none").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"tenant": "ops", "hash": "x"}', b'{"tenant": "ops", "scopes": ["root"]}', b"{" * 70_000]
+)
+def test_a_key_that_is_no_key_is_refused(server: Running, control: FakeControl, body: bytes) -> None:
+    assert ask(server, "POST", "keys", content=body).status_code in (400, 413)
+    assert not control.keys.keys
+
+
+@pytest.mark.parametrize(
+    ("key", "spec"),
+    [
+        ("boss", {"tenant": "team"}),
+        ("limited", {}),
+        ("limited", {"rpm": 11, "tpm": 1000, "max_in_flight": 2}),
+        ("limited", {"rpm": 10, "tpm": 1001, "max_in_flight": 2}),
+        ("limited", {"rpm": 10, "tpm": 1000, "max_in_flight": 3}),
+        ("limited", {"rpm": 10, "tpm": 1000}),
+        ("limited", {"rpm": 10, "tpm": 1000, "max_in_flight": 2, "priority": "interactive"}),
+        ("narrow", {}),
+        ("narrow", {"models": ["a"]}),
+        ("narrow", {"models": ["*"]}),
+        ("narrow", {"models": ["team-b", "team"]}),
+        ("brief", {}),
+        ("brief", {"expires_in_s": 7200}),
+        ("user", {}),
+    ],
+)
+def test_a_key_never_makes_a_stronger_one(
+    server: Running, control: FakeControl, key: str, spec: dict[str, Any]
+) -> None:
+    reply = make(server, key, **spec)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "insufficient_permissions")
+    assert not control.keys.keys
+
+
+@pytest.mark.parametrize(
+    ("key", "spec"),
+    [
+        ("limited", {"rpm": 10, "tpm": 1000, "max_in_flight": 2, "priority": "batch"}),
+        ("narrow", {"models": ["team-*"]}),
+        ("narrow", {"models": ["team-b"]}),
+        ("brief", {"expires_in_s": 60}),
+    ],
+)
+def test_a_key_makes_weaker_ones(server: Running, key: str, spec: dict[str, Any]) -> None:
+    assert make(server, key, **spec).status_code == 201
+
+
+def test_keys_of_another_tenant_do_not_exist(server: Running, control: FakeControl) -> None:
+    theirs = control.keys.add(KeySpec(tenant="team"))
+    assert ask(server, "GET", "keys").json() == {"data": []}
+    missing = ask(server, "DELETE", "keys/none")
+    for method, path in [("DELETE", f"keys/{theirs.id}"), ("POST", f"keys/{theirs.id}/rotate")]:
+        reply = ask(server, method, path)
+        assert (reply.status_code, reply.content) == (404, missing.content)
+    assert control.keys.keys == [theirs]
+
+
+def test_a_key_does_not_take_over_a_stronger_one_by_rotating_it(server: Running, control: FakeControl) -> None:
+    strong = control.keys.add(KeySpec(tenant="ops", rpm=100, tpm=100, max_in_flight=1))
+    assert ask(server, "POST", f"keys/{strong.id}/rotate", "limited").status_code == 403
+    lasting = control.keys.add(KeySpec(tenant="ops"))
+    assert ask(server, "POST", f"keys/{lasting.id}/rotate", "brief").status_code == 403
+    assert control.keys.keys == [strong, lasting]
+
+
+def test_the_operator_sees_and_makes_all(control: FakeControl) -> None:
+    theirs = control.keys.add(KeySpec(tenant="team"))
+    with running(control=control, door=FakeDoor({}), principal=OPERATOR) as server:
+        assert [info["id"] for info in ask(server, "GET", "keys").json()["data"]] == [theirs.id]
+        assert make(server, "", tenant="other", scopes=["admin"]).status_code == 201
+
+
+def test_a_server_without_administration_says_so() -> None:
+    with running(door=FakeDoor(KEYS)) as server:
+        reply = ask(server, "GET", "status")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_control")
+
+
+def test_a_web_page_has_no_way_in(server: Running, control: FakeControl) -> None:
+    for origin in ("https://evil.example", "null", "http://localhost.evil.example", server.url + "0"):
+        reply = server.http.post(
+            server.url + "/admin/drain", headers={"authorization": "Bearer boss", "origin": origin}
+        )
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "origin_not_allowed"), origin
+    assert not control.asked
+    assert msgspec.json.encode(control.status()) == ask(server, "GET", "status").content
