@@ -19,7 +19,7 @@ from inferd.engine.attention import KVCache, native_available
 from inferd.engine.blocks import BlockPool
 from inferd.engine.chat_template import ChatTemplate
 from inferd.engine.engine import Engine
-from inferd.engine.memory import available_bytes, kv_bytes_per_token, memory_plan, plan_blocks
+from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes, memory_plan, plan_arena
 from inferd.engine.model.generation_config import GenerationDefaults, load_generation_defaults
 from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.prepare import Limits, Preparer
@@ -71,20 +71,14 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
         torch.set_num_threads(1)
 
     dims = decoder.config
-    bytes_per_token = kv_bytes_per_token(
-        num_layers=dims.num_layers,
-        num_kv_heads=dims.num_kv_heads,
-        head_dim=dims.head_dim,
+    arena = plan_arena(
+        config,
+        dims,
         itemsize=decoder.dtype.itemsize,
-    )
-    max_model_len = _max_model_len(config, dims.max_position_embeddings, bytes_per_token)
-    num_blocks = plan_blocks(
-        config.kv_cache,
-        bytes_per_token=bytes_per_token,
-        max_model_len=max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
+        weights_bytes=decoder.weights_bytes,
         free_bytes=_free_bytes(device),
     )
+    max_model_len, num_blocks = arena.max_model_len, arena.num_blocks
     cache = KVCache(
         num_layers=dims.num_layers,
         num_blocks=num_blocks,
@@ -125,11 +119,9 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
         fingerprint=_fingerprint(folder, decoder, attention),
         attention=attention,
         memory=memory_plan(
+            arena,
             weights_bytes=decoder.weights_bytes,
-            num_blocks=num_blocks,
-            block_size=config.kv_cache.block_size,
-            bytes_per_token=bytes_per_token,
-            activation_bytes=config.scheduler.max_num_batched_tokens * dims.hidden_size * 16 * decoder.dtype.itemsize,
+            activations=headroom_bytes(config, dims, itemsize=decoder.dtype.itemsize) - RUNTIME_BYTES,
         ),
         load_s=phases.seconds,
     )
@@ -201,23 +193,6 @@ def _check_tokenizer(tokenizer: Tokenizer, decoder: Decoder, folder: Path) -> No
             f"{folder / 'tokenizer.json'} has {tokenizer.vocab_size} tokens, but the model's embedding in {folder / 'config.json'} "
             f"has vocab_size = {decoder.config.vocab_size}: they do not belong together. Use the tokenizer that came with the checkpoint."
         )
-
-
-def _max_model_len(config: ModelConfig, trained: int, bytes_per_token: int) -> int:
-    if config.max_model_len is None:
-        if config.kv_cache.num_blocks is None and config.kv_cache.memory_bytes is None:
-            return trained
-        # The operator sized the cache and left the length to us: take what fits.
-        size = config.kv_cache.block_size
-        blocks = config.kv_cache.num_blocks or (config.kv_cache.memory_bytes or 0) // (bytes_per_token * size)
-        return min(trained, max((blocks - 1) * size, 1))
-    if config.max_model_len > trained:
-        raise ModelLoadError(
-            f"max_model_len is {config.max_model_len}, but the checkpoint was made for {trained} positions "
-            f"(max_position_embeddings in config.json). Set max_model_len to {trained} or less.",
-            param="max_model_len",
-        )
-    return config.max_model_len
 
 
 def _warm_up(runner: Runner, scheduler: Scheduler, vocab_size: int, max_model_len: int) -> None:

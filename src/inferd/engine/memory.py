@@ -7,13 +7,33 @@ arena gets what the operator said or a share of what is free.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from inferd.config import KVCacheConfig
+from inferd.config import KVCacheConfig, ModelConfig
+from inferd.engine.model.config import DecoderConfig
 from inferd.errors import ModelLoadError
 from inferd.types import MemoryPlan
 
 _FREE_SHARE = 0.25  # of the memory that is free now; the rest is for activations and other programs
+
+RUNTIME_BYTES = 250_000_000
+"""Resident memory of a worker before it has a model: Python, torch and the tokenizer's library (measured: 240 MB,
+of which replicas share 80 with each other)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """A model's KV cache, and what it may hold."""
+
+    max_model_len: int  # tokens
+    num_blocks: int
+    block_size: int  # tokens
+    bytes_per_token: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_blocks * self.block_size * self.bytes_per_token
 
 
 def available_bytes() -> int:
@@ -35,6 +55,87 @@ def available_bytes() -> int:
 def kv_bytes_per_token(*, num_layers: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:
     """Keys and values of one token in every layer."""
     return 2 * num_layers * num_kv_heads * head_dim * itemsize
+
+
+def headroom_bytes(config: ModelConfig, dims: DecoderConfig, *, itemsize: int) -> int:
+    """What a replica needs beside weights and cache: the process itself, and what a step makes at once
+    (rows of a layer, logits with the sampler's copies) with the rotary tables. An upper estimate."""
+    scheduler = config.scheduler
+    widest = max(dims.hidden_size, 2 * dims.intermediate_size, (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim)
+    rows = scheduler.max_num_batched_tokens * (4 * dims.hidden_size + 3 * widest) * itemsize
+    logits = scheduler.max_num_seqs * dims.vocab_size * 4 * 4
+    longest = min(config.max_model_len or dims.max_position_embeddings, dims.max_position_embeddings)
+    tables = sum(longest * rope.dim * 4 for rope in {id(r): r for r in dims.ropes if r is not None}.values())
+    return RUNTIME_BYTES + rows + logits + tables
+
+
+def plan_arena(
+    config: ModelConfig, dims: DecoderConfig, *, itemsize: int, weights_bytes: int, free_bytes: int
+) -> Arena:
+    """The size of a model's KV cache. The planner and the loader both ask here, so they agree.
+
+    ``free_bytes``: memory that is free beside the weights and the worker itself. ``memory_bytes`` of the
+    model bounds weights, cache and headroom together, and where nothing else is said the cache gets what
+    the others leave of it. Raises ModelLoadError with the remedy when not even one sequence fits.
+    """
+    size = config.kv_cache.block_size
+    per_token = kv_bytes_per_token(
+        num_layers=dims.num_layers, num_kv_heads=dims.num_kv_heads, head_dim=dims.head_dim, itemsize=itemsize
+    )
+    cache, allowed = config.kv_cache, None
+    if config.memory_bytes is not None:
+        rest = headroom_bytes(config, dims, itemsize=itemsize)
+        allowed = config.memory_bytes - weights_bytes - rest
+        smallest = 2 * size * per_token
+        if allowed < smallest:
+            raise ModelLoadError(
+                f"memory_bytes is {config.memory_bytes}, but weights ({weights_bytes} bytes) and a worker's own needs "
+                f"({rest} bytes) leave nothing of it for the KV cache. Give the model at least "
+                f"{weights_bytes + rest + smallest} bytes.",
+                param="memory_bytes",
+            )
+        if cache.num_blocks is None and cache.memory_bytes is None:
+            cache = KVCacheConfig(memory_bytes=allowed, block_size=size)
+    max_model_len = _max_model_len(config.max_model_len, cache, dims.max_position_embeddings, per_token)
+    try:
+        num_blocks = plan_blocks(
+            cache,
+            bytes_per_token=per_token,
+            max_model_len=max_model_len,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            free_bytes=free_bytes,
+        )
+    except ModelLoadError as error:
+        if cache is config.kv_cache:
+            raise
+        raise ModelLoadError(
+            f"{error.message} (That is what memory_bytes = {config.memory_bytes} leaves for it.)", param="memory_bytes"
+        ) from error
+    arena = Arena(max_model_len, num_blocks, size, per_token)
+    if config.memory_bytes is not None and allowed is not None and arena.nbytes > allowed:
+        raise ModelLoadError(
+            f"memory_bytes is {config.memory_bytes}, but the KV cache that kv_cache asks for takes {arena.nbytes} bytes "
+            f"and only {allowed} are left for it. Lower kv_cache, or give the model at least "
+            f"{config.memory_bytes + arena.nbytes - allowed} bytes.",
+            param="memory_bytes",
+        )
+    return arena
+
+
+def _max_model_len(asked: int | None, cache: KVCacheConfig, trained: int, bytes_per_token: int) -> int:
+    if asked is None:
+        if cache.num_blocks is None and cache.memory_bytes is None:
+            return trained
+        # The operator sized the cache and left the length to us: take what fits.
+        blocks = cache.num_blocks or (cache.memory_bytes or 0) // (bytes_per_token * cache.block_size)
+        return min(trained, max((blocks - 1) * cache.block_size, 1))
+    if asked > trained:
+        raise ModelLoadError(
+            f"max_model_len is {asked}, but the checkpoint was made for {trained} positions "
+            f"(max_position_embeddings in config.json). Set max_model_len to {trained} or less.",
+            param="max_model_len",
+        )
+    return asked
 
 
 def plan_blocks(
@@ -69,12 +170,10 @@ def plan_blocks(
     return blocks
 
 
-def memory_plan(
-    *, weights_bytes: int, num_blocks: int, block_size: int, bytes_per_token: int, activation_bytes: int
-) -> MemoryPlan:
+def memory_plan(arena: Arena, *, weights_bytes: int, activations: int) -> MemoryPlan:
     return MemoryPlan(
         weights_bytes=weights_bytes,
-        kv_bytes=num_blocks * block_size * bytes_per_token,
-        kv_bytes_per_token=bytes_per_token,
-        activation_bytes=activation_bytes,
+        kv_bytes=arena.nbytes,
+        kv_bytes_per_token=arena.bytes_per_token,
+        activation_bytes=activations,
     )

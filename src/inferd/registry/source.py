@@ -58,6 +58,18 @@ def resolve(source: str, progress: Progress = silent) -> Path:
     )
 
 
+def find(source: str) -> Path | None:
+    """Like ``resolve`` without downloading: None for a hub id that is not here yet. Raises ModelLoadError."""
+    if not is_remote(source):
+        return resolve(source)
+    from inferd.registry.hub import cached
+
+    hub_id = _HUB_ID.fullmatch(source)
+    assert hub_id is not None
+    folder = cached(hub_id["repo"], hub_id["revision"])
+    return None if folder is None else check_folder(folder)
+
+
 def is_remote(source: str) -> bool:
     """Whether resolving the source asks a hub."""
     return source not in models.NAMES and not Path(source).expanduser().exists() and bool(_HUB_ID.fullmatch(source))

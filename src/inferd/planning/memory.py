@@ -1,0 +1,175 @@
+"""How much memory models will take, from config.json and the weights' headers, before anything is loaded.
+
+The arithmetic is the engine's own (``inferd.engine.memory``), so a plan and a loaded model agree: weights to the
+byte, the KV cache to the byte where its size is configured. Opens no weights, asks no hub, imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from inferd.config import Config, ModelConfig
+from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes, plan_arena
+from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, is_ignorable, read_config
+from inferd.engine.model.config import DecoderConfig, Source
+from inferd.engine.safetensors import read_table, weight_files
+from inferd.errors import ModelLoadError
+from inferd.registry.source import find
+
+TYPICAL_TOKENS = 1024
+"""Prompt and answer of a conversation's turn, for the concurrency that people will see."""
+
+
+class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica of a model takes. Sizes in bytes, lengths in tokens."""
+
+    name: str
+    folder: str
+    dtype: str
+    weights_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    num_blocks: int
+    block_size: int
+    headroom_bytes: int  # the process itself and a step's activations
+    replicas: int
+    max_model_len: int
+    max_concurrency: int  # sequences of max_model_len that the cache holds, at most max_num_seqs
+    typical_len: int
+    typical_concurrency: int  # sequences of typical_len, likewise
+
+    @property
+    def total_bytes(self) -> int:
+        """One replica, with its KV cache full."""
+        return self.weights_bytes + self.kv_bytes + self.headroom_bytes
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What all local models of a configuration take."""
+
+    models: tuple[MemoryEstimate, ...]
+    budget_bytes: int  # server.memory_bytes, or what is free
+    startup_bytes: int  # of every replica that is loaded when the server starts
+    all_bytes: int  # of every replica, also those loaded on demand
+    unknown: tuple[str, ...] = ()  # models whose files are not here yet
+    problems: tuple[str, ...] = ()  # sentences: what does not fit, and the remedy
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+
+def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> MemoryEstimate | None:
+    """What one replica of the model takes; None where that cannot be known: a remote server, or a hub id
+    that is not downloaded yet.
+
+    ``free_bytes``: memory the replica may take (None: what is free on this machine); it bounds a KV
+    cache whose size is not configured. Raises ModelLoadError, with the remedy, when the replica does
+    not fit within ``memory_bytes`` or ``free_bytes``, or its files are at fault.
+    """
+    folder = None if config.is_remote else find(config.source)
+    if folder is None:
+        return None
+    source = Source(folder / "config.json")
+    dims = read_config(source)
+    dtype = dtype_name(config.dtype, dims.dtype, on_cpu=not config.device.startswith("cuda"), source=source)
+    itemsize = ITEM_BYTES[dtype]
+    weights_bytes = _weights_bytes(folder, dims, itemsize)
+    free = available_bytes() if free_bytes is None else free_bytes
+    beside = max(free - weights_bytes - RUNTIME_BYTES, 0)
+    arena = plan_arena(config, dims, itemsize=itemsize, weights_bytes=weights_bytes, free_bytes=beside)
+    typical = min(TYPICAL_TOKENS, arena.max_model_len)
+
+    def concurrency(length: int) -> int:
+        return min(arena.num_blocks // -(-length // arena.block_size), config.scheduler.max_num_seqs)
+
+    estimate = MemoryEstimate(
+        name=name,
+        folder=str(folder),
+        dtype=dtype,
+        weights_bytes=weights_bytes,
+        kv_bytes=arena.nbytes,
+        kv_bytes_per_token=arena.bytes_per_token,
+        num_blocks=arena.num_blocks,
+        block_size=arena.block_size,
+        headroom_bytes=headroom_bytes(config, dims, itemsize=itemsize),
+        replicas=config.num_local,
+        max_model_len=arena.max_model_len,
+        max_concurrency=concurrency(arena.max_model_len),
+        typical_len=typical,
+        typical_concurrency=concurrency(typical),
+    )
+    if estimate.total_bytes > free:
+        raise ModelLoadError(
+            f"A replica of {name} takes {_size(estimate.total_bytes)} (weights {_size(weights_bytes)}, "
+            f"KV cache {_size(estimate.kv_bytes)}, the process {_size(estimate.headroom_bytes)}), but {_size(free)} "
+            "may be used. Lower kv_cache.memory_bytes or max_model_len, take a smaller model, or give it more memory.",
+            param="memory_bytes",
+        )
+    return estimate
+
+
+def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
+    """What every local model takes, in the order of the configuration; each is given what those before it
+    leave. Raises ModelLoadError when a model's files are at fault; what does not fit is in ``problems``."""
+    free = available_bytes() if free_bytes is None else free_bytes
+    budget = free if config.server.memory_bytes is None else config.server.memory_bytes
+    estimates: list[MemoryEstimate] = []
+    unknown: list[str] = []
+    problems: list[str] = []
+    startup = 0
+    for name, model in config.models.items():
+        if model.num_local == 0:
+            continue
+        # An on-demand model may have the others' room: they leave when it comes.
+        room = budget - startup if model.load == "startup" else budget
+        try:
+            estimate = plan_model(name, model, free_bytes=max(room, 0) // model.num_local)
+        except ModelLoadError as error:
+            problems.append(f"models.{name}: {error.message}")
+            continue
+        if estimate is None:
+            unknown.append(name)
+            continue
+        estimates.append(estimate)
+        if model.load == "startup":
+            startup += estimate.total_bytes * estimate.replicas
+    if config.server.memory_bytes is not None and config.server.memory_bytes > free:
+        problems.append(
+            f"server.memory_bytes is {config.server.memory_bytes}, but only {_size(free)} are free on this machine. Lower it."
+        )
+    return Plan(
+        models=tuple(estimates),
+        budget_bytes=budget,
+        startup_bytes=startup,
+        all_bytes=sum(estimate.total_bytes * estimate.replicas for estimate in estimates),
+        unknown=tuple(unknown),
+        problems=tuple(problems),
+    )
+
+
+def within(config: ModelConfig, estimate: MemoryEstimate) -> ModelConfig:
+    """The same model, bound to what was planned for it: whatever else is loaded before or after, its KV
+    cache takes no more than the plan says."""
+    return msgspec.structs.replace(config, memory_bytes=estimate.total_bytes)
+
+
+def _weights_bytes(folder: Path, dims: DecoderConfig, itemsize: int) -> int:
+    """Bytes of the tensors the model takes, in its own number format."""
+    tables = {}
+    for path in weight_files(folder):
+        try:
+            tables.update(read_table(path))
+        except OSError as error:
+            raise ModelLoadError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
+    ignorable = is_ignorable(dims)
+    taken = [name for name in tables if not ignorable(name)]
+    if dims.tie_word_embeddings and not any(name.endswith(("embed_tokens.weight", "wte.weight")) for name in taken):
+        taken += [name for name in tables if name == "lm_head.weight"]  # the other name of the one tensor
+    return sum(tables[name].count for name in taken) * itemsize
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
