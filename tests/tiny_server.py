@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferd.app import run
+from inferd.app.root import run
 from inferd.config import Config
 from inferd.errors import InferdError
 
@@ -19,7 +19,7 @@ TINY_WORKER = (sys.executable, str(Path(__file__).resolve().parent / "worker" / 
 def main() -> int:
     config = msgspec.convert(json.loads(sys.argv[1]), Config)
     try:
-        return run(config, on_ready=lambda address: print(address, flush=True), command=TINY_WORKER)
+        return run(config, on_ready=lambda ready: print(ready.address, flush=True), command=TINY_WORKER)
     except InferdError as error:
         print(f"Error: {error.message}", file=sys.stderr)
         return 1

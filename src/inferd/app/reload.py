@@ -9,40 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
 
 from inferd import clock
 from inferd.app.config_file import Version, is_being_written, version
+from inferd.app.source import ConfigSource
 from inferd.config import Config
-from inferd.errors import ConfigError, InferdError
+from inferd.errors import InferdError
 from inferd.events import ConfigReloaded, Emit
+from inferd.gateway.control import ReloadReport
 
 POLL_S = 0.5
 MAX_WRITING_S = 10.0  # a program that keeps the file open for writing for longer is no longer waited for
 
 _log = logging.getLogger("inferd.app")
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigSource:
-    """Where a configuration comes from: ``read`` takes the file, the environment and the flags together.
-
-    It may block, and raises InferdError with everything that is wrong.
-    """
-
-    path: Path
-    read: Callable[[], Config]
-
-
-class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of reading the file again."""
-
-    at: float  # seconds since the epoch
-    accepted: bool
-    details: tuple[str, ...]  # what changed, or what is wrong
 
 
 class Reloader:
@@ -63,7 +42,7 @@ class Reloader:
         self._poll_s = poll_s
         self._one_at_a_time = asyncio.Lock()
         self._read_version = version(source.path)
-        self.last: Reloaded | None = None
+        self.last: ReloadReport | None = None
 
     async def follow(self) -> None:
         """Poll until cancelled. A version is read when two looks in a row saw it and nobody writes."""
@@ -83,7 +62,7 @@ class Reloader:
             writing_since = None
             await self.reload()
 
-    async def reload(self) -> Reloaded:
+    async def reload(self) -> ReloadReport:
         """Read now and adopt what was read, or say why not."""
         async with self._one_at_a_time:
             # Before reading: a change that comes meanwhile is then read once more.
@@ -92,14 +71,14 @@ class Reloader:
                 config = await asyncio.to_thread(self._source.read)
                 details = tuple(await self._adopt(config))
             except InferdError as error:
-                outcome = Reloaded(at=clock.wall(), accepted=False, details=_problems(error))
+                outcome = ReloadReport(at=clock.wall(), accepted=False, details=_problems(error))
             else:
-                outcome = Reloaded(at=clock.wall(), accepted=True, details=details)
+                outcome = ReloadReport(at=clock.wall(), accepted=True, details=details)
             self.last = outcome
         self._tell(outcome)
         return outcome
 
-    def _tell(self, outcome: Reloaded) -> None:
+    def _tell(self, outcome: ReloadReport) -> None:
         said = "\n  - ".join(("", *outcome.details)) if outcome.details else " nothing changed"
         if outcome.accepted:
             _log.info("%s was read again:%s", self._source.path, said)
@@ -112,27 +91,3 @@ def _problems(error: InferdError) -> tuple[str, ...]:
     """The lines of a refusal that lists several."""
     head, *rest = error.message.split("\n  - ")
     return tuple(rest) if rest else (head,)
-
-
-def needs_restart(old: Config, new: Config) -> list[str]:
-    """What cannot change while a server runs, a sentence each."""
-    sentences = []
-    for field in ("host", "port", "log_format"):
-        before, after = getattr(old.server, field), getattr(new.server, field)
-        if before != after:
-            sentences.append(f"server.{field}: changing {before!r} to {after!r} needs a restart.")
-    for section in ("state", "cache"):
-        before, after = getattr(old, section), getattr(new, section)
-        for field in before.__struct_fields__:
-            if getattr(before, field) != getattr(after, field):
-                # Without values: the URLs may hold passwords.
-                sentences.append(f"{section}.{field}: changing it needs a restart.")
-    return sentences
-
-
-def refuse_restarts(old: Config, new: Config) -> None:
-    """Raises ConfigError that lists everything which cannot change in place."""
-    sentences = needs_restart(old, new)
-    if sentences:
-        head = f"{len(sentences)} settings cannot change while the server runs:"
-        raise ConfigError(sentences[0] if len(sentences) == 1 else "\n  - ".join([head, *sentences]))

@@ -12,39 +12,52 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from inferd import clock
+from inferd.app.change import changed_settings, refuse_restarts
 from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_control_socket
 from inferd.app.departure import Departure
-from inferd.app.reload import ConfigSource, Reloader, refuse_restarts
 from inferd.config import Config
 from inferd.errors import InternalError, ModelLoadError
 from inferd.events import Emit, Event, ignore
 from inferd.router.router import Router
 from inferd.state.folder import data_folder
+from inferd.tenancy.control import Control
+from inferd.tenancy.principal import OPERATOR
 from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
 
 if TYPE_CHECKING:
+    from inferd.app.source import ConfigSource
     from inferd.gateway.listener import HttpServer
     from inferd.gateway.server import Gateway
     from inferd.observe import Observer
+    from inferd.observe.logs import LogStream
 
 FAREWELL_S = 1.0  # for the last bytes of answers that are over
 
 _log = logging.getLogger("inferd.app")
 
 
+class Ready(NamedTuple):
+    """What a person needs to know once the server takes work."""
+
+    address: str  # for clients on this machine
+    needs_key: bool
+
+
 def run(
     config: Config,
     *,
     source: ConfigSource | None = None,
-    on_ready: Callable[[str], None] | None = None,
+    on_ready: Callable[[Ready], None] | None = None,
     watch: Emit = ignore,
+    log: LogStream | None = None,
     command: Sequence[str] = WORKER_COMMAND,
     patience: Patience = Patience(),
 ) -> int:
@@ -54,7 +67,7 @@ def run(
         from uvloop import new_event_loop as factory
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(
-            serve(config, source=source, on_ready=on_ready, watch=watch, command=command, patience=patience)
+            serve(config, source=source, on_ready=on_ready, watch=watch, log=log, command=command, patience=patience)
         )
 
 
@@ -62,16 +75,16 @@ async def serve(
     config: Config,
     *,
     source: ConfigSource | None = None,
-    on_ready: Callable[[str], None] | None = None,
+    on_ready: Callable[[Ready], None] | None = None,
     watch: Emit = ignore,
+    log: LogStream | None = None,
     command: Sequence[str] = WORKER_COMMAND,
     patience: Patience = Patience(),
 ) -> int:
     """Serve until a signal or the operator says to leave; the exit code.
 
-    The port answers at once; ``on_ready`` gets the server's address when every model is ready or has
-    failed. ``source`` is read again when its file changes. ``watch`` hears every event as it happens.
-    ``command`` starts a worker. Raises ConfigError when the port cannot be had, before any worker is
+    The port answers at once; ``on_ready`` is told when every model is ready or has failed. ``source`` is read again when its file changes. ``watch`` hears every event as it happens.
+    ``log`` takes the log instead of stderr. ``command`` starts a worker. Raises ConfigError when the port cannot be had, before any worker is
     started, and ModelLoadError when no model could be loaded.
     """
     from inferd.gateway.listener import bind
@@ -80,35 +93,57 @@ async def serve(
     async with contextlib.AsyncExitStack() as stack:
         listener = bind(config.server)
         stack.callback(listener.close)
-        door_of_operator = _control_socket(config, listener.getsockname()[1])
-        if door_of_operator is not None:
-            stack.callback(door_of_operator.close)
+        control_socket = _control_socket(config, listener.getsockname()[1])
+        if control_socket is not None:
+            stack.callback(control_socket.close)
         departure.listen()
         stack.callback(departure.deaf)
-        router = Router(config.models, events, command=command, patience=patience)
+        control = Control(config, events)
+        await control.start()
+        stack.push_async_callback(control.close)
+        router = Router(config, events, command=command, patience=patience)
         stack.push_async_callback(router.stop)
         await router.start()  # before the imports below: the workers' own take longer
         await asyncio.to_thread(_import_parts)
+        from inferd.app.actions import Actions
+        from inferd.app.reload import Reloader
+        from inferd.cache.open import open_cache
         from inferd.gateway.listener import HttpServer
         from inferd.gateway.server import create_app
         from inferd.observe import Observer
-        from inferd.tenancy.principal import OPERATOR
 
         observer = Observer(
-            models=_replicas(config), access_log=config.server.access_log, plain=_is_plain(config.server.log_format)
+            models=_replicas(config),
+            access_log=config.server.access_log,
+            stream=log,
+            plain=_is_plain(config.server.log_format),
         )
         stack.callback(observer.close)
         stack.enter_context(_logging_into(observer.log_handler))
         events.connect(observer.emit)
-        app = create_app(router, config, observer.emit, metrics=observer.render_metrics)
-        site = Site(config, router, observer, [app])
-        if source is not None:
-            site.reloader = Reloader(source, site.adopt, observer.emit)
-        servers = [HttpServer(app, config.server, listener)]
-        if door_of_operator is not None:
-            inner = create_app(router, config, observer.emit, metrics=observer.render_metrics, principal=OPERATOR)
-            site.gateways.append(inner)
-            servers.append(HttpServer(inner, config.server, door_of_operator.listener))
+        cache = open_cache(config.cache, events)
+        stack.push_async_callback(cache.close)
+        site = Site(config, router, control, observer)
+        reloader = None if source is None else Reloader(source, site.adopt, events)
+        path = None if source is None else source.path
+        actions = Actions(router, control, departure, reloader, lambda: site.config, path)
+        create = functools.partial(
+            create_app,
+            router,
+            config,
+            observer.emit,
+            metrics=observer.render_metrics,
+            door=control.door,
+            control=actions,
+        )
+        site.gateways.append(create())
+        servers = [HttpServer(site.gateways[0], config.server, listener)]
+        if control_socket is not None:
+            site.gateways.append(create(principal=OPERATOR))
+            servers.append(HttpServer(site.gateways[1], config.server, control_socket.listener))
+        if reloader is not None and config.server.reload:
+            following = asyncio.create_task(reloader.follow())
+            stack.callback(following.cancel)
         await _run(site, servers, departure, on_ready)
     return 0
 
@@ -116,12 +151,12 @@ async def serve(
 class Site:
     """The parts of a server that runs, and the configuration they have now."""
 
-    def __init__(self, config: Config, router: Router, observer: Observer, gateways: list[Gateway]) -> None:
+    def __init__(self, config: Config, router: Router, control: Control, observer: Observer) -> None:
         self.config = config
         self.router = router
+        self.control = control
         self.observer = observer
-        self.gateways = gateways
-        self.reloader: Reloader | None = None
+        self.gateways: list[Gateway] = []
 
     async def adopt(self, config: Config) -> list[str]:
         """Make another configuration the one in use, without a dropped request; says what changed.
@@ -130,6 +165,11 @@ class Site:
         """
         refuse_restarts(self.config, config)
         changes = await self.router.apply(config)
+        self.control.apply(config)
+        for gateway in self.gateways:
+            gateway.configure(config)
+        self.observer.configure(_replicas(config), access_log=config.server.access_log)
+        changes += changed_settings(self.config, config)
         self.config = config
         return changes
 
@@ -174,21 +214,20 @@ def _import_parts() -> None:
 
 
 async def _run(
-    site: Site, servers: Sequence[HttpServer], departure: Departure, on_ready: Callable[[str], None] | None
+    site: Site, servers: Sequence[HttpServer], departure: Departure, on_ready: Callable[[Ready], None] | None
 ) -> None:
     loop = asyncio.get_running_loop()
     serving = [loop.create_task(server.serve()) for server in servers]
     settled = loop.create_task(site.router.settled())
     leaving = loop.create_task(departure.leave.wait())
-    following = None
-    if site.reloader is not None and site.config.server.reload:
-        following = loop.create_task(site.reloader.follow())
     try:
         await asyncio.wait((*serving, settled, leaving), return_when=asyncio.FIRST_COMPLETED)
         if settled.done() and not leaving.done():
             _refuse_if_all_failed(site)
             if on_ready is not None:
-                on_ready(_address(site.config.server.host, servers[0].port))
+                on_ready(
+                    Ready(_address(site.config.server.host, servers[0].port), needs_key=site.control.door.needs_keys)
+                )
             await asyncio.wait((*serving, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not leaving.done():
             for task in serving:
@@ -199,8 +238,6 @@ async def _run(
     finally:
         settled.cancel()
         leaving.cancel()
-        if following is not None:
-            following.cancel()
         await _close(servers, serving, FAREWELL_S)
 
 

@@ -7,17 +7,20 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import click
 import msgspec
 
+from inferd.app.source import ConfigSource
+from inferd.cli.board import Board
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, model_flags, server_flags
-from inferd.cli.terminal import Told, console, loading
-from inferd.config import Config, load_config, model_name
-from inferd.errors import ConfigError
-from inferd.events import Event, LoadProgress
-from inferd.registry.source import is_remote, resolve
+from inferd.cli.terminal import Told, console, is_live, loading, warn
+from inferd.config import Config, load_config, model_name, stray_variables
+from inferd.errors import ConfigError, ModelLoadError
+from inferd.registry.source import is_remote, resolve, silent
 
 
 @click.command("serve")
@@ -25,13 +28,19 @@ from inferd.registry.source import is_remote, resolve
 @click.option(
     "--name", default=None, help="Name that clients use for the model.  [default: the folder's name, or the hub id]"
 )
+@click.option(
+    "--insecure-no-auth",
+    is_flag=True,
+    help="Serve everybody who reaches the address, without API keys: the same as --auth off.",
+)
 @server_flags
 @model_flags
-def command(source: str, name: str | None, **flags: object) -> int:
+def command(source: str, name: str | None, insecure_no_auth: bool, **flags: object) -> int:
     """Serve a model, or everything in a config file, through the OpenAI API.
 
     SOURCE is a folder, a Hugging Face Hub id (id@revision for a fixed version), 'demo' for the
-    bundled chat model (the default), or a .yaml file.
+    bundled chat model (the default), openai:https://host/v1 for a server elsewhere, or a .yaml file,
+    whose changes are followed while serving.
 
     \b
     Examples:
@@ -42,18 +51,37 @@ def command(source: str, name: str | None, **flags: object) -> int:
 
     Then talk to it: inferd chat, or any OpenAI client with base URL http://127.0.0.1:8000/v1.
     """
+    if insecure_no_auth:
+        if flags.get("auth") not in (None, "off"):
+            raise click.UsageError(f"--insecure-no-auth and --auth {flags['auth']} contradict each other; keep one.")
+        flags["auth"] = "off"
+    for sentence in stray_variables(os.environ):
+        warn(sentence)
     config = serve_config(source, name, flags)
-    return run(config)
+    if not _is_file(source):
+        return run(config)
+
+    def again() -> Config:
+        try:
+            return serve_config(source, name, flags)
+        except click.UsageError as error:  # the flags do not fit the file as it is now
+            raise ConfigError(error.format_message()) from None
+
+    return run(config, ConfigSource(Path(source).absolute(), again))
 
 
 def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Config:
     """The configuration for a source with its flags. Raises ConfigError or click.UsageError."""
     server, model = given(SERVER_LEAVES, flags), given(MODEL_LEAVES, flags)
-    if Path(source).suffix in (".yaml", ".yml"):
+    if _is_file(source):
         return _file_config(Path(source), name, server, model)
     chosen = name if name is not None else model_name(source)
     overrides = {"server": server, "models": {chosen: {"source": source, **model}}}
     return load_config(None, os.environ, overrides)
+
+
+def _is_file(source: str) -> bool:
+    return Path(source).suffix in (".yaml", ".yml")
 
 
 def _file_config(path: Path, name: str | None, server: dict[str, object], model: dict[str, object]) -> Config:
@@ -70,56 +98,75 @@ def _file_config(path: Path, name: str | None, server: dict[str, object], model:
     return load_config(path, os.environ, {"server": server, "models": {name: model}})
 
 
-def run(config: Config) -> int:
-    """Serve until told to stop; the exit code."""
+def run(config: Config, source: ConfigSource | None = None) -> int:
+    """Serve until told to stop; the exit code. ``source`` is followed while serving."""
+    config = ready_to_load(config, loading)
+    from inferd.app import root  # after the flags are known to be right: a mistake is told at once
+
+    if source is not None:
+        read = source.read
+        source = msgspec.structs.replace(source, read=lambda: ready_to_load(read(), _silently))
+    board = Board(config.models)
+    with contextlib.ExitStack() as showing:
+        showing.enter_context(board.shown())
+
+        def ready(found: root.Ready) -> None:
+            showing.close()
+            show_ready(found.address, list(config.models), needs_key=found.needs_key)
+
+        return root.run(config, source=source, on_ready=ready, watch=board.take, log=board if is_live() else None)
+
+
+def ready_to_load(config: Config, showing: Callable[[str], AbstractContextManager[Told]]) -> Config:
+    """The configuration with every hub id replaced by the folder it was downloaded to.
+
+    Raises ConfigError where there is nothing to serve, and ModelLoadError that names every source
+    which is not there: a missing folder is told before anything starts.
+    """
     if not config.models:
         raise ConfigError(
             "The configuration names no model. Add one below 'models:', for example  chat: {source: demo}.",
             param="models",
         )
-    config = _downloaded(config)
-    from inferd import app  # after the flags are known to be right: a mistake is told at once
-
-    with contextlib.ExitStack() as showing:
-        tell: Told | None = showing.enter_context(loading("Loading " + ", ".join(config.models)))
-
-        def watch(event: Event) -> None:
-            if tell is not None and isinstance(event, LoadProgress):
-                tell(event.phase, event.done, event.total)
-
-        def ready(address: str) -> None:
-            nonlocal tell
-            tell = None
-            showing.close()
-            show_ready(address, list(config.models))
-
-        return app.run(config, on_ready=ready, watch=watch)
-
-
-def _downloaded(config: Config) -> Config:
-    """The configuration with every hub id replaced by the folder it was downloaded to."""
-    models = {}
+    models, missing = {}, []
     for name, model in config.models.items():
-        if is_remote(model.source):
-            with loading(model.source) as tell:
-                folder = resolve(model.source, tell)
-            model = msgspec.structs.replace(model, source=str(folder))
-        else:
-            resolve(model.source)  # a missing folder is told before anything starts
+        try:
+            if not model.is_remote and is_remote(model.source):
+                with showing(model.source) as tell:
+                    model = msgspec.structs.replace(model, source=str(resolve(model.source, tell)))
+            elif not model.is_remote:
+                resolve(model.source)
+        except ModelLoadError as error:
+            missing.append(error if len(config.models) == 1 else ModelLoadError(f"models.{name}: {error.message}"))
         models[name] = model
+    if len(missing) == 1:
+        raise missing[0]
+    if missing:
+        lines = [f"{len(missing)} models cannot be found:", *(error.message for error in missing)]
+        raise ModelLoadError("\n  - ".join(lines))
     return msgspec.structs.replace(config, models=models)
 
 
-def show_ready(address: str, names: list[str]) -> None:
+def _silently(title: str) -> AbstractContextManager[Told]:
+    """Where a server is busy, nobody watches a download."""
+    return contextlib.nullcontext(silent)
+
+
+def show_ready(address: str, names: list[str], *, needs_key: bool = False) -> None:
     """The address, one curl line and five lines of Python that work when pasted."""
     name = names[0] if names else "MODEL"
     out = console()
     out.print(
         f"\n[bold green]inferd is ready[/] at [bold]{address}[/]  ({', '.join(names) or 'no models'})\n", markup=True
     )
+    if needs_key:
+        out.print(
+            "Clients need an API key: inferd keys create makes one; below it is read from INFERD_API_KEY.\n",
+            markup=False,
+        )
     for title, text in (
-        ("Ask it from a shell:", curl_line(address, name)),
-        ("or from Python (pip install openai):", python_lines(address, name)),
+        ("Ask it from a shell:", curl_line(address, name, needs_key=needs_key)),
+        ("or from Python (pip install openai):", python_lines(address, name, needs_key=needs_key)),
     ):
         out.print(title, style="dim")
         out.print("\n".join("  " + line for line in text.splitlines()) + "\n", markup=False)
@@ -129,14 +176,16 @@ def show_ready(address: str, names: list[str]) -> None:
     sys.stdout.flush()
 
 
-def curl_line(address: str, name: str) -> str:
+def curl_line(address: str, name: str, *, needs_key: bool = False) -> str:
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "What is inferd?"}]}, ensure_ascii=False)
-    return f"curl {address}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+    key = ' -H "authorization: Bearer $INFERD_API_KEY"' if needs_key else ""
+    return f"curl {address}/v1/chat/completions -H 'content-type: application/json'{key} -d {shlex.quote(body)}"
 
 
-def python_lines(address: str, name: str) -> str:
-    return f'''from openai import OpenAI
-client = OpenAI(base_url="{address}/v1", api_key="none")
+def python_lines(address: str, name: str, *, needs_key: bool = False) -> str:
+    key = 'os.environ["INFERD_API_KEY"]' if needs_key else '"none"'
+    return f'''{"import os" + chr(10) if needs_key else ""}from openai import OpenAI
+client = OpenAI(base_url="{address}/v1", api_key={key})
 messages = [{{"role": "user", "content": "What is inferd?"}}]
 for chunk in client.chat.completions.create(model={name!r}, messages=messages, stream=True):
     print(chunk.choices[0].delta.content or "", end="", flush=True)'''

@@ -28,6 +28,22 @@ def fail(sentence: str) -> None:
     click.secho(sentence, fg="red", err=True)
 
 
+def warn(sentence: str) -> None:
+    """Something a person may not have meant, on stderr."""
+    click.secho("Warning: ", fg="yellow", bold=True, nl=False, err=True)
+    click.echo(sentence, err=True)
+
+
+def bytes_text(num_bytes: float) -> str:
+    """A number of bytes for people, in three digits: 512 B, 1.50 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1000:
+            digits = 0 if unit == "B" or abs(num_bytes) >= 100 else 1 if abs(num_bytes) >= 10 else 2
+            return f"{num_bytes:.{digits}f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
 def console(*, stderr: bool = False) -> Console:
     """A rich console that writes plain text where nobody looks at it live."""
     from rich.console import Console

@@ -14,7 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Protocol
 
 from inferd import clock
 from inferd.events import HttpServed, ReplicaChanged
@@ -118,6 +118,13 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS]
 
 
+class LogStream(Protocol):
+    """Where lines go. With a ``fileno`` of the operating system's it is written to directly."""
+
+    def write(self, text: str, /) -> int: ...
+    def flush(self) -> None: ...
+
+
 class LineWriter:
     """Writes lines to a stream from a thread of its own. ``write`` never waits; any thread may call it.
 
@@ -127,7 +134,7 @@ class LineWriter:
 
     def __init__(
         self,
-        stream: TextIO,
+        stream: LogStream,
         on_drop: Callable[[], None],
         *,
         max_lines: int = MAX_LINES,
@@ -179,9 +186,14 @@ class LineWriter:
             self._stream.write(text)
             self._stream.flush()
             return
-        rest = memoryview(text.encode("ascii", "backslashreplace"))
-        while rest:
-            rest = rest[_write_some(self._fd, rest) :]
+        write_all(self._fd, text)
+
+
+def write_all(fd: int, text: str) -> None:
+    """Write to the descriptor itself, past every buffer of Python's. Raises OSError."""
+    rest = memoryview(text.encode("ascii", "backslashreplace"))
+    while rest:
+        rest = rest[_write_some(fd, rest) :]
 
 
 def _write_some(fd: int, data: memoryview) -> int:
@@ -196,8 +208,9 @@ def _write_some(fd: int, data: memoryview) -> int:
         return 0
 
 
-def _descriptor(stream: TextIO) -> int | None:
+def _descriptor(stream: LogStream) -> int | None:
     try:
-        return stream.fileno()
+        descriptor: int = stream.fileno()  # type: ignore[attr-defined]
+        return descriptor
     except (OSError, ValueError, AttributeError):  # a stream in memory, as in tests
         return None

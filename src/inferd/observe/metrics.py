@@ -18,6 +18,7 @@ OUTCOMES = ("done", "failed", "cancelled", "refused")
 REFUSALS = ("queue_full", "unavailable", "draining", "queue_timeout")
 STATES = ("starting", "loading", "ready", "hung", "died", "failed", "stopped")
 FAULTS = ("hung", "died", "failed")
+RELOADS = ("accepted", "refused")
 BLOCK_STATES = ("used", "cached", "free")
 STAGES = ("queue", "first_token", "inter_token", "per_output_token", "inference", "total")
 QUANTILES = (0.5, 0.95, 0.99)
@@ -482,6 +483,23 @@ OBSERVER_FAILURES = Metric(
     "Events that could not be observed: defects in the observer.",
     (),
     "sink",
+)
+
+# -- configuration -----------------------------------------------------------------------------
+
+CONFIG_RELOADS = Metric(
+    "inferd_config_reloads_total",
+    "counter",
+    "Times the configuration file was read again, by whether it was adopted.",
+    ("result",),
+    "ConfigReloaded",
+)
+CONFIG_OK = Metric(
+    "inferd_config_last_reload_successful",
+    "gauge",
+    "1 while the configuration in use is what the file says, 0 after a change that was refused.",
+    (),
+    "start, ConfigReloaded",
 )
 
 TABLE: tuple[Metric, ...] = tuple(row for row in list(globals().values()) if isinstance(row, Metric))

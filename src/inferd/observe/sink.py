@@ -11,7 +11,6 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import nan
-from typing import TextIO
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
@@ -19,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from inferd import __version__, clock
 from inferd.errors import InferdError
 from inferd.events import (
+    ConfigReloaded,
     Event,
     HttpServed,
     LoadProgress,
@@ -29,7 +29,7 @@ from inferd.events import (
     StepDone,
 )
 from inferd.observe import metrics as m
-from inferd.observe.logs import LineWriter, LogHandler, http_line, replica_line
+from inferd.observe.logs import LineWriter, LogHandler, LogStream, http_line, replica_line
 from inferd.observe.plain import plain as plain_line
 from inferd.observe.series import CONTENT_TYPE, Store
 from inferd.types import StepStats
@@ -57,7 +57,7 @@ class Observer:
         *,
         models: Sequence[str] | Mapping[str, int] = (),
         access_log: bool = True,
-        stream: TextIO | None = None,
+        stream: LogStream | None = None,
         plain: bool = False,
         now: Callable[[], float] = clock.now,
         wall: Callable[[], float] = clock.wall,
@@ -80,6 +80,9 @@ class Observer:
         self._store.value(m.BUILD, __version__, platform.python_version()).set(1)
         for model, replicas in self._models.items():
             self._open_model(model, replicas)
+        for result in m.RELOADS:
+            self._store.value(m.CONFIG_RELOADS, result)
+        self._store.value(m.CONFIG_OK).set(1)
         form = plain_line if plain else None
         self._log = LineWriter(sys.stderr if stream is None else stream, self._dropped.add, form=form)
         # For logging.getLogger(...).addHandler: what Python's logging says joins the same log.
@@ -93,6 +96,18 @@ class Observer:
         except Exception as error:  # the sink: whatever is wrong here must not reach the room that emits
             self._failures.add()
             self._report(event, error)
+
+    def configure(self, models: Mapping[str, int], *, access_log: bool) -> None:
+        """Other models from now on. What a model that left had counted stays; its gauges go."""
+        self._access_log = access_log
+        for model in self._models.keys() - models.keys():
+            for metric in m.TABLE:
+                if metric.kind == "gauge" and metric.labels[:1] == ("model",):
+                    self._store.clear(metric, model)
+        for model, replicas in models.items():
+            if model not in self._models:
+                self._open_model(model, replicas)
+        self._models = dict(models)
 
     def render_metrics(self) -> bytes:
         """The body of ``GET /metrics``."""
@@ -118,6 +133,9 @@ class Observer:
                 self._store.value(m.REFUSED, self._model(event.model), event.reason).add()
             case ReplicaChanged():
                 self._replica_changed(event)
+            case ConfigReloaded():
+                self._store.value(m.CONFIG_RELOADS, m.RELOADS[0 if event.accepted else 1]).add()
+                self._store.value(m.CONFIG_OK).set(int(event.accepted))
             case LoadProgress():
                 pass  # for whoever watches the start; the phases' seconds come with ReplicaChanged
 

@@ -1,0 +1,126 @@
+"""What an operator may ask of a server that runs, carried out: the shape of ``gateway.control.ControlActions``.
+
+Knows the parts by what they offer. Who may ask is the gateway's to know.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from inferd import __version__, clock
+from inferd.app.departure import Departure
+from inferd.app.reload import Reloader
+from inferd.config import Config
+from inferd.errors import InvalidRequest
+from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, UnloadReport
+from inferd.router.router import Router
+from inferd.router.status import ModelStatus, ReplicaStatus
+from inferd.tenancy.control import Control
+from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
+from inferd.tenancy.principal import Principal
+
+
+class Keys:
+    """The keys of the server's database, as the admin API asks for them."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    async def list_keys(self, tenant: str | None) -> Sequence[KeyInfo]:
+        return await self._control.list_keys(tenant)
+
+    async def create_key(self, spec: KeySpec, by: Principal) -> NewKey:
+        return await self._control.create_key(spec, by=by)
+
+    async def revoke_key(self, key_id: str) -> KeyInfo:
+        return await self._control.revoke_key(key_id)
+
+    async def rotate_key(self, key_id: str, overlap_s: float, by: Principal) -> NewKey:
+        return await self._control.rotate_key(key_id, by=by, overlap_s=overlap_s)
+
+
+class Actions:
+    """One server, as its operator sees it."""
+
+    def __init__(
+        self,
+        router: Router,
+        control: Control,
+        departure: Departure,
+        reloader: Reloader | None,
+        config: Callable[[], Config],
+        config_path: Path | None,
+    ) -> None:
+        self._router = router
+        self._departure = departure
+        self._reloader = reloader
+        self._config = config
+        self._config_path = config_path
+        self._started_at = clock.wall()
+        self.keys = Keys(control)
+
+    def status(self) -> ServerReport:
+        config = self._config()
+        models = [_model(status) for status in self._router.models()]
+        return ServerReport(
+            status="draining" if self._router.draining else "serving",
+            version=__version__,
+            pid=os.getpid(),
+            started_at=self._started_at,
+            config_path=None if self._config_path is None else str(self._config_path),
+            last_reload=None if self._reloader is None else self._reloader.last,
+            memory_bytes=sum(model.memory_bytes for model in models),
+            memory_budget_bytes=config.server.memory_bytes,
+            models=models,
+        )
+
+    def drain(self) -> None:
+        self._departure.ask("the operator's inferd drain")
+
+    async def reload(self) -> ReloadReport:
+        if self._reloader is None:
+            raise InvalidRequest(
+                "This server was started without a configuration file, so there is none to read again; "
+                "start it with inferd serve FILE.yaml.",
+                code="no_config_file",
+            )
+        return await self._reloader.reload()
+
+    async def load(self, model: str) -> ModelReport:
+        return _model(await self._router.load(model))
+
+    async def unload(self, model: str) -> UnloadReport:
+        gone = await self._router.unload(model)
+        return UnloadReport(model=gone.name, freed_bytes=gone.freed_bytes)
+
+    async def restart(self, model: str) -> ModelReport:
+        await self._router.restart(model)
+        return next(_model(status) for status in self._router.models() if status.name == model)
+
+
+def _model(status: ModelStatus) -> ModelReport:
+    return ModelReport(
+        name=status.name,
+        state=status.state,
+        load=status.load,
+        replicas_ready=status.replicas_ready,
+        replicas=[_replica(replica) for replica in status.replicas_status],
+        waiting=status.waiting,
+        in_flight=status.in_flight,
+        memory_bytes=status.memory_bytes,
+        detail=status.detail,
+    )
+
+
+def _replica(replica: ReplicaStatus) -> ReplicaReport:
+    return ReplicaReport(
+        index=replica.index,
+        kind=replica.kind,
+        name=replica.name,
+        state=replica.state,
+        in_flight=replica.in_flight,
+        breaker="ejected" if replica.ejected else replica.breaker,
+        memory_bytes=replica.rss_bytes,
+    )

@@ -1,0 +1,60 @@
+"""What lies between two configurations: what changed, and what cannot change while a server runs. Pure."""
+
+from __future__ import annotations
+
+from inferd.config import Config
+from inferd.errors import ConfigError
+
+# What sockets, the database and the log were opened with.
+_FIXED_SERVER = ("host", "port", "auth", "log_format")
+_FIXED_SECTIONS = ("state", "cache")
+
+
+def needs_restart(old: Config, new: Config) -> list[str]:
+    """What cannot change while a server runs, a sentence each."""
+    sentences = []
+    for field in _FIXED_SERVER:
+        before, after = getattr(old.server, field), getattr(new.server, field)
+        if before != after:
+            sentences.append(f"server.{field}: changing {before!r} to {after!r} needs a restart.")
+    for section in _FIXED_SECTIONS:
+        # Without values: the URLs may hold passwords.
+        changed = _changed(getattr(old, section), getattr(new, section))
+        sentences += [f"{section}.{field}: changing it needs a restart." for field in changed]
+    return sentences
+
+
+def refuse_restarts(old: Config, new: Config) -> None:
+    """Raises ConfigError that lists everything which cannot change in place."""
+    sentences = needs_restart(old, new)
+    if len(sentences) == 1:
+        raise ConfigError(sentences[0])
+    if sentences:
+        raise ConfigError(
+            "\n  - ".join([f"{len(sentences)} settings cannot change while the server runs:", *sentences])
+        )
+
+
+def changed_settings(old: Config, new: Config) -> list[str]:
+    """What changed beside the models, a sentence each."""
+    sentences = [
+        f"server.{field} is now {getattr(new.server, field)!r}."
+        for field in _changed(old.server, new.server)
+        if field not in _FIXED_SERVER
+    ]
+    for name in sorted(old.tenants.keys() | new.tenants.keys()):
+        before, after = old.tenants.get(name), new.tenants.get(name)
+        if before is None:
+            sentences.append(f"tenant {name} was added.")
+        elif after is None:
+            sentences.append(f"tenant {name} was removed.")
+        elif before != after:
+            fields = ", ".join(f"{field} = {getattr(after, field)}" for field in _changed(before, after))
+            sentences.append(f"tenant {name} changed: {fields}.")
+    return sentences
+
+
+def _changed(before: object, after: object) -> list[str]:
+    """The fields in which two sections of one type differ."""
+    fields: tuple[str, ...] = getattr(type(before), "__struct_fields__", ())
+    return [field for field in fields if getattr(before, field) != getattr(after, field)]

@@ -1,0 +1,20 @@
+"""Where a configuration comes from, so that it can be had again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from inferd.config import Config
+
+
+class ConfigSource(msgspec.Struct, frozen=True):
+    """``read`` takes the file, the environment and the flags together.
+
+    It may block, and raises InferdError with everything that is wrong.
+    """
+
+    path: Path
+    read: Callable[[], Config]
