@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Servers that tests start keep their state and sockets here, never in the user's own data folder.
-_DATA_HOME = tempfile.TemporaryDirectory(prefix="inferd-tests-")
-os.environ["XDG_DATA_HOME"] = _DATA_HOME.name
-
 # One compute thread per test process: the suite runs in parallel, and results repeat.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Keys and usage of whoever runs the tests are none of their business, nor are other test processes'.
+_DATA = tempfile.mkdtemp(prefix="inferd-tests-")
+atexit.register(shutil.rmtree, _DATA, ignore_errors=True)
+os.environ["INFERD_STATE__DATA_DIR"] = _DATA
+os.environ["XDG_DATA_HOME"] = _DATA  # for configurations that are made without reading the environment
+os.environ.pop("INFERD_STATE__URL", None)
 
 settings.register_profile("everyday", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,11 +13,14 @@ from inferd.errors import ConfigError
 def data_folder(config: StateConfig) -> Path:
     """The folder for state, journals and the control socket; need not exist yet.
 
-    ``data_dir`` where it is set, else ``inferd`` in the user's data folder: ``$XDG_DATA_HOME`` or
-    ``~/.local/share`` (XDG base directories), on macOS ``~/Library/Application Support``.
+    ``data_dir`` where it is set, else ``inferd`` in the user's data folder: ``$XDG_DATA_HOME``, else
+    ``~/.local/share`` (XDG base directories) or on macOS ``~/Library/Application Support``.
     """
     if config.data_dir is not None:
         return Path(config.data_dir).expanduser().absolute()
+    chosen = os.environ.get("XDG_DATA_HOME", "")
+    if chosen.startswith("/"):
+        return Path(chosen) / "inferd"
     try:
         home = Path.home()
     except RuntimeError:
@@ -27,8 +30,7 @@ def data_folder(config: StateConfig) -> Path:
         ) from None
     if sys.platform == "darwin":
         return home / "Library" / "Application Support" / "inferd"
-    chosen = os.environ.get("XDG_DATA_HOME", "")
-    return (Path(chosen) if chosen.startswith("/") else home / ".local" / "share") / "inferd"
+    return home / ".local" / "share" / "inferd"
 
 
 def make_folder(folder: Path) -> Path:
