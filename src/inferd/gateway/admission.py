@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from inferd.errors import Forbidden, InvalidRequest, ModelNotFound, Unauthenticated
 from inferd.gateway.errors import invalid, printable, shown
@@ -17,7 +17,7 @@ from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range
 from inferd.gateway.upstream import ModelStatus, Upstream
 from inferd.tenancy.principal import Door, Principal, Scope
-from inferd.types import RANKS, Priority
+from inferd.types import RANKS, ModelInfo, Priority
 
 MAX_TOKEN_CHARS: Final = 512  # no key of ours is as long, so a longer one is wrong without looking
 MAX_SESSION_CHARS: Final = 256
@@ -202,8 +202,13 @@ class Cost(NamedTuple):
     expected: int
 
 
+class Described(Protocol):
+    @property
+    def info(self) -> ModelInfo | None: ...
+
+
 def cost_of(
-    model: ModelStatus, *, prompt_bytes: int, prompt_tokens: int, num_prompts: int, width: int, max_tokens: int | None
+    model: Described, *, prompt_bytes: int, prompt_tokens: int, num_prompts: int, width: int, max_tokens: int | None
 ) -> Cost:
     """Bounds of a request's tokens before anything is tokenized.
 

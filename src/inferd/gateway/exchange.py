@@ -134,11 +134,20 @@ class Exchange:
         """Raises BadTarget."""
         return _split(self.target)[0]
 
-    def body(self) -> bytes:
-        """All of a body that is complete."""
+    def whole_body(self) -> bytes:
+        """All of a body that is complete; it can still be received."""
         assert self.is_body_complete, "the body has not arrived yet"
+        chunks = self._chunks
+        if len(chunks) == 1:
+            return chunks[0]
+        body = b"".join(chunks)
+        self._chunks = [body]
+        return body
+
+    def take_body(self) -> None:
+        """The body was used: it cannot be received any more."""
         self._given = True
-        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks = []
 
     def scope(self) -> Scope:
         path, raw_path, query = _split(self.target)

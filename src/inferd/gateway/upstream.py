@@ -6,10 +6,10 @@ gateway asks for nothing else and never sees a replica or a worker.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from inferd.types import Chat, GenerateRequest, ModelInfo, Output, TextPrompt, Usage
+from inferd.types import Chat, ModelInfo, Output, Relay, Relayed, Request, TextPrompt, Usage
 
 ModelState = Literal["loading", "ready", "degraded", "failed", "stopped"]
 
@@ -37,8 +37,12 @@ class ModelStatus(Protocol):
     def in_flight(self) -> int: ...
 
 
+Item = Output | Relayed
+
+
 class Stream(Protocol):
-    """Outputs of one request; the last one has ``end`` set, then iteration stops."""
+    """Outputs of one request, or the relayed pieces of its answer; the last one has ``end`` set, then
+    iteration stops."""
 
     @property
     def usage(self) -> Usage:
@@ -46,7 +50,14 @@ class Stream(Protocol):
         ...
 
     def __aiter__(self) -> Stream: ...
-    async def __anext__(self) -> Output: ...
+    async def __anext__(self) -> Item: ...
+    def attach(self, sink: Callable[[Item], None]) -> None:
+        """Instead of iterating: every item is handed over as it comes, those that wait at once."""
+
+    def pause(self) -> None:
+        """The reader is slow. Idempotent."""
+
+    def resume(self) -> None: ...
     def close(self) -> None:
         """Cancel the request if it has not ended. Idempotent."""
 
@@ -56,7 +67,7 @@ class Upstream(Protocol):
 
     @property
     def draining(self) -> bool: ...
-    def submit(self, request: GenerateRequest) -> Stream:
+    def submit(self, request: Request, relay: Relay | None = None) -> Stream:
         """Raises ModelNotFound, Overloaded or Unavailable."""
         ...
 

@@ -7,7 +7,7 @@ pool's to judge, by what it is told here.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from inferd import clock
 from inferd.config import RemoteConfig
@@ -18,7 +18,8 @@ from inferd.remote.openai import Answer, Letterhead
 from inferd.remote.origin import Patience, origin_of, trust
 from inferd.remote.pool import Pool
 from inferd.remote.secret import Secret, environment
-from inferd.router.queue import Ticket
+from inferd.router.replica import Kind, ReplicaOwner
+from inferd.router.ticket import Ticket
 from inferd.types import End, Failure, ModelInfo, Relayed
 
 PROBE_PATH: Final = "/models"
@@ -26,20 +27,6 @@ PROBE_TIMEOUT_S: Final = 5.0
 PROBE_EVERY_S: Final = (0.25, 5.0)  # at first, and at the longest
 
 RemoteState = Literal["starting", "unreachable", "ready", "stopped"]
-
-
-class RemoteOwner(Protocol):
-    """Who gives it work: the pool."""
-
-    def replica_ready(self, replica: RemoteReplica) -> None: ...
-    def replica_unreachable(self, replica: RemoteReplica) -> None:
-        """It does not answer, and is tried again and again."""
-
-    def replica_relayed(self, replica: RemoteReplica, ticket: Ticket, item: Relayed) -> None: ...
-    def replica_refused(
-        self, replica: RemoteReplica, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool
-    ) -> None: ...
-    def replica_has_room(self) -> None: ...
 
 
 class RemoteReplica:
@@ -70,9 +57,9 @@ class RemoteReplica:
         "weight",
     )
 
-    kind: Literal["remote"] = "remote"
+    kind: Kind = "remote"
 
-    def __init__(self, model: str, index: int, config: RemoteConfig, owner: RemoteOwner, emit: Emit) -> None:
+    def __init__(self, model: str, index: int, config: RemoteConfig, owner: ReplicaOwner, emit: Emit) -> None:
         origin = origin_of(config.url)
         secret = Secret(environment(), variable=config.api_key_env, file=config.api_key_file)
         patience = Patience(config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s)
@@ -194,7 +181,6 @@ class RemoteReplica:
 
     def dispatch(self, ticket: Ticket) -> None:
         """Send a request that ``runs`` here."""
-        ticket.replica = self.index
         asking = _Asking(self, ticket)
         self._in_flight[ticket.request.id] = asking
         self.outstanding += ticket.request.width

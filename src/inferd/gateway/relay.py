@@ -1,0 +1,434 @@
+"""Requests for models behind remote servers: checked and admitted here, answered over there.
+
+What this server relies on is decoded and checked; the rest is the remote server's to judge, and its bytes
+go through as they are. Usually a request is taken over from its connection without a task, its answer
+written straight from the one connection to the other (``Relays.forward``); what is unusual (a large or
+slow body, an Idempotency-Key, a cached model, an error before anybody is asked) goes the ordinary way,
+where ``relayed`` answers it. Knows neither replicas nor how a remote server is reached.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncGenerator
+from typing import Final, Protocol
+
+import msgspec
+
+from inferd import clock
+from inferd.config import Config
+from inferd.errors import InferdError, InternalError
+from inferd.gateway.admission import authenticate, cost_of, reserve, terms_of
+from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
+from inferd.gateway.errors import invalid
+from inferd.gateway.exchange import Exchange
+from inferd.gateway.generation import error_frame, failure_of, note_end
+from inferd.gateway.http import EVENTS_HEADERS, Answer, Call, EventStream, Headers, Response, require_json
+from inferd.gateway.origin import Origins
+from inferd.gateway.room import Room
+from inferd.gateway.sampling import check_range
+from inferd.gateway.upstream import Item, Stream
+from inferd.tenancy.principal import Principal
+from inferd.types import ModelInfo, Relay, Relayed, RelayHead, Request, Usage
+
+CHAT: Final = "/chat/completions"
+TEXT: Final = "/completions"
+_TARGETS: Final = {b"/v1/chat/completions": CHAT, b"/v1/completions": TEXT}
+_TRACE: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+_log = logging.getLogger("inferd.gateway")
+
+
+# -- what is read of a body --------------------------------------------------------------------
+
+
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: str
+    content: msgspec.Raw | None = None
+
+
+class RelayFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that are acted upon here; all others belong to the remote server."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    priority: int | None = None
+    timeout: float | None = None
+
+
+class ChatFields(RelayFields, frozen=True, kw_only=True):
+    messages: list[_Message]
+    max_completion_tokens: int | None = None
+
+
+class TextFields(RelayFields, frozen=True, kw_only=True):
+    prompt: msgspec.Raw
+
+
+_chat: Final = msgspec.json.Decoder(ChatFields)
+_text: Final = msgspec.json.Decoder(TextFields)
+
+
+class _Elsewhere:
+    """What is known of the size of a model that runs elsewhere: nothing."""
+
+    info: ModelInfo | None = None
+
+
+_ELSEWHERE: Final = _Elsewhere()
+
+
+def remote_models(config: Config) -> frozenset[str]:
+    """Names of the models that have remote replicas alone."""
+    return frozenset(name for name, model in config.models.items() if model.upstreams and not model.num_local)
+
+
+def relay_of(call: Call, path: str, body: bytes, *, stream: bool, wants_usage: bool) -> Relay:
+    headers: Headers = ((b"x-request-id", call.request_id.encode("ascii")),)
+    trace = call.header(b"traceparent")
+    if trace is not None and _TRACE.fullmatch(trace):
+        headers = (*headers, (b"traceparent", trace))
+    return Relay(path=path, body=body, stream=stream, wants_usage=wants_usage, headers=headers)
+
+
+def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | TextFields, body: bytes) -> Stream:
+    """Admit a request for a model behind remote servers alone. Raises InvalidRequest, QuotaExceeded, and
+    what the router raises."""
+    if isinstance(fields, ChatFields):
+        if not fields.messages:
+            raise invalid("messages", "messages must not be empty; send at least one message.")
+        max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    else:
+        max_tokens = fields.max_tokens
+    if max_tokens is not None:
+        check_range("max_tokens", max_tokens)
+    width = 1
+    if fields.n is not None:
+        check_range("n", fields.n)
+        width = fields.n
+    if fields.best_of is not None:
+        check_range("best_of", fields.best_of)
+        width = max(width, fields.best_of)
+    stream = call.stream = bool(fields.stream)
+    call.model = name
+    terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
+    cost = cost_of(
+        _ELSEWHERE, prompt_bytes=len(body), prompt_tokens=0, num_prompts=1, width=width, max_tokens=max_tokens
+    )
+    reserve(room, call, name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
+    options = fields.stream_options
+    relay = relay_of(call, path, body, stream=stream, wants_usage=options is not None and options.include_usage is True)
+    request = Request(
+        id=call.response_id("relay"),
+        model=name,
+        priority=terms.priority,
+        deadline_s=terms.deadline_s,
+        tenant=terms.tenant,
+        weight=terms.weight,
+        session=terms.session,
+        region=terms.region,
+        num_tokens=cost.expected,
+        num_bytes=len(body),
+        arrived_at=call.started_at,
+    )
+    made = room.router.submit(request, relay)
+    call.streams.append(made)
+    return made
+
+
+# -- the ordinary way ----------------------------------------------------------------------------
+
+
+async def relayed(room: Room, call: Call, path: str, body: bytes) -> Answer | None:
+    """The answer for a model behind remote servers alone; None where the request is for another one.
+
+    Raises InferdError for everything that is known before the first byte.
+    """
+    names = remote_models(room.config)
+    if not names:
+        return None
+    name = _model_of(body)
+    if name is None and len(room.config.models) == 1:
+        (name,) = room.config.models
+    if name not in names or not call.principal.may_use(name):
+        return None
+    fields: ChatFields | TextFields
+    if path == CHAT:
+        fields = await decode_body(body, _chat)
+    else:
+        fields = await decode_body(body, _text)
+    stream = submit(room, call, name, path, fields, body)
+    item = await anext(stream)
+    return await forwarded(call, stream, item)
+
+
+class _Named(msgspec.Struct, frozen=True):
+    model: str | None = None
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
+def _model_of(body: bytes) -> str | None:
+    """Whom a body is for; None where it does not say, or is none."""
+    try:
+        return _named.decode(body).model
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+async def forwarded(call: Call, stream: Stream, first: Item) -> Answer:
+    """A relayed answer of which the first item is there. Raises what the request failed with before it."""
+    head = first.head if isinstance(first, Relayed) else None
+    if head is None:
+        if first.end is not None:
+            note_end(call, first.end)
+            error = failure_of(first.end)
+            if error is not None:
+                raise error
+        raise InternalError("The remote server's answer has no beginning.")
+    assert isinstance(first, Relayed)
+    if call.stream and head.status == 200:
+        return EventStream(_frames(call, stream, first))
+    pieces, end = [first.data], first.end
+    async for item in stream:
+        if isinstance(item, Relayed):
+            pieces.append(item.data)
+        end = item.end
+    if end is not None:
+        note_end(call, end)
+    return Response(head.status, b"".join(pieces), head.content_type, head.headers)
+
+
+async def _frames(call: Call, stream: Stream, first: Relayed) -> AsyncGenerator[bytes, None]:
+    item: Item = first
+    while True:
+        if isinstance(item, Relayed) and item.data:
+            yield item.data
+        if item.end is not None:
+            note_end(call, item.end)
+            error = failure_of(item.end)
+            if error is not None:
+                yield error_frame(call, error)
+            return
+        item = await anext(stream)
+
+
+class Peeked:
+    """A stream whose first item was looked at and is still to be read."""
+
+    __slots__ = ("_first", "_stream", "attach", "close", "pause", "resume")
+
+    def __init__(self, stream: Stream, first: Item) -> None:
+        self._stream = stream
+        self._first: Item | None = first
+        self.attach, self.close, self.pause, self.resume = stream.attach, stream.close, stream.pause, stream.resume
+
+    @property
+    def usage(self) -> Usage:
+        return self._stream.usage
+
+    def __aiter__(self) -> Peeked:
+        return self
+
+    async def __anext__(self) -> Item:
+        first, self._first = self._first, None
+        return first if first is not None else await anext(self._stream)
+
+
+# -- without a task ------------------------------------------------------------------------------
+
+
+class Books(Protocol):
+    """What is done with every call, whichever way it went."""
+
+    def error_response(self, call: Call, error: InferdError) -> Response:
+        """The answer an error makes, noted in the call."""
+        ...
+
+    def close(self, call: Call) -> None:
+        """The call is over: settle and tell."""
+
+
+class Relays:
+    """Takes over the requests that can be forwarded without a task. Made anew with each configuration."""
+
+    __slots__ = ("_books", "_max_body_bytes", "_names", "_origins", "_principal", "_room")
+
+    def __init__(self, room: Room, origins: Origins, principal: Principal | None, books: Books) -> None:
+        self._room = room
+        self._origins = origins
+        self._principal = principal
+        self._books = books
+        self._max_body_bytes = min(room.max_body_bytes, OFF_LOOP_BYTES)
+        self._names = frozenset(
+            name for name in remote_models(room.config) if not room.config.models[name].cache.enabled
+        )
+
+    def forward(self, exchange: Exchange) -> bool:
+        """Serve a request that is as usual; False: it is not, and nothing has happened."""
+        path = _TARGETS.get(exchange.target)
+        if path is None or not self._names or exchange.method != "POST":
+            return False
+        body = exchange.whole_body()
+        if len(body) > self._max_body_bytes or not _is_text(body):
+            return False
+        try:
+            fields = _chat.decode(body) if path == CHAT else _text.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        name = fields.model
+        if name not in self._names:
+            return False
+        call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
+        if call.header(b"idempotency-key") is not None:
+            return False
+        call.route = "/v1" + path
+        call.request_bytes = len(body)
+        answering = _Answering(call, exchange, self._books)
+        try:
+            if self._principal is not None:
+                call.principal = self._principal
+            else:
+                authenticate(self._room.door, call, "infer")
+                self._origins.check_host(call)
+                call.common_headers = self._origins.check_origin(call, closed=False)
+            require_json(call)
+            if not call.principal.may_use(name):
+                return False  # it is not found, in the same words as one that does not exist
+            answering.stream = stream = submit(self._room, call, name, path, fields, body)
+        except InferdError as error:
+            answering.refuse(error)
+            return True
+        except Exception:
+            # A request boundary: a defect ends this request, and no other.
+            _log.exception("request %s failed", call.request_id)
+            answering.refuse(InternalError("The server met an internal error; the log has the details."))
+            return True
+        exchange.take_body()
+        exchange.on_leave = answering.leave
+        exchange.on_room = answering.room
+        stream.attach(answering)
+        return True
+
+
+def _is_text(body: bytes) -> bool:
+    """Proper UTF-8, also where nobody here reads it."""
+    if body.isascii():
+        return True
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class _Answering:
+    """Writes what a stream says straight to the client's connection."""
+
+    __slots__ = ("_books", "_call", "_exchange", "_has_begun", "_is_over", "stream")
+
+    def __init__(self, call: Call, exchange: Exchange, books: Books) -> None:
+        self._call = call
+        self._exchange = exchange
+        self._books = books
+        self._has_begun = False
+        self._is_over = False
+        self.stream: Stream | None = None
+
+    def __call__(self, item: Item) -> None:
+        end, exchange, call = item.end, self._exchange, self._call
+        if isinstance(item, Relayed):
+            data = item.data
+            if item.head is not None:
+                self._begin(item.head, data, is_whole=end is not None)
+            elif data:
+                call.response_bytes += len(data)
+                exchange.write(data)
+            if end is None:
+                if not exchange.is_writable and self.stream is not None:
+                    self.stream.pause()
+                return
+        if end is None:
+            return
+        note_end(call, end)
+        error = failure_of(end)
+        if error is not None and not call.gone:
+            if not self._has_begun:
+                self._answer(self._books.error_response(call, error))
+            elif call.status == 200:
+                frame = error_frame(call, error)
+                call.response_bytes += len(frame)
+                exchange.write(frame)
+        if not exchange.is_over:
+            exchange.finish()
+        self._over()
+
+    def _begin(self, head: RelayHead, data: bytes, *, is_whole: bool) -> None:
+        call, exchange = self._call, self._exchange
+        self._has_begun = True
+        call.status = head.status
+        call.response_bytes += len(data)
+        headers: Headers = (
+            (b"x-request-id", call.request_id.encode("ascii")),
+            *call.common_headers,
+            *head.headers,
+            (b"content-type", head.content_type),
+        )
+        if call.permit is not None:
+            headers += call.permit.headers()
+        if is_whole:
+            call.is_complete = True
+            exchange.answer(head.status, headers, data)
+        else:
+            exchange.begin(head.status, headers + EVENTS_HEADERS, None)
+            if data:
+                exchange.write(data)
+
+    def refuse(self, error: InferdError) -> None:
+        """It came to nothing before anybody was asked."""
+        self._exchange.take_body()
+        self._answer(self._books.error_response(self._call, error))
+        self._over()
+
+    def _answer(self, response: Response) -> None:
+        call = self._call
+        call.status = response.status
+        call.response_bytes += len(response.body)
+        call.is_complete = True
+        headers: Headers = (
+            (b"x-request-id", call.request_id.encode("ascii")),
+            *call.common_headers,
+            *response.headers,
+            (b"content-type", response.content_type),
+        )
+        if call.permit is not None:
+            headers += call.permit.headers()
+        self._exchange.answer(response.status, headers, response.body)
+
+    def leave(self) -> None:
+        """The client is gone: so is the request; its end says what it cost."""
+        self._call.gone = True
+        if self.stream is not None:
+            self.stream.close()
+
+    def room(self, is_writable: bool) -> None:
+        if self.stream is not None:
+            if is_writable:
+                self.stream.resume()
+            else:
+                self.stream.pause()
+
+    def _over(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._books.close(self._call)
