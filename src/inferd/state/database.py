@@ -74,23 +74,31 @@ def open_database(url: str | None, folder: Path) -> Database:
     Raises ConfigError for what waiting does not mend: an address that makes no sense, a file that
     is no database or cannot be written, a schema newer than this build; StateUnavailable for the rest.
     """
-    scheme, _, rest = (url or "").partition("://")
-    if scheme in ("postgresql", "postgres"):
-        from inferd.state.postgres import PostgresDatabase
+    path = sqlite_path(url, folder)
+    if path is not None:
+        from inferd.state.sqlite import SqliteDatabase
 
-        assert url is not None
-        return PostgresDatabase(url)
-    from inferd.state.sqlite import SqliteDatabase
+        return SqliteDatabase(path)
+    from inferd.state.postgres import PostgresDatabase
 
+    assert url is not None
+    return PostgresDatabase(url)
+
+
+def sqlite_path(url: str | None, folder: Path) -> Path | None:
+    """The file of a SQLite database; None for PostgreSQL. Raises ConfigError."""
     if url is None:
-        return SqliteDatabase(folder / "state.db")
+        return folder / "state.db"
+    scheme, _, rest = url.partition("://")
+    if scheme in ("postgresql", "postgres"):
+        return None
     if scheme != "sqlite" or not rest.startswith("/"):
         raise ConfigError(
             "state.url is neither sqlite:///path nor postgresql://user@host/database; write one of these.",
             param="state.url",
         )
     # sqlite:///var/x.db and, as SQLAlchemy writes it, sqlite:////var/x.db are both /var/x.db.
-    return SqliteDatabase(Path("/" + rest.lstrip("/")))
+    return Path("/" + rest.lstrip("/"))
 
 
 def schema_version(transaction: Transaction, exists: bool) -> int:

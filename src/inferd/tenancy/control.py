@@ -7,14 +7,19 @@ event loop what it may ask. The request path never waits for any of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from inferd import clock
 from inferd.config import Config
+from inferd.errors import StateUnavailable
 from inferd.events import Emit, ignore
-from inferd.state.database import Database, open_database
+from inferd.state.database import Database, open_database, sqlite_path
 from inferd.state.folder import data_folder, make_folder
+from inferd.state.presence import BEAT_S, LockedPresence
 from inferd.state.thread import StateThread
 from inferd.tenancy.door import KeyDoor, check_exposure, limits_of
 from inferd.tenancy.idempotency import IdempotencyStore
@@ -29,6 +34,7 @@ from inferd.tenancy.keys import (
     revoke_key,
     rotate_key,
 )
+from inferd.tenancy.leases import Leases
 from inferd.tenancy.limiter import Limiter
 from inferd.tenancy.principal import Principal
 from inferd.tenancy.usage import COLUMNS, Column, UsageJournal, UsageRow, forget_before, read_usage
@@ -37,6 +43,8 @@ REFRESH_S: Final = 0.25
 """How often changes of keys are looked for. One number is read; a notification of PostgreSQL's would need a
 second connection and could be lost with it, and is no faster than anybody notices."""
 
+EXCHANGE_S: Final = 0.25
+SETTLE_S: Final = 2.0
 ENTER_S: Final = 1.0
 HOURLY_S: Final = 3600.0
 
@@ -48,11 +56,13 @@ class Control:
         self._config = config
         self._folder = data_folder(config.state)
         self._ring = KeyRing(config.tenants)
-        self._limiter = Limiter(is_whole=True)
+        self._limiter = Limiter()
         self._journal = UsageJournal(self._folder, config.state.url)
+        self._presence = LockedPresence(self._lock_folder())
+        self._leases = Leases(self._limiter, self._presence)
         self._thread = StateThread(self._connect)
         self.door = KeyDoor(self._ring, self._limiter, self._journal, config, emit)
-        self.idempotency = IdempotencyStore(config.state.idempotency_ttl_s)
+        self.idempotency = IdempotencyStore(config.state.idempotency_ttl_s, self._thread, self._presence)
 
     async def start(self) -> None:
         """Open the database and read what the door must know; then keep both current.
@@ -62,14 +72,20 @@ class Control:
         """
         database = await asyncio.to_thread(self._open)
         self._thread.every(REFRESH_S, self._refresh)
+        self._thread.every(EXCHANGE_S, self._leases.exchange)
+        self._thread.every(BEAT_S, self._presence.beat)
         self._thread.every(ENTER_S, self._journal.enter)
         self._thread.every(HOURLY_S, self._forget)
+        self._thread.every(HOURLY_S, self.idempotency.purge)
         self._thread.at_end(self._journal.close)
+        self._thread.at_end(self._leases.release)
+        self._thread.at_end(self._presence.leave)
         self._thread.start(database)
 
     async def close(self) -> None:
         """Enter the usage, give back what is leased, close the database. Within bounded time."""
         await asyncio.to_thread(self._thread.close)
+        self._presence.unlock()
 
     def apply(self, config: Config) -> None:
         """Tenants of a configuration that was read again. The database, and who needs keys, stay as they are."""
@@ -140,25 +156,58 @@ class Control:
         make_folder(self._folder)
         database = open_database(self._config.state.url, self._folder)
         try:
+            self._presence.enter(database)
             self._refresh(database)
             check_exposure(self._config.server, self._ring.num_usable(clock.wall()))
             self._journal.recover(database)
             self._journal.prepare()
+            self._settle(database)
         except BaseException:
-            database.close()
+            self._leave(database)
             raise
         return database
 
+    def _lock_folder(self) -> Path:
+        """One that all users of a local database share; for another one this machine's own."""
+        path = sqlite_path(self._config.state.url, self._folder)
+        return self._folder / "run" if path is None else path.with_name(path.name + "-users")
+
+    def _settle(self, database: Database) -> None:
+        """Let the other servers give this one its share before the first request; not for long."""
+        deadline = clock.now() + SETTLE_S
+        while not self._leases.is_settled and clock.now() < deadline:
+            time.sleep(EXCHANGE_S / 4)
+            self._leases.exchange(database)
+
+    def _leave(self, database: Database) -> None:
+        """After a start that failed."""
+        with contextlib.suppress(StateUnavailable):
+            self._journal.close(database)
+            self._leases.release(database)
+            self._presence.leave(database)
+        self._presence.unlock()
+        database.close()
+
     def _connect(self) -> Database:
+        """After an outage: whatever the database says now holds."""
         database = open_database(self._config.state.url, self._folder)
+        try:
+            self._presence.enter(database)
+        except BaseException:
+            database.close()
+            raise
         self._ring.reread()
+        self._leases.reread()
         return database
 
     def _refresh(self, database: Database) -> None:
-        self._ring.refresh(database, self._limit)
+        def limit(holders: Sequence[Holder]) -> None:
+            self._limiter.configure(limits_of(holders, self._config, clock.wall()), clock.now())
+            # A revocation must not wait for the leases of others; they are tried again soon.
+            with contextlib.suppress(StateUnavailable):
+                self._leases.exchange(database)
 
-    def _limit(self, holders: Sequence[Holder]) -> None:
-        self._limiter.configure(limits_of(holders, self._config, clock.wall()), clock.now())
+        self._ring.refresh(database, limit)
 
     def _forget(self, database: Database) -> None:
         days = self._config.state.usage_retention_days

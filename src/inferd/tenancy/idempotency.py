@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections import OrderedDict
 from typing import Final
 
 import msgspec
 
 from inferd import clock
-from inferd.errors import IdempotencyConflict
+from inferd.errors import IdempotencyConflict, StateUnavailable
+from inferd.state.database import Database, Transaction
+from inferd.state.presence import Presence
+from inferd.state.thread import StateThread
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 """A larger answer is not kept: the same key runs again."""
 
 MAX_MEMORY_BYTES: Final = 16 * 1024 * 1024
 MAX_KEY_CHARS: Final = 255
+MAX_TENANT_BYTES: Final = 64 * 1024 * 1024
+KEEP_WAIT_S: Final = 2.0
 WAIT_S: Final = 600.0
 """Longest time a duplicate waits for the first before it is told to come back."""
+
+
+_SQL_ANSWER: Final = "SELECT digest, gateway, status, content_type, body, expires_at FROM answers WHERE name = ?"
+
+_log = logging.getLogger("inferd.idempotency")
 
 
 class StoredAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -33,47 +44,75 @@ class StoredAnswer(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
 
 
+class _Row(msgspec.Struct, frozen=True, array_like=True):
+    digest: bytes
+    gateway: str  # who works on it; empty: there is an answer
+    status: int
+    content_type: bytes
+    body: bytes
+    expires_at: float
+
+
 class Claim:
     """The right to execute. Ends in exactly one of ``finish`` and ``abandon``; later calls do nothing."""
 
-    __slots__ = ("_done", "_name", "_store", "digest")
+    __slots__ = ("_ended", "_store", "digest", "name", "tenant")
 
-    def __init__(self, store: IdempotencyStore, name: bytes, digest: bytes) -> None:
+    def __init__(self, store: IdempotencyStore, name: bytes, tenant: str, digest: bytes) -> None:
         self._store = store
-        self._name = name
-        self._done = asyncio.Event()
+        self._ended = asyncio.Event()
+        self.name = name
+        self.tenant = tenant
         self.digest = digest
 
     async def finish(self, answer: StoredAnswer) -> None:
-        """Keep the answer. Await it before the answer's last byte is sent: what the client has then
-        seen complete is replayed even after a crash. Bounded wait; never raises."""
-        if not self._done.is_set():
-            await self._store.keep(self._name, self.digest, answer)
-            self._end()
+        """Keep the answer. Await it before the answer's last byte is sent: what a client has seen complete
+        is then repeated even after a crash. Waits ``KEEP_WAIT_S`` at most, and never raises."""
+        if not self._ended.is_set():
+            try:
+                await self._store.keep(self, answer)
+            finally:
+                self.withdraw()
 
     def abandon(self) -> None:
         """The execution failed, or its answer is not to be repeated: the next one with this key runs."""
-        if not self._done.is_set():
-            self._end()
+        if not self._ended.is_set():
+            self._store.drop(self)
+            self.withdraw()
 
-    def _end(self) -> None:
-        self._store.release(self._name, self)
-        self._done.set()
+    def withdraw(self) -> None:
+        """Let those who wait look again."""
+        self._store.release(self)
+        self._ended.set()
 
     async def ended(self, timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
-                await self._done.wait()
+                await self._ended.wait()
         except TimeoutError:
             return False
         return True
 
 
 class IdempotencyStore:
-    """Claims in progress and finished answers, by tenant and key."""
+    """Claims in progress and finished answers, by tenant and key.
 
-    def __init__(self, ttl_s: float, *, wait_s: float = WAIT_S, max_bytes: int = MAX_MEMORY_BYTES) -> None:
+    ``state`` None: in memory alone. What survives a crash: an answer whose ``finish`` returned. What was
+    still running is fresh again, wherever it is asked for next. While the database is away, memory alone decides.
+    """
+
+    def __init__(
+        self,
+        ttl_s: float,
+        state: StateThread | None = None,
+        presence: Presence | None = None,
+        *,
+        wait_s: float = WAIT_S,
+        max_bytes: int = MAX_MEMORY_BYTES,
+    ) -> None:
         self._ttl_s = ttl_s
+        self._state = state
+        self._presence = presence
         self._wait_s = wait_s
         self._max_bytes = max_bytes
         self._num_bytes = 0
@@ -100,16 +139,91 @@ class IdempotencyStore:
             if kept is not None:
                 _check(kept[0], digest)
                 return kept[1]
-            claim = self._claims[name] = Claim(self, name, digest)
-            return claim
+            claim = self._claims[name] = Claim(self, name, tenant, digest)
+            try:
+                answer = await self._look_up(claim)
+            except BaseException:
+                claim.withdraw()
+                raise
+            if answer is None:
+                return claim
+            claim.withdraw()
+            return answer
 
-    async def keep(self, name: bytes, digest: bytes, answer: StoredAnswer) -> None:
-        if len(answer.body) <= MAX_ANSWER_BYTES:
-            self._remember(name, digest, answer, clock.now() + self._ttl_s)
+    async def keep(self, claim: Claim, answer: StoredAnswer) -> None:
+        """Remember an answer, and have it in the database before returning, if that answers in time."""
+        if len(answer.body) > MAX_ANSWER_BYTES:
+            self.drop(claim)
+            return
+        expires_at = clock.wall() + self._ttl_s
+        self._remember(claim.name, claim.digest, answer, clock.now() + self._ttl_s)
+        if self._state is None:
+            return
 
-    def release(self, name: bytes, claim: Claim) -> None:
-        if self._claims.get(name) is claim:
-            del self._claims[name]
+        def job(database: Database) -> None:
+            with database.transaction() as transaction:
+                _write(transaction, claim, "", answer, expires_at)
+                _bound(transaction, claim.tenant)
+
+        try:
+            await self._state.call(job, wait_s=KEEP_WAIT_S)
+        except StateUnavailable as error:
+            _log.error("an answer was not kept for its Idempotency-Key beyond this process: %s", error.message)
+
+    def drop(self, claim: Claim) -> None:
+        """Nothing is kept: let others have the key."""
+        if self._state is None or self._presence is None:
+            return
+        me = self._presence.id
+
+        def job(database: Database) -> None:
+            with database.transaction(durable=False) as transaction:
+                transaction.execute("DELETE FROM answers WHERE name = ? AND gateway = ?", (claim.name, me))
+
+        self._state.submit(job)
+
+    def release(self, claim: Claim) -> None:
+        if self._claims.get(claim.name) is claim:
+            del self._claims[claim.name]
+
+    def purge(self, database: Database) -> None:
+        """Remove what is over. Runs in the database's thread."""
+        with database.transaction(durable=False) as transaction:
+            transaction.execute("DELETE FROM answers WHERE expires_at <= ?", (clock.wall(),))
+
+    async def _look_up(self, claim: Claim) -> StoredAnswer | None:
+        """What the database says of a key; None: the claim is ours, and written there."""
+        if self._state is None or self._presence is None:
+            return None
+        presence, wall = self._presence, clock.wall()
+
+        def job(database: Database) -> _Row | None:
+            with database.transaction(durable=False) as transaction:
+                transaction.lock()
+                found = transaction.rows(_SQL_ANSWER, (claim.name,))
+                row = msgspec.convert(found[0], _Row) if found else None
+                if row is not None and row.expires_at > wall:
+                    is_ours_to_redo = row.gateway == presence.id or (
+                        row.gateway and row.gateway not in presence.look(transaction).living
+                    )
+                    if not is_ours_to_redo:
+                        return row
+                _write(transaction, claim, presence.id, StoredAnswer(0, b"", b""), wall + self._ttl_s)
+            return None
+
+        try:
+            row = await self._state.call(job)
+        except StateUnavailable as error:
+            _log.error("an Idempotency-Key was looked for in this process alone: %s", error.message)
+            return None
+        if row is None:
+            return None
+        _check(row.digest, claim.digest)
+        if row.gateway:
+            raise _in_progress()
+        answer = StoredAnswer(row.status, row.content_type, row.body)
+        self._remember(claim.name, row.digest, answer, clock.now() + row.expires_at - wall)
+        return answer
 
     def _recall(self, name: bytes) -> tuple[bytes, StoredAnswer] | None:
         kept = self._answers.get(name)
@@ -133,6 +247,38 @@ class IdempotencyStore:
         kept = self._answers.pop(name, None)
         if kept is not None:
             self._num_bytes -= len(kept[1].body)
+
+
+def _write(transaction: Transaction, claim: Claim, gateway: str, answer: StoredAnswer, expires_at: float) -> None:
+    transaction.execute(
+        "INSERT INTO answers (name, tenant, digest, gateway, status, content_type, body, expires_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET tenant = excluded.tenant, "
+        "digest = excluded.digest, gateway = excluded.gateway, status = excluded.status, "
+        "content_type = excluded.content_type, body = excluded.body, expires_at = excluded.expires_at",
+        (
+            claim.name,
+            claim.tenant,
+            claim.digest,
+            gateway,
+            answer.status,
+            answer.content_type,
+            answer.body,
+            expires_at,
+        ),
+    )
+
+
+def _bound(transaction: Transaction, tenant: str) -> None:
+    """Keep a tenant's answers within its bytes: the oldest go first, and never another tenant's."""
+    rows = transaction.rows(
+        "SELECT name, length(body) FROM answers WHERE tenant = ? AND gateway = '' ORDER BY expires_at DESC", (tenant,)
+    )
+    total = 0
+    for row in rows:
+        name, num_bytes = msgspec.convert(row, tuple[bytes, int])
+        total += num_bytes
+        if total > MAX_TENANT_BYTES:
+            transaction.execute("DELETE FROM answers WHERE name = ?", (name,))
 
 
 def _name(tenant: str, key: str) -> bytes:

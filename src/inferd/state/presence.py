@@ -1,0 +1,116 @@
+"""Which servers use a database now: this one says so, and tells who is gone.
+
+A server on this machine holds a file's lock for as long as its process lives, so its death is known at once and for
+certain. Of one on another machine only its beats in the database tell, so it counts as alive for ``TERM_S``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from inferd.state.database import Database, Transaction
+
+BEAT_S: Final = 2.0
+TERM_S: Final = 30.0
+
+
+class Present(NamedTuple):
+    living: frozenset[str]  # with this one
+    dead: frozenset[str]
+
+
+class Presence(Protocol):
+    @property
+    def id(self) -> str: ...
+    def look(self, transaction: Transaction) -> Present:
+        """Who uses the database, from its table of gateways."""
+        ...
+
+    def sweep(self, dead: frozenset[str]) -> None:
+        """What the dead left outside the database can go."""
+
+
+class LockedPresence:
+    """This process, in the table of gateways and in a folder of locked files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.id = secrets.token_hex(8)
+        self._folder = folder
+        self._file: int | None = None
+        self._everyone_is_here = False
+
+    def enter(self, database: Database) -> None:
+        """Lock a file and write a row. ``folder`` is the same for every user of a local database.
+        Raises OSError, StateUnavailable."""
+        self._everyone_is_here = database.is_local()
+        if self._file is None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = os.open(self._path(self.id), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with database.transaction(durable=False) as transaction:
+            self._write(transaction)
+
+    def beat(self, database: Database) -> None:
+        """Be seen. On one machine the lock says it all, and nothing is written."""
+        if not self._everyone_is_here:
+            with database.transaction(durable=False) as transaction:
+                self._write(transaction)
+
+    def leave(self, database: Database) -> None:
+        with database.transaction(durable=False) as transaction:
+            transaction.execute("DELETE FROM gateways WHERE id = ?", (self.id,))
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Remove the file, whether or not the row could be."""
+        if self._file is not None:
+            self._path(self.id).unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
+    def look(self, transaction: Transaction) -> Present:
+        living: set[str] = {self.id}
+        dead: set[str] = set()
+        rows = transaction.rows("SELECT id, host, seen_at FROM gateways")
+        now = transaction.now().seconds if len(rows) > 1 else 0.0
+        for row in rows:
+            gateway, _, seen_at = msgspec.convert(row, tuple[str, str, float])
+            if gateway != self.id:
+                (living if self._is_alive(gateway, now - seen_at) else dead).add(gateway)
+        return Present(frozenset(living), frozenset(dead))
+
+    def _is_alive(self, gateway: str, silent_s: float) -> bool:
+        try:
+            file = os.open(self._path(gateway), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return not self._everyone_is_here and silent_s < TERM_S
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(file)
+        return False
+
+    def sweep(self, dead: frozenset[str]) -> None:
+        """Remove the files of servers that are gone."""
+        for gateway in dead:
+            with contextlib.suppress(OSError):
+                self._path(gateway).unlink()
+
+    def _write(self, transaction: Transaction) -> None:
+        transaction.execute(
+            "INSERT INTO gateways (id, host, seen_at) VALUES (?, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at",
+            (self.id, os.uname().nodename, transaction.now().seconds),
+        )
+
+    def _path(self, gateway: str) -> Path:
+        return self._folder / f"{gateway}.gateway"
