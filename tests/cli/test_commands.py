@@ -117,7 +117,7 @@ def test_config_commands_show_check_and_describe(tmp_path: Path) -> None:
     path.write_text("models: {chat: {source: demo}}\n")
     shown = CliRunner().invoke(cli, ["config", "show", str(path)])
     assert yaml.safe_load(shown.output)["models"]["chat"]["scheduler"]["max_num_seqs"] == 64
-    assert "is good: chat" in CliRunner().invoke(cli, ["config", "check", str(path)]).output
+    assert "is good" in CliRunner().invoke(cli, ["config", "check", str(path)]).output
     path.write_text("model: {}\n")
     assert main(["config", "check", str(path)]) == 1
 

@@ -246,8 +246,6 @@ def _print(report: Report) -> None:
         )
         table.add_row(*row, *spreads)
     out = console()
-    if not out.is_terminal:
-        out.width = 160
     out.print(table)
     for run in report.runs:
         for sentence, count in run.errors.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from inferd.config import Config, load_config
+from inferd.config import load_config
 
 
 @click.group("config")
@@ -17,7 +17,6 @@ def command() -> None:
 
     \b
     Examples:
-      inferd config check inferd.yaml
       inferd config show inferd.yaml
       inferd config schema > inferd.schema.json
     """
@@ -40,16 +39,18 @@ def show(file: Path | None) -> None:
 
 @command.command("check")
 @click.argument("file", type=click.Path(path_type=Path))
-def check(file: Path) -> None:
-    """Say everything that is wrong with FILE, or that nothing is; exit code 1 or 0.
+@click.pass_context
+def check(context: click.Context, file: Path) -> int:
+    """The same as inferd check FILE.
 
     \b
     Example:
       inferd config check inferd.yaml
     """
-    config: Config = load_config(file, os.environ, {})
-    names = ", ".join(config.models) or "no models"
-    click.echo(f"{file} is good: {names}, port {config.server.port}.")
+    from inferd.cli.check import command as check_command
+
+    code: int = context.invoke(check_command, file=file)
+    return code
 
 
 @command.command("schema")

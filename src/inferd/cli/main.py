@@ -16,7 +16,20 @@ from inferd.cli.terminal import fail, is_debug
 from inferd.errors import InferdError
 
 # name -> module under inferd.cli; each has a click command called ``command``.
-COMMANDS = ("serve", "chat", "generate", "bench", "models", "keys", "config", "version")
+COMMANDS = (
+    "serve",
+    "check",
+    "status",
+    "reload",
+    "drain",
+    "models",
+    "keys",
+    "chat",
+    "generate",
+    "bench",
+    "config",
+    "version",
+)
 
 OVERVIEW = """One inference server for every model.
 
@@ -25,13 +38,15 @@ Start here:
   inferd serve                      serve the bundled chat model on port 8000
   inferd serve Qwen/Qwen3-0.6B      serve a model of the Hugging Face Hub
   inferd serve ./my-model           serve a folder
-  inferd serve inferd.yaml          serve what a config file says
+  inferd check inferd.yaml          what is wrong with a config file, and what it takes
+  inferd serve inferd.yaml          serve what it says, and follow its changes
+  inferd status                     how the server is doing
   inferd chat                       talk to it
   inferd generate "Once upon"       one answer, then back to the shell
 
 \b
 Settings come from a file < the environment (INFERD_SERVER__PORT=9000) < flags;
-'inferd config show' prints the result and 'inferd config check' explains mistakes.
+'inferd config show' prints the result and 'inferd check' explains mistakes.
 """
 
 

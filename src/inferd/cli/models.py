@@ -1,18 +1,32 @@
-"""``inferd models``: what can be served."""
+"""``inferd models``: what can be served, and the models of a server that runs."""
 
 from __future__ import annotations
 
 import click
+import msgspec
+
+from inferd.cli.control import Server, model_path, server_options, working
+from inferd.cli.terminal import bytes_text, console
 
 
-@click.command("models")
-def command() -> None:
-    """List the bundled models and the model families that can be served.
+@click.group("models", invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context) -> None:
+    """List the models that can be served; with a command, see and change those of a server that runs.
 
     \b
-    Example:
+    Examples:
       inferd models
+      inferd models list
+      inferd models load chat
+      inferd models unload chat
+      inferd models restart chat --port 8001
     """
+    if context.invoked_subcommand is None:
+        _servable()
+
+
+def _servable() -> None:
     from inferd import models
     from inferd.engine.model.architecture import supported_architectures
 
@@ -24,3 +38,78 @@ def command() -> None:
     click.echo("\nArchitectures (inferd serve FOLDER, or a Hugging Face Hub id):")
     for architecture in supported_architectures():
         click.echo(f"  {architecture}")
+    click.echo("\nThe models of a server that runs: inferd models list")
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print what the server said, for programs.")
+@server_options
+def list_models(server: Server, as_json: bool) -> None:
+    """Show the models of a server, with their states, queues and memory.
+
+    \b
+    Example:
+      inferd models list
+    """
+    from inferd.cli.status import models_table
+    from inferd.gateway.control import ServerReport
+
+    report = server.get("/admin/status", ServerReport)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(report.models), indent=2))
+    else:
+        console().print(models_table(report.models))
+
+
+@command.command("load")
+@click.argument("name")
+@server_options
+def load(server: Server, name: str) -> None:
+    """Load the model NAME and wait until it is ready.
+
+    \b
+    Example:
+      inferd models load chat
+    """
+    from inferd.gateway.control import ModelReport
+
+    with working(f"Loading {name}"):
+        report = server.post(model_path(name, "load"), ModelReport)
+    held = f", {bytes_text(report.memory_bytes)}" if report.memory_bytes else ""
+    click.echo(f"{name} is {report.state}: {report.replicas_ready} of {len(report.replicas)} replicas{held}.")
+
+
+@command.command("unload")
+@click.argument("name")
+@server_options
+def unload(server: Server, name: str) -> None:
+    """Unload the model NAME once its requests have ended, and say what memory came back.
+
+    It is loaded again by inferd models load, or by the next request when it is an on-demand model.
+
+    \b
+    Example:
+      inferd models unload chat
+    """
+    from inferd.gateway.control import UnloadReport
+
+    with working(f"Unloading {name}"):
+        report = server.post(model_path(name, "unload"), UnloadReport)
+    click.echo(f"{name} is unloaded; {bytes_text(report.freed_bytes)} came back.")
+
+
+@command.command("restart")
+@click.argument("name")
+@server_options
+def restart(server: Server, name: str) -> None:
+    """Replace the replicas of the model NAME one by one, without a dropped request.
+
+    \b
+    Example:
+      inferd models restart chat
+    """
+    from inferd.gateway.control import ModelReport
+
+    with working(f"Replacing the replicas of {name}"):
+        report = server.post(model_path(name, "restart"), ModelReport)
+    click.echo(f"{name} is {report.state}: {report.replicas_ready} of {len(report.replicas)} replicas are new.")

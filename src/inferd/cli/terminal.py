@@ -48,7 +48,10 @@ def console(*, stderr: bool = False) -> Console:
     """A rich console that writes plain text where nobody looks at it live."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    made = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    if not made.is_terminal:
+        made.width = 160  # tables for files and pipes are as wide as they need to be
+    return made
 
 
 def is_live() -> bool:

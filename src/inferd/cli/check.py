@@ -1,0 +1,236 @@
+"""``inferd check``: everything that is wrong with a configuration, and what serving it will take."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+
+from inferd.cli.terminal import bytes_text, console, fail, warn
+from inferd.config import Config, RemoteConfig, load_config, stray_variables
+from inferd.errors import ConfigError, InferdError
+from inferd.planning.memory import MemoryEstimate, Plan, plan_config
+from inferd.tenancy.door import is_loopback
+
+_NOT_CLEAR: Final = "http to another host: the API key and every request travel unencrypted; use https."
+
+
+class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One remote server of a model. ``answers``: None where it was not probed."""
+
+    model: str
+    url: str
+    fallback: bool
+    answers: bool | None = None
+    detail: str = ""
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``--json`` prints. Sizes in bytes."""
+
+    ok: bool
+    file: str
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    address: str = ""
+    access: str = ""
+    plan: Plan | None = None
+    remotes: tuple[RemoteReport, ...] = ()
+
+
+@click.command("check")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--probe", is_flag=True, help="Ask the remote servers whether they answer.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings for programs.")
+def command(file: Path, probe: bool, as_json: bool) -> int:
+    """Say everything that is wrong with FILE, and what serving it would take: memory, address, access.
+
+    Loads nothing and changes nothing. The plan is the engine's own arithmetic: weights, KV cache,
+    headroom and how many requests fit at the same time.
+
+    \b
+    Examples:
+      inferd check inferd.yaml
+      inferd check inferd.yaml --probe
+      inferd check inferd.yaml --json | jq .plan.startup_bytes
+
+    Exit code 0 when it can be served here, 1 when not.
+    """
+    report = examine(file, probe=probe)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    else:
+        show(report)
+    return 0 if report.ok else 1
+
+
+def examine(file: Path, *, probe: bool) -> CheckReport:
+    """The findings. Raises nothing: what is wrong is in them."""
+    warnings = stray_variables(os.environ)
+    try:
+        config = load_config(file, os.environ, {})
+    except ConfigError as error:
+        return CheckReport(ok=False, file=str(file), problems=_lines(error), warnings=tuple(warnings))
+    problems: list[str] = []
+    plan = None
+    if not config.models:
+        problems.append("models: the configuration names no model; add one, for example  chat: {source: demo}.")
+    else:
+        try:
+            plan = plan_config(config)
+            problems += plan.problems
+        except InferdError as error:
+            problems += _lines(error)
+    remotes = tuple(
+        _remote(name, upstream, probe=probe) for name, model in config.models.items() for upstream in model.upstreams
+    )
+    problems += [f"models.{one.model}: {one.url} {one.detail}" for one in remotes if one.answers is False]
+    warnings += [
+        f"models.{name}: {upstream.url} is {_NOT_CLEAR}"
+        for name, model in config.models.items()
+        for upstream in model.upstreams
+        if _is_in_the_clear(upstream)
+    ]
+    return CheckReport(
+        ok=not problems,
+        file=str(file),
+        problems=tuple(problems),
+        warnings=tuple(warnings),
+        address=f"{config.server.host}:{config.server.port}",
+        access=access(config),
+        plan=plan,
+        remotes=remotes,
+    )
+
+
+def _lines(error: InferdError) -> tuple[str, ...]:
+    head, *rest = error.message.split("\n  - ")
+    return tuple(rest) if rest else (head,)
+
+
+def access(config: Config) -> str:
+    """Who may use a server of this configuration, in a sentence."""
+    server = config.server
+    reach = "this machine alone" if is_loopback(server.host) else "whoever reaches it"
+    match server.auth:
+        case "off":
+            return f"no API keys: {reach} may use it"
+        case "required":
+            return f"API keys for everybody; {reach} may connect"
+        case _ if is_loopback(server.host):
+            return "this machine alone may connect; API keys are needed as soon as one exists"
+        case _:
+            return "API keys for everybody; it does not start before one exists (inferd keys create --tenant NAME)"
+
+
+def _is_in_the_clear(remote: RemoteConfig) -> bool:
+    has_key = remote.api_key_env is not None or remote.api_key_file is not None
+    return has_key and remote.url.startswith("http://") and not is_loopback(urlsplit(remote.url).hostname or "")
+
+
+def _remote(model: str, remote: RemoteConfig, *, probe: bool) -> RemoteReport:
+    answers, detail = _probe(remote) if probe else (None, "")
+    return RemoteReport(model=model, url=remote.url, fallback=remote.fallback, answers=answers, detail=detail)
+
+
+def _probe(remote: RemoteConfig) -> tuple[bool, str]:
+    """Whether the server answers and takes the key: it is asked for its models, which costs nothing."""
+    parts = urlsplit(remote.url)
+    host, path = parts.hostname or "", f"{parts.path.rstrip('/')}/models"
+    headers = {"accept": "application/json"}
+    try:
+        key = _key(remote)
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            trust = ssl.create_default_context(cafile=remote.ca_file)
+            connection = http.client.HTTPSConnection(host, parts.port, timeout=remote.connect_timeout_s, context=trust)
+        else:
+            connection = http.client.HTTPConnection(host, parts.port, timeout=remote.connect_timeout_s)
+        try:
+            connection.request("GET", path, headers=headers)
+            status = connection.getresponse().status
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return False, f"does not answer: {getattr(error, 'strerror', None) or error or type(error).__name__}"
+    if status in (401, 403):
+        return False, f"refuses the API key (status {status})"
+    if status >= 500:
+        return False, f"is not well (status {status})"
+    return True, "answers" if status < 400 else f"answers (and has no list of models: status {status})"
+
+
+def _key(remote: RemoteConfig) -> str:
+    if remote.api_key_file is not None:
+        return Path(remote.api_key_file).expanduser().read_text(encoding="utf-8").strip()
+    return os.environ.get(remote.api_key_env, "").strip() if remote.api_key_env is not None else ""
+
+
+# -- for people ----------------------------------------------------------------------------------
+
+
+def show(report: CheckReport) -> None:
+    """The plan on stdout, what is wrong on stderr."""
+    for sentence in report.warnings:
+        warn(sentence)
+    out = console()
+    plan = report.plan
+    if plan is not None and plan.models:
+        _show_plan(plan.models)
+        demanded = (
+            "" if plan.all_bytes == plan.startup_bytes else f", {bytes_text(plan.all_bytes)} with those on demand"
+        )
+        out.print(
+            f"At the start {bytes_text(plan.startup_bytes)}{demanded}; there are {bytes_text(plan.budget_bytes)}.",
+            markup=False,
+        )
+    if plan is not None and plan.unknown:
+        local = [name for name in plan.unknown if name not in {remote.model for remote in report.remotes}]
+        if local:
+            out.print(f"Not downloaded yet, so not planned: {', '.join(local)}.", markup=False)
+    for remote in report.remotes:
+        place = f"{remote.model} at {remote.url}" + (" (fallback)" if remote.fallback else "")
+        out.print(
+            f"Remote: {place}{': ' + remote.detail if remote.detail else ', not asked (--probe asks)'}.", markup=False
+        )
+    if report.address:
+        out.print(f"Listens on {report.address}: {report.access}.", markup=False)
+    if report.ok:
+        out.print(f"[green]{report.file} is good.[/]", markup=True)
+    elif len(report.problems) == 1:
+        fail(report.problems[0])
+    else:
+        fail(f"{len(report.problems)} problems in {report.file}:\n  - " + "\n  - ".join(report.problems))
+
+
+def _show_plan(models: Sequence[MemoryEstimate]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model", overflow="ellipsis", no_wrap=True, min_width=12)
+    for heading in ("weights", "KV cache", "process", "replicas", "together"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("at once, by length")
+    for model in models:
+        lengths = {model.max_model_len: model.max_concurrency, model.typical_len: model.typical_concurrency}
+        table.add_row(
+            Text(model.name),
+            bytes_text(model.weights_bytes),
+            bytes_text(model.kv_bytes),
+            bytes_text(model.headroom_bytes),
+            str(model.replicas),
+            bytes_text(model.total_bytes * model.replicas),
+            ", ".join(f"{count * model.replicas} x {length:,}" for length, count in lengths.items()),
+        )
+    console().print(table)

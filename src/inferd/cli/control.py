@@ -1,0 +1,219 @@
+"""Finding a server that runs, and asking it: through its control socket on this machine, or its URL with an admin key.
+
+Knows the admin API's paths and words from ``inferd.gateway.control``. What is shown of the answers is
+each command's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import quote, urlsplit
+
+import click
+import msgspec
+
+from inferd.app.control_socket import NoControlSocketError, connect
+from inferd.config import ServerConfig, StateConfig, load_config, read_yaml
+from inferd.errors import ConfigError, InferdError, InvalidRequest, Unauthenticated, Unavailable
+from inferd.state.folder import data_folder
+
+ANSWER_S: Final = 10.0
+WORK_S: Final = 3600.0  # loading, unloading, downloading on the way
+_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+
+Decorated = TypeVar("Decorated", bound=Callable[..., object])
+Shape = TypeVar("Shape")
+
+
+class Server:
+    """A server that runs. ``name`` is how people know it; ``open`` makes a connection to it."""
+
+    def __init__(
+        self, name: str, open_: Callable[[float], http.client.HTTPConnection], headers: dict[str, str]
+    ) -> None:
+        self.name = name
+        self._open = open_
+        self._headers = headers
+
+    def get(self, path: str, shape: type[Shape]) -> Shape:
+        """Raises InferdError with what the server said, or that it does not answer."""
+        return _decoded(self._ask("GET", path, ANSWER_S), shape)
+
+    def post(self, path: str, shape: type[Shape], *, accept: tuple[int, ...] = (), timeout_s: float = WORK_S) -> Shape:
+        """``accept``: statuses beside success whose bodies have the shape as well."""
+        return _decoded(self._ask("POST", path, timeout_s, accept), shape)
+
+    def _ask(self, method: str, path: str, timeout_s: float, accept: tuple[int, ...] = ()) -> bytes:
+        try:
+            with contextlib.closing(self._open(timeout_s)) as connection:
+                connection.request(method, path, headers=self._headers)
+                answer = connection.getresponse()
+                body = answer.read(_MAX_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException, NoControlSocketError) as error:
+            said = str(error) or type(error).__name__
+            raise Unavailable(f"The server {self.name} does not answer: {said}.", code="no_server") from None
+        if answer.status < 300 or answer.status in accept:
+            return body
+        raise _refusal(self.name, answer.status, body)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def connect(self) -> None:
+        self.sock = connect(self._path, self._timeout_s)
+
+
+def _decoded(body: bytes, shape: type[Shape]) -> Shape:
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except msgspec.DecodeError as error:
+        raise Unavailable(f"The server answered with something else than was asked for ({error}).") from None
+
+
+def _refusal(name: str, status: int, body: bytes) -> InferdError:
+    try:
+        message = str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"The server {name} answered with status {status}."
+    if status in (401, 403):
+        return Unauthenticated(f"{message} Give an admin key with --key, or in INFERD_API_KEY.")
+    return InvalidRequest(message) if status < 500 else Unavailable(message)
+
+
+# -- finding -----------------------------------------------------------------------------------
+
+
+def server_options(function: Decorated) -> Decorated:
+    """The options that say which server is meant; the command gets ``server: Server``."""
+
+    def found(**given: object) -> object:
+        which = {name: given.pop(name) for name in ("port", "config", "url", "key")}
+        return function(server=find_server(**which), **given)  # type: ignore[arg-type]
+
+    found.__name__, found.__doc__ = function.__name__, function.__doc__
+    found.__dict__.update(function.__dict__)
+    for option in (
+        click.option("--key", envvar="INFERD_API_KEY", default=None, help="Admin key for --url (also INFERD_API_KEY)."),
+        click.option("--url", default=None, help="A server elsewhere: http://host:8000."),
+        click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            default=None,
+            help="Config file of the server that is meant; its port and data_dir are taken from it.",
+        ),
+        click.option("--port", type=click.IntRange(1, 65535), default=None, help="Port of the server that is meant."),
+    ):
+        found = option(found)
+    return found  # type: ignore[return-value]
+
+
+def find_server(port: int | None, config: Path | None, url: str | None, key: str | None) -> Server:
+    """The server that is meant: by URL, by port, by its config file, or the only one that runs here.
+
+    Raises InferdError that says what runs and how to choose.
+    """
+    if url is not None:
+        return _elsewhere(url, key)
+    wanted, state = _described(config)
+    port = port if port is not None else wanted
+    folder = data_folder(state) / "run"
+    running = {
+        int(path.stem): path for path in sorted(folder.glob("*.sock")) if path.stem.isdecimal() and _answers(path)
+    }
+    if port is not None and port in running:
+        return _here(port, running[port])
+    ports = ", ".join(map(str, sorted(running)))
+    if port is not None:
+        hint = f"; running are the ports {ports}" if running else ""
+        raise Unavailable(
+            f"No server with port {port} answers in {folder}{hint}. Is it another user's, or has it another data_dir "
+            "(then name its config file with --config)?",
+            code="no_server",
+        )
+    if not running:
+        raise Unavailable(
+            f"No server runs here: nothing answers in {folder}. Start one with inferd serve, or name one "
+            "elsewhere with --url.",
+            code="no_server",
+        )
+    if len(running) > 1:
+        raise InvalidRequest(f"Several servers run here, with the ports {ports}; choose one with --port.")
+    ((found, path),) = running.items()
+    return _here(found, path)
+
+
+def _here(port: int, path: Path) -> Server:
+    return Server(f"with port {port}", lambda timeout_s: _UnixConnection(path, timeout_s), {})
+
+
+def _elsewhere(url: str, key: str | None) -> Server:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidRequest(f"{url!r} is not a server's URL; write it as http://host:8000.")
+    host, port = parts.hostname, parts.port
+
+    def made(timeout_s: float) -> http.client.HTTPConnection:
+        if parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=ssl.create_default_context())
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+
+    return Server(f"at {url}", made, {} if key is None else {"authorization": f"Bearer {key}"})
+
+
+def _answers(path: Path) -> bool:
+    """False for the socket of a server that was killed."""
+    try:
+        connect(path, 1.0).close()
+    except (OSError, NoControlSocketError):
+        return False
+    return True
+
+
+def _described(file: Path | None) -> tuple[int | None, StateConfig]:
+    """The port and state of a config file, or of the environment. A file with mistakes is read as far as
+    it goes: that is when the server that still runs is asked for its status."""
+    try:
+        config = load_config(file, os.environ, {})
+        return (config.server.port if file is not None and config.server.port else None), config.state
+    except ConfigError:
+        pass
+    tree: dict[str, object] = {}
+    with contextlib.suppress(ConfigError):
+        tree = read_yaml(file) if file is not None else {}
+    server, state = tree.get("server"), tree.get("state")
+    port = server.get("port", ServerConfig().port) if isinstance(server, dict) else ServerConfig().port
+    folder = os.environ.get("INFERD_STATE__DATA_DIR") or (state.get("data_dir") if isinstance(state, dict) else None)
+    return (
+        port if file is not None and isinstance(port, int) else None,
+        StateConfig(data_dir=folder if isinstance(folder, str) else None),
+    )
+
+
+def model_path(name: str, action: str) -> str:
+    """Names of models may hold slashes and more."""
+    return f"/admin/models/{quote(name, safe='')}/{action}"
+
+
+@contextlib.contextmanager
+def working(title: str) -> Iterator[None]:
+    """A spinner on stderr while a server works, where somebody watches."""
+    from inferd.cli.terminal import console, is_live
+
+    if not is_live():
+        yield
+        return
+    with console(stderr=True).status(title):
+        yield

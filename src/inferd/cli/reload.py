@@ -1,0 +1,35 @@
+"""``inferd reload``: have a server read its configuration file now."""
+
+from __future__ import annotations
+
+import click
+
+from inferd.cli.control import Server, server_options, working
+from inferd.cli.terminal import fail
+from inferd.gateway.control import ReloadReport
+
+
+@click.command("reload")
+@server_options
+def command(server: Server) -> int:
+    """Have a server read its configuration file again, and say what came of it.
+
+    It does so by itself when the file changes (server.reload); this waits for the outcome. A file with
+    a mistake changes nothing: every problem is listed, and the old configuration keeps serving.
+
+    \b
+    Examples:
+      inferd reload
+      inferd reload --port 8001
+
+    Exit code 1 when the file was refused.
+    """
+    with working("Reading the configuration file"):
+        report = server.post("/admin/reload", ReloadReport, accept=(422,))
+    if not report.accepted:
+        fail("The file was refused, and the old configuration keeps serving:\n  - " + "\n  - ".join(report.details))
+        return 1
+    for detail in report.details:
+        click.echo(f"- {detail}")
+    click.echo("Reloaded." if report.details else "Reloaded; nothing changed.")
+    return 0

@@ -1,0 +1,148 @@
+"""``inferd status``: how a server that runs is doing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from inferd import clock
+from inferd.cli.control import Server, server_options
+from inferd.cli.terminal import bytes_text, console
+from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_STYLES: Final = {"ready": "green", "serving": "green", "failed": "red", "died": "red", "hung": "red", "open": "red"}
+
+
+@click.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print what the server said, for programs.")
+@click.option("--watch", is_flag=True, help="Show it anew every second until Ctrl-C.")
+@server_options
+def command(server: Server, as_json: bool, watch: bool) -> int:
+    """Show a server's models, replicas, queues, memory and last reload.
+
+    Without options: the only server that runs on this machine.
+
+    \b
+    Examples:
+      inferd status
+      inferd status --port 8001 --watch
+      inferd status --json | jq .models[].state
+      inferd status --url https://gpu.example.com:8000 --key sk-inf-...
+
+    Exit code 0 while every model can be used, 1 otherwise.
+    """
+    report = server.get("/admin/status", ServerReport)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        return exit_code(report)
+    out = console()
+    if not watch:
+        out.print(rendered(report, server.name))
+        return exit_code(report)
+    from rich.live import Live
+
+    with contextlib.suppress(KeyboardInterrupt), Live(console=out, auto_refresh=False) as live:
+        while True:
+            live.update(rendered(report, server.name), refresh=True)
+            time.sleep(1.0)
+            report = server.get("/admin/status", ServerReport)
+    return exit_code(report)
+
+
+def exit_code(report: ServerReport) -> int:
+    usable = ("ready", "degraded", "unloaded")
+    return 0 if report.status == "serving" and all(model.state in usable for model in report.models) else 1
+
+
+def rendered(report: ServerReport, name: str) -> RenderableType:
+    """The whole status as a person reads it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    up = duration(clock.wall() - report.started_at)
+    head = Text.assemble(
+        (report.status, _STYLES.get(report.status, "yellow")),
+        f"  inferd {report.version} {name}, process {report.pid}, up {up}",
+    )
+    lines: list[RenderableType] = [head]
+    if report.memory_bytes or report.memory_budget_bytes:
+        budget = f" of {bytes_text(report.memory_budget_bytes)}" if report.memory_budget_bytes else ""
+        lines.append(Text(f"memory   {bytes_text(report.memory_bytes)}{budget}"))
+    if report.config_path is not None:
+        lines.append(Text(f"config   {report.config_path}"))
+    if report.last_reload is not None:
+        lines += reload_lines(report.last_reload)
+    return Group(*lines, Text(), models_table(report.models))
+
+
+def reload_lines(reload: ReloadReport) -> list[RenderableType]:
+    from rich.text import Text
+
+    at = datetime.fromtimestamp(reload.at, UTC).astimezone().strftime("%H:%M:%S")
+    lines: list[RenderableType]
+    if reload.accepted:
+        lines = [Text(f"reload   accepted at {at}" + ("" if reload.details else ": nothing changed"), style="green")]
+    else:
+        lines = [Text(f"reload   refused at {at}; the old configuration keeps serving", style="red")]
+    return [*lines, *(Text(f"         - {detail}") for detail in reload.details)]
+
+
+def models_table(models: list[ModelReport]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("model", "state", "replicas", "waiting", "in flight", "memory", ""):
+        table.add_column(heading, justify="right" if heading in ("waiting", "in flight", "memory") else "left")
+    for model in models:
+        table.add_row(
+            Text(model.name, style="bold"),
+            Text(model.state, style=_STYLES.get(model.state, "yellow")),
+            f"{model.replicas_ready}/{len(model.replicas)}" if model.replicas else "0",
+            str(model.waiting),
+            str(model.in_flight),
+            bytes_text(model.memory_bytes) if model.memory_bytes else "",
+            Text(model.detail or ("on demand" if model.load == "on_demand" else "")),
+        )
+        if len(model.replicas) > 1 or any(replica.kind == "remote" for replica in model.replicas):
+            for replica in model.replicas:
+                _add_replica(table, replica)
+    return table
+
+
+def _add_replica(table: Table, replica: ReplicaReport) -> None:
+    from rich.text import Text
+
+    what = replica.state if replica.breaker == "closed" else f"{replica.state}, breaker {replica.breaker}"
+    about = [replica.region, "fallback" if replica.is_fallback else "", replica.detail]
+    if replica.restarts:
+        about.insert(0, f"{replica.restarts} restarts")
+    table.add_row(
+        Text(f"  {replica.name}", style="dim"),
+        Text(what, style=_STYLES.get(replica.state if replica.breaker == "closed" else "open", "yellow")),
+        replica.kind,
+        "",
+        str(replica.in_flight),
+        bytes_text(replica.memory_bytes) if replica.memory_bytes else "",
+        Text(", ".join(filter(None, about)), style="dim"),
+    )
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 3 d 4 h, 12 min 5 s."""
+    left, parts = max(int(seconds), 0), list[str]()
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2])
