@@ -7,6 +7,7 @@ import os
 from msgspec import UNSET
 
 from inferd.gateway.admission import find_model
+from inferd.gateway.caching import cached
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation import (
     Collected,
@@ -15,12 +16,11 @@ from inferd.gateway.generation import (
     created_at,
     fingerprint_of,
     ignored_header,
-    merge,
-    started,
     submit_all,
     usage_body,
 )
-from inferd.gateway.http import Answer, Call, EventStream, Response
+from inferd.gateway.http import Answer, Call, Response
+from inferd.gateway.idempotency import once
 from inferd.gateway.logprobs import chat_logprobs, prompt_logprobs
 from inferd.gateway.messages import chat_of
 from inferd.gateway.openai_wire import (
@@ -35,13 +35,13 @@ from inferd.gateway.openai_wire import (
 )
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range, check_unsupported, sampling_of
-from inferd.gateway.sse import Envelope, encode, endings, events
+from inferd.gateway.sse import HEARTBEAT_S, Envelope, encode, endings, stream_answer
 from inferd.gateway.toolcalls import ParsedCall, ToolCallParser, parse_all
 from inferd.gateway.upstream import ModelStatus
 from inferd.types import Delta, FinishReason, Output, Usage
 
 
-async def create_chat_completion(room: Room, call: Call, body: ChatRequest) -> Answer:
+async def create_chat_completion(room: Room, call: Call, raw: bytes, body: ChatRequest) -> Answer:
     """Raises InferdError for everything that can be known before the first token."""
     call.ignored = check_unsupported(body)
     _check_chat(body)
@@ -58,28 +58,33 @@ async def create_chat_completion(room: Room, call: Call, body: ChatRequest) -> A
     check_request_id(call, body)
     response_id = call.response_id("chatcmpl")
     call.stream = bool(body.stream)
-    streams = submit_all(
-        room,
-        call,
-        body,
-        model,
-        response_id,
-        [chat],
-        sampling,
-        explicit,
-        return_prompt_ids=bool(body.return_token_ids),
-    )
     reply = _Reply(body, model, response_id, sampling.n)
     headers = ignored_header(call.ignored)
-    if not body.stream:
+    heartbeat_s = HEARTBEAT_S if model.replicas_ready == 0 else None
+
+    def write() -> _ChatWriter:
+        reply.fingerprint = fingerprint_of(room, model)
+        return _ChatWriter(reply, call)
+
+    async def compute() -> Answer:
+        streams = submit_all(
+            room,
+            call,
+            body,
+            model,
+            response_id,
+            [chat],
+            sampling,
+            explicit,
+            return_prompt_ids=bool(body.return_token_ids),
+        )
+        if body.stream:
+            return await stream_answer(call, streams, write, headers, heartbeat_s=heartbeat_s)
         (collected,) = await collect_all(call, streams, sampling.n)
         reply.fingerprint = fingerprint_of(room, model)
         return Response(200, reply.completion(call, collected), headers=headers)
-    outputs = merge(call, streams)
-    first = await started(outputs, call)
-    reply.fingerprint = fingerprint_of(room, model)
-    writer = _ChatWriter(reply, call)
-    return EventStream(events(call, outputs, first, 1, writer, writer.envelope.ending), headers)
+
+    return await once(room, call, raw, model.name, lambda: cached(room, call, body, model, sampling, compute))
 
 
 def _check_chat(body: ChatRequest) -> None:

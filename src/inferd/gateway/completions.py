@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from inferd.gateway.admission import find_model
+from inferd.gateway.caching import cached
 from inferd.gateway.chat import wire_finish_reason
 from inferd.gateway.errors import invalid
 from inferd.gateway.generation import (
@@ -18,17 +19,16 @@ from inferd.gateway.generation import (
     created_at,
     fingerprint_of,
     ignored_header,
-    merge,
-    started,
     submit_all,
     usage_body,
 )
-from inferd.gateway.http import Answer, Call, EventStream, Response
+from inferd.gateway.http import Answer, Call, Response
+from inferd.gateway.idempotency import once
 from inferd.gateway.logprobs import legacy_logprobs, prompt_logprobs
 from inferd.gateway.openai_wire import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import MAX_PROMPTS, MAX_SEQUENCES, check_range, check_unsupported, sampling_of
-from inferd.gateway.sse import Envelope, encode, endings, events
+from inferd.gateway.sse import HEARTBEAT_S, Envelope, encode, endings, stream_answer
 from inferd.gateway.upstream import ModelStatus
 from inferd.types import Delta, Output, PromptReport, SamplingParams, TextPrompt, TokenLogprob, TokenPrompt, Usage
 
@@ -37,7 +37,7 @@ DEFAULT_MAX_TOKENS = 16
 CompletionPrompt = TextPrompt | TokenPrompt
 
 
-async def create_completion(room: Room, call: Call, body: CompletionRequest) -> Answer:
+async def create_completion(room: Room, call: Call, raw: bytes, body: CompletionRequest) -> Answer:
     """Raises InferdError for everything that can be known before the first token."""
     call.ignored = check_unsupported(body)
     sampling, explicit = _sampling(body)
@@ -52,28 +52,33 @@ async def create_completion(room: Room, call: Call, body: CompletionRequest) -> 
     check_request_id(call, body)
     response_id = call.response_id("cmpl")
     call.stream = bool(body.stream)
-    streams = submit_all(
-        room,
-        call,
-        body,
-        model,
-        response_id,
-        prompts,
-        sampling,
-        explicit,
-        return_prompt_ids=bool(body.return_token_ids or body.echo),
-    )
     reply = _Reply(body, model, response_id, prompts, sampling)
     headers = ignored_header(call.ignored)
-    if not body.stream:
+    heartbeat_s = HEARTBEAT_S if model.replicas_ready == 0 else None
+
+    def write() -> _CompletionWriter:
+        reply.fingerprint = fingerprint_of(room, model)
+        return _CompletionWriter(reply, call)
+
+    async def compute() -> Answer:
+        streams = submit_all(
+            room,
+            call,
+            body,
+            model,
+            response_id,
+            prompts,
+            sampling,
+            explicit,
+            return_prompt_ids=bool(body.return_token_ids or body.echo),
+        )
+        if body.stream:
+            return await stream_answer(call, streams, write, headers, heartbeat_s=heartbeat_s)
         collected = await collect_all(call, streams, sampling.n)
         reply.fingerprint = fingerprint_of(room, model)
         return Response(200, reply.completion(call, collected), headers=headers)
-    outputs = merge(call, streams)
-    first = await started(outputs, call)
-    reply.fingerprint = fingerprint_of(room, model)
-    writer = _CompletionWriter(reply, call)
-    return EventStream(events(call, outputs, first, len(streams), writer, writer.envelope.ending), headers)
+
+    return await once(room, call, raw, model.name, lambda: cached(room, call, body, model, sampling, compute))
 
 
 def _sampling(body: CompletionRequest) -> tuple[SamplingParams, tuple[str, ...]]:

@@ -188,6 +188,8 @@ async def collect(call: Call, stream: Stream, n: int) -> Collected:
     """The whole answer of one stream. Raises what the request failed with."""
     collected = Collected(n)
     async for output in stream:
+        if not isinstance(output, Output):
+            raise _misplaced()
         if output.prompt is not None:
             collected.prompt = output.prompt
             call.learned(output.prompt.num_tokens)
@@ -225,6 +227,8 @@ async def merge(call: Call, streams: Sequence[Stream]) -> AsyncGenerator[tuple[i
     """
     if len(streams) == 1:
         async for output in streams[0]:
+            if not isinstance(output, Output):
+                raise _misplaced()
             if output.prompt is not None:
                 call.learned(output.prompt.num_tokens)
             yield 0, output
@@ -248,9 +252,16 @@ async def merge(call: Call, streams: Sequence[Stream]) -> AsyncGenerator[tuple[i
 
 async def _next(stream: Stream) -> Output | None:
     try:
-        return await anext(stream)
+        output = await anext(stream)
     except StopAsyncIteration:
         return None
+    if not isinstance(output, Output):
+        raise _misplaced()
+    return output
+
+
+def _misplaced() -> InternalError:
+    return InternalError("A relayed answer came where outputs were expected. This is a bug.")
 
 
 async def started(outputs: AsyncGenerator[tuple[int, Output], None], call: Call) -> tuple[int, Output]:

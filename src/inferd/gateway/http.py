@@ -79,6 +79,7 @@ class Call:
         "_prompt_tokens",
         "_sending_since",
         "_task",
+        "closers",
         "common_headers",
         "error_code",
         "finish_reasons",
@@ -130,6 +131,7 @@ class Call:
         self._task: asyncio.Task[Any] | None = None
         self.principal: Principal = LOCAL
         self.permit: Permit | None = None
+        self.closers: list[Callable[[], None]] = []  # called when the call is over, whatever happened
         self.common_headers: Headers = ()  # that every answer to this call has
         self.unique = os.urandom(12).hex()
         self.given_request_id = _given_request_id(self.headers)
@@ -194,6 +196,8 @@ class Call:
         if self._laggard_timer is not None:
             self._laggard_timer.cancel()
         self.close_streams()
+        for close in self.closers:
+            close()
         if self.permit is not None:
             self.permit.settle(self.cost(), self.final_outcome)
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from inferd.config import Config
+from inferd.cache.port import CachedAnswer, ResponseCache
+from inferd.config import Config, ModelCacheConfig
 from inferd.events import Emit
 from inferd.gateway.control import ControlActions
 from inferd.gateway.upstream import Upstream
+from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.tenancy.principal import Door
+
+_NOT_CACHED = ModelCacheConfig()
+
+Flights = dict[bytes, asyncio.Future[CachedAnswer | None]]
+"""Answers that are being computed and will be kept; None: it came to nothing."""
 
 
 class Room(NamedTuple):
@@ -21,8 +29,16 @@ class Room(NamedTuple):
     emit: Emit
     metrics: Callable[[], bytes]
     openapi: Callable[[], bytes]
-    control: ControlActions | None = None
+    control: ControlActions | None
+    idempotency: IdempotencyStore | None
+    cache: ResponseCache | None
+    flights: Flights
 
     @property
     def max_body_bytes(self) -> int:
         return self.config.server.max_body_bytes
+
+    def caching_of(self, model: str) -> ModelCacheConfig:
+        """Whether and for how long a model's answers are kept."""
+        config = self.config.models.get(model)
+        return config.cache if config is not None else _NOT_CACHED

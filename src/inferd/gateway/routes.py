@@ -65,14 +65,16 @@ class Route(NamedTuple):
 
 async def _chat(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
-    body = await decode_body(await read_body(call, room.max_body_bytes), chat_decoder)
-    return await call.watched(create_chat_completion(room, call, body))
+    raw = await read_body(call, room.max_body_bytes)
+    body = await decode_body(raw, chat_decoder)
+    return await call.watched(create_chat_completion(room, call, raw, body))
 
 
 async def _completion(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
-    body = await decode_body(await read_body(call, room.max_body_bytes), completion_decoder)
-    return await call.watched(create_completion(room, call, body))
+    raw = await read_body(call, room.max_body_bytes)
+    body = await decode_body(raw, completion_decoder)
+    return await call.watched(create_completion(room, call, raw, body))
 
 
 async def _tokenize(room: Room, call: Call, rest: str) -> Answer:
@@ -148,7 +150,7 @@ async def _create_key(room: Room, call: Call, rest: str) -> Answer:
 
 
 _REFUSALS: Final = (401, 403)  # of every route that is not public
-_GENERATES: Final = (400, *_REFUSALS, 404, 408, 413, 415, 429, 500, 503)
+_GENERATES: Final = (400, *_REFUSALS, 404, 408, 409, 413, 415, 422, 429, 500, 502, 503, 504)
 
 
 def _get(

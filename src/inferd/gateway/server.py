@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
-from functools import cache
 
 from inferd import clock
+from inferd.cache.port import ResponseCache
 from inferd.config import Config, ServerConfig
 from inferd.errors import InferdError, InternalError
 from inferd.events import Emit, HttpServed
@@ -27,6 +28,7 @@ from inferd.gateway.errors import (
     kind_of,
     printable,
 )
+from inferd.gateway.exchange import Exchange
 from inferd.gateway.generation import error_frame, note_end
 from inferd.gateway.http import (
     Call,
@@ -41,9 +43,11 @@ from inferd.gateway.http import (
 )
 from inferd.gateway.openapi import openapi_document
 from inferd.gateway.origin import Origins
+from inferd.gateway.relay import Relays
 from inferd.gateway.room import Room
 from inferd.gateway.routes import Match, RouteTable
 from inferd.gateway.upstream import Upstream
+from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.tenancy.principal import Door, OpenDoor, Principal
 from inferd.tenancy.principal import Scope as KeyScope
 
@@ -58,7 +62,7 @@ class Gateway:
     ``principal``: whoever reaches this application is that one (the control socket), and no web page does.
     """
 
-    __slots__ = ("_origins", "_principal", "_room", "_scope_of_metrics", "_table")
+    __slots__ = ("_origins", "_principal", "_relays", "_room", "_scope_of_metrics", "_table")
 
     def __init__(self, room: Room, principal: Principal | None) -> None:
         self._principal = principal
@@ -73,6 +77,11 @@ class Gateway:
         self._room = room
         self._origins = Origins(room.config.server)
         self._scope_of_metrics: KeyScope = "public" if room.config.server.public_metrics else "metrics"
+        self._relays = Relays(room, self._origins, self._principal, self)
+
+    def forward(self, exchange: Exchange) -> bool:
+        """Serve a whole request without a task, if it is of a kind that can be (``Relays``)."""
+        return self._relays.forward(exchange)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,8 +102,12 @@ class Gateway:
             task.uncancel()
             await _hear_ends(call)
         finally:
-            call.finish()
-            self._room.emit(_served(call, clock.now()))
+            self.close(call)
+
+    def close(self, call: Call) -> None:
+        """The call is over, whichever way it went."""
+        call.finish()
+        self._room.emit(_served(call, clock.now()))
 
     async def _serve(self, call: Call) -> None:
         begun = False
@@ -106,7 +119,7 @@ class Gateway:
             else:
                 await send_response(call, answer)
         except InferdError as error:
-            await send_response(call, self._error(call, error))
+            await send_response(call, self.error_response(call, error))
         except ClientLeft:
             raise
         except Exception:
@@ -116,7 +129,7 @@ class Gateway:
             if begun:
                 await call.send({"type": "http.response.body", "body": error_frame(call, defect), "more_body": False})
             elif call.status == 0:
-                await send_response(call, self._error(call, defect))
+                await send_response(call, self.error_response(call, defect))
 
     async def _answer(self, call: Call) -> Response | EventStream:
         if call.method == "OPTIONS" and call.path == "*":
@@ -144,7 +157,7 @@ class Gateway:
             raise _not_allowed(call, match)
         return await route.endpoint(self._room, call, match.rest)
 
-    def _error(self, call: Call, error: InferdError) -> Response:
+    def error_response(self, call: Call, error: InferdError) -> Response:
         call.error_code = error.code
         status = kind_of(error).status
         headers = error_headers(error)
@@ -191,6 +204,9 @@ def _served(call: Call, now: float) -> HttpServed:
     )
 
 
+_openapi = functools.cache(openapi_document)
+
+
 def _no_metrics() -> bytes:
     return b""
 
@@ -202,6 +218,8 @@ def create_app(
     *,
     metrics: Callable[[], bytes] = _no_metrics,
     door: Door | None = None,
+    cache: ResponseCache | None = None,
+    idempotency: IdempotencyStore | None = None,
     control: ControlActions | None = None,
     principal: Principal | None = None,
 ) -> Gateway:
@@ -212,5 +230,5 @@ def create_app(
     if isinstance(config, ServerConfig):
         config = Config(server=config, models={})
     door = door if door is not None else OpenDoor()
-    room = Room(router, config, door, emit, metrics, cache(openapi_document), control)
+    room = Room(router, config, door, emit, metrics, _openapi, control, idempotency, cache, {})
     return Gateway(room, principal)

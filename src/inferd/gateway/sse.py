@@ -6,17 +6,22 @@ choice are encoded once; per token only the text is.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
 from inferd.errors import InferdError, InternalError
-from inferd.gateway.generation import error_frame, failure_of, note_end, usage_body
-from inferd.gateway.http import Call
+from inferd.gateway.generation import error_frame, failure_of, merge, note_end, started, usage_body
+from inferd.gateway.http import Call, EventStream, Headers
+from inferd.gateway.upstream import Stream
 from inferd.types import Delta, Output, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
+HEARTBEAT: Final = b": the model is loading\n\n"
+HEARTBEAT_S: Final = 10.0
 _NO_USAGE: Final = b"]}\n\n"
 _NULL_USAGE: Final = b'],"usage":null}\n\n'
 
@@ -74,6 +79,8 @@ class Envelope:
 class DeltaWriter(Protocol):
     """Turns outputs into frames; one kind per API."""
 
+    @property
+    def envelope(self) -> Envelope: ...
     def write(self, number: int, output: Output) -> bytes:
         """The frames for one output, possibly none."""
         ...
@@ -86,13 +93,62 @@ def endings(delta: Delta) -> tuple[bytes, bytes]:
     return encode(delta.finish_reason), encode(delta.stop_reason)
 
 
-async def events(
+async def stream_answer(
     call: Call,
-    outputs: Outputs,
-    first: tuple[int, Output],
-    num_streams: int,
-    writer: DeltaWriter,
-    ending: Callable[[Usage | None], bytes],
+    streams: Sequence[Stream],
+    write: Callable[[], DeltaWriter],
+    headers: Headers,
+    *,
+    heartbeat_s: float | None,
+) -> EventStream:
+    """The answer in pieces. What goes wrong before the first of them is raised, as a proper HTTP error.
+
+    With ``heartbeat_s`` (the model is loading, which may take long) the answer begins after so many
+    seconds even without a piece, with comments that keep proxies and clients waiting; what goes wrong then
+    is an error event. ``write`` is called when the model has answered.
+    """
+    outputs = merge(call, streams)
+
+    def frames(first: tuple[int, Output]) -> AsyncGenerator[bytes, None]:
+        return events(call, outputs, first, len(streams), write())
+
+    if heartbeat_s is None:
+        return EventStream(frames(await started(outputs, call)), headers)
+    first = asyncio.ensure_future(started(outputs, call))
+    call.closers.append(lambda: _drop(first))
+    await asyncio.wait((first,), timeout=heartbeat_s)
+    if first.done():
+        return EventStream(frames(first.result()), headers)
+    return EventStream(_patiently(call, first, frames, heartbeat_s), headers)
+
+
+def _drop(task: asyncio.Future[tuple[int, Output]]) -> None:
+    """Nobody asks for it any more; what it ended with is nobody's surprise."""
+    if not task.cancel() and not task.cancelled():
+        task.exception()
+
+
+async def _patiently(
+    call: Call,
+    first: asyncio.Future[tuple[int, Output]],
+    frames: Callable[[tuple[int, Output]], AsyncGenerator[bytes, None]],
+    heartbeat_s: float,
+) -> AsyncGenerator[bytes, None]:
+    while not first.done():
+        yield HEARTBEAT
+        await asyncio.wait((first,), timeout=heartbeat_s)
+    try:
+        output = first.result()
+    except InferdError as error:
+        yield error_frame(call, error)
+        return
+    async with contextlib.aclosing(frames(output)) as rest:
+        async for frame in rest:
+            yield frame
+
+
+async def events(
+    call: Call, outputs: Outputs, first: tuple[int, Output], num_streams: int, writer: DeltaWriter
 ) -> AsyncGenerator[bytes, None]:
     """Frames until every stream has ended, or one error frame and nothing more."""
     try:
@@ -109,7 +165,7 @@ async def events(
                     return
                 num_open -= 1
                 if num_open == 0:
-                    yield frames + ending(call.usage)
+                    yield frames + writer.envelope.ending(call.usage)
                     return
             if frames:
                 yield frames

@@ -1,0 +1,174 @@
+"""Answers that were computed before: looked up, kept, and computed once for all who ask at the same time.
+
+Only requests whose answer is decided by what they ask (greedy, or with a seed) of models that say so.
+Knows which requests these are; what a key is made of and where answers lie is the cache's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Final, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from inferd import clock
+from inferd.cache.key import cache_key
+from inferd.cache.port import CachedAnswer, ResponseCache
+from inferd.config import ModelCacheConfig
+from inferd.errors import DeadlineExceeded
+from inferd.events import CacheLooked
+from inferd.gateway.admission import reserve, terms_of
+from inferd.gateway.generation import ignored_header
+from inferd.gateway.http import EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Headers, Response
+from inferd.gateway.openai_wire import IGNORED, GenerationFields
+from inferd.gateway.room import Room
+from inferd.gateway.sse import DONE
+from inferd.gateway.upstream import ModelStatus
+from inferd.types import SamplingParams
+
+MAX_WAITS: Final = 3  # for others' computing, before a request computes for itself
+_HIT: Final[Headers] = ((b"x-inferd-cache", b"hit"),)
+_MISS: Final[Headers] = ((b"x-inferd-cache", b"miss"),)
+
+Compute = Callable[[], Awaitable[Answer]]
+
+
+async def cached(
+    room: Room, call: Call, body: GenerationFields, model: ModelStatus, sampling: SamplingParams, compute: Compute
+) -> Answer:
+    """A kept answer, or what ``compute`` answers, which is then kept. A hit computes no tokens, and so
+    costs one request of the quota and none of its tokens."""
+    config = room.caching_of(model.name)
+    if room.cache is None or not config.enabled or model.info is None or not is_repeatable(sampling, config):
+        return await compute()
+    wishes = {wish.strip().lower() for wish in (call.header(b"cache-control") or b"").split(b",")}
+    if b"no-store" in wishes:
+        return await compute()
+    key = _key(call, body, model.name, model.info.fingerprint)
+    keeper = _Keeper(room, call, room.cache, key, model.name, config.ttl_s)
+    if b"no-cache" not in wishes:
+        kept = await keeper.look(terms_of(call, priority=body.priority, timeout=body.timeout).deadline_s)
+        if kept is not None:
+            return _again(room, call, model.name, kept)
+    return await keeper.fill(compute)
+
+
+def is_repeatable(sampling: SamplingParams, config: ModelCacheConfig) -> bool:
+    """Whether the same request means the same answer; a temperature that is not given is the model's choice."""
+    return sampling.temperature == 0 or sampling.seed is not None or config.any_temperature
+
+
+def _key(call: Call, body: GenerationFields, model: str, fingerprint: str) -> bytes:
+    """Requests that differ in what does not change the answer have the same key."""
+    neutral = dict.fromkeys(IGNORED[type(body)], UNSET)
+    plain = msgspec.structs.replace(body, model=None, request_id=None, **neutral)
+    form = b""
+    if body.stream and body.stream_options is not None:
+        form = msgspec.json.encode(body.stream_options)  # decides which frames there are
+    return cache_key(
+        call.principal.tenant,
+        model,
+        fingerprint,
+        f"{call.route} {form.decode()}",
+        plain,
+        stream=bool(body.stream),
+    )
+
+
+def _again(room: Room, call: Call, model: str, kept: CachedAnswer) -> Response:
+    reserve(room, call, model)
+    streamed = EVENTS_HEADERS if kept.content_type == EVENTS_TYPE else ()
+    return Response(200, kept.body, kept.content_type, (*_HIT, *ignored_header(call.ignored), *streamed))
+
+
+class _Keeper:
+    """One request's dealings with the cache."""
+
+    __slots__ = ("_cache", "_call", "_flight", "_key", "_model", "_room", "_ttl_s")
+
+    def __init__(self, room: Room, call: Call, cache: ResponseCache, key: bytes, model: str, ttl_s: float) -> None:
+        self._room = room
+        self._call = call
+        self._cache = cache
+        self._key = key
+        self._model = model
+        self._ttl_s = ttl_s
+        self._flight: asyncio.Future[CachedAnswer | None] | None = None  # who asks the same waits for it
+
+    async def look(self, deadline_s: float | None) -> CachedAnswer | None:
+        """The answer, if there is one or somebody is computing it. Raises DeadlineExceeded."""
+        for _ in range(MAX_WAITS):
+            kept = await self._cache.get(self._key)
+            if kept is None:
+                flight = self._room.flights.get(self._key)
+                if flight is None:
+                    break
+                kept = await self._wait(flight, deadline_s)
+            if kept is not None:
+                self._tell("hit", len(kept.body))
+                return kept
+        self._tell("miss", 0)
+        return None
+
+    async def _wait(self, flight: asyncio.Future[CachedAnswer | None], deadline_s: float | None) -> CachedAnswer | None:
+        left_s = None if deadline_s is None else deadline_s - (clock.now() - self._call.started_at)
+        done, _ = await asyncio.wait((flight,), timeout=left_s)
+        if not done:
+            raise DeadlineExceeded("The deadline passed while the same request of another client was computed.")
+        return flight.result()
+
+    async def fill(self, compute: Compute) -> Answer:
+        """Compute, and keep what comes of it."""
+        if self._key not in self._room.flights:
+            self._flight = asyncio.get_running_loop().create_future()
+            self._room.flights[self._key] = self._flight
+            self._call.closers.append(self._land)
+        answer = await compute()
+        if isinstance(answer, EventStream):
+            return EventStream(self._kept(answer.frames), (*answer.headers, *_MISS))
+        if answer.status == 200:
+            await self._keep(answer.content_type, answer.body)
+        return Response(answer.status, answer.body, answer.content_type, (*answer.headers, *_MISS))
+
+    async def _kept(self, frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        said: list[bytes] | None = []
+        num_bytes = 0
+        limit = self._room.config.cache.max_entry_bytes
+        try:
+            async for frame in frames:
+                if said is not None:
+                    said.append(frame)
+                    num_bytes += len(frame)
+                    if num_bytes > limit:
+                        said = None
+                        self._land()
+                    elif frame.endswith(DONE):
+                        await self._keep(EVENTS_TYPE, b"".join(said))
+                yield frame
+        finally:
+            await frames.aclose()
+
+    async def _keep(self, content_type: bytes, body: bytes) -> None:
+        usage = self._call.usage
+        answer = CachedAnswer(
+            content_type,
+            body,
+            usage.prompt_tokens if usage is not None else 0,
+            usage.completion_tokens if usage is not None else 0,
+        )
+        self._land(answer)
+        if len(body) <= self._room.config.cache.max_entry_bytes:
+            await self._cache.put(self._key, answer, self._ttl_s)
+            self._tell("store", len(body))
+
+    def _land(self, answer: CachedAnswer | None = None) -> None:
+        """Nobody waits any longer. Idempotent."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._room.flights.pop(self._key, None)
+            flight.set_result(answer)
+
+    def _tell(self, result: Literal["hit", "miss", "store"], num_bytes: int) -> None:
+        self._room.emit(CacheLooked(model=self._model, result=result, bytes=num_bytes))
