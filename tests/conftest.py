@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import shutil
+import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,6 +39,62 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the folder ../shared/data is not beside this checkout")
     return SHARED_DATA
+
+
+def _postgres() -> tuple[str | None, str]:
+    """A PostgreSQL to test with, and what to tell of it."""
+    named = os.environ.get("INFERD_TEST_POSTGRES_URL")
+    url = named or "postgresql:///postgres"
+    try:
+        import psycopg
+
+        psycopg.connect(url, connect_timeout=2).close()
+    except ImportError:
+        return None, "psycopg is not installed"
+    except psycopg.Error as error:
+        said = (str(error).strip().splitlines() or ["no reason given"])[0]
+        return None, f"not reachable at {url} ({said}); .ci/services make test starts one"
+    return url, f"reachable at {url}"
+
+
+def _redis() -> str:
+    named = os.environ.get("INFERD_TEST_REDIS_URL")
+    if not named:
+        return "not named (INFERD_TEST_REDIS_URL); .ci/services make test starts one"
+    address = urlsplit(named)
+    try:
+        socket.create_connection((address.hostname or "127.0.0.1", address.port or 6379), timeout=2).close()
+    except OSError as error:
+        return f"not reachable at {named} ({error})"
+    return f"reachable at {named}"
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return [f"postgresql: {_postgres()[1]}", f"redis: {_redis()}"]
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """A database of the test's own: a schema that is dropped afterwards."""
+    url, said = _postgres()
+    if url is None:
+        pytest.skip(f"PostgreSQL is {said}")
+    import psycopg
+
+    schema = f"inferd_test_{secrets.token_hex(6)}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {schema}")
+        yield f"{url}{'&' if '?' in url else '?'}options=-csearch_path%3D{schema}"
+        connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def state_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same law on both databases."""
+    if request.param == "sqlite":
+        return f"sqlite://{tmp_path}/state.db"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
 
 
 @pytest.fixture(scope="session")
