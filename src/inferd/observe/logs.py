@@ -1,27 +1,36 @@
 """One JSON line per HTTP request, change of a replica and log record; never a prompt's or an answer's text.
 
 Lines go through a bounded queue to a thread of their own, so that a log reader that stops reading
-stops nothing else: when the queue is full, lines are dropped and counted.
+stops nothing else: when the queue is full, lines are dropped and counted. The thread wakes up for many
+lines at once: to be woken for each would cost the event loop more than the request itself.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
-import queue
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
-from inferd import clock
+import msgspec
+
 from inferd.events import HttpServed, ReplicaChanged
 from inferd.types import JSON
 
 MAX_LINES = 4096
 """Lines that may wait for the reader."""
+
+MAX_BATCH = 128
+"""Lines that are written at once."""
+
+GATHER_S = 0.01
+"""How long a line waits for others to be written with it."""
 
 MAX_CHARACTERS = 256
 """Of a text field that a client chose; the rest is cut off."""
@@ -29,6 +38,7 @@ MAX_CHARACTERS = 256
 MAX_MESSAGE_CHARACTERS = 4096
 """Of a log record's message."""
 
+_encode = msgspec.json.Encoder().encode
 _LEVELS: dict[str, str] = {"hung": "error", "died": "error", "failed": "error"}
 
 
@@ -52,11 +62,27 @@ def http_line(event: HttpServed, wall_s: float) -> str:
         "request_bytes": event.request_bytes,
         "response_bytes": event.response_bytes,
     }
-    if event.usage is not None:
-        line["usage"] = {name: getattr(event.usage, name) for name in event.usage.__struct_fields__}
-    if event.timings is not None:
-        timings = {name: getattr(event.timings, name) for name in event.timings.__struct_fields__}
-        line["timings"] = {name: round(at, 6) for name, at in timings.items() if at is not None}
+    usage, timings = event.usage, event.timings
+    if usage is not None:
+        line["usage"] = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+        }
+    if timings is not None:
+        stages = zip(timings.__struct_fields__, msgspec.structs.astuple(timings), strict=True)
+        line["timings"] = {name: round(at, 6) for name, at in stages if at is not None}
+    return _as_line(line)
+
+
+def _as_line(line: JSON) -> str:
+    """Plain printable ASCII; what is not is escaped, which takes longer and is rare."""
+    try:
+        text = _encode(line).decode()
+    except UnicodeEncodeError:
+        text = ""
+    if text and text.isascii() and "\x7f" not in text:
+        return text
     return json.dumps(line, separators=(",", ":"))
 
 
@@ -111,7 +137,13 @@ class LogHandler(logging.Handler):
 
 def timestamp(wall_s: float) -> str:
     """Seconds since the epoch as RFC 3339 in UTC, to the millisecond."""
-    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    second = int(wall_s)
+    return f"{_second(second)}.{int((wall_s - second) * 1000):03d}Z"
+
+
+@functools.lru_cache(maxsize=2)
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).isoformat(timespec="seconds").removesuffix("+00:00")
 
 
 def _cut(text: str) -> str:
@@ -145,40 +177,66 @@ class LineWriter:
         self._form = form
         self._fd = _descriptor(stream)
         self._on_drop = on_drop
-        self._lines: queue.Queue[str | None] = queue.Queue(max_lines)
+        self._max_lines = max_lines
+        self._lines: deque[str] = deque()
+        self._num_in_hand = 0  # taken out, and not yet written
         self._is_closed = False
+        self._is_asleep = False
+        self._wake = threading.Event()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inferd-log", daemon=True)
         self._thread.start()
 
     def write(self, line: str) -> None:
-        if self._is_closed:
+        if self._is_closed or len(self._lines) + self._num_in_hand >= self._max_lines:
             self._on_drop()
             return
-        try:
-            self._lines.put_nowait(line)
-        except queue.Full:
-            self._on_drop()
+        self._lines.append(line)
+        if self._is_asleep:
+            self._is_asleep = False
+            self._wake.set()
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Write what waits, for at most ``timeout_s``; then leave it. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
-        deadline = clock.now() + timeout_s
-        try:
-            self._lines.put(None, timeout=timeout_s)
-        except queue.Full:
-            return  # the reader is stuck; the daemon thread ends with the process
-        self._thread.join(max(0.0, deadline - clock.now()))
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(timeout_s)  # if the reader is stuck, the daemon thread ends with the process
 
     def _run(self) -> None:
-        while (line := self._lines.get()) is not None:
-            shown = line if self._form is None else self._form(line)
-            if shown is None:
-                continue
-            try:
-                self._write_out(shown + "\n")
-            except (OSError, ValueError):  # the reader is gone, or the stream was closed
+        while True:
+            lines = [self._lines.popleft() for _ in range(min(len(self._lines), MAX_BATCH))]
+            if lines:
+                self._num_in_hand = len(lines)
+                self._write_batch(lines)
+                self._num_in_hand = 0
+            elif not self._sleep():
+                return
+
+    def _sleep(self) -> bool:
+        """Until there is something to write, and a moment longer; False: there never will be."""
+        self._wake.clear()
+        self._is_asleep = True
+        if self._lines:  # it came before we lay down
+            self._is_asleep = False
+            return True
+        if self._is_closed:
+            return False
+        self._wake.wait()
+        self._closing.wait(GATHER_S)
+        return True
+
+    def _write_batch(self, lines: list[str]) -> None:
+        form = self._form
+        shown = lines if form is None else [said for line in lines if (said := form(line)) is not None]
+        if not shown:
+            return
+        try:
+            self._write_out("\n".join(shown) + "\n")
+        except (OSError, ValueError):  # the reader is gone, or the stream was closed
+            for _ in shown:
                 self._on_drop()
 
     def _write_out(self, text: str) -> None:

@@ -33,9 +33,12 @@ class Alias:
     labels: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """A row. ``event``: the event in ``inferd.events`` that changes it, or where else it comes from."""
+    """A row. ``event``: the event in ``inferd.events`` that changes it, or where else it comes from.
+
+    A row is itself and no other: the dictionaries of series look it up many times per request.
+    """
 
     name: str
     kind: Kind
