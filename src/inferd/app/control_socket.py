@@ -30,13 +30,23 @@ class ControlSocket:
     def __init__(self, listener: socket.socket, path: Path) -> None:
         self.listener = listener
         self.path = path
+        self._identity = _identity(path)
 
     def close(self) -> None:
-        """Idempotent."""
-        if self.listener.fileno() >= 0:
-            with contextlib.suppress(OSError):
-                self.path.unlink()
-            self.listener.close()
+        """Idempotent. The next server's file, if it is there already, stays."""
+        self.listener.close()
+        if self._identity is not None and _identity(self.path) == self._identity:
+            self.path.unlink(missing_ok=True)
+        self._identity = None
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """Inode numbers are used again at once; together with the time they are not."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def open_control_socket(data_dir: Path, port: int) -> ControlSocket:
@@ -45,7 +55,8 @@ def open_control_socket(data_dir: Path, port: int) -> ControlSocket:
     folder = data_dir / "run"
     path = folder / f"{port}.sock"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for made in (data_dir, folder):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _alone(folder) as directory:
             found = os.fstat(directory)
             if found.st_uid != os.geteuid():

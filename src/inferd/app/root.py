@@ -135,6 +135,8 @@ async def serve(
             metrics=observer.render_metrics,
             door=control.door,
             control=actions,
+            cache=cache,
+            idempotency=control.idempotency,
         )
         site.gateways.append(create())
         servers = [HttpServer(site.gateways[0], config.server, listener)]

@@ -89,9 +89,12 @@ class Board:
             row.progress[event.replica] = event
             self._say(event.model, _PHASES.get(event.phase, event.phase))
         elif isinstance(event, ReplicaChanged):
+            is_news = row.states.get(event.replica) != event.state
             row.states[event.replica] = event.state
             row.rss[event.replica] = event.rss_bytes
             row.reason = event.reason
+            if not is_news:
+                return
             if event.state == "ready":
                 self._say(event.model, f"{row.replicas} ready, {self._seconds()}")
             elif event.state in ("failed", "died", "hung"):

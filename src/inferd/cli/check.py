@@ -218,10 +218,10 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("model", overflow="ellipsis", no_wrap=True, min_width=12)
-    for heading in ("weights", "KV cache", "process", "replicas", "together"):
+    table.add_column("model", overflow="ellipsis", no_wrap=True, min_width=8)
+    for heading in ("weights", "KV cache", "process", "copies", "together"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("at once, by length")
+    table.add_column("at once", no_wrap=True)
     for model in models:
         lengths = {model.max_model_len: model.max_concurrency, model.typical_len: model.typical_concurrency}
         table.add_row(
@@ -231,6 +231,6 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
             bytes_text(model.headroom_bytes),
             str(model.replicas),
             bytes_text(model.total_bytes * model.replicas),
-            ", ".join(f"{count * model.replicas} x {length:,}" for length, count in lengths.items()),
+            "\n".join(f"{count * model.replicas} x {length:,}" for length, count in lengths.items()),
         )
     console().print(table)

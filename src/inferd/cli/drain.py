@@ -5,13 +5,19 @@ from __future__ import annotations
 import time
 
 import click
+import msgspec
 
 from inferd.cli.control import ANSWER_S, Server, server_options, working
 from inferd.errors import Unavailable
-from inferd.gateway.admin import DrainReport
 from inferd.gateway.control import ServerReport
 
 _POLL_S = 0.2
+
+
+class _Heard(msgspec.Struct):
+    """That the server was told."""
+
+    status: str
 
 
 @click.command("drain")
@@ -38,7 +44,7 @@ def command(server: Server, wait: bool, timeout: float) -> int:
 
     Exit code 1 when the server has not left in time.
     """
-    server.post("/admin/drain", DrainReport, timeout_s=ANSWER_S)
+    server.post("/admin/drain", _Heard, timeout_s=ANSWER_S)
     if not wait:
         click.echo(f"The server {server.name} is draining; it leaves when what is in flight has ended.")
         return 0
