@@ -2,26 +2,191 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.router.policy import choose
+from inferd.router.policy import choose, ramp
 
 
 @dataclass
 class Some:
-    can_take: bool
-    outstanding: int
+    index: int
+    can_take: bool = True
+    outstanding: int = 0
+    weight: float = 1.0
+    region: str = ""
+    is_fallback: bool = False
 
 
-@given(st.lists(st.builds(Some, st.booleans(), st.integers(0, 9))))
-def test_the_choice_can_take_more_and_none_that_can_has_less_to_do(replicas: list[Some]) -> None:
-    chosen = choose(replicas)
-    able = [replica.outstanding for replica in replicas if replica.can_take]
+@st.composite
+def fleets(draw: st.DrawFn) -> list[Some]:
+    indices = draw(st.lists(st.integers(0, 20), unique=True, max_size=6))
+    return [
+        Some(
+            index,
+            draw(st.booleans()),
+            draw(st.integers(0, 9)),
+            draw(st.sampled_from((0.25, 1.0, 3.0))),
+            draw(st.sampled_from(("eu", "us"))),
+            draw(st.booleans()),
+        )
+        for index in indices
+    ]
+
+
+@given(
+    fleet=fleets(),
+    region=st.sampled_from(("", "eu")),
+    session=st.sampled_from(("", "s1", "s2")),
+    prefer=st.dictionaries(st.integers(0, 20), st.integers(0, 4096)),
+    since=st.dictionaries(st.integers(0, 20), st.floats(0, 100)),
+    random=st.randoms(use_true_random=False),
+)
+def test_the_choice_can_take_more_and_is_a_fallback_only_when_nobody_else_can(
+    fleet: list[Some],
+    region: str,
+    session: str,
+    prefer: dict[int, int],
+    since: dict[int, float],
+    random: Random,
+) -> None:
+    able = [some for some in fleet if some.can_take and region in ("", some.region)]
+    chosen = choose(
+        fleet,
+        random=random,
+        now=100.0,
+        region=region,
+        session=session,
+        prefer=prefer,
+        ready_since=since,
+        slow_start_s=10.0,
+    )
     if chosen is None:
         assert not able
     else:
-        assert chosen.can_take
-        assert chosen.outstanding == min(able)
+        assert chosen in able
+        assert not chosen.is_fallback or all(some.is_fallback for some in able)
+
+
+def spread(fleet: list[Some], num: int, *, completes: bool) -> Counter[int]:
+    random = Random(7)
+    counts: Counter[int] = Counter()
+    for _ in range(num):
+        chosen = choose(fleet, random=random)
+        assert chosen is not None
+        counts[chosen.index] += 1
+        if not completes:
+            chosen.outstanding += 1
+    return counts
+
+
+@pytest.mark.parametrize("completes", [True, False], ids=["idle", "busy"])
+def test_shares_follow_the_weights(completes: bool) -> None:
+    fleet = [Some(0, weight=1), Some(1, weight=2), Some(2, weight=5)]
+    counts = spread(fleet, 8000, completes=completes)
+    for some in fleet:
+        assert counts[some.index] == pytest.approx(1000 * some.weight, rel=0.12)
+
+
+def test_two_choices_keep_the_busiest_close_to_the_average() -> None:
+    fleet = [Some(index) for index in range(20)]
+    spread(fleet, 2000, completes=False)
+    assert max(some.outstanding for some in fleet) <= 105
+
+
+def test_of_two_the_less_loaded_takes_it() -> None:
+    fleet = [Some(0, outstanding=3), Some(1, outstanding=2)]
+    assert {choose(fleet, random=Random(seed)).index for seed in range(50)} == {1}  # type: ignore[union-attr]
+
+
+def home(fleet: list[Some], session: str) -> int:
+    chosen = choose(fleet, random=Random(1), session=session)
+    assert chosen is not None
+    return chosen.index
+
+
+def test_a_session_stays_while_its_replica_can_take_it_and_comes_back() -> None:
+    fleet = [Some(index) for index in range(5)]
+    for name in map(str, range(50)):
+        at_home = home(fleet, name)
+        fleet[at_home].outstanding += 7
+        assert home(fleet, name) == at_home
+        fleet[at_home].can_take = False
+        assert home(fleet, name) != at_home
+        fleet[at_home].can_take = True
+        assert home(fleet, name) == at_home
+
+
+def test_a_replica_that_leaves_moves_its_own_sessions_alone() -> None:
+    fleet = [Some(index) for index in range(5)]
+    names = [str(number) for number in range(500)]
+    before = {name: home(fleet, name) for name in names}
+    after = {name: home(fleet[:2] + fleet[3:], name) for name in names}
+    assert all(after[name] == before[name] for name in names if before[name] != 2)
+    assert all(after[name] != 2 for name in names)
+    moved = Counter(after[name] for name in names if before[name] == 2)
+    assert len(moved) == 4  # they spread over all that are left
+
+
+def test_sessions_spread_by_weight() -> None:
+    fleet = [Some(0, weight=1), Some(1, weight=3)]
+    counts = Counter(home(fleet, str(number)) for number in range(2000))
+    assert counts[1] == pytest.approx(1500, rel=0.08)
+
+
+@given(
+    loads=st.lists(st.integers(0, 50), min_size=2, max_size=6),
+    seen=st.lists(st.integers(0, 3), min_size=6, max_size=6),
+    slack=st.floats(1, 3),
+)
+def test_who_has_seen_the_prompt_is_preferred_up_to_the_slack_and_no_further(
+    loads: list[int], seen: list[int], slack: float
+) -> None:
+    fleet = [Some(index, outstanding=load) for index, load in enumerate(loads)]
+    prefer = {index: 256 * seen[index] for index in range(len(fleet))}
+    limit = slack * sum(loads) / len(loads) + 1
+    chosen = choose(fleet, random=Random(3), prefer=prefer, slack=slack)
+    assert chosen is not None
+    welcome = [some for some in fleet if prefer[some.index] and some.outstanding <= limit]
+    if welcome:
+        assert chosen in welcome
+        most = max(prefer[some.index] for some in welcome)
+        assert prefer[chosen.index] == most
+        assert chosen.outstanding == min(some.outstanding for some in welcome if prefer[some.index] == most)
+
+
+def test_a_hot_prefix_does_not_pile_up_on_one_replica() -> None:
+    fleet = [Some(index) for index in range(4)]
+    random = Random(5)
+    for _ in range(400):
+        chosen = choose(fleet, random=random, prefer={2: 4096}, slack=1.5)
+        assert chosen is not None
+        chosen.outstanding += 1
+    assert fleet[2].outstanding <= 1.5 * 100 + 2
+    assert fleet[2].outstanding > 100
+
+
+def test_a_replica_that_came_back_gets_its_share_by_and_by() -> None:
+    shares = []
+    for now in (100.0, 105.0, 110.0):
+        fleet = [Some(0), Some(1)]
+        random = Random(11)
+        for _ in range(1000):
+            chosen = choose(fleet, random=random, now=now, ready_since={1: 100.0}, slow_start_s=10.0)
+            assert chosen is not None
+            chosen.outstanding += 1
+        shares.append(fleet[1].outstanding / 1000)
+    assert shares == pytest.approx([0.1 / 1.1, 0.5 / 1.5, 0.5], abs=0.02)
+
+
+@given(age=st.floats(-1, 100), slow_start_s=st.floats(0, 50))
+def test_the_ramp_is_never_nothing_and_ends_at_all(age: float, slow_start_s: float) -> None:
+    part = ramp(0.0, age, slow_start_s)
+    assert 0 < part <= 1
+    assert part == 1 or age < slow_start_s
+    assert ramp(0.0, age + 1, slow_start_s) >= part

@@ -21,6 +21,7 @@ class Ticket:
         "dispatched_at",
         "expires_at",
         "first_dispatched_at",
+        "is_paid",
         "is_waiting",
         "kills",
         "number",
@@ -42,6 +43,7 @@ class Ticket:
         self.number = number
         self.expires_at = expires_at
         self.is_waiting = False
+        self.is_paid = False  # the queue gave it out once: its tenant's share has paid for it
         self.first_dispatched_at: float | None = None
         self.dispatched_at: float | None = None  # the last time
         self.replica: int | None = None  # whose answer counts, or the last one it was given to

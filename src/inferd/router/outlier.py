@@ -1,0 +1,115 @@
+"""Replicas that are healthy but slow are set aside. Pure: time is an argument.
+
+As Envoy's outlier detection, for latency: a replica whose typical latency is more than ``eject_factor``
+times the median of its peers' is ejected, for ``eject_s`` at first and twice as long each time it is ejected
+again soon. At most half of the replicas are ejected at the same time. One that comes back starts without
+a history, so it is judged by how it is now.
+
+A typical latency is the geometric mean (one long answer does not make a replica slow) of samples whose
+weight halves every ``HALF_LIFE_S``; nobody is judged, or is a standard for others, by fewer than
+``MIN_SAMPLES`` of them. Latencies must be comparable among requests: time to the first token, or per token.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Final
+
+from inferd.config import RoutingConfig
+
+HALF_LIFE_S: Final = 15.0
+MIN_SAMPLES: Final = 5.0
+MIN_EXCESS_S: Final = 0.005  # a difference below this is the machine's noise, whatever the factor
+_MAX_DOUBLINGS: Final = 5
+
+
+class Outliers:
+    """The latencies of one model's replicas, by index."""
+
+    __slots__ = ("_config", "_history")
+
+    def __init__(self, config: RoutingConfig) -> None:
+        self._config = config
+        self._history: dict[int, _History] = {}
+
+    def note(self, replica: int, seconds: float, now: float) -> None:
+        """A request took the replica so long."""
+        history = self._history.get(replica)
+        if history is None:
+            history = self._history[replica] = _History(now)
+        if history.is_ejected(now):
+            return  # begun before it was set aside
+        history.add(seconds, now)
+        if self._config.eject_factor > 0 and self._is_slow(replica, now):
+            num_ejected = sum(other.is_ejected(now) for other in self._history.values())
+            if 2 * (num_ejected + 1) <= len(self._history):
+                history.eject(self._config.eject_s, now)
+
+    def ejected(self, now: float) -> frozenset[int]:
+        """Who gets no requests for now. Where nobody else can take one, they should: slow is better than no."""
+        return frozenset(replica for replica, history in self._history.items() if history.is_ejected(now))
+
+    def forget(self, replica: int) -> None:
+        """The replica is gone, or is another one now."""
+        if self._history.pop(replica, None) is None:
+            return
+        # Fewer replicas allow fewer to be set aside: those who were first come back first.
+        ejected = sorted(
+            (history for history in self._history.values() if history.ejected_until > -math.inf),
+            key=lambda history: history.ejected_until,
+            reverse=True,
+        )
+        for history in ejected[len(self._history) // 2 :]:
+            history.ejected_until = -math.inf
+
+    def _is_slow(self, replica: int, now: float) -> bool:
+        own = self._history[replica].typical(now)
+        peers = [
+            typical
+            for index, history in self._history.items()
+            if index != replica and not history.is_ejected(now) and (typical := history.typical(now)) is not None
+        ]
+        if own is None or not peers:
+            return False
+        standard = median(peers)
+        return own > self._config.eject_factor * standard and own - standard > MIN_EXCESS_S
+
+
+class _History:
+    __slots__ = ("_at", "_count", "_num_ejections", "_sum", "_term_s", "ejected_until")
+
+    def __init__(self, now: float) -> None:
+        self._at = now
+        self._count = 0.0
+        self._sum = 0.0  # of the logarithms
+        self._num_ejections = 0
+        self._term_s = 0.0  # of the last ejection
+        self.ejected_until = -math.inf
+
+    def add(self, seconds: float, now: float) -> None:
+        self._decay(now)
+        self._count += 1
+        self._sum += math.log(max(seconds, 1e-6))
+
+    def typical(self, now: float) -> float | None:
+        """None: too few samples to say."""
+        self._decay(now)
+        return math.exp(self._sum / self._count) if self._count >= MIN_SAMPLES else None
+
+    def is_ejected(self, now: float) -> bool:
+        return now < self.ejected_until
+
+    def eject(self, eject_s: float, now: float) -> None:
+        is_again = self._term_s > 0 and now - self.ejected_until < 2 * self._term_s
+        self._num_ejections = self._num_ejections + 1 if is_again else 0
+        self._term_s = eject_s * 2 ** min(self._num_ejections, _MAX_DOUBLINGS)
+        self.ejected_until = now + self._term_s
+        self._count = self._sum = 0.0
+
+    def _decay(self, now: float) -> None:
+        if now > self._at:
+            factor = 0.5 ** ((now - self._at) / HALF_LIFE_S)
+            self._count *= factor
+            self._sum *= factor
+            self._at = now
