@@ -1,0 +1,172 @@
+"""The one law of buckets, and what they tell of the future."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.errors import QuotaExceeded
+from inferd.tenancy.buckets import Bucket
+from inferd.tenancy.limiter import Limiter, Quota, Taken, duration
+from inferd.tenancy.principal import Limits
+
+SECONDS = st.floats(0, 90, allow_nan=False)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 3), st.integers(0, 400), st.floats(0, 1)),
+        st.tuples(st.just("learn"), st.integers(0, 9), st.integers(0, 400), st.floats(0, 1)),
+        st.tuples(st.just("settle"), st.integers(0, 9), st.integers(0, 400), st.floats(0, 1)),
+        st.tuples(st.just("wait"), st.just(0), st.just(0), SECONDS),
+    ),
+    max_size=60,
+)
+
+
+def refused(limiter: Limiter, quotas: tuple[Quota, ...], tokens: int, now: float) -> QuotaExceeded:
+    with pytest.raises(QuotaExceeded) as caught:
+        limiter.take(quotas, tokens, now)
+    assert (caught.value.retry_after_s or 0) > 0
+    return caught.value
+
+
+@given(STEPS, st.integers(1, 500), st.integers(1, 20), st.integers(1, 5))
+def test_nothing_ever_exceeds_a_limit(
+    steps: list[tuple[str, int, int, float]], tpm: int, rpm: int, at_once: int
+) -> None:
+    """Whatever is asked, learned, settled and when: tokens used, requests and requests at once stay
+    within the tenant's limits, although four keys with limits of their own share it."""
+    limiter = Limiter(is_whole=True)
+    tenant = Limits(tpm=tpm, rpm=rpm, max_in_flight=at_once)
+    limiter.configure({"tenant:t": tenant, **{f"key:{i}": Limits(tpm=2 * tpm) for i in range(4)}}, 0.0)
+    now, requests = 0.0, 0
+    running: list[tuple[Taken, int]] = []
+    for what, index, tokens, part in steps:
+        if what == "wait":
+            now += part
+        elif what == "ask":
+            try:
+                taken = limiter.take(limiter.find((f"key:{index}", "tenant:t")), tokens, now)
+            except QuotaExceeded:
+                pass
+            else:
+                requests += 1
+                running.append((taken, tokens))
+        elif running:
+            taken, reserved = running[index % len(running)]
+            if what == "learn":
+                actual = int(reserved * part)
+                limiter.lower(taken, actual, now)
+                running[index % len(running)] = (taken, actual)
+            else:
+                running.remove((taken, reserved))
+                actual = int(reserved * part)
+                limiter.settle(taken, actual, refund=False, now=now)
+        assert len(running) <= at_once
+        assert requests <= rpm * (1 + now / 60) + 1e-6
+        # One larger than the whole bucket is let in when that is full; what it takes beyond is a debt.
+        assert sum(min(reserved, tpm) for _, reserved in running) <= tpm * (1 + now / 60) + 1e-6
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 100), st.floats(0, 1), SECONDS), min_size=1, max_size=50), st.integers(100, 300)
+)
+def test_tokens_used_never_exceed_what_the_bucket_held(asks: list[tuple[int, float, float]], tpm: int) -> None:
+    """Settled usage alone, however requests overlap: at most one bucket and its refill."""
+    limiter = Limiter(is_whole=True)
+    limiter.configure({"key:k": Limits(tpm=tpm)}, 0.0)
+    now, used = 0.0, 0
+    running: list[tuple[Taken, int]] = []
+    for reserve, part, pause in asks:
+        now += pause
+        try:
+            taken = limiter.take(limiter.find(("key:k",)), reserve, now)
+        except QuotaExceeded:
+            if running:
+                first, actual = running.pop(0)
+                limiter.settle(first, actual, refund=False, now=now)
+                used += actual
+        else:
+            running.append((taken, int(reserve * part)))
+        assert used + sum(actual for _, actual in running) <= tpm * (1 + now / 60) + 1e-6
+
+
+@given(st.lists(st.integers(1, 120), min_size=1, max_size=20), st.integers(10, 100), st.integers(1, 50))
+def test_the_refused_request_passes_when_it_was_told_to_and_not_before(asks: list[int], tpm: int, rpm: int) -> None:
+    limiter = Limiter(is_whole=True)
+    limiter.configure({"key:k": Limits(tpm=tpm), "tenant:t": Limits(tpm=tpm + 7, rpm=rpm)}, 0.0)
+    quotas = limiter.find(("key:k", "tenant:t"))
+    now = 0.0
+    for tokens in asks:
+        try:
+            limiter.take(quotas, tokens, now)
+        except QuotaExceeded as error:
+            wait_s = error.retry_after_s or 0.0
+            refused(limiter, quotas, tokens, now + wait_s / 2)
+            refused(limiter, quotas, tokens, now + wait_s * 0.99)
+            now += wait_s + 1e-6
+            limiter.take(quotas, tokens, now)
+
+
+def test_a_request_larger_than_the_bucket_waits_for_a_full_one_and_is_charged_in_full() -> None:
+    limiter = Limiter(is_whole=True)
+    limiter.configure({"key:k": Limits(tpm=600)}, 0.0)
+    quotas = limiter.find(("key:k",))
+    taken = limiter.take(quotas, 10_000, 0.0)
+    limiter.settle(taken, 1200, refund=False, now=0.0)  # 600 more than the bucket held: a minute's debt
+    assert refused(limiter, quotas, 10, 59.0).retry_after_s == pytest.approx(2.0)
+    limiter.take(quotas, 10, 61.1)
+
+
+def test_settling_gives_back_what_was_not_used_at_once() -> None:
+    limiter = Limiter(is_whole=True)
+    limiter.configure({"key:k": Limits(tpm=1000, rpm=2, max_in_flight=1)}, 0.0)
+    quotas = limiter.find(("key:k",))
+    for _ in range(2):
+        taken = limiter.take(quotas, 900, 0.0)
+        limiter.lower(taken, 500, 0.0)
+        limiter.lower(taken, 800, 0.0)  # a later, larger bound takes nothing again
+        limiter.settle(taken, 10, refund=False, now=0.0)
+    headers = dict(limiter.headers(taken, 0.0))
+    assert headers[b"x-ratelimit-remaining-tokens"] == b"980"
+    assert headers[b"x-ratelimit-remaining-requests"] == b"0"
+
+
+def test_a_refusal_of_ours_does_not_count_as_the_clients_request() -> None:
+    limiter = Limiter(is_whole=True)
+    limiter.configure({"key:k": Limits(rpm=1)}, 0.0)
+    quotas = limiter.find(("key:k",))
+    for _ in range(5):
+        limiter.settle(limiter.take(quotas, 1, 0.0), 0, refund=True, now=0.0)
+
+
+def test_a_limit_that_changes_keeps_what_is_in_use() -> None:
+    limiter = Limiter(is_whole=True)
+    limiter.configure({"key:k": Limits(max_in_flight=2, tpm=100)}, 0.0)
+    quotas = limiter.find(("key:k",))
+    taken = [limiter.take(quotas, 50, 0.0) for _ in range(2)]
+    limiter.configure({"key:k": Limits(max_in_flight=1, tpm=1000)}, 0.0)
+    for one in taken:
+        assert refused(limiter, quotas, 0, 0.0).limit == "in_flight"
+        limiter.settle(one, 50, refund=False, now=0.0)
+    limiter.take(quotas, 0, 0.0)
+
+
+def test_time_that_goes_back_refills_nothing() -> None:
+    bucket = Bucket("tokens", 60.0, share=1.0, level=0.0, now=1000.0)
+    bucket.refill(900.0)
+    assert bucket.level == 0.0
+    bucket.refill(1001.0)
+    assert bucket.level == 1.0
+
+
+def test_durations_are_written_as_openai_writes_them() -> None:
+    assert [duration(s) for s in (0, 0.02, 0.9991, 1.5, 60, 360, 3723.25)] == [
+        b"0ms",
+        b"20ms",
+        b"1s",
+        b"1.5s",
+        b"1m0s",
+        b"6m0s",
+        b"1h2m3.25s",
+    ]

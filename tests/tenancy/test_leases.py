@@ -1,0 +1,261 @@
+"""Several servers on one database never grant more than there is, and the one that needs it gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from inferd.errors import QuotaExceeded, StateUnavailable
+from inferd.state.database import Database, Instant, Transaction, open_database
+from inferd.state.presence import Present
+from inferd.tenancy.leases import Claimant, Leases, split
+from inferd.tenancy.limiter import Limiter, Taken
+from inferd.tenancy.principal import Limits
+
+LIMITS = Limits(rpm=60, tpm=600, max_in_flight=4)
+
+
+class World:
+    """One database, one clock, and the servers that are alive."""
+
+    def __init__(self, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.database: Database = open_database(url, folder)
+        self.alive: set[str] = set()
+        self.ever: set[str] = set()
+        module = "sqlite" if url.startswith("sqlite") else "postgres"
+        monkeypatch.setattr(f"inferd.state.{module}._Transaction.now", lambda transaction: Instant(self.now, "one"))
+
+    def clear(self) -> None:
+        self.alive.clear()
+        self.ever.clear()
+        with self.database.transaction(durable=False) as transaction:
+            for table in ("buckets", "leases", "gateways"):
+                transaction.execute(f"DELETE FROM {table}")
+
+
+class Seat:
+    """A presence that dies when the world says so."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.id = name
+        self._world = world
+        world.alive.add(name)
+        world.ever.add(name)
+
+    def look(self, transaction: Transaction) -> Present:
+        living = frozenset(self._world.alive | {self.id})
+        return Present(living, frozenset(self._world.ever - living))
+
+    def sweep(self, dead: frozenset[str]) -> None:
+        self._world.ever -= dead
+
+
+class Server:
+    def __init__(self, world: World, name: str, limits: Limits = LIMITS) -> None:
+        self.world = world
+        self.name = name
+        self.limiter = Limiter()
+        self.limiter.configure({"key:k": limits}, world.now)
+        self.leases = Leases(self.limiter, Seat(world, name), lambda: world.now)
+        self.running: list[tuple[Taken, int]] = []
+
+    def tick(self) -> None:
+        self.leases.exchange(self.world.database)
+
+    def ask(self, tokens: int = 1) -> bool:
+        try:
+            taken = self.limiter.take(self.limiter.find(("key:k",)), tokens, self.world.now)
+        except QuotaExceeded:
+            return False
+        self.running.append((taken, tokens))
+        return True
+
+    def settle(self) -> None:
+        for taken, tokens in self.running:
+            self.limiter.settle(taken, tokens, refund=False, now=self.world.now)
+        self.running.clear()
+
+    def share(self, kind: str = "tokens") -> float:
+        return self.limiter.buckets()[f"key:k/{kind}"].share
+
+
+@pytest.fixture
+def world(state_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = World(state_url, tmp_path, monkeypatch)
+    yield made
+    made.database.close()
+
+
+def test_a_server_alone_holds_everything_and_then_asks_for_nothing(world: World) -> None:
+    server = Server(world, "a")
+    server.tick()
+    assert server.share() == 1.0
+    assert sum(server.ask(6) for _ in range(100)) == 4, "four at once"
+    server.settle()
+    before = _numbers(world)
+    for _ in range(20):
+        world.now += 0.25
+        server.ask()
+        server.settle()
+        server.tick()
+    assert _numbers(world) == before, "a server alone must not write to the database for its traffic"
+
+
+def _numbers(world: World) -> object:
+    with world.database.reading() as transaction:
+        return transaction.rows("SELECT value FROM counters ORDER BY name"), transaction.rows("SELECT * FROM buckets")
+
+
+def test_a_restart_does_not_refill(world: World) -> None:
+    first = Server(world, "a")
+    first.tick()
+    assert first.ask(500)
+    first.settle()
+    first.leases.release(world.database)
+    world.alive.discard("a")
+    second = Server(world, "b")
+    second.tick()
+    assert not second.ask(150)
+    assert second.ask(100)
+
+
+def test_what_a_killed_server_held_begins_empty(world: World) -> None:
+    first = Server(world, "a")
+    first.tick()
+    assert first.ask(50)
+    world.alive.discard("a")
+    second = Server(world, "b")
+    second.tick()
+    assert second.share() == 1.0
+    assert not second.ask(1)
+    world.now += 30.0
+    assert second.ask(300)
+    assert not second.ask(10)
+
+
+def test_a_newcomer_gets_its_part_within_two_exchanges(world: World) -> None:
+    first, second = Server(world, "a"), Server(world, "b")
+    first.tick()
+    second.tick()
+    for server in (first, second):
+        server.tick()
+    assert second.share() > 0
+    assert first.share() + second.share() <= 1 + 1e-9
+
+
+def test_who_needs_it_gets_it(world: World) -> None:
+    """Idle servers give up what a busy one asks for, even where their parts were too small for it."""
+    servers = [Server(world, name) for name in "abc"]
+    for _ in range(3):
+        for server in servers:
+            server.tick()
+    assert not servers[0].ask(500), "it holds a third of 600"
+    for _ in range(3):
+        for server in servers:
+            server.tick()
+        world.now += 0.25
+    assert servers[0].ask(500)
+
+
+def test_a_limit_of_one_works_on_several_servers(world: World) -> None:
+    limits = Limits(max_in_flight=1)
+    servers = [Server(world, name, limits) for name in "abc"]
+    for server in reversed(servers):
+        for _ in range(4):
+            for each in servers:
+                each.tick()
+            world.now += 1.0
+            if server.ask():
+                break
+        assert [len(each.running) for each in servers].count(1) == 1
+        assert not any(each.ask() for each in servers)
+        server.settle()
+
+
+def test_a_failed_transaction_costs_level_but_no_share_for_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Server(world, "a"), Server(world, "b")
+    first.tick()
+    second.tick()
+    write = Leases._write
+
+    def fail(*args: object) -> None:
+        raise StateUnavailable("the disk is full")
+
+    monkeypatch.setattr(Leases, "_write", fail)
+    with pytest.raises(StateUnavailable):
+        first.tick()
+    monkeypatch.setattr(Leases, "_write", write)
+    for _ in range(3):
+        first.tick()
+        second.tick()
+    world.now += 120.0
+    assert first.share() + second.share() == pytest.approx(1.0)
+    assert sum(server.ask(tokens) for server in (first, second) for tokens in [150] * 2) >= 3
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "ask", "ask", "tick", "tick", "wait", "settle", "kill", "join", "leave"]),
+        st.integers(0, 3),
+        st.integers(1, 700),
+    ),
+    max_size=60,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
+@given(steps=STEPS)
+def test_together_they_never_grant_more_than_there_is(world: World, steps: list[tuple[str, int, int]]) -> None:
+    world.clear()
+    began = world.now
+    servers: list[Server] = []
+    granted_tokens = granted_requests = 0
+    for number, (what, index, amount) in enumerate(steps):
+        server = servers[index % len(servers)] if servers else None
+        if what == "join" or server is None:
+            if len(servers) < 4:
+                servers.append(Server(world, f"s{number}"))
+                servers[-1].tick()
+        elif what == "ask":
+            if server.ask(amount):
+                granted_tokens += min(amount, 600)
+                granted_requests += 1
+        elif what == "tick":
+            server.tick()
+        elif what == "wait":
+            world.now += amount / 100
+        elif what == "settle":
+            server.settle()
+        else:
+            servers.remove(server)
+            if what == "leave":
+                server.settle()
+                server.leases.release(world.database)
+            world.alive.discard(server.name)
+        elapsed = world.now - began
+        assert granted_tokens <= 600 * (1 + elapsed / 60) + 1e-6
+        assert granted_requests <= 60 * (1 + elapsed / 60) + 1e-6
+        assert sum(len(each.running) for each in servers) <= 4
+        assert sum(each.share() for each in servers) <= 1 + 1e-6
+
+
+@given(
+    st.integers(1, 1000),
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=2),
+        st.builds(Claimant, share=st.floats(0, 1), demand=st.floats(0, 1e6), need=st.floats(0, 1000)),
+        min_size=1,
+        max_size=5,
+    ),
+)
+def test_a_bucket_is_split_whole_and_usefully(whole: int, claimants: dict[str, Claimant]) -> None:
+    shares = split(float(whole), claimants)
+    assert shares.keys() == claimants.keys()
+    assert sum(shares.values()) == pytest.approx(1.0)
+    useful = [name for name, share in shares.items() if share > 0]
+    assert all(shares[name] * whole >= 1 - 1e-6 for name in useful)
