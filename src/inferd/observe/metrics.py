@@ -7,7 +7,9 @@ ask for; all of a row's names show the same values, because there is one value.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from inferd.events import RefusalReason
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
 
@@ -15,8 +17,13 @@ FINISHED_REASONS = ("stop", "length", "abort", "error")
 """vLLM's words: ``abort`` is a request that its client left."""
 
 OUTCOMES = ("done", "failed", "cancelled", "refused")
-REFUSALS = ("queue_full", "unavailable", "draining", "queue_timeout")
-STATES = ("starting", "loading", "ready", "hung", "died", "failed", "stopped")
+REFUSALS = get_args(RefusalReason)
+STATES = ("starting", "loading", "ready", "hung", "died", "failed", "draining", "stopped")
+BREAKER_STATES = ("closed", "open", "half_open", "ejected")
+RETRY_KINDS = ("retry", "hedge", "continuation")
+RETRY_RESULTS = ("granted", "refused")
+CACHE_RESULTS = ("hit", "miss", "store", "error")
+UNLOADS = ("asked", "idle", "evicted", "removed")
 FAULTS = ("hung", "died", "failed")
 RELOADS = ("accepted", "refused")
 BLOCK_STATES = ("used", "cached", "free")
@@ -277,6 +284,17 @@ LATENCY_S = Metric(
 QUEUE_WAITING = Metric(
     "inferd_queue_waiting", "gauge", "Requests in the queue in front of a model's replicas.", _MODEL, "QueueChanged"
 )
+QUEUE_WAITING_BY_CLASS = Metric(
+    "inferd_queue_waiting_by_class",
+    "gauge",
+    "Requests in the queue, by class of priority.",
+    (*_MODEL, "class"),
+    "QueueChanged",
+)
+QUEUE_TOKENS = Metric(
+    "inferd_queue_tokens", "gauge", "Tokens (estimated) of the requests in the queue.", _MODEL, "QueueChanged"
+)
+QUEUE_BYTES = Metric("inferd_queue_bytes", "gauge", "Bytes of the requests in the queue.", _MODEL, "QueueChanged")
 IN_FLIGHT = Metric(
     "inferd_in_flight", "gauge", "Requests that were handed to a replica and have not ended.", _MODEL, "QueueChanged"
 )
@@ -426,6 +444,55 @@ CACHE_CONFIG = Metric(
     (*_REPLICA, "block_size", "num_blocks"),
     "ReplicaChanged",
     _vllm("cache_config_info", "block_size", "num_gpu_blocks"),
+)
+
+MODEL_UNLOADS = Metric(
+    "inferd_model_unloads_total",
+    "counter",
+    "Times that a model left memory, by why.",
+    (*_MODEL, "reason"),
+    "ModelUnloaded",
+)
+
+# -- trying elsewhere --------------------------------------------------------------------------
+
+BREAKER_STATE = Metric(
+    "inferd_breaker_state",
+    "gauge",
+    "1 for the state that a replica's breaker is in (ejected: set aside for slowness), 0 for the others.",
+    (*_REPLICA, "state"),
+    "BreakerChanged",
+)
+BREAKER_CHANGES = Metric(
+    "inferd_breaker_changes_total",
+    "counter",
+    "Times that a replica's breaker went into a state.",
+    (*_REPLICA, "state"),
+    "BreakerChanged",
+)
+RETRIES = Metric(
+    "inferd_retries_total",
+    "counter",
+    "Requests given to another replica (granted), or not because the budget was used up (refused).",
+    (*_MODEL, "kind", "result"),
+    "Retried",
+)
+
+# -- kept answers ------------------------------------------------------------------------------
+
+CACHE_LOOKUPS = Metric(
+    "inferd_response_cache_total",
+    "counter",
+    "What the response cache was asked and how that ended; errors of its server belong to no model.",
+    (*_MODEL, "result"),
+    "CacheLooked",
+)
+CACHE_BYTES = Metric(
+    "inferd_response_cache_bytes_total",
+    "counter",
+    "Bytes of answers taken from the response cache (hit) and put into it (store).",
+    (*_MODEL, "result"),
+    "CacheLooked",
 )
 
 # -- HTTP --------------------------------------------------------------------------------------

@@ -18,21 +18,25 @@ from prometheus_client.exposition import generate_latest
 from inferd import __version__, clock
 from inferd.errors import InferdError
 from inferd.events import (
+    BreakerChanged,
+    CacheLooked,
     ConfigReloaded,
     Event,
     HttpServed,
     LoadProgress,
+    ModelUnloaded,
     QueueChanged,
     ReplicaChanged,
     RequestEnded,
     RequestRefused,
+    Retried,
     StepDone,
 )
 from inferd.observe import metrics as m
 from inferd.observe.logs import LineWriter, LogHandler, LogStream, http_line, replica_line
 from inferd.observe.plain import plain as plain_line
 from inferd.observe.series import CONTENT_TYPE, Store
-from inferd.types import StepStats
+from inferd.types import CLASSES, StepStats
 from inferd.window import Window
 
 _NO_REPLICA = "none"
@@ -133,6 +137,21 @@ class Observer:
                 self._store.value(m.REFUSED, self._model(event.model), event.reason).add()
             case ReplicaChanged():
                 self._replica_changed(event)
+            case BreakerChanged():
+                labels = (self._model(event.model), _replica(event.replica))
+                for state in m.BREAKER_STATES:
+                    self._store.value(m.BREAKER_STATE, *labels, state).set(state == event.state)
+                self._store.value(m.BREAKER_CHANGES, *labels, event.state).add()
+            case Retried():
+                result = m.RETRY_RESULTS[0 if event.granted else 1]
+                self._store.value(m.RETRIES, self._model(event.model), event.kind, result).add()
+            case CacheLooked():
+                model = self._model(event.model) if event.model else ""
+                self._store.value(m.CACHE_LOOKUPS, model, event.result).add()
+                if event.bytes:
+                    self._store.value(m.CACHE_BYTES, model, event.result).add(event.bytes)
+            case ModelUnloaded():
+                self._store.value(m.MODEL_UNLOADS, self._model(event.model), event.reason).add()
             case ConfigReloaded():
                 self._store.value(m.CONFIG_RELOADS, m.RELOADS[0 if event.accepted else 1]).add()
                 self._store.value(m.CONFIG_OK).set(int(event.accepted))
@@ -191,6 +210,10 @@ class Observer:
         self._queued[model] = event.waiting
         self._store.value(m.QUEUE_WAITING, model).set(event.waiting)
         self._store.value(m.IN_FLIGHT, model).set(event.in_flight)
+        for word, waiting in zip(CLASSES, event.waiting_by_class, strict=True):
+            self._store.value(m.QUEUE_WAITING_BY_CLASS, model, word).set(waiting)
+        self._store.value(m.QUEUE_TOKENS, model).set(event.waiting_tokens)
+        self._store.value(m.QUEUE_BYTES, model).set(event.waiting_bytes)
         self._set_waiting(model, "0")
 
     def _step_done(self, event: StepDone) -> None:
@@ -312,6 +335,17 @@ class Observer:
             value(m.ERRORS, model, kind)
         for reason in m.REFUSALS:
             value(m.REFUSED, model, reason)
+        for kind in m.RETRY_KINDS:
+            for result in m.RETRY_RESULTS:
+                value(m.RETRIES, model, kind, result)
+        for result in m.CACHE_RESULTS:
+            value(m.CACHE_LOOKUPS, model, result)
+        for word in m.UNLOADS:
+            value(m.MODEL_UNLOADS, model, word)
+        for word in CLASSES:
+            value(m.QUEUE_WAITING_BY_CLASS, model, word)
+        value(m.QUEUE_TOKENS, model)
+        value(m.QUEUE_BYTES, model)
         for stage in m.STAGES:
             self._window(model, stage)
         value(m.QUEUE_WAITING, model)
@@ -328,6 +362,8 @@ class Observer:
             m.WAITING_BY_REASON: ("capacity",),
             m.REPLICA_STATE: m.STATES,
             m.REPLICA_FAULTS: m.FAULTS,
+            m.BREAKER_STATE: m.BREAKER_STATES,
+            m.BREAKER_CHANGES: m.BREAKER_STATES,
         }
         for metric in m.TABLE:
             if metric.labels == ("model", "replica"):
@@ -337,6 +373,7 @@ class Observer:
                     value(metric, *labels)
             for word in choices.get(metric, ()):
                 value(metric, *labels, word)
+        value(m.BREAKER_STATE, *labels, m.BREAKER_STATES[0]).set(1)
 
     def _report(self, event: Event, error: Exception) -> None:
         """Name the defect without the event's contents. ``write`` cannot raise: the line is plain."""
