@@ -124,7 +124,7 @@ class TinyBackend:
         self._batch = [p for p in self.requests.values() if self._is_open(p)][:MAX_NUM_SEQS]
         self._misbehave()
         outputs += [self._token(p, now) for p in self._batch]
-        return outputs, StepStats(num_running=len(self._batch), step_tokens=len(self._batch))
+        return outputs, StepStats(num_running=len(self.requests), step_tokens=len(self._batch))
 
     def _misbehave(self) -> None:
         for prepared in self._batch:
