@@ -20,7 +20,7 @@ from inferd.events import Event, HttpServed
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, UnloadReport
 from inferd.gateway.listener import HttpServer
 from inferd.gateway.server import create_app
-from inferd.gateway.upstream import ModelState
+from inferd.gateway.upstream import Item, ModelState
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, check_not_stronger, check_spec
 from inferd.tenancy.principal import Principal
 from inferd.types import (
@@ -31,6 +31,8 @@ from inferd.types import (
     ModelInfo,
     Output,
     PromptReport,
+    Relay,
+    Request,
     TextPrompt,
     Timings,
     TokenLogprob,
@@ -96,6 +98,15 @@ class FakeStream:
         if item.end is not None:
             self.usage = item.end.usage
         return item
+
+    def attach(self, sink: Callable[[Item], None]) -> None:
+        raise NotImplementedError("this fake is read by iterating")
+
+    def pause(self) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
 
     def close(self) -> None:
         self.closed.set()
@@ -169,7 +180,8 @@ class FakeRouter:
     def last(self) -> GenerateRequest:
         return self.streams[-1].request
 
-    def submit(self, request: GenerateRequest) -> FakeStream:
+    def submit(self, request: Request, relay: Relay | None = None) -> FakeStream:
+        assert isinstance(request, GenerateRequest)
         if self.refusal is not None:
             raise self.refusal
         stream = FakeStream(request)

@@ -9,13 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.gateway.fakes import Running, post, running
 
 from inferd.config import ServerConfig
 from inferd.errors import InvalidRequest
-from inferd.gateway.decode import decode
+from inferd.gateway.decode import decode, may_repeat_keys
 from inferd.gateway.openai_wire import ChatRequest, CompletionRequest, chat_decoder, completion_decoder
 
 HI = [{"role": "user", "content": "hi"}]
@@ -207,6 +207,47 @@ def test_any_text_comes_back_as_it_went_in(server: Running, text: str) -> None:
     if usable:
         reply = post(server, "/v1/completions", {"prompt": usable, "echo": True}).json()
         assert reply["choices"][0]["text"] == usable + "Hello world!"
+
+
+keys = st.sampled_from(["a", "b", "a:", ":", '"', '":', "\\", "\\u003a", "ü"])
+texts = st.recursive(
+    st.sampled_from(
+        ["1", "null", '"x"', '":"', '"\\\\":', "-1.5e3", '"\\u003a"', '"\\u003A:"', '"\\\\u003a"', '"::"', "[]", "{}"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: "[" + " , ".join(items) + "]")
+        | st.lists(st.tuples(keys, st.sampled_from([":", " :", "\t: "]), inner), max_size=4).map(
+            lambda pairs: "{" + ",".join(json.dumps(key) + colon + value for key, colon, value in pairs) + "}"
+        )
+    ),
+    max_leaves=12,
+)
+
+
+def repeats_keys(text: str) -> bool | None:
+    """The plain twin; None: this is no JSON."""
+    found = False
+
+    def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal found
+        found |= len({key for key, _ in pairs}) != len(pairs)
+        return dict(pairs)
+
+    try:
+        json.loads(text, object_pairs_hook=look)
+    except ValueError:
+        return None
+    return found
+
+
+@settings(max_examples=400)
+@given(texts)
+def test_no_repeated_key_passes_the_quick_look(text: str) -> None:
+    expected = repeats_keys(text)
+    if expected is not False:
+        assert may_repeat_keys(text.encode())
+    elif "\\u003" not in text:
+        assert not may_repeat_keys(text.encode())  # or it would not be quick
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_a_part_that_fails_does_not_make_the_other_parts_free(server: Running, d
             stream.put(Output(stream.request.id, (), None, End("cancelled", Usage(2, 7))))
         original(stream)
 
-    FakeStream.close = close  # type: ignore[method-assign]
+    FakeStream.close = close  # type: ignore[method-assign,assignment]
     try:
         assert post(server, "/v1/completions", {"prompt": ["a", "b"]}, **AUTH).status_code == 503
     finally:

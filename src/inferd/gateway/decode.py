@@ -1,7 +1,7 @@
 """From a body's bytes to a wire struct, and from a decoder's complaint to a sentence.
 
-One msgspec pass decodes and checks types. What msgspec lets through is checked here as well: keys
-that appear twice (parsers disagree on which one counts) and invalid UTF-8 inside ignored fields.
+One msgspec pass decodes and checks types. What it lets through is checked here as well: keys that appear
+twice (parsers disagree on which one counts) and invalid UTF-8 inside ignored fields.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTA
 _STEP = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+)\]|\[\.\.\.\]")
 
 
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
 class _DuplicateKey(ValueError):
     pass
 
@@ -45,7 +49,8 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
     try:
         decoded = decoder.decode(body)
-        json.loads(body.decode("utf-8"), object_pairs_hook=_refuse_duplicates)
+        if may_repeat_keys(body):
+            json.loads(body.decode("utf-8"), object_pairs_hook=_refuse_duplicates)
     except msgspec.ValidationError as error:
         raise _explain(str(error), body, decoder.type) from None
     except msgspec.DecodeError as error:
@@ -68,6 +73,21 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
             code="invalid_json",
         ) from None
     return decoded
+
+
+def may_repeat_keys(body: bytes) -> bool:
+    """False only for proper JSON in which no object has a key twice; in less than half of the exact check's time.
+
+    Every key has one colon, and so has its copy when the document is written again without the keys that
+    were dropped as they came twice; colons inside strings are copied, or dropped with their string. So
+    equally many colons mean that nothing was dropped, unless an escape sequence hid one before.
+    """
+    if b"\\u003" in body:
+        return True  # a colon, or one of its neighbours
+    try:
+        return _encode(_decode(body)).count(b":") != body.count(b":")
+    except (ValueError, RecursionError):
+        return True
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
