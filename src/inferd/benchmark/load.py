@@ -17,7 +17,7 @@ import msgspec
 from inferd import clock
 from inferd.benchmark.dataset import Query
 from inferd.benchmark.stats import Record
-from inferd.errors import Unavailable
+from inferd.errors import Unauthenticated, Unavailable
 
 Told = Callable[[Record], None]
 _MAX_HEADERS = 64 * 1024
@@ -61,7 +61,11 @@ _chunk = msgspec.json.Decoder(_Chunk)
 
 
 class ServerError(Exception):
-    """The server's answer was an error, or none that can be understood."""
+    """The server's answer was an error, or none that can be understood. ``status``: the error's."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Connection:
@@ -105,7 +109,7 @@ class Connection:
                     for line in complete:
                         yield line
                 if status != 200:
-                    raise ServerError(f"{status}: {_message(failed)}")
+                    raise ServerError(f"{status}: {_message(failed)}", status)
                 if rest:
                     yield rest
                 is_done = True
@@ -186,12 +190,16 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_model(url: str, api_key: str | None = None, timeout_s: float = 10.0) -> str:
-    """The name of the first model that the server at ``url`` lists. Raises Unavailable."""
+    """The name of the first model that the server at ``url`` lists. Raises Unauthenticated, Unavailable."""
     connection = Connection(url, timeout_s, api_key)
     try:
         body = b"\n".join([line async for line in connection.lines("GET", "/v1/models")])
         return msgspec.json.decode(body, type=_Models).data[0].id
     except (OSError, ServerError, asyncio.IncompleteReadError, TimeoutError) as error:
+        if isinstance(error, ServerError) and error.status in (401, 403):
+            raise Unauthenticated(
+                f"The server at {url} asks for an API key that may list models; give it with --api-key or INFERD_API_KEY."
+            ) from None
         raise Unavailable(
             f"No server answers at {url} ({str(error) or type(error).__name__}); start one with: inferd serve"
         ) from None

@@ -97,7 +97,10 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
     help='JSON-lines file of {"prompt": ..} or {"messages": [..]}, instead of random tokens.',
 )
 @click.option(
-    "--api-key", envvar="OPENAI_API_KEY", default=None, help="Key for the server under test (also OPENAI_API_KEY)."
+    "--api-key",
+    envvar=["INFERD_API_KEY", "OPENAI_API_KEY"],
+    default=None,
+    help="Key for the server under test (also INFERD_API_KEY or OPENAI_API_KEY).",
 )
 @click.option(
     "--timeout",

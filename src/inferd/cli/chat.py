@@ -28,7 +28,12 @@ Answer = Callable[[list[JSON]], Generator[str, None, None]]
 @click.argument("source", required=False)
 @click.option("--url", default=None, help=f"Server to talk to.  [default: {DEFAULT_URL} if one runs there]")
 @click.option("--model", default=None, help="Model name to ask the server for.  [default: the first that it lists]")
-@click.option("--api-key", envvar="OPENAI_API_KEY", default=None, help="Key for the server (also OPENAI_API_KEY).")
+@click.option(
+    "--api-key",
+    envvar=["INFERD_API_KEY", "OPENAI_API_KEY"],
+    default=None,
+    help="Key for the server (also INFERD_API_KEY or OPENAI_API_KEY).",
+)
 @click.option("--system", default=None, help="System message to start with.")
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Longest answer, in tokens."
