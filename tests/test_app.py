@@ -2,72 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from tests.worker.watching import children, is_running, until_now
-
-SCRIPT = Path(__file__).resolve().parent / "tiny_server.py"
-
-
-class Server:
-    """A server process and its address."""
-
-    def __init__(self, server: dict[str, object] | None = None, source: str = "tiny") -> None:
-        config = {"server": {"port": 0, "grace_s": 10, **(server or {})}, "models": {"tiny": {"source": source}}}
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), json.dumps(config)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        self.workers: list[int] = []
-
-    def await_ready(self) -> Server:
-        assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().strip()
-        assert self.url, self.end()[1]
-        self.workers = children(self.process.pid)
-        assert self.workers
-        return self
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def end(self, seconds: float = 20.0) -> tuple[int, str]:
-        """Exit code and stderr; a process group member left behind is a failure."""
-        _, errors = self.process.communicate(timeout=seconds)
-        until_now(lambda: not any(is_running(pid) for pid in self.workers), "the workers are gone", 10)
-        return self.process.returncode, errors
-
-    def status(self, path: str) -> int:
-        return httpx.get(self.url + path, timeout=10).status_code
-
-    def stream(self, prompt: str, max_tokens: int) -> contextlib.AbstractContextManager[httpx.Response]:
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "stream": True}
-        return httpx.stream("POST", self.url + "/v1/completions", json=body, timeout=30)
-
-
-@contextlib.contextmanager
-def running(server: dict[str, object] | None = None, source: str = "tiny") -> Iterator[Server]:
-    made = Server(server, source)
-    try:
-        yield made.await_ready()
-    finally:
-        made.process.kill()
-        made.process.communicate()
-        until_now(lambda: not any(is_running(pid) for pid in made.workers), "the workers are gone", 10)
+from tests.server_process import Server, running
+from tests.worker.watching import children, until_now
 
 
 def test_an_idle_server_leaves_within_2_s_of_sigterm() -> None:

@@ -1,25 +1,33 @@
-"""A whole server around the tiny backend, as a script: the flags are JSON of the server's section and
-of the model's; its address is its first line on stdout."""
+"""A whole server around the tiny backend, as a script: its argument is a configuration as JSON, or a YAML
+file that is followed; its address is its first line on stdout."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import msgspec
 
 from inferd.app.root import run
-from inferd.config import Config
+from inferd.app.source import ConfigSource
+from inferd.config import Config, load_config
 from inferd.errors import InferdError
 
 TINY_WORKER = (sys.executable, str(Path(__file__).resolve().parent / "worker" / "tiny_backend.py"))
 
 
 def main() -> int:
-    config = msgspec.convert(json.loads(sys.argv[1]), Config)
+    source = None
     try:
-        return run(config, on_ready=lambda ready: print(ready.address, flush=True), command=TINY_WORKER)
+        if sys.argv[1].endswith(".yaml"):
+            path = Path(sys.argv[1])
+            source = ConfigSource(path, lambda: load_config(path, os.environ, {}))
+            config = source.read()
+        else:
+            config = msgspec.convert(json.loads(sys.argv[1]), Config)
+        return run(config, source=source, on_ready=lambda ready: print(ready.address, flush=True), command=TINY_WORKER)
     except InferdError as error:
         print(f"Error: {error.message}", file=sys.stderr)
         return 1
