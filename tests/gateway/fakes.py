@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import msgspec
@@ -52,6 +52,8 @@ class FakeStatus(msgspec.Struct):
     created: float = 1_700_000_000.0
     waiting: int = 0
     in_flight: int = 0
+    load: Literal["startup", "on_demand"] = "startup"
+    has_remote: bool = False
 
 
 def info(name: str) -> ModelInfo:

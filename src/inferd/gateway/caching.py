@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -16,10 +16,10 @@ from msgspec import UNSET
 from inferd import clock
 from inferd.cache.key import cache_key
 from inferd.cache.port import CachedAnswer, ResponseCache
-from inferd.config import ModelCacheConfig
 from inferd.errors import DeadlineExceeded
 from inferd.events import CacheLooked
 from inferd.gateway.admission import reserve, terms_of
+from inferd.gateway.decode import decode
 from inferd.gateway.generation import ignored_header
 from inferd.gateway.http import EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Headers, Response
 from inferd.gateway.openai_wire import IGNORED, GenerationFields
@@ -35,46 +35,84 @@ _MISS: Final[Headers] = ((b"x-inferd-cache", b"miss"),)
 Compute = Callable[[], Awaitable[Answer]]
 
 
-async def cached(
-    room: Room, call: Call, body: GenerationFields, model: ModelStatus, sampling: SamplingParams, compute: Compute
-) -> Answer:
+class Question(NamedTuple):
+    """What decides an answer, and whether it is decided at all."""
+
+    model: str
+    fingerprint: str | None  # of the weights; None: not known yet
+    body: bytes | msgspec.Struct
+    form: bytes  # of a streamed answer: which frames there are
+    stream: bool
+    is_drawn: bool  # at random: asked again, it may be another
+    timeout: float | None
+
+
+def question_of(body: GenerationFields, model: ModelStatus, sampling: SamplingParams) -> Question:
+    """Requests that differ in what does not change the answer ask the same. A temperature that is not
+    given is the model's choice, which may be to draw."""
+    neutral = dict.fromkeys(IGNORED[type(body)], UNSET)
+    streamed = bool(body.stream) and body.stream_options is not None
+    return Question(
+        model.name,
+        model.info.fingerprint if model.info is not None else None,
+        msgspec.structs.replace(body, model=None, request_id=None, **neutral),
+        msgspec.json.encode(body.stream_options) if streamed else b"",
+        bool(body.stream),
+        sampling.temperature != 0 and sampling.seed is None,
+        body.timeout,
+    )
+
+
+class _RelayedFields(msgspec.Struct, frozen=True):
+    stream: bool | None = None
+    stream_options: msgspec.Raw = msgspec.Raw()
+    temperature: float | None = None
+    seed: int | None = None
+    timeout: float | None = None
+
+
+_relayed: Final = msgspec.json.Decoder(_RelayedFields)
+
+
+def question_of_relayed(room: Room, name: str, body: bytes) -> Question:
+    """Likewise for a model that runs elsewhere: its servers stand for its weights. Raises InvalidRequest."""
+    fields = decode(body, _relayed)
+    servers = [f"{remote.url} {remote.model}" for remote in room.config.models[name].upstreams]
+    return Question(
+        name,
+        "remote " + ", ".join(servers),
+        body,
+        bytes(fields.stream_options),
+        bool(fields.stream),
+        fields.temperature != 0 and fields.seed is None,
+        fields.timeout,
+    )
+
+
+async def cached(room: Room, call: Call, question: Callable[[], Question], model: str, compute: Compute) -> Answer:
     """A kept answer, or what ``compute`` answers, which is then kept. A hit computes no tokens, and so
     costs one request of the quota and none of its tokens."""
-    config = room.caching_of(model.name)
-    if room.cache is None or not config.enabled or model.info is None or not is_repeatable(sampling, config):
+    config = room.caching_of(model)
+    if room.cache is None or not config.enabled:
         return await compute()
+    asked = question()
     wishes = {wish.strip().lower() for wish in (call.header(b"cache-control") or b"").split(b",")}
-    if b"no-store" in wishes:
+    if asked.fingerprint is None or (asked.is_drawn and not config.any_temperature) or b"no-store" in wishes:
         return await compute()
-    key = _key(call, body, model.name, model.info.fingerprint)
-    keeper = _Keeper(room, call, room.cache, key, model.name, config.ttl_s)
-    if b"no-cache" not in wishes:
-        kept = await keeper.look(terms_of(call, priority=body.priority, timeout=body.timeout).deadline_s)
-        if kept is not None:
-            return _again(room, call, model.name, kept)
-    return await keeper.fill(compute)
-
-
-def is_repeatable(sampling: SamplingParams, config: ModelCacheConfig) -> bool:
-    """Whether the same request means the same answer; a temperature that is not given is the model's choice."""
-    return sampling.temperature == 0 or sampling.seed is not None or config.any_temperature
-
-
-def _key(call: Call, body: GenerationFields, model: str, fingerprint: str) -> bytes:
-    """Requests that differ in what does not change the answer have the same key."""
-    neutral = dict.fromkeys(IGNORED[type(body)], UNSET)
-    plain = msgspec.structs.replace(body, model=None, request_id=None, **neutral)
-    form = b""
-    if body.stream and body.stream_options is not None:
-        form = msgspec.json.encode(body.stream_options)  # decides which frames there are
-    return cache_key(
+    key = cache_key(
         call.principal.tenant,
         model,
-        fingerprint,
-        f"{call.route} {form.decode()}",
-        plain,
-        stream=bool(body.stream),
+        asked.fingerprint,
+        f"{call.route} {asked.form.decode()}",
+        asked.body,
+        stream=asked.stream,
     )
+    keeper = _Keeper(room, call, room.cache, key, model, config.ttl_s)
+    if b"no-cache" not in wishes:
+        kept = await keeper.look(terms_of(call, priority=None, timeout=asked.timeout).deadline_s)
+        if kept is not None:
+            return _again(room, call, model, kept)
+    return await keeper.fill(compute)
 
 
 def _again(room: Room, call: Call, model: str, kept: CachedAnswer) -> Response:

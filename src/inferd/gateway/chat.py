@@ -7,7 +7,7 @@ import os
 from msgspec import UNSET
 
 from inferd.gateway.admission import find_model
-from inferd.gateway.caching import cached
+from inferd.gateway.caching import Question, cached, question_of
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation import (
     Collected,
@@ -33,12 +33,13 @@ from inferd.gateway.openai_wire import (
     ToolCallDelta,
     WireFinishReason,
 )
+from inferd.gateway.relay import Peeked, forwarded
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range, check_unsupported, sampling_of
 from inferd.gateway.sse import HEARTBEAT_S, Envelope, encode, endings, stream_answer
 from inferd.gateway.toolcalls import ParsedCall, ToolCallParser, parse_all
 from inferd.gateway.upstream import ModelStatus
-from inferd.types import Delta, FinishReason, Output, Usage
+from inferd.types import Delta, FinishReason, Output, Relayed, Usage
 
 
 async def create_chat_completion(room: Room, call: Call, raw: bytes, body: ChatRequest) -> Answer:
@@ -76,15 +77,24 @@ async def create_chat_completion(room: Room, call: Call, raw: bytes, body: ChatR
             [chat],
             sampling,
             explicit,
+            raw=raw,
             return_prompt_ids=bool(body.return_token_ids),
         )
+        if model.has_remote and len(streams) == 1:
+            first = await anext(streams[0])
+            if isinstance(first, Relayed):
+                return await forwarded(call, streams[0], first)
+            streams[0] = Peeked(streams[0], first)
         if body.stream:
             return await stream_answer(call, streams, write, headers, heartbeat_s=heartbeat_s)
         (collected,) = await collect_all(call, streams, sampling.n)
         reply.fingerprint = fingerprint_of(room, model)
         return Response(200, reply.completion(call, collected), headers=headers)
 
-    return await once(room, call, raw, model.name, lambda: cached(room, call, body, model, sampling, compute))
+    def question() -> Question:
+        return question_of(body, model, sampling)
+
+    return await once(room, call, raw, model.name, lambda: cached(room, call, question, model.name, compute))
 
 
 def _check_chat(body: ChatRequest) -> None:

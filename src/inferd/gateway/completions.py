@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from inferd.gateway.admission import find_model
-from inferd.gateway.caching import cached
+from inferd.gateway.caching import Question, cached, question_of
 from inferd.gateway.chat import wire_finish_reason
 from inferd.gateway.errors import invalid
 from inferd.gateway.generation import (
@@ -26,11 +26,22 @@ from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.idempotency import once
 from inferd.gateway.logprobs import legacy_logprobs, prompt_logprobs
 from inferd.gateway.openai_wire import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs
+from inferd.gateway.relay import Peeked, forwarded
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import MAX_PROMPTS, MAX_SEQUENCES, check_range, check_unsupported, sampling_of
 from inferd.gateway.sse import HEARTBEAT_S, Envelope, encode, endings, stream_answer
 from inferd.gateway.upstream import ModelStatus
-from inferd.types import Delta, Output, PromptReport, SamplingParams, TextPrompt, TokenLogprob, TokenPrompt, Usage
+from inferd.types import (
+    Delta,
+    Output,
+    PromptReport,
+    Relayed,
+    SamplingParams,
+    TextPrompt,
+    TokenLogprob,
+    TokenPrompt,
+    Usage,
+)
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -70,15 +81,24 @@ async def create_completion(room: Room, call: Call, raw: bytes, body: Completion
             prompts,
             sampling,
             explicit,
+            raw=raw,
             return_prompt_ids=bool(body.return_token_ids or body.echo),
         )
+        if model.has_remote and len(streams) == 1:
+            first = await anext(streams[0])
+            if isinstance(first, Relayed):
+                return await forwarded(call, streams[0], first)
+            streams[0] = Peeked(streams[0], first)
         if body.stream:
             return await stream_answer(call, streams, write, headers, heartbeat_s=heartbeat_s)
         collected = await collect_all(call, streams, sampling.n)
         reply.fingerprint = fingerprint_of(room, model)
         return Response(200, reply.completion(call, collected), headers=headers)
 
-    return await once(room, call, raw, model.name, lambda: cached(room, call, body, model, sampling, compute))
+    def question() -> Question:
+        return question_of(body, model, sampling)
+
+    return await once(room, call, raw, model.name, lambda: cached(room, call, question, model.name, compute))
 
 
 def _sampling(body: CompletionRequest) -> tuple[SamplingParams, tuple[str, ...]]:

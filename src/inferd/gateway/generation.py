@@ -6,6 +6,7 @@ Knows the router's streams; knows neither wire format.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Sequence
 
 from inferd import clock
@@ -25,12 +26,15 @@ from inferd.types import (
     Output,
     Prompt,
     PromptReport,
+    Relay,
     SamplingParams,
     TextPrompt,
     TokenLogprob,
     TokenPrompt,
     Usage,
 )
+
+_TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def fingerprint_of(room: Room, model: ModelStatus) -> str | None:
@@ -51,9 +55,12 @@ def submit_all(
     sampling: SamplingParams,
     explicit: tuple[str, ...],
     *,
+    raw: bytes,
     return_prompt_ids: bool,
 ) -> list[Stream]:
     """One submit per prompt. The call owns the streams and closes them however it ends.
+
+    A request of one prompt goes along as its client sent it (``raw``), in case a remote replica takes it.
 
     Raises QuotaExceeded, and what the router raises.
     """
@@ -70,6 +77,16 @@ def submit_all(
         max_tokens=sampling.max_tokens,
     )
     reserve(room, call, model.name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
+    relay = None
+    if model.has_remote and len(prompts) == 1:
+        options = body.stream_options
+        relay = Relay(
+            path=call.route.removeprefix("/v1"),
+            body=raw,
+            stream=bool(body.stream),
+            wants_usage=options is not None and options.include_usage is True,
+            headers=forwarded_headers(call),
+        )
     for number, prompt in enumerate(prompts):
         request = GenerateRequest(
             id=response_id if len(prompts) == 1 else f"{response_id}-{number}",
@@ -91,8 +108,15 @@ def submit_all(
             return_prompt_ids=return_prompt_ids,
             arrived_at=call.started_at,
         )
-        call.streams.append(room.router.submit(request))
+        call.streams.append(room.router.submit(request, relay))
     return call.streams
+
+
+def forwarded_headers(call: Call) -> Headers:
+    """What a remote server hears of the request besides its body: which one it is."""
+    headers: Headers = ((b"x-request-id", call.request_id.encode("ascii")),)
+    trace = call.header(b"traceparent")
+    return (*headers, (b"traceparent", trace)) if trace is not None and _TRACE.fullmatch(trace) else headers
 
 
 def _bytes_of(prompt: Prompt, call: Call) -> int:

@@ -10,7 +10,6 @@ where ``relayed`` answers it. Knows neither replicas nor how a remote server is 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import AsyncGenerator
 from typing import Final, Protocol
 
@@ -23,7 +22,7 @@ from inferd.gateway.admission import authenticate, cost_of, reserve, terms_of
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.errors import invalid
 from inferd.gateway.exchange import Exchange
-from inferd.gateway.generation import error_frame, failure_of, note_end
+from inferd.gateway.generation import error_frame, failure_of, forwarded_headers, note_end
 from inferd.gateway.http import EVENTS_HEADERS, Answer, Call, EventStream, Headers, Response, require_json
 from inferd.gateway.origin import Origins
 from inferd.gateway.room import Room
@@ -35,7 +34,6 @@ from inferd.types import ModelInfo, Relay, Relayed, RelayHead, Request, Usage
 CHAT: Final = "/chat/completions"
 TEXT: Final = "/completions"
 _TARGETS: Final = {b"/v1/chat/completions": CHAT, b"/v1/completions": TEXT}
-_TRACE: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 _log = logging.getLogger("inferd.gateway")
 
@@ -49,7 +47,7 @@ class _StreamOptions(msgspec.Struct, frozen=True):
 
 class _Message(msgspec.Struct, frozen=True):
     role: str
-    content: msgspec.Raw | None = None
+    content: msgspec.Raw = msgspec.Raw()
 
 
 class RelayFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,14 +90,6 @@ def remote_models(config: Config) -> frozenset[str]:
     return frozenset(name for name, model in config.models.items() if model.upstreams and not model.num_local)
 
 
-def relay_of(call: Call, path: str, body: bytes, *, stream: bool, wants_usage: bool) -> Relay:
-    headers: Headers = ((b"x-request-id", call.request_id.encode("ascii")),)
-    trace = call.header(b"traceparent")
-    if trace is not None and _TRACE.fullmatch(trace):
-        headers = (*headers, (b"traceparent", trace))
-    return Relay(path=path, body=body, stream=stream, wants_usage=wants_usage, headers=headers)
-
-
 def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | TextFields, body: bytes) -> Stream:
     """Admit a request for a model behind remote servers alone. Raises InvalidRequest, QuotaExceeded, and
     what the router raises."""
@@ -126,7 +116,13 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
     )
     reserve(room, call, name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
     options = fields.stream_options
-    relay = relay_of(call, path, body, stream=stream, wants_usage=options is not None and options.include_usage is True)
+    relay = Relay(
+        path=path,
+        body=body,
+        stream=stream,
+        wants_usage=options is not None and options.include_usage is True,
+        headers=forwarded_headers(call),
+    )
     request = Request(
         id=call.response_id("relay"),
         model=name,
@@ -148,27 +144,26 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
 # -- the ordinary way ----------------------------------------------------------------------------
 
 
-async def relayed(room: Room, call: Call, path: str, body: bytes) -> Answer | None:
-    """The answer for a model behind remote servers alone; None where the request is for another one.
-
-    Raises InferdError for everything that is known before the first byte.
-    """
+def target_of(room: Room, call: Call, body: bytes) -> str | None:
+    """The model behind remote servers alone that a request is for; None where it is for another one."""
     names = remote_models(room.config)
     if not names:
         return None
     name = _model_of(body)
     if name is None and len(room.config.models) == 1:
         (name,) = room.config.models
-    if name not in names or not call.principal.may_use(name):
-        return None
+    return name if name in names and call.principal.may_use(name) else None
+
+
+async def relayed(room: Room, call: Call, name: str, path: str, body: bytes) -> Answer:
+    """The answer for such a model. Raises InferdError for everything that is known before the first byte."""
     fields: ChatFields | TextFields
     if path == CHAT:
         fields = await decode_body(body, _chat)
     else:
         fields = await decode_body(body, _text)
     stream = submit(room, call, name, path, fields, body)
-    item = await anext(stream)
-    return await forwarded(call, stream, item)
+    return await forwarded(call, stream, await anext(stream))
 
 
 class _Named(msgspec.Struct, frozen=True):

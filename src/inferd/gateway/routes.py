@@ -13,12 +13,14 @@ import msgspec
 
 from inferd.gateway import admin, health, models
 from inferd.gateway.admission import visible
+from inferd.gateway.caching import Question, cached, question_of_relayed
 from inferd.gateway.chat import create_chat_completion
 from inferd.gateway.completions import create_completion
 from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, UnloadReport
 from inferd.gateway.decode import decode_body
 from inferd.gateway.docs_page import docs_page, start_page
 from inferd.gateway.http import HTML_TYPE, Answer, Call, Response, read_body, require_json
+from inferd.gateway.idempotency import once
 from inferd.gateway.openai_wire import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -36,6 +38,7 @@ from inferd.gateway.openai_wire import (
     detokenize_decoder,
     tokenize_decoder,
 )
+from inferd.gateway.relay import CHAT, TEXT, relayed, target_of
 from inferd.gateway.room import Room
 from inferd.gateway.tokenize import detokenize, tokenize
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
@@ -66,6 +69,9 @@ class Route(NamedTuple):
 async def _chat(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
     raw = await read_body(call, room.max_body_bytes)
+    name = target_of(room, call, raw)
+    if name is not None:
+        return await call.watched(_elsewhere(room, call, name, CHAT, raw))
     body = await decode_body(raw, chat_decoder)
     return await call.watched(create_chat_completion(room, call, raw, body))
 
@@ -73,8 +79,23 @@ async def _chat(room: Room, call: Call, rest: str) -> Answer:
 async def _completion(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
     raw = await read_body(call, room.max_body_bytes)
+    name = target_of(room, call, raw)
+    if name is not None:
+        return await call.watched(_elsewhere(room, call, name, TEXT, raw))
     body = await decode_body(raw, completion_decoder)
     return await call.watched(create_completion(room, call, raw, body))
+
+
+async def _elsewhere(room: Room, call: Call, name: str, path: str, raw: bytes) -> Answer:
+    """For a model behind remote servers alone."""
+
+    async def compute() -> Answer:
+        return await relayed(room, call, name, path, raw)
+
+    def question() -> Question:
+        return question_of_relayed(room, name, raw)
+
+    return await once(room, call, raw, name, lambda: cached(room, call, question, name, compute))
 
 
 async def _tokenize(room: Room, call: Call, rest: str) -> Answer:

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from inferd.types import Chat, ModelInfo, Output, Relay, Relayed, Request, TextPrompt, Usage
 
-ModelState = Literal["loading", "ready", "degraded", "failed", "stopped"]
+ModelState = Literal["loading", "ready", "degraded", "failed", "stopped", "unloaded"]
 
 
 class ModelStatus(Protocol):
@@ -35,6 +35,10 @@ class ModelStatus(Protocol):
     def waiting(self) -> int: ...
     @property
     def in_flight(self) -> int: ...
+    @property
+    def load(self) -> Literal["startup", "on_demand"]: ...
+    @property
+    def has_remote(self) -> bool: ...
 
 
 Item = Output | Relayed
