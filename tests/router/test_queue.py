@@ -244,7 +244,7 @@ def test_what_no_replica_can_run_does_not_hold_up_others() -> None:
 
     assert queue.pop(accepts=accepts) is last
     assert queue.pop(accepts=accepts) is None
-    assert [t.number for t in (queue.pop(), queue.pop())] == [0, 1]
+    assert [popped.number for popped in (queue.pop(), queue.pop()) if popped is not None] == [0, 1]
     assert len(asked) <= 2 * 201
 
 
@@ -253,8 +253,26 @@ def test_a_tenants_requests_are_searched_no_further_than_the_documented_bound() 
     for number in range(100):
         queue.push(ticket(number))
     asked = []
-    assert queue.pop(accepts=lambda waiting: bool(asked.append(waiting.number))) is None
+
+    def accepts(waiting: Ticket) -> bool:
+        asked.append(waiting.number)
+        return waiting.number > 7
+
+    assert queue.pop(accepts=accepts) is None
     assert asked == list(range(8))
+    queue.remove_if(lambda waiting: waiting.number == 3)
+    popped = queue.pop(accepts=accepts)
+    assert popped is not None
+    assert popped.number == 8
+
+
+def test_all_that_meet_a_condition_can_be_taken_out_at_once() -> None:
+    queue = RequestQueue(PLENTY)
+    for number in range(40):
+        queue.push(ticket(number, number % 3 - 1, tenant=str(number % 5)))
+    odd = queue.remove_if(lambda waiting: waiting.number % 2 == 1)
+    assert [taken.number for taken in odd] == list(range(1, 40, 2))
+    assert len(queue) == 20
 
 
 def test_an_urgent_request_takes_the_place_of_the_youngest_batch_work() -> None:

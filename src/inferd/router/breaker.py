@@ -44,7 +44,8 @@ class Breaker:
         """Whether a request may be given to the replica now."""
         if self.state == "closed":
             return True
-        return now >= self._shut_until and self._num_probing(now) < self._config.probes
+        probing = sum(now - begun_at < self._config.cooldown_s for begun_at in self._probes)
+        return now >= self._shut_until and probing < self._config.probes
 
     @property
     def reopens_at(self) -> float | None:
@@ -54,6 +55,8 @@ class Breaker:
     def begin(self, now: float) -> None:
         """A request is given to the replica."""
         if self.state != "closed":
+            while self._probes and now - self._probes[0] >= self._config.cooldown_s:
+                self._probes.popleft()
             self._probes.append(now)
 
     def success(self, now: float, begun_at: float | None = None) -> None:
@@ -81,11 +84,6 @@ class Breaker:
             self._shut_until = now + self._config.cooldown_s
             if self.state == "half_open":
                 self._change("open", now)
-
-    def _num_probing(self, now: float) -> int:
-        while self._probes and now - self._probes[0] >= self._config.cooldown_s:
-            self._probes.popleft()
-        return len(self._probes)
 
     def _ends_probe(self, begun_at: float | None) -> bool:
         """Strike one probe from the list; whether the request was one."""

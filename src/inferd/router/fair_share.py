@@ -97,7 +97,7 @@ class FairShare:
 
     def __init__(self) -> None:
         self.num_live = 0
-        self._virtual = 0.0  # the start tag of who was served last
+        self._virtual = 0.0  # the start tag of who was served last: where a newcomer begins if nobody waits
         self._flows: dict[str, Flow] = {}
         self._heap: list[_Entry] = []
         self._sweep_at = _SLACK
@@ -163,6 +163,8 @@ class FairShare:
             elif not flow.num_live:
                 flow.places.clear()
                 flow.stamp = 0
+                if not self.num_live:
+                    self._virtual = max(self._virtual, flow.start)  # the end of a busy time
         else:
             (self._suspects if place.ticket.is_suspect else self._returned).remove(place)
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Callable
 from typing import Final
 
 from inferd.config import QueueConfig
@@ -37,7 +38,7 @@ _MAX_DISPLACED: Final = 16
 
 
 class RequestQueue:
-    """Waiting tickets, each once. All of it is O(log n), apart from ``clear``."""
+    """Waiting tickets, each once. Each step is O(log n), apart from those that say what they look at."""
 
     def __init__(self, config: QueueConfig) -> None:
         self._config = config
@@ -168,6 +169,13 @@ class RequestQueue:
         for ticket in waiting:
             self.remove(ticket)
         return waiting
+
+    def remove_if(self, condition: Callable[[Ticket], bool]) -> list[Ticket]:
+        """Take out all that meet a condition, by arrival. Asks about each that waits."""
+        found = sorted((ticket for ticket in self._places if condition(ticket)), key=lambda ticket: ticket.number)
+        for ticket in found:
+            self.remove(ticket)
+        return found
 
     def charge(self, tenant: str, rank: Priority, tokens_over_estimate: int, weight: float = 1.0) -> None:
         """What a request really cost is known: its tenant's next turn comes the later (negative: the sooner)."""
