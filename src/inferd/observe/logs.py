@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import astuple
 
 from inferd.events import HttpServed, ReplicaChanged
 from inferd.types import JSON
@@ -44,46 +46,72 @@ _LEVELS: dict[str, str] = {"hung": "error", "died": "error", "failed": "error"}
 
 def http_line(event: HttpServed, wall_s: float) -> str:
     """The access log's line. ASCII only: whatever a client put in an id, it is one line of plain JSON."""
-    line: JSON = {
-        "ts": timestamp(wall_s),
-        "level": _level(event.status),
-        "event": "http",
-        "request_id": _cut(event.request_id),
-        "tenant": _cut(event.tenant),
-        "model": None if event.model is None else _cut(event.model),
-        "route": event.route,
-        "method": _cut(event.method),
-        "status": event.status,
-        "outcome": event.outcome,
-        "finish_reasons": event.finish_reasons,
-        "error_code": event.error_code,
-        "stream": event.stream,
-        "duration_s": round(event.duration_s, 6),
-        "request_bytes": event.request_bytes,
-        "response_bytes": event.response_bytes,
-    }
     usage, timings = event.usage, event.timings
-    if usage is not None:
-        line["usage"] = {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cached_tokens,
-        }
-    if timings is not None:
-        stages = zip(timings.__struct_fields__, msgspec.structs.astuple(timings), strict=True)
-        line["timings"] = {name: round(at, 6) for name, at in stages if at is not None}
-    return _as_line(line)
-
-
-def _as_line(line: JSON) -> str:
-    """Plain printable ASCII; what is not is escaped, which takes longer and is rare."""
+    line = _HttpLine(
+        timestamp(wall_s),
+        _level(event.status),
+        "http",
+        event.request_id[:MAX_CHARACTERS],
+        event.tenant[:MAX_CHARACTERS],
+        None if event.model is None else event.model[:MAX_CHARACTERS],
+        event.route,
+        event.method[:MAX_CHARACTERS],
+        event.status,
+        event.outcome,
+        event.finish_reasons,
+        event.error_code,
+        event.stream,
+        round(event.duration_s, 6),
+        event.request_bytes,
+        event.response_bytes,
+        UNSET if usage is None else _UsageLine(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
+        UNSET if timings is None else _TimingsLine(*[UNSET if at is None else round(at, 6) for at in astuple(timings)]),
+    )
     try:
         text = _encode(line).decode()
     except UnicodeEncodeError:
         text = ""
     if text and text.isascii() and "\x7f" not in text:
         return text
-    return json.dumps(line, separators=(",", ":"))
+    # Not plain printable ASCII: what is not is escaped, which takes longer and is rare.
+    return json.dumps(msgspec.to_builtins(line), separators=(",", ":"))
+
+
+class _UsageLine(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class _TimingsLine(msgspec.Struct):
+    """In the order of ``Timings``; a stage that was not reached is left out."""
+
+    dispatched: float | UnsetType
+    tokenized: float | UnsetType
+    scheduled: float | UnsetType
+    first_token: float | UnsetType
+    finished: float | UnsetType
+
+
+class _HttpLine(msgspec.Struct):
+    ts: str
+    level: str
+    event: str
+    request_id: str
+    tenant: str
+    model: str | None
+    route: str
+    method: str
+    status: int
+    outcome: str | None
+    finish_reasons: tuple[str, ...]
+    error_code: str | None
+    stream: bool
+    duration_s: float
+    request_bytes: int
+    response_bytes: int
+    usage: _UsageLine | UnsetType
+    timings: _TimingsLine | UnsetType
 
 
 def _level(status: int) -> str:
@@ -144,10 +172,6 @@ def timestamp(wall_s: float) -> str:
 @functools.lru_cache(maxsize=2)
 def _second(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).isoformat(timespec="seconds").removesuffix("+00:00")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS]
 
 
 class LogStream(Protocol):

@@ -35,13 +35,23 @@ from inferd.events import (
 from inferd.observe import metrics as m
 from inferd.observe.logs import LineWriter, LogHandler, LogStream, http_line, replica_line
 from inferd.observe.plain import plain as plain_line
-from inferd.observe.series import CONTENT_TYPE, Store
+from inferd.observe.series import CONTENT_TYPE, Distribution, Store, Value
 from inferd.types import CLASSES, StepStats
 from inferd.window import Window
 
 _NO_REPLICA = "none"
 _OTHER = "other"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
+_Labels = tuple[str, str]  # model and replica
+_SIZES = (
+    m.REQUEST_PROMPT_TOKENS,
+    m.REQUEST_GENERATION_TOKENS,
+    m.REQUEST_COMPUTED_TOKENS,
+    m.REQUEST_N,
+    m.REQUEST_PREEMPTIONS,
+    m.REQUEST_LONGEST_TOKENS,
+    m.REQUEST_MAX_TOKENS,
+)
 _MAX_ROUTES = 256
 """Routes that get series of their own. The gateway sends patterns, so this is never met; if it were
 to send raw paths, a client could otherwise fill the memory."""
@@ -73,6 +83,11 @@ class Observer:
         self._kinds = frozenset(_kinds(InferdError))
         self._store = Store(m.TABLE)
         self._windows: dict[tuple[str, str], Window] = {}
+        # Series that every request changes, found by one look: most of what an event costs is finding them.
+        self._counts: dict[tuple[_Labels, str], tuple[Value, ...]] = {}
+        self._sizes: dict[_Labels, list[Distribution]] = {}
+        self._timed: dict[tuple[str, _Labels], tuple[Distribution, Distribution, Window]] = {}
+        self._served: dict[tuple[str, str, int], tuple[Value, Value, Distribution, Distribution, Distribution]] = {}
         self._routes: set[str] = set()
         self._states: dict[tuple[str, str], str] = {}
         self._stats: dict[tuple[str, str], StepStats] = {}  # of each replica's present life
@@ -160,15 +175,20 @@ class Observer:
 
     def _request_ended(self, event: RequestEnded) -> None:
         value, labels = self._store.value, (self._model(event.model), _replica(event.replica))
-        value(m.REQUESTS, *labels, event.outcome).add()
+        counts = self._counts.get((labels, event.outcome))
+        if counts is None:
+            made = [value(metric, *labels) for metric in (m.PROMPT_TOKENS, m.GENERATION_TOKENS, m.CACHED_TOKENS)]
+            counts = self._counts[labels, event.outcome] = (value(m.REQUESTS, *labels, event.outcome), *made)
+        requests, prompt_tokens, generation_tokens, cached_tokens = counts
+        requests.value += 1
+        prompt_tokens.value += event.usage.prompt_tokens
+        generation_tokens.value += event.usage.completion_tokens
+        cached_tokens.value += event.usage.cached_tokens
         for reason in _finished_reasons(event):
             value(m.FINISHED, *labels, reason).add()
         if event.error_kind is not None:
             kind = event.error_kind if event.error_kind in self._kinds else InferdError.kind
             value(m.ERRORS, labels[0], kind).add()
-        value(m.PROMPT_TOKENS, *labels).add(event.usage.prompt_tokens)
-        value(m.GENERATION_TOKENS, *labels).add(event.usage.completion_tokens)
-        value(m.CACHED_TOKENS, *labels).add(event.usage.cached_tokens)
         now = self._now()
         if event.timings.first_token is not None:
             self._time(m.FIRST_TOKEN_S, "first_token", labels, (event.timings.first_token,), now)
@@ -194,16 +214,18 @@ class Observer:
             if event.n == 1 and usage.completion_tokens > 1:
                 per_token = (finished - first) / (usage.completion_tokens - 1)
                 self._time(m.PER_OUTPUT_TOKEN_S, "per_output_token", labels, (per_token,), now)
-        observe = self._store.distribution
-        observe(m.REQUEST_PROMPT_TOKENS, *labels).observe(usage.prompt_tokens)
-        observe(m.REQUEST_GENERATION_TOKENS, *labels).observe(usage.completion_tokens)
-        observe(m.REQUEST_COMPUTED_TOKENS, *labels).observe(usage.prompt_tokens - usage.cached_tokens)
-        observe(m.REQUEST_N, *labels).observe(event.n)
-        observe(m.REQUEST_PREEMPTIONS, *labels).observe(event.num_preemptions)
+        sizes = self._sizes.get(labels)
+        if sizes is None:
+            sizes = self._sizes[labels] = [self._store.distribution(metric, *labels) for metric in _SIZES]
+        sizes[0].observe(usage.prompt_tokens)
+        sizes[1].observe(usage.completion_tokens)
+        sizes[2].observe(usage.prompt_tokens - usage.cached_tokens)
+        sizes[3].observe(event.n)
+        sizes[4].observe(event.num_preemptions)
         if event.n == 1:
-            observe(m.REQUEST_LONGEST_TOKENS, *labels).observe(usage.completion_tokens)
+            sizes[5].observe(usage.completion_tokens)
         if event.max_tokens is not None:
-            observe(m.REQUEST_MAX_TOKENS, *labels).observe(event.max_tokens)
+            sizes[6].observe(event.max_tokens)
 
     def _queue_changed(self, event: QueueChanged) -> None:
         model = self._model(event.model)
@@ -265,11 +287,22 @@ class Observer:
 
     def _http_served(self, event: HttpServed) -> None:
         route, method = self._route(event.route), event.method if event.method in _METHODS else _OTHER
-        self._store.value(m.HTTP_REQUESTS, route, method, str(event.status)).add()
-        self._store.value(m.HTTP_REQUESTS_BY_CLASS, route, method, f"{event.status // 100}xx").add()
-        self._store.distribution(m.HTTP_S, route, method).observe(event.duration_s)
-        self._store.distribution(m.HTTP_REQUEST_BYTES, route).observe(event.request_bytes)
-        self._store.distribution(m.HTTP_RESPONSE_BYTES, route).observe(event.response_bytes)
+        served = self._served.get((route, method, event.status))
+        if served is None:
+            value, distribution = self._store.value, self._store.distribution
+            served = self._served[route, method, event.status] = (
+                value(m.HTTP_REQUESTS, route, method, str(event.status)),
+                value(m.HTTP_REQUESTS_BY_CLASS, route, method, f"{event.status // 100}xx"),
+                distribution(m.HTTP_S, route, method),
+                distribution(m.HTTP_REQUEST_BYTES, route),
+                distribution(m.HTTP_RESPONSE_BYTES, route),
+            )
+        by_status, by_class, seconds, request_bytes, response_bytes = served
+        by_status.value += 1
+        by_class.value += 1
+        seconds.observe(event.duration_s)
+        request_bytes.observe(event.request_bytes)
+        response_bytes.observe(event.response_bytes)
         if self._access_log:
             self._log.write(http_line(event, self._wall()))
 
@@ -297,9 +330,14 @@ class Observer:
         self, metric: m.Metric, stage: str, labels: tuple[str, str], durations: Iterable[float], now: float
     ) -> None:
         """Durations in seconds go to their histogram and to the model's recent quantiles."""
-        histogram = self._store.distribution(metric, *labels)
-        summary = self._store.distribution(m.LATENCY_S, labels[0], stage)
-        window = self._window(labels[0], stage)
+        timed = self._timed.get((stage, labels))
+        if timed is None:
+            timed = self._timed[stage, labels] = (
+                self._store.distribution(metric, *labels),
+                self._store.distribution(m.LATENCY_S, labels[0], stage),
+                self._window(labels[0], stage),
+            )
+        histogram, summary, window = timed
         for seconds in durations:
             histogram.observe(seconds)
             summary.observe(seconds)
