@@ -78,7 +78,7 @@ def split(whole: float, claimants: dict[str, Claimant]) -> dict[str, float]:
         total = sum(claimant.demand for claimant in left.values())
         if total > 0:
             even = IDLE_PART / len(left)
-            shares = {name: (1 - IDLE_PART) * c.demand / total + even for name, c in left.items()}
+            shares = {name: (1 - IDLE_PART) * (c.demand / total) + even for name, c in left.items()}
         else:
             shares = dict.fromkeys(left, 1.0 / len(left))
         useless = [name for name, share in shares.items() if share * whole < max(left[name].need, 1.0) - 1e-9]
