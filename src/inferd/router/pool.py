@@ -1,129 +1,329 @@
-"""One model: its queue, its replicas, and every request between the door and its one end.
+"""One model: its queue, and every request between the door and its one end.
 
 All of it runs in one event loop, so a request is in exactly one place at a time: waiting in the queue,
-in flight in one replica, or ended.
+resting before another try, in flight in one replica (hedged: in two), or ended. Which replicas there are is
+the fleet's; order, choice, breakers and budgets are pure and have files of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
 
 import msgspec
 
 from inferd import clock
 from inferd.config import ModelConfig
-from inferd.errors import DeadlineExceeded, InferdError, InvalidRequest, Overloaded, Unavailable, WorkerDied
-from inferd.events import Emit, QueueChanged, RequestEnded, RequestRefused, StepDone
+from inferd.errors import (
+    DeadlineExceeded,
+    InferdError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+    WorkerDied,
+)
+from inferd.events import Emit, QueueChanged, RefusalReason, RequestEnded, RequestRefused, Retried, StepDone
+from inferd.router.affinity import PrefixIndex, text_of
+from inferd.router.budget import RetryBudget
+from inferd.router.drain_rate import DrainRate
+from inferd.router.fleet import Fleet
+from inferd.router.member import Member
 from inferd.router.policy import choose
 from inferd.router.queue import RequestQueue
 from inferd.router.replica import LocalReplica, Replica
 from inferd.router.status import ModelState, ModelStatus
 from inferd.router.stream import Stream
 from inferd.router.ticket import Ticket
-from inferd.types import End, Failure, GenerateRequest, ModelInfo, Output, Relay, Relayed, Request, StepStats
+from inferd.types import (
+    CLASSES,
+    Continuation,
+    End,
+    Failure,
+    GenerateRequest,
+    ModelInfo,
+    Output,
+    Relay,
+    Relayed,
+    Request,
+    StepStats,
+    Timings,
+    Usage,
+    class_of,
+)
 from inferd.worker.supervisor import Patience
 
 MAX_KILLS = 2  # workers that a request may have been in when they died
+MAX_PREFIXES = 20_000
 _RETRY_AFTER_S = (1.0, 60.0)
-_RATE_WINDOW_S = 30.0
+_REST_S = (0.025, 2.0)  # before another try: at first, doubled with each, and at the longest
+_TELL_EVERY_S = 0.02
 
 
 class Pool:
-    """Accepts requests for one model and ends each exactly once."""
+    """Accepts requests for one model and ends each exactly once.
+
+    ``demand`` is called when a request waits and the model is not in memory. ``may_surge`` is the fleet's.
+    """
 
     def __init__(
-        self, name: str, config: ModelConfig, emit: Emit, *, command: Sequence[str], patience: Patience
+        self,
+        name: str,
+        config: ModelConfig,
+        emit: Emit,
+        *,
+        command: Sequence[str],
+        patience: Patience,
+        demand: Callable[[Pool], None],
+        may_surge: Callable[[Pool, Member], bool],
+        on_idle: Callable[[Pool], None],
     ) -> None:
-        self._name = name
-        self._config = config
+        self.name = name
+        self.config = config
         self._emit = emit
-        self._queue = RequestQueue(config.queue.max_requests)
-        self._replicas = [
-            LocalReplica(name, index, config, self, emit, command, patience) for index in range(config.replicas)
-        ]
+        self._demand = demand
+        self._on_idle = on_idle
+        self._queue = RequestQueue(config.queue)
+        self.fleet = Fleet(name, config, self, emit, command, patience, lambda member: may_surge(self, member))
+        self._prefixes = PrefixIndex(MAX_PREFIXES)
+        self._budget = RetryBudget(config.retry.budget)
+        self._drain_rate = DrainRate()
+        self._random = Random()
         self._live: dict[str, Ticket] = {}
+        self._resting: dict[str, asyncio.TimerHandle] = {}
+        self._losers: set[str] = set()  # have ended, and a replica still works on them
         self._num_accepted = 0
         self._suspect: Ticket | None = None  # in flight, and not yet cleared by an output
-        self._ends: deque[float] = deque(maxlen=64)  # times of the last ends, for the drain rate
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._telling = False
+        self._is_telling = False
+        self._told_at = 0.0
         self._is_stopped = False
         self._created = clock.wall()
         self._info: ModelInfo | None = None
+        self._load_error: InferdError | None = None  # why the last load on demand failed
+        self.last_used_at = clock.now()
         self.idle = asyncio.Event()  # nothing is waiting or in flight
         self.idle.set()
         self.settled = asyncio.Event()  # every replica has been ready or has failed
-        if not self._replicas:
-            self.settled.set()
 
     # -- the door ---------------------------------------------------------------------------
 
     def submit(self, request: Request, relay: Relay | None = None) -> Stream:
-        """Raises Overloaded when the queue is full, Unavailable when the model cannot be served."""
-        if self._is_stopped or self._has_failed:
-            self._emit(RequestRefused(model=self._name, reason="unavailable"))
-            raise self._unavailable()
-        if request.id in self._live:
-            raise InvalidRequest(f"A request with the id {request.id!r} is already running.", param="request_id")
-        if self._queue.is_full and (len(self._queue) or choose(self._replicas) is None):
-            self._emit(RequestRefused(model=self._name, reason="queue_full"))
-            raise Overloaded(
-                f"{len(self._queue)} requests are already waiting for the model {self._name!r}; try again later.",
-                retry_after_s=self._retry_after_s(),
-            )
+        """Raises Overloaded when the queue is full or the deadline cannot be met, Unavailable when the model
+        cannot be served."""
         now = clock.now()
+        if request.id in self._live or request.id in self._losers:
+            raise InvalidRequest(f"A request with the id {request.id!r} is already running.", param="request_id")
         if not request.arrived_at:
             request = msgspec.structs.replace(request, arrived_at=now)
-        stream = Stream(request.id, lambda: self._cancel(ticket))
-        ticket = Ticket(request, stream, self._num_accepted, now + self._config.queue.timeout_s, relay)
+        if request.deadline_s is not None and request.arrived_at + request.deadline_s <= now:
+            raise _too_late(request)
+        stream = Stream(request.id, lambda: self._cancel(ticket), lambda is_paused: self._pause(ticket, is_paused))
+        ticket = Ticket(request, stream, self._num_accepted, now + self.config.queue.timeout_s, relay)
+        self._budget.note(now)
+        able = () if self._is_stopped or len(self._queue) else self._able(ticket, self.fleet.takers(now))
+        if not able:
+            self._check(ticket, now)
         self._num_accepted += 1
         self._live[request.id] = ticket
-        self.idle.clear()
-        self._queue.push(ticket)
-        self._pump()
+        if len(self._live) == 1:
+            self.idle.clear()
+        if able:
+            self._dispatch(ticket, able, now)
+            self._tell()
+        else:
+            self._queue.push(ticket)
+            self._pump()
         return stream
+
+    def _check(self, ticket: Ticket, now: float) -> None:
+        """Whether a request that cannot be worked on at once may wait."""
+        error, reason = self._why_not(ticket, now)
+        if error is None:
+            error, reason = self._why_not_wait(ticket, now)
+        if error is not None:
+            self._emit(RequestRefused(model=self.name, reason=reason, tenant=ticket.request.tenant))
+            raise error
+
+    def _why_not(self, ticket: Ticket, now: float) -> tuple[InferdError | None, RefusalReason]:
+        """Why no replica will work on it in the foreseeable future."""
+        if self._is_stopped:
+            return self._unavailable(), "unavailable"
+        able = [member for member in self.fleet.members if member.replica.runs(ticket)]
+        region = ticket.request.region
+        if region:
+            able = [member for member in able if member.region == region]
+            is_home = ticket.is_local and self.config.num_local and self.config.region == region
+            if not able and not is_home:
+                return (
+                    Unavailable(
+                        f"No replica of {self.name!r} is in the region {region!r}, where this request has to stay.",
+                        code="region_unavailable",
+                    ),
+                    "region",
+                )
+        is_away = self.fleet.residency in ("absent", "unloading")
+        if is_away and ticket.is_local and self._load_error is None and not self._is_shut:
+            return None, "unavailable"
+        standings = {member.standing(now) for member in able}
+        if standings & {"open", "busy", "coming"}:
+            return None, "unavailable"
+        if "blocked" in standings:
+            return (
+                Unavailable(
+                    f"Every replica of {self.name!r} fails at the moment; try again later.",
+                    code="breaker_open",
+                    retry_after_s=self._reopens_in_s(able, now),
+                ),
+                "breaker_open",
+            )
+        return self._unavailable(), "unavailable"
+
+    def _why_not_wait(self, ticket: Ticket, now: float) -> tuple[InferdError | None, RefusalReason]:
+        request = ticket.request
+        if request.deadline_s is not None:
+            rank = CLASSES.index(class_of(request.priority))
+            ahead = sum(self._queue.by_class[: rank + 1]) + 1
+            left_s = ticket.deadline_at - now
+            if self._drain_rate.surely_longer_than(left_s, ahead, now):
+                error = Overloaded(
+                    f"{ahead - 1} requests wait before this one, which at the present rate takes longer than the "
+                    f"{left_s:.3g} s that its deadline leaves; allow more time, or try again later.",
+                    code="deadline_unreachable",
+                    retry_after_s=self._retry_after_s(now),
+                )
+                return error, "deadline"
+        for displaced in self._queue.make_room(request):
+            self._emit(RequestRefused(model=self.name, reason="queue_full", tenant=displaced.request.tenant))
+            self._refuse_or_fail(displaced, self._displaced(now))
+        try:
+            self._queue.check(request)
+        except Overloaded as full:
+            full.retry_after_s = self._retry_after_s(now)
+            return full, "tenant_queue_full" if full.code == "tenant_queue_full" else "queue_full"
+        return None, "queue_full"
+
+    def _displaced(self, now: float) -> Overloaded:
+        return Overloaded(
+            "The model's queue is full, and requests of a higher priority came; try again later.",
+            code="queue_full",
+            retry_after_s=self._retry_after_s(now),
+        )
 
     def _cancel(self, ticket: Ticket) -> None:
         """The reader left: what waits never runs; what runs is told to stop."""
+        request_id = ticket.request.id
         if ticket.is_waiting:
             self._queue.remove(ticket)
             self._end(ticket, End("cancelled"))
-        elif ticket.replica is not None:
-            self._replicas[ticket.replica].cancel(ticket.request.id)
+        elif (resting := self._resting.pop(request_id, None)) is not None:
+            resting.cancel()
+            self._end(ticket, End("cancelled"))
+        else:
+            for replica in (ticket.runner, ticket.reserve):
+                if replica is not None:
+                    replica.cancel(request_id)
+
+    def _pause(self, ticket: Ticket, is_paused: bool) -> None:
+        replica = ticket.runner
+        if replica is None:
+            return
+        if is_paused:
+            replica.pause(ticket.request.id)
+        else:
+            replica.resume(ticket.request.id)
 
     # -- moving on --------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Give the replicas what they can take, then look at the clock for the rest."""
-        now = clock.now()
-        for expired in self._queue.pop_expired(now):
-            self._expire(expired, now)
-        while len(self._queue):
-            replica = choose(self._replicas)
-            if replica is None:
-                break
-            ticket = self._queue.pop(with_suspects=self._suspect is None)
-            if ticket is None:
-                break
-            if ticket.is_suspect:
-                self._suspect = ticket
-            ticket.dispatched_at = now
-            ticket.replica = replica.index
-            replica.dispatch(ticket)
-        self._arm(now)
+        if self._is_stopped:
+            return
+        if len(self._queue):
+            now = clock.now()
+            for expired in self._queue.pop_expired(now):
+                self._expire(expired, now)
+            while len(self._queue):
+                takers = self.fleet.takers(now)
+                if not takers:
+                    break
+                ticket = self._queue.pop(
+                    accepts=lambda t, takers=takers: bool(self._able(t, takers)),  # type: ignore[misc]
+                    with_suspects=self._suspect is None,
+                )
+                if ticket is None:
+                    break
+                self._dispatch(ticket, self._able(ticket, takers), now)
+            if len(self._queue):
+                if self.may_be_woken:
+                    self._demand(self)
+                self._arm(now)
         self._tell()
 
+    def _able(self, ticket: Ticket, takers: Iterable[Member]) -> list[Member]:
+        region = ticket.request.region
+        return [m for m in takers if m.replica.runs(ticket) and (not region or m.region == region)]
+
+    def _dispatch(self, ticket: Ticket, able: Sequence[Member], now: float) -> None:
+        """Give it to one of the replicas that can take it."""
+        member = able[0] if len(able) == 1 else self._choose(ticket, able, now)
+        if ticket.is_suspect:
+            self._suspect = ticket
+        ticket.attempts += 1
+        ticket.is_paid = True  # also one that found the queue empty: should it come back, it goes first
+        ticket.dispatched_at = now
+        if ticket.first_dispatched_at is None:
+            ticket.first_dispatched_at = now
+            if self.config.resume_streams and member.kind == "local" and _is_continuable(ticket.request):
+                ticket.token_ids = []
+        ticket.runner = member.replica
+        ticket.replica = member.index
+        self.fleet.begin(member, now)
+        member.replica.dispatch(ticket)
+        if ticket.stream.is_paused:
+            member.replica.pause(ticket.request.id)
+        if self.config.retry.hedge_after_s is not None and ticket.request.idempotent:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.config.retry.hedge_after_s, self._hedge, ticket, ticket.attempts)
+
+    def _choose(self, ticket: Ticket, able: Sequence[Member], now: float) -> Member:
+        """``able`` is not empty. Those that failed it before come last."""
+        if ticket.avoid:
+            able = [member for member in able if member.index not in ticket.avoid] or able
+        request, routing = ticket.request, self.config.routing
+        text = b""
+        if routing.prefix_affinity and ticket.is_local and self.config.scheduler.prefix_caching:
+            text = text_of(request, ticket.relay)
+        chosen = choose(
+            able,
+            random=self._random,
+            now=now,
+            prefer=self._prefixes.best(request.tenant, text) if text else None,
+            session=request.session,
+            slack=routing.affinity_slack,
+            ready_since=self.fleet.ready_since,
+            slow_start_s=routing.slow_start_s,
+        )
+        assert chosen is not None, "those that can take it cannot"
+        if text:
+            self._prefixes.note(request.tenant, text, chosen.index)
+        return chosen
+
     def _arm(self, now: float) -> None:
-        expiry = self._queue.next_expiry
-        if expiry is None or (self._timer is not None and self._timer_at <= expiry):
+        """Look again when the next ticket has waited too long, or a breaker lets a request through."""
+        at = self._queue.next_expiry
+        for member in self.fleet.members:
+            reopens_at = member.breaker.reopens_at if member.breaker is not None else None
+            if reopens_at is not None and reopens_at > now and (at is None or reopens_at < at):
+                at = reopens_at
+        if at is None or (self._timer is not None and self._timer_at <= at):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = expiry
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, expiry - now) + 0.001, self._on_timer)
+        self._timer_at = at
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at - now) + 0.001, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -132,19 +332,103 @@ class Pool:
     def _expire(self, ticket: Ticket, now: float) -> None:
         request = ticket.request
         if ticket.deadline_at <= now:
-            error: InferdError = DeadlineExceeded(
-                f"The request's deadline of {request.deadline_s:g} s passed while it waited. "
-                "Allow more time, or try when the server is less busy."
-            )
-            self._end(ticket, End("failed", failure=error.to_failure()))
+            self._fail(ticket, _too_late(request))
             return
-        self._emit(RequestRefused(model=self._name, reason="queue_timeout"))
+        self._emit(RequestRefused(model=self.name, reason="queue_timeout", tenant=request.tenant))
         error = Overloaded(
-            f"The request waited for {self._config.queue.timeout_s:g} s without a replica becoming free; try again later.",
-            retry_after_s=self._retry_after_s(),
+            f"The request waited for {self.config.queue.timeout_s:g} s without a replica becoming free; try again later.",
+            retry_after_s=self._retry_after_s(now),
             code="queue_timeout",
         )
-        self._end(ticket, End("refused", failure=error.to_failure()))
+        self._refuse(ticket, error)
+
+    def _reconsider(self) -> None:
+        """The replicas are others now: whoever waits in vain hears of it."""
+        now = clock.now()
+
+        for ticket in self._queue.remove_if(lambda ticket: self._why_not(ticket, now)[0] is not None):
+            error, _ = self._why_not(ticket, now)
+            assert error is not None
+            self._refuse_or_fail(ticket, error)
+        self._pump()
+
+    # -- second tries -----------------------------------------------------------------------
+
+    def _may_retry(self, ticket: Ticket, now: float) -> bool:
+        if ticket.attempts >= self.config.retry.max_attempts or not ticket.request.idempotent:
+            return False
+        if self._why_not(ticket, now)[0] is not None:
+            return False
+        is_granted = self._budget.take(now)
+        self._emit(Retried(model=self.name, kind="retry", granted=is_granted))
+        return is_granted
+
+    def _rest(self, ticket: Ticket) -> None:
+        """Another try in a moment: not at once, and not when everybody else tries again."""
+        shortest, longest = _REST_S
+        delay = min(longest, shortest * 2.0 ** (ticket.attempts - 1)) * self._random.random()
+        loop = asyncio.get_running_loop()
+        self._resting[ticket.request.id] = loop.call_later(delay, self._rested, ticket)
+
+    def _rested(self, ticket: Ticket) -> None:
+        del self._resting[ticket.request.id]
+        self._wait_again(ticket)
+        self._reconsider()
+
+    def _wait_again(self, ticket: Ticket) -> None:
+        ticket.runner = None
+        ticket.expires_at = clock.now() + self.config.queue.timeout_s
+        self._queue.push(ticket)
+
+    def _hedge(self, ticket: Ticket, attempt: int) -> None:
+        """Nothing came for ``hedge_after_s``: ask a second one, and take the answer that begins first."""
+        stream, runner = ticket.stream, ticket.runner
+        if (
+            stream.is_over
+            or stream.is_closed
+            or stream.progress.has_output
+            or runner is None
+            or ticket.reserve is not None
+            or ticket.attempts != attempt
+            or attempt >= self.config.retry.max_attempts
+        ):
+            return
+        now = clock.now()
+        able = [m for m in self._able(ticket, self.fleet.takers(now)) if m.replica is not runner]
+        if not able:
+            return
+        is_granted = self._budget.take(now)
+        self._emit(Retried(model=self.name, kind="hedge", granted=is_granted))
+        if not is_granted:
+            return
+        member = self._choose(ticket, able, now)
+        ticket.attempts += 1
+        ticket.reserve = member.replica
+        self.fleet.begin(member, now)
+        member.replica.dispatch(ticket)
+        ticket.replica = runner.index
+        self._tell()
+
+    def _take_word(self, ticket: Ticket, replica: Replica) -> None:
+        """Of two replicas, this one has begun to answer: the other one's work is for nothing."""
+        other = ticket.reserve if replica is ticket.runner else ticket.runner
+        ticket.runner, ticket.reserve, ticket.replica = replica, None, replica.index
+        if other is not None:
+            self._losers.add(ticket.request.id)
+            other.cancel(ticket.request.id)
+
+    def _is_out(self, ticket: Ticket, replica: Replica) -> bool:
+        """Whether the replica's part of a request ended without ending the request: it has been let go, or
+        another one still works on it."""
+        if ticket.reserve is replica:
+            ticket.reserve = None
+        elif ticket.runner is replica and ticket.reserve is not None:
+            ticket.runner, ticket.reserve = ticket.reserve, None
+            ticket.replica = ticket.runner.index
+        elif ticket.runner is replica:
+            return False
+        self._losers.discard(ticket.request.id)
+        return True
 
     def _clear(self, ticket: Ticket) -> None:
         """A suspect produced something or ended: the next one may go."""
@@ -154,7 +438,14 @@ class Pool:
     # -- the replicas' owner ----------------------------------------------------------------
 
     def replica_ready(self, replica: Replica) -> None:
-        self._info = replica.info
+        member = self.fleet.member_of(replica)
+        if member is None:
+            return
+        if replica.info is not None:
+            self._info = replica.info
+        self._load_error = None
+        self._prefixes.forget(replica.index)
+        self.fleet.ready(member)
         self._settle()
         self._pump()
 
@@ -168,70 +459,168 @@ class Pool:
             ticket = replica.ticket(output.request_id)
             if ticket is None:
                 continue
-            if output.deltas or output.end is not None:
+            end = output.end
+            if end is not None:
+                replica.release(ticket)
+                has_room = True
+            if ticket.runner is not replica or ticket.reserve is not None:
+                is_word = output.deltas or output.prompt is not None or (end is not None and end.outcome == "done")
+                if is_word and replica in (ticket.runner, ticket.reserve):
+                    self._take_word(ticket, replica)
+                else:
+                    if end is not None:
+                        self._is_out(ticket, replica)
+                    continue
+            if output.deltas or end is not None:
                 self._clear(ticket)
-            if output.end is None:
+                if not ticket.stream.progress.has_output:
+                    self._note_first(ticket, replica, now)
+            if ticket.token_ids is not None:
+                output = _noted(ticket, output)
+            if end is None:
                 ticket.stream.push(output, now)
             else:
-                replica.release(ticket)
-                self._ends.append(now)
-                self._end(ticket, output.end, output)
-                has_room = True
+                self._drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
+                self._end(ticket, end, output)
         if stats is not None:
-            self._emit(StepDone(model=self._name, replica=replica.index, stats=stats))
+            self._emit(StepDone(model=self.name, replica=replica.index, stats=stats))
+        if has_room:
+            self.fleet.ring()
         if has_room or (len(self._queue) and self._suspect is None):
             self._pump()
 
-    def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None:
-        """Requests that had shown nothing run again; the others end here."""
-        now = clock.now()
-        for ticket in tickets:
-            self._clear(ticket)
-            ticket.kills += 1
-            if ticket.stream.is_closed:
-                self._end(ticket, End("cancelled", ticket.stream.progress.usage))
-            elif self._is_stopped:
-                self._fail(ticket, self._unavailable())
-            elif ticket.stream.progress.has_output:
-                self._fail(
-                    ticket,
-                    WorkerDied(
-                        "The model's worker stopped after output had been sent. The answer is incomplete; send the request again."
-                    ),
-                )
-            elif ticket.kills >= MAX_KILLS:
-                self._fail(
-                    ticket,
-                    WorkerDied(
-                        f"{ticket.kills} workers died while they worked on this request, so it is not tried again.",
-                        code="poison_request",
-                    ),
-                )
-            else:
-                ticket.expires_at = now + self._config.queue.timeout_s
-                self._queue.push(ticket)
-        self._pump()
-
-    def replica_unreachable(self, replica: Replica) -> None:
-        self._tell()
-
     def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None:
-        raise NotImplementedError
+        now = clock.now()
+        end = item.end
+        if end is not None:
+            replica.release(ticket)
+        if ticket.runner is not replica or ticket.reserve is not None:
+            if replica in (ticket.runner, ticket.reserve) and (end is None or end.outcome == "done"):
+                self._take_word(ticket, replica)
+            else:
+                if end is not None:
+                    self._is_out(ticket, replica)
+                    self._made_room()
+                return
+        if not ticket.stream.progress.has_output:
+            self._clear(ticket)
+            self._note_first(ticket, replica, now)
+        if end is None:
+            ticket.stream.relay(item, now)
+            return
+        if end.outcome == "failed":
+            member = self.fleet.member_of(replica)
+            if member is not None:
+                self.fleet.failed(member, ticket.dispatched_at, now, "an answer broke off")
+        self._drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
+        self._end(ticket, end, item)
+        self._made_room()
+
+    def _note_first(self, ticket: Ticket, replica: Replica, now: float) -> None:
+        member, begun_at = self.fleet.member_of(replica), ticket.dispatched_at
+        if member is not None and begun_at is not None:
+            self.fleet.answered(member, now - begun_at, begun_at, now)
 
     def replica_refused(
         self, replica: Replica, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool
     ) -> None:
-        raise NotImplementedError
+        now = clock.now()
+        replica.release(ticket)
+        member = self.fleet.member_of(replica)
+        if counts and member is not None:
+            self.fleet.failed(member, ticket.dispatched_at, now, error.message)
+        self._clear(ticket)
+        if not self._is_out(ticket, replica):
+            ticket.avoid = (*ticket.avoid, replica.index)
+            if ticket.stream.is_closed:
+                self._end(ticket, End("cancelled"))
+            elif retry and self._may_retry(ticket, now):
+                self._rest(ticket)
+            elif isinstance(error, Overloaded | Unavailable):
+                self._refuse(ticket, error)
+            else:
+                self._fail(ticket, error)
+        self._made_room()
+
+    def _made_room(self) -> None:
+        self.fleet.ring()
+        if len(self._queue):
+            self._pump()
+
+    def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None:
+        """Requests that had shown nothing run again, and so do those that can be continued; the others end here."""
+        member = self.fleet.member_of(replica)
+        if member is not None and tickets:
+            self.fleet.failed(member, None, clock.now(), reason)
+        self._prefixes.forget(replica.index)
+        for ticket in tickets:
+            self._clear(ticket)
+            if self._is_out(ticket, replica):
+                continue
+            ticket.kills += 1
+            self._run_again(ticket, "The model's worker stopped")
+        self.fleet.ring()
+        self._reconsider()
+
+    def hand_back(self, replica: Replica) -> None:
+        """It leaves although it has work: unlike one that died, it blames nobody."""
+        for ticket in replica.release_all():
+            replica.cancel(ticket.request.id)
+            self._clear(ticket)
+            if not self._is_out(ticket, replica):
+                self._run_again(ticket, "The model's replica was replaced")
+
+    def _run_again(self, ticket: Ticket, what_happened: str) -> None:
+        """The replica is gone: elsewhere, or nowhere."""
+        request = ticket.request
+        can_continue = bool(ticket.token_ids) and ticket.seed is not None
+        if ticket.stream.is_closed:
+            self._end(ticket, End("cancelled", ticket.stream.progress.usage))
+        elif self._is_stopped:
+            self._refuse_or_fail(ticket, self._unavailable())
+        elif ticket.stream.progress.has_output and not can_continue:
+            self._fail(
+                ticket,
+                WorkerDied(
+                    f"{what_happened} after output had been sent. The answer is incomplete; send the request again."
+                ),
+            )
+        elif not request.idempotent:
+            self._fail(ticket, WorkerDied(f"{what_happened}, and this request may not be run twice."))
+        elif ticket.kills >= MAX_KILLS:
+            self._fail(
+                ticket,
+                WorkerDied(
+                    f"{ticket.kills} workers died while they worked on this request, so it is not tried again.",
+                    code="poison_request",
+                ),
+            )
+        elif can_continue:
+            assert isinstance(request, GenerateRequest)
+            assert ticket.seed is not None
+            so_far = Continuation(token_ids=tuple(ticket.token_ids or ()), seed=ticket.seed)
+            ticket.request = msgspec.structs.replace(request, resumes=so_far)
+            self._emit(Retried(model=self.name, kind="continuation", granted=True))
+            self._wait_again(ticket)
+        else:
+            self._wait_again(ticket)
 
     def replica_failed(self, replica: Replica) -> None:
+        self.fleet.ring()
         self._settle()
-        if self._has_failed:
-            for ticket in self._queue.clear():
-                self._fail(ticket, self._unavailable())
-        self._tell()
+        self._reconsider()
+
+    def replica_unreachable(self, replica: Replica) -> None:
+        self.replica_failed(replica)
+
+    def members_changed(self) -> None:
+        self.fleet.ring()
+        self._settle()
+        if not self._is_stopped:
+            self._reconsider()
 
     def _settle(self) -> None:
-        if all(replica.was_ready or replica.failure is not None for replica in self._replicas):
+        if self.fleet.is_settled:
             self.settled.set()
 
     # -- the one end ------------------------------------------------------------------------
@@ -239,25 +628,54 @@ class Pool:
     def _fail(self, ticket: Ticket, error: InferdError) -> None:
         self._end(ticket, End("failed", ticket.stream.progress.usage, failure=error.to_failure()))
 
-    def _end(self, ticket: Ticket, end: End, last: Output | None = None) -> None:
-        """``last`` is the worker's final output, when the end comes from there."""
+    def _refuse(self, ticket: Ticket, error: InferdError) -> None:
+        self._end(ticket, End("refused", failure=error.to_failure()))
+
+    def _refuse_or_fail(self, ticket: Ticket, error: InferdError) -> None:
+        if ticket.stream.progress.has_output:
+            self._fail(ticket, error)
+        else:
+            self._refuse(ticket, error)
+
+    def _end(self, ticket: Ticket, end: End, last: Output | Relayed | None = None) -> None:
+        """``last`` is the replica's final item, when the end comes from there."""
         now = clock.now()
-        request, progress = ticket.request, ticket.stream.progress
+        request, stream = ticket.request, ticket.stream
         del self._live[request.id]
-        arrived = request.arrived_at
-        timings = msgspec.structs.replace(
-            end.timings,
-            dispatched=ticket.dispatched_at - arrived if ticket.dispatched_at is not None else None,
-            finished=end.timings.finished if end.timings.finished is not None else now - arrived,
+        arrived, told, first_at = request.arrived_at, end.timings, stream.progress.first_at
+        if first_at is None and isinstance(last, Relayed) and last.data:
+            first_at = now
+        first_token = told.first_token
+        if first_token is None and first_at is not None:
+            first_token = first_at - arrived
+        end = End(
+            end.outcome,
+            end.usage,
+            Timings(
+                None if ticket.first_dispatched_at is None else ticket.first_dispatched_at - arrived,
+                told.tokenized,
+                told.scheduled,
+                first_token,
+                told.finished if told.finished is not None else now - arrived,
+            ),
+            end.failure,
+            end.num_preemptions,
         )
-        if timings.first_token is None and progress.first_at is not None:
-            timings = msgspec.structs.replace(timings, first_token=progress.first_at - arrived)
-        end = msgspec.structs.replace(end, timings=timings)
-        deltas, prompt = (last.deltas, last.prompt) if last is not None else ((), None)
-        ticket.stream.push(Output(request.id, deltas, prompt, end), now)
+        ticket.runner = None
+        if isinstance(last, Relayed):
+            stream.relay(Relayed(request.id, last.head, last.data, end), now)
+        else:
+            deltas, prompt = (last.deltas, last.prompt) if last is not None else ((), None)
+            stream.push(Output(request.id, deltas, prompt, end), now)
+        num_tokens = end.usage.prompt_tokens + end.usage.completion_tokens
+        if num_tokens or end.outcome != "done":  # else the replica did not say
+            self._queue.settle(ticket, num_tokens)
+        self.last_used_at = now
         self._emit(_ended(ticket, end))
         if not self._live:
             self.idle.set()
+            self.fleet.ring()
+            self._on_idle(self)
         self._tell()
 
     def abort(self) -> None:
@@ -267,116 +685,260 @@ class Pool:
             self._timer.cancel()
             self._timer = None
         for ticket in self._queue.clear():
+            self._refuse_or_fail(ticket, self._unavailable())
+        for resting in self._resting.values():
+            resting.cancel()
+        self._resting.clear()
+        for member in self.fleet.members:
+            for ticket in member.replica.release_all():
+                member.replica.cancel(ticket.request.id)
+        for ticket in list(self._live.values()):
             self._fail(ticket, self._unavailable())
-        for replica in self._replicas:
-            for ticket in replica.release_all():
-                replica.cancel(ticket.request.id)
-                self._fail(ticket, self._unavailable())
+        self._losers.clear()
+        self.fleet.halt()
 
-    # -- start, stop, tell ------------------------------------------------------------------
+    # -- life -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        for replica in self._replicas:
-            replica.start()
+        self.fleet.start()
+        self._settle()
 
     async def stop(self) -> None:
         self.abort()
-        await asyncio.gather(*(replica.stop() for replica in self._replicas))
+        await self.fleet.stop()
+
+    def refuse_loads(self, error: InferdError | None) -> None:
+        """Requests that would need the model in memory hear this; None: it may be tried again."""
+        if not self._is_stopped:
+            self._load_error = error
+            self._reconsider()
+
+    async def configure(self, config: ModelConfig) -> list[str]:
+        """Take another configuration, without a dropped request; sentences for what changed."""
+        old, self.config = self.config, config
+        self._queue.configure(config.queue)
+        if old.retry.budget != config.retry.budget:
+            self._budget = RetryBudget(config.retry.budget)
+        said = await self.fleet.fit(config)
+        names = [name for name in IN_PLACE_FIELDS if getattr(old, name) != getattr(config, name)]
+        if names:
+            said.append(f"{self.name}: {', '.join(names)} changed")
+        self._reconsider()
+        return said
+
+    async def leave(self) -> None:
+        """The model is no longer wanted: what was accepted gets ``drain_s`` to finish, then nothing is left."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.drain_s):
+                await self.idle.wait()
+        self.abort()
+        await self.fleet.unload("removed", 0.0, is_quiet=lambda: True)
+        await self.stop()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._live
+
+    @property
+    def _is_shut(self) -> bool:
+        """Unloaded by the operator, and no request loads it again."""
+        return self.fleet.is_shut and self.config.load == "startup"
+
+    @property
+    def may_be_woken(self) -> bool:
+        """Out of memory, and to be loaded when a request needs it."""
+        return (
+            self.fleet.residency == "absent" and self._load_error is None and not self._is_shut and not self._is_stopped
+        )
+
+    # -- telling ----------------------------------------------------------------------------
 
     def ready_replica(self) -> LocalReplica:
-        """One to ask something of the tokenizer. Raises Unavailable."""
-        ready = [replica for replica in self._replicas if replica.is_ready]
+        """One to ask something of the tokenizer. Raises Unavailable; InvalidRequest where there can be none."""
+        if not self.config.num_local:
+            raise InvalidRequest(f"The model {self.name!r} runs on another server: its tokenizer is not here.")
+        ready = [m.replica for m in self.fleet.locals if m.replica.is_ready and isinstance(m.replica, LocalReplica)]
         if not ready or self._is_stopped:
+            if self.may_be_woken:
+                self._demand(self)
             raise self._unavailable()
         return min(ready, key=lambda replica: replica.outstanding)
 
     @property
-    def replicas(self) -> Sequence[LocalReplica]:
-        return self._replicas
+    def replicas(self) -> list[Replica]:
+        return [member.replica for member in self.fleet.members]
 
     @property
     def load_failure(self) -> Failure | None:
         """Why the model cannot be served; None while there is hope."""
-        return self._replicas[0].failure if self._has_failed else None
+        return self.fleet.failure if self._load_error is None else self._load_error.to_failure()
 
     @property
     def status(self) -> ModelStatus:
-        ready = sum(replica.is_ready for replica in self._replicas)
+        members = list(self.fleet.members)
+        ready = sum(member.replica.is_ready and not member.is_leaving for member in members)
+        num_remote = len(self.config.upstreams)
         return ModelStatus(
-            name=self._name,
+            name=self.name,
             state=self._state(ready),
             info=self._info,
-            replicas=len(self._replicas),
+            replicas=self.config.num_local + num_remote,
             replicas_ready=ready,
             detail=self._detail(),
             created=self._created,
-            waiting=len(self._queue),
-            in_flight=sum(replica.num_in_flight for replica in self._replicas),
+            waiting=len(self._queue) + len(self._resting),
+            in_flight=sum(member.replica.num_in_flight for member in members),
+            load=self.config.load,
+            has_local=self.config.num_local > 0,
+            has_remote=num_remote > 0,
+            residency=self.fleet.residency,
+            memory_bytes=self.fleet.rss_bytes,
+            replicas_status=tuple(member.status() for member in members),
         )
 
     def _state(self, ready: int) -> ModelState:
         if self._is_stopped:
             return "stopped"
-        if ready == len(self._replicas):
+        is_away = self.fleet.residency == "absent"
+        wanted = len(self.config.upstreams) + (0 if is_away else self.config.num_local)
+        if ready and ready >= wanted:
             return "ready"
         if ready:
             return "degraded"
-        return "failed" if self._has_failed else "loading"
+        if self.load_failure is not None:
+            return "failed"
+        return "unloaded" if is_away else "loading"
 
     def _detail(self) -> str:
         """Fit for everybody's eyes: what exactly went wrong, with its paths, is in the log."""
-        not_ready = [f"replica {r.index} is {r.state}" for r in self._replicas if not r.is_ready]
-        return "; ".join(not_ready)
+        if self.fleet.residency == "absent":
+            if self._load_error is not None:
+                return self._load_error.message
+            return "unloaded by the operator" if self._is_shut else "is loaded when a request comes"
+        away = [m for m in self.fleet.members if not m.replica.is_ready or m.is_leaving]
+        return "; ".join(f"replica {m.index} is {m.status().state}" for m in away)
 
-    @property
-    def _has_failed(self) -> bool:
-        return bool(self._replicas) and all(replica.failure is not None for replica in self._replicas)
-
-    def _unavailable(self) -> Unavailable:
+    def _unavailable(self) -> InferdError:
         if self._is_stopped:
             return Unavailable("The server is shutting down; send the request again.", code="shutting_down")
-        if self._has_failed:
+        if self._load_error is not None:
+            return self._load_error
+        if self.fleet.failure is not None:
             return Unavailable(
-                f"The model {self._name!r} could not be loaded; the server's log says why.", code="model_failed"
+                f"The model {self.name!r} could not be loaded; the server's log says why.", code="model_failed"
             )
-        return Unavailable(f"The model {self._name!r} is not ready yet; try again in a moment.", code="model_loading")
+        if self.fleet.residency == "absent" and self._is_shut:
+            return Unavailable(f"The model {self.name!r} was unloaded by the operator.", code="model_unloaded")
+        return Unavailable(
+            f"The model {self.name!r} is not ready yet; try again in a moment.",
+            code="model_loading",
+            retry_after_s=self._ready_in_s(clock.now()),
+        )
 
-    def _retry_after_s(self) -> float:
-        """Seconds until the queue should have moved on, going by the rate of the last ends."""
-        now = clock.now()
-        recent = [at for at in self._ends if at > now - _RATE_WINDOW_S]
-        if len(recent) < 2 or recent[-1] <= recent[0]:
+    def _reopens_in_s(self, members: Iterable[Member], now: float) -> float:
+        times = [m.breaker.reopens_at for m in members if m.breaker is not None and m.breaker.reopens_at is not None]
+        return max(_RETRY_AFTER_S[0], min(times, default=now) - now)
+
+    def _ready_in_s(self, now: float) -> float:
+        """When a model that loads should be ready, by how long it took before."""
+        load_s = self.fleet.load_s
+        if load_s is None:
             return _RETRY_AFTER_S[0]
-        rate = (len(recent) - 1) / (recent[-1] - recent[0])
-        return min(_RETRY_AFTER_S[1], max(_RETRY_AFTER_S[0], (len(self._queue) + 1) / rate))
+        begun_at = min((m.started_at for m in self.fleet.locals), default=now)
+        return min(_RETRY_AFTER_S[1], max(_RETRY_AFTER_S[0], begun_at + load_s - now))
+
+    def _retry_after_s(self, now: float) -> float:
+        """Seconds until the queue should have moved on, going by the rate at which it empties."""
+        if not any(member.replica.is_ready for member in self.fleet.members):
+            return self._ready_in_s(now)
+        wait_s = self._drain_rate.roughly_wait_s(len(self._queue) + 1, now)
+        return _RETRY_AFTER_S[0] if wait_s is None else min(_RETRY_AFTER_S[1], max(_RETRY_AFTER_S[0], wait_s))
 
     def _tell(self) -> None:
-        """One QueueChanged for everything that happens in a turn of the event loop."""
-        if not self._telling:
-            self._telling = True
-            asyncio.get_running_loop().call_soon(self._told)
+        """QueueChanged for everything that happens in a moment: in a turn of the event loop, or, when there
+        are many of those, in ``_TELL_EVERY_S``."""
+        if not self._is_telling:
+            self._is_telling = True
+            loop = asyncio.get_running_loop()
+            due_s = self._told_at + _TELL_EVERY_S - clock.now()
+            if due_s <= 0:
+                loop.call_soon(self._told)
+            else:
+                loop.call_later(due_s, self._told)
 
     def _told(self) -> None:
-        self._telling = False
-        in_flight = sum(replica.num_in_flight for replica in self._replicas)
-        self._emit(QueueChanged(model=self._name, waiting=len(self._queue), in_flight=in_flight))
+        self._is_telling = False
+        self._told_at = clock.now()
+        critical, interactive, normal, batch = self._queue.by_class
+        self._emit(
+            QueueChanged(
+                model=self.name,
+                waiting=len(self._queue) + len(self._resting),
+                in_flight=sum(member.replica.num_in_flight for member in self.fleet.members),
+                waiting_by_class=(critical, interactive, normal, batch),
+                waiting_tokens=self._queue.num_tokens,
+                waiting_bytes=self._queue.num_bytes,
+            )
+        )
+
+
+IN_PLACE_FIELDS = (
+    "queue",
+    "routing",
+    "breaker",
+    "retry",
+    "cache",
+    "region",
+    "load",
+    "idle_after_s",
+    "resume_streams",
+    "drain_s",
+)
+"""What a model takes over while it runs; the rest is the fleet's to bring about."""
+
+
+def _is_continuable(request: Request) -> bool:
+    """An answer of one choice, token by token: another worker can go on with it."""
+    return isinstance(request, GenerateRequest) and request.width == 1 and not request.sampling.use_beam_search
+
+
+def _too_late(request: Request) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"The request's deadline of {request.deadline_s:g} s passed while it waited. "
+        "Allow more time, or try when the server is less busy."
+    )
+
+
+def _noted(ticket: Ticket, output: Output) -> Output:
+    """Remember what a worker that goes on must know; of its report the reader has heard already."""
+    assert ticket.token_ids is not None
+    for delta in output.deltas:
+        ticket.token_ids.extend(delta.token_ids)
+    if output.prompt is None:
+        return output
+    request = ticket.request
+    if isinstance(request, GenerateRequest) and request.resumes is not None:
+        return Output(output.request_id, output.deltas, None, output.end)
+    ticket.seed = 0 if isinstance(request, GenerateRequest) and request.sampling.is_greedy else output.prompt.seed
+    return output
 
 
 def _ended(ticket: Ticket, end: End) -> RequestEnded:
     request, progress = ticket.request, ticket.stream.progress
+    sampling = request.sampling if isinstance(request, GenerateRequest) else None
     return RequestEnded(
         model=request.model,
         replica=ticket.replica,
         request_id=request.id,
         tenant=request.tenant,
         outcome=end.outcome,
-        finish_reasons=tuple(reason for _, reason in sorted(progress.finish_reasons.items())),
+        finish_reasons=tuple([reason for _, reason in sorted(progress.finish_reasons.items())]),
         error_kind=end.failure.kind if end.failure is not None else None,
         usage=end.usage,
         timings=end.timings,
         inter_token_s=tuple(progress.inter_token_s),
-        n=request.sampling.n if isinstance(request, GenerateRequest) else 1,
-        max_tokens=request.sampling.max_tokens if isinstance(request, GenerateRequest) else None,
+        n=sampling.n if sampling is not None else 1,
+        max_tokens=sampling.max_tokens if sampling is not None else None,
         priority=request.priority,
         num_preemptions=end.num_preemptions,
     )

@@ -81,6 +81,9 @@ class Replica(Protocol):
         ...
 
     def start(self) -> None: ...
+    def probe(self) -> None:
+        """It failed again and again: see whether it is still there. Idempotent."""
+
     async def stop(self) -> None:
         """Leave nothing behind. What was in flight is given back by ``replica_lost`` or was released before."""
 
@@ -182,7 +185,12 @@ class LocalReplica:
 
     @property
     def rss_bytes(self) -> int:
+        """Resident memory of the worker, as last heard."""
         return self._supervisor.rss_bytes
+
+    def measure_rss(self) -> int:
+        """Likewise, of this moment."""
+        return self._supervisor.measure_rss()
 
     @property
     def pid(self) -> int | None:
@@ -206,6 +214,9 @@ class LocalReplica:
 
     def start(self) -> None:
         self._supervisor.start()
+
+    def probe(self) -> None:
+        """Its supervisor looks all the time."""
 
     async def stop(self) -> None:
         await self._supervisor.stop()

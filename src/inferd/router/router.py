@@ -8,25 +8,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from inferd.config import Config
+from inferd.config import Config, ModelConfig
 from inferd.errors import ModelNotFound, Unavailable
 from inferd.events import Emit, RequestRefused, ignore
+from inferd.router.loading import Loading, Plan, plan_model
 from inferd.router.pool import Pool
-from inferd.router.replica import LocalReplica
-from inferd.router.status import ModelStatus
+from inferd.router.replica import LocalReplica, Replica
+from inferd.router.status import ModelStatus, ReplicaStatus, Unloaded
 from inferd.router.stream import Stream
 from inferd.types import Chat, Failure, Relay, Request, TextPrompt
 from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
 
-__all__ = ["ModelStatus", "Router", "Stream"]
+__all__ = ["ModelStatus", "ReplicaStatus", "Router", "Stream", "Unloaded"]
 
 
 class Router:
     """Takes requests for its models and ends each exactly once.
 
-    ``command`` starts a worker process and ``patience`` says how long to wait for it; tests give others.
-    Must be made and used inside a running event loop.
+    ``command`` starts a worker process, ``patience`` says how long to wait for it and ``plan`` what a model
+    takes; tests give others. Must be made and used inside a running event loop.
     """
 
     def __init__(
@@ -36,25 +37,44 @@ class Router:
         *,
         command: Sequence[str] = WORKER_COMMAND,
         patience: Patience = Patience(),
+        plan: Plan = plan_model,
     ) -> None:
         self._emit = emit
-        self._pools = {
-            name: Pool(name, model, emit, command=command, patience=patience) for name, model in config.models.items()
-        }
+        self._command = command
+        self._patience = patience
+        self._pools: dict[str, Pool] = {}
+        self._leaving: dict[Pool, asyncio.Task[None]] = {}  # removed, and not yet gone
+        self._loading = Loading(lambda: (*self._pools.values(), *self._leaving), config.server.memory_bytes, plan)
+        self._changing = asyncio.Lock()
         self._draining = False
         self._refusing = False
+        for name, model in config.models.items():
+            self._pools[name] = self._make(name, model)
+
+    def _make(self, name: str, model: ModelConfig) -> Pool:
+        return Pool(
+            name,
+            model,
+            self._emit,
+            command=self._command,
+            patience=self._patience,
+            demand=self._loading.demand,
+            may_surge=self._loading.may_surge,
+            on_idle=self._loading.became_idle,
+        )
 
     # -- work -------------------------------------------------------------------------------
 
     def submit(self, request: Request, relay: Relay | None = None) -> Stream:
         """Accept a request; the stream ends it exactly once. While the model loads or restarts it waits.
 
-        Raises ModelNotFound; Overloaded when the queue is full; Unavailable when the server is leaving
-        or the model could not be loaded.
+        ``request`` is a GenerateRequest where a local replica may run it; with a ``relay`` a remote one may.
+        Raises ModelNotFound; Overloaded when the queue is full or the deadline cannot be met; Unavailable
+        when the server is leaving, every replica fails, or the model could not be loaded.
         """
         pool = self._pool(request.model)
         if self._refusing:
-            self._emit(RequestRefused(model=request.model, reason="draining"))
+            self._emit(RequestRefused(model=request.model, reason="draining", tenant=request.tenant))
             raise _leaving()
         return pool.submit(request, relay)
 
@@ -91,7 +111,7 @@ class Router:
         """The models that cannot be served and why, in full; for the operator's eyes."""
         return {name: pool.load_failure for name, pool in self._pools.items() if pool.load_failure is not None}
 
-    def replicas(self, model: str) -> Sequence[LocalReplica]:
+    def replicas(self, model: str) -> Sequence[Replica]:
         return self._pool(model).replicas
 
     @property
@@ -99,16 +119,68 @@ class Router:
         """The server is leaving: send no more traffic."""
         return self._draining
 
+    # -- changes while it runs --------------------------------------------------------------
+
+    async def load(self, model: str) -> ModelStatus:
+        """Bring a model into memory and wait until it is ready. Raises ModelNotFound; Overloaded, with the plan,
+        when it does not fit; ModelLoadError; Unavailable."""
+        pool = self._pool(model)
+        await self._loading.load(pool)
+        return pool.status
+
+    async def unload(self, model: str) -> Unloaded:
+        """Take a model out of memory once what it has is finished. A model with ``load: on_demand`` comes back
+        with the next request, any other when it is loaded again. Raises ModelNotFound; Unavailable when it
+        has work for longer than its drain_s."""
+        pool = self._pool(model)
+        return Unloaded(name=model, freed_bytes=await self._loading.unload(pool, "asked"))
+
+    async def restart(self, model: str) -> None:
+        """Another worker in the place of each, one after the other, without a refused request. Raises
+        ModelNotFound; ModelLoadError, with the old ones serving on."""
+        await self._pool(model).fleet.replace_all()
+
+    async def apply(self, config: Config) -> list[str]:
+        """Be what another configuration says, without a dropped request; sentences for what changed and for
+        what could not be. Returns when it is done. One at a time; the same one twice changes nothing more,
+        and tries again what failed."""
+        async with self._changing:
+            self._loading.configure(config.server.memory_bytes)
+            said: list[str] = []
+            for name in [name for name in self._pools if name not in config.models]:
+                pool = self._pools.pop(name)
+                self._leaving[pool] = asyncio.get_running_loop().create_task(self._see_off(pool))
+                said.append(f"{name}: removed; what it has accepted is finished first")
+            added = [name for name in config.models if name not in self._pools]
+            for name in added:
+                self._pools[name] = self._make(name, config.models[name])
+                self._pools[name].start()
+            self._pools = {name: self._pools[name] for name in config.models}
+            for name in [name for name in self._pools if name not in added]:
+                said += await self._pools[name].configure(config.models[name])
+            for name in added:
+                pool = self._pools[name]
+                await pool.settled.wait()
+                failure = pool.load_failure
+                said.append(f"{name}: added" if failure is None else f"{name}: added, but {failure.message}")
+            return said
+
+    async def _see_off(self, pool: Pool) -> None:
+        try:
+            await pool.leave()
+        finally:
+            del self._leaving[pool]
+
     # -- life -------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start every worker; they load in the background."""
+        """Start what is to be there from the beginning; it loads in the background."""
         for pool in self._pools.values():
             pool.start()
 
     async def settled(self) -> None:
         """Wait until every replica has been ready once or has failed for good."""
-        for pool in self._pools.values():
+        for pool in list(self._pools.values()):
             await pool.settled.wait()
 
     def begin_drain(self) -> None:
@@ -120,7 +192,7 @@ class Router:
         self._draining = self._refusing = True
         try:
             async with asyncio.timeout(grace_s):
-                for pool in self._pools.values():
+                for pool in (*self._pools.values(), *self._leaving):
                     await pool.idle.wait()
         except TimeoutError:
             return False
@@ -129,13 +201,16 @@ class Router:
     def abort(self) -> None:
         """End every request that is still alive with an error that says so."""
         self._draining = self._refusing = True
-        for pool in self._pools.values():
+        for pool in (*self._pools.values(), *self._leaving):
             pool.abort()
 
     async def stop(self) -> None:
         """Abort what is left and stop every worker. Idempotent."""
         self.abort()
-        await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
+        await self._loading.stop()
+        leaving = list(self._leaving.values())
+        await asyncio.gather(*(pool.stop() for pool in (*self._pools.values(), *self._leaving)))
+        await asyncio.gather(*leaving, return_exceptions=True)
 
 
 def _leaving() -> Unavailable:

@@ -6,12 +6,12 @@ from typing import Literal
 
 import msgspec
 
+from inferd.router.breaker import BreakerState
 from inferd.router.replica import Kind, ReplicaState
 from inferd.types import ModelInfo
 
 ModelState = Literal["loading", "ready", "degraded", "failed", "stopped", "unloaded"]
 Residency = Literal["resident", "loading", "unloading", "absent"]
-BreakerState = Literal["closed", "open", "half_open"]
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):

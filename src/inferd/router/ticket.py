@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from inferd.router.stream import Stream
 from inferd.types import GenerateRequest, Relay, Request
+
+if TYPE_CHECKING:
+    from inferd.router.replica import Replica
 
 
 class Ticket:
@@ -29,6 +33,7 @@ class Ticket:
         "replica",
         "request",
         "reserve",
+        "runner",
         "seed",
         "stream",
         "token_ids",
@@ -46,8 +51,9 @@ class Ticket:
         self.is_paid = False  # the queue gave it out once: its tenant's share has paid for it
         self.first_dispatched_at: float | None = None
         self.dispatched_at: float | None = None  # the last time
-        self.replica: int | None = None  # whose answer counts, or the last one it was given to
-        self.reserve: int | None = None  # a second one that was asked as well, while neither has answered
+        self.runner: Replica | None = None  # where it is in flight
+        self.reserve: Replica | None = None  # a second one that was asked as well, while neither has answered
+        self.replica: int | None = None  # the runner's index, or that of the last one
         self.avoid: tuple[int, ...] = ()  # replicas that failed it
         self.attempts = 0  # replicas it was given to
         self.kills = 0  # workers that died with it in flight

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import signal
 from collections.abc import Sequence
@@ -119,6 +120,10 @@ class Supervisor:
     @property
     def is_writable(self) -> bool:
         return self._process is not None and self._process.is_writable
+
+    def measure_rss(self) -> int:
+        """Resident memory of the worker now; 0: there is none, or the system does not say."""
+        return _rss_bytes(self._process.pid) if self._process is not None else 0
 
     def start(self) -> None:
         """Start the worker now, and keep it running."""
@@ -348,6 +353,14 @@ def restart_delay(patience: Patience, in_a_row: int) -> float:
     """Seconds before the next start after so many failures in a row: exponential, bounded, with jitter."""
     longest = min(patience.longest_delay_s, patience.first_delay_s * 2.0 ** min(in_a_row - 1, 30))
     return longest * random.uniform(0.75, 1.25)
+
+
+def _rss_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
 
 
 def _reason(status: int, error: Exception | None) -> str:

@@ -1,0 +1,475 @@
+"""A model's replicas: which there are, which may get a request now, and how they come and go.
+
+Whatever changes the set of replicas (loading, unloading, replacing, another configuration) is done by one
+task at a time, and never takes a replica away before what is to serve instead is ready. Requests are the
+pool's: here they are only waited for, and handed back when a replica that leaves still has some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from inferd import clock
+from inferd.config import ModelConfig, RemoteConfig
+from inferd.errors import InferdError, ModelLoadError, Unavailable, UpstreamFailed, from_failure
+from inferd.events import BreakerChanged, Emit, ModelUnloaded, ReplicaChanged
+from inferd.router.member import Member
+from inferd.router.outlier import Outliers
+from inferd.router.replica import Kind, LocalReplica, Replica, ReplicaOwner
+from inferd.router.status import Residency
+from inferd.types import Failure
+from inferd.worker.supervisor import Patience
+
+Leaving = Literal["asked", "idle", "evicted", "removed"]
+
+ENGINE_FIELDS = (
+    "source",
+    "dtype",
+    "device",
+    "max_model_len",
+    "threads",
+    "attention",
+    "chat_template",
+    "use_generation_config",
+    "seed",
+    "hang_timeout_s",
+    "load_timeout_s",
+    "memory_bytes",
+    "priority",
+    "scheduler",
+    "kv_cache",
+    "objectives",
+)
+"""What a worker is told once, when it loads: a change needs another worker."""
+
+
+def is_same_engine(one: ModelConfig, other: ModelConfig) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in ENGINE_FIELDS)
+
+
+class FleetOwner(ReplicaOwner, Protocol):
+    """The pool."""
+
+    def hand_back(self, replica: Replica) -> None:
+        """The replica leaves at once: what is in flight in it goes elsewhere, or ends."""
+
+    def members_changed(self) -> None:
+        """A replica came, went, or may get requests again."""
+
+
+class Fleet:
+    """``may_surge`` says whether there is memory for one more copy of a replica while it is replaced."""
+
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        owner: FleetOwner,
+        emit: Emit,
+        command: Sequence[str],
+        patience: Patience,
+        may_surge: Callable[[Member], bool],
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._loads = config  # what the next worker is started with
+        self._bound: int | None = None  # memory that was planned for it
+        self._owner = owner
+        self._emit = emit
+        self._command = command
+        self._patience = patience
+        self._may_surge = may_surge
+        self._members: dict[int, Member] = {}
+        self._outliers: dict[Kind, Outliers] = {}
+        self._lock = asyncio.Lock()
+        self._bell = asyncio.Event()
+        self._wish: Literal["in", "out"] = "in"
+        self._is_stopped = False
+        self._is_unloading = False
+        self.is_shut = False  # unloaded on request: no client's request loads it again
+        self.load_s: float | None = None  # measured, from start to ready
+        self.ready_since: dict[int, float] = {}
+        self._measure_anew()
+
+    # -- who is there -----------------------------------------------------------------------
+
+    @property
+    def members(self) -> Iterable[Member]:
+        return self._members.values()
+
+    @property
+    def locals(self) -> list[Member]:
+        """Workers, those that leave not counted."""
+        return [m for m in self._members.values() if m.kind == "local" and not m.is_leaving]
+
+    @property
+    def remotes(self) -> list[Member]:
+        return [m for m in self._members.values() if m.kind == "remote" and not m.is_leaving]
+
+    def member_of(self, replica: Replica) -> Member | None:
+        """Its member, while it has one: an index is given again."""
+        member = self._members.get(replica.index)
+        return member if member is not None and member.replica is replica else None
+
+    def takers(self, now: float) -> list[Member]:
+        """Those that a request may go to now. A slow one only while nobody else takes it, and a local one
+        whose breaker is open likewise."""
+        takers = [member for member in self._members.values() if member.takes(now)]
+        if not takers:
+            return [m for m in self._members.values() if m.kind == "local" and m.can_take]
+        if len(self._members) == 1:
+            return takers
+        self._look_for_slow_ones(now)
+        return [member for member in takers if not member.is_ejected] or takers
+
+    @property
+    def residency(self) -> Residency:
+        if self._is_unloading:
+            return "unloading"
+        workers = self.locals
+        if not workers:
+            return "resident" if self._config.num_local == 0 else "absent"
+        return "resident" if any(member.replica.was_ready for member in workers) else "loading"
+
+    @property
+    def rss_bytes(self) -> int:
+        return sum(member.rss_bytes for member in self._members.values())
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why none of its workers can ever serve; None while there is hope."""
+        workers = self.locals
+        if workers and not self.remotes and all(member.replica.failure is not None for member in workers):
+            return workers[0].replica.failure
+        return None
+
+    @property
+    def is_settled(self) -> bool:
+        """Every replica has been ready, has failed, or was found not to answer."""
+        return all(_is_known(member) for member in self._members.values())
+
+    # -- what the pool learns of them -------------------------------------------------------
+
+    def ready(self, member: Member) -> None:
+        now = clock.now()
+        if member.kind == "local" and member.ready_at is None:
+            self.load_s = now - member.started_at
+        member.ready_at = self.ready_since[member.index] = now
+        self.ring()
+
+    def answered(self, member: Member, seconds: float, begun_at: float, now: float) -> None:
+        """It began to answer a request, so many seconds after it got it."""
+        if len(self._members) > 1:
+            self._outliers[member.kind].note(member.index, seconds, now)
+        if member.breaker is not None and member.breaker_state != "closed":
+            member.breaker.success(now, begun_at)
+            self._note_breaker(member)
+
+    def failed(self, member: Member, begun_at: float | None, now: float, reason: str) -> None:
+        if member.breaker is not None:
+            member.breaker.failure(now, begun_at)
+            self._note_breaker(member, reason)
+
+    def begin(self, member: Member, now: float) -> None:
+        """It is given a request."""
+        if member.breaker is not None and member.breaker_state != "closed":
+            member.breaker.begin(now)
+
+    def _note_breaker(self, member: Member, reason: str = "") -> None:
+        breaker = member.breaker
+        if breaker is None or breaker.state == member.breaker_state:
+            return
+        member.breaker_state = breaker.state
+        self._emit(BreakerChanged(model=self._name, replica=member.index, state=breaker.state, reason=reason))
+        if breaker.state == "open" and isinstance(member.made_from, RemoteConfig) and member.made_from.probe:
+            member.replica.probe()
+        self.ring()
+
+    def _look_for_slow_ones(self, now: float) -> None:
+        for kind, outliers in self._outliers.items():
+            slow = outliers.ejected(now)
+            for member in self._members.values():
+                if member.kind == kind and (member.index in slow) != member.is_ejected:
+                    member.is_ejected = not member.is_ejected
+                    self._emit(
+                        BreakerChanged(
+                            model=self._name,
+                            replica=member.index,
+                            state="ejected" if member.is_ejected else member.breaker_state,
+                            reason="its answers begin later than its peers'" if member.is_ejected else "",
+                        )
+                    )
+
+    def _measure_anew(self) -> None:
+        kinds: tuple[Kind, ...] = ("local", "remote")  # a worker here is not measured by a cloud's machines
+        self._outliers = {kind: Outliers(self._config.routing) for kind in kinds}
+
+    def ring(self) -> None:
+        """Something happened that a task here may be waiting for."""
+        self._bell.set()
+        self._bell = asyncio.Event()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Raises Unavailable when the server leaves first."""
+        while not condition():
+            if self._is_stopped:
+                raise Unavailable("The server is shutting down.", code="shutting_down")
+            await self._bell.wait()
+
+    # -- start and stop ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin with what the configuration has at the start; nothing is waited for."""
+        for remote in self._config.upstreams:
+            self._add_remote(remote)
+        if self._config.load == "startup":
+            self._add_locals(self._config.num_local)
+
+    def halt(self) -> None:
+        """Whoever changes something here gives up."""
+        self._is_stopped = True
+        self.ring()
+
+    async def stop(self) -> None:
+        self.halt()
+        await asyncio.gather(*(member.replica.stop() for member in self._members.values()))
+
+    # -- one at a time ----------------------------------------------------------------------
+
+    async def load(self, memory_bytes: int | None = None) -> None:
+        """Start the workers, if they are not there, and wait until one is ready. ``memory_bytes``: what was
+        planned for each of them. Raises ModelLoadError; Unavailable."""
+        self._wish = "in"
+        async with self._lock:
+            if self._wish != "in" or self._config.num_local == 0:
+                return
+            self.is_shut = False
+            if self.failure is not None:  # it is to be tried once more
+                await self._clear_away()
+            self._loads, self._bound = self._config, memory_bytes
+            self._add_locals(self._config.num_local - len(self.locals))
+            workers = self.locals
+            await self._until(
+                lambda: any(w.replica.was_ready for w in workers) or all(w.replica.failure is not None for w in workers)
+            )
+            failure = self.failure
+            if failure is not None:
+                if self._config.load == "on_demand":
+                    await self._clear_away()
+                raise from_failure(failure)
+
+    async def unload(self, reason: Leaving, grace_s: float, *, is_quiet: Callable[[], bool]) -> int:
+        """Let the workers finish what they have and end; the bytes they held. Raises Unavailable, with the
+        model serving on, when there is still work after ``grace_s``; ``is_quiet`` says when there is none."""
+        self._wish = "out"
+        async with self._lock:
+            if self._wish != "out":
+                return 0
+            if not self.locals:
+                self.is_shut = self.is_shut or reason == "asked"
+                return 0
+            self._is_unloading = True
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._until(is_quiet)
+            except TimeoutError:
+                raise Unavailable(
+                    f"The model {self._name!r} still has work after {grace_s:g} s, so it stays loaded; "
+                    "try again later, or raise its drain_s.",
+                    code="model_busy",
+                ) from None
+            else:
+                self.is_shut = reason == "asked"
+                held = await self._clear_away()
+            finally:
+                self._is_unloading = False
+                self._owner.members_changed()
+            self._emit(ModelUnloaded(model=self._name, reason=reason, freed_bytes=held))
+            return held
+
+    async def replace_all(self, config: ModelConfig | None = None) -> None:
+        """Another worker in the place of each, one after the other. Raises ModelLoadError, with the old ones
+        serving on, when a new one does not load."""
+        async with self._lock:
+            for member in self.locals:
+                await self._replace(member, config or self._config)
+
+    async def fit(self, config: ModelConfig) -> list[str]:
+        """Be what another configuration says; sentences for what was done and what could not be."""
+        said: list[str] = []
+        async with self._lock:
+            old = self._config
+            self._settings(config)
+            is_new = config.load == "startup" and (old.num_local == 0 or old.load != "startup")
+            leaving = self._surplus_remotes()
+            arrived = [self._add_remote(remote) for remote in self._missing_remotes()]
+            try:
+                if self.locals or (config.num_local and is_new and not self.is_shut):
+                    said += await self._fit_locals(config)
+                await self._until(lambda: all(_is_known(member) for member in arrived))
+            except InferdError as error:
+                said.append(f"{self._name}: {error.message} What served before goes on serving.")
+                if not any(member.replica.is_ready for member in self.remotes):
+                    return said
+            await asyncio.gather(*(self._retire(member) for member in leaving))
+        if arrived or leaving:
+            said.append(f"{self._name}: {len(arrived)} remote server(s) added, {len(leaving)} removed")
+        return said
+
+    def _settings(self, config: ModelConfig) -> None:
+        """What changes in place."""
+        old, self._config = self._config, config
+        if old.breaker != config.breaker:
+            for member in self._members.values():
+                member.configure(config.breaker)
+        if old.routing != config.routing:
+            self._measure_anew()
+        for member in self.locals:
+            member.region = config.region or ""
+
+    def _missing_remotes(self) -> list[RemoteConfig]:
+        wanted = list(self._config.upstreams)
+        for member in self.remotes:
+            if isinstance(member.made_from, RemoteConfig) and member.made_from in wanted:
+                wanted.remove(member.made_from)
+        return wanted
+
+    def _surplus_remotes(self) -> list[Member]:
+        wanted, surplus = list(self._config.upstreams), []
+        for member in self.remotes:
+            if isinstance(member.made_from, RemoteConfig) and member.made_from in wanted:
+                wanted.remove(member.made_from)
+            else:
+                surplus.append(member)
+        return surplus
+
+    async def _fit_locals(self, config: ModelConfig) -> list[str]:
+        """Raises ModelLoadError."""
+        said = []
+        workers = self.locals
+        stale = [
+            w for w in workers if not (isinstance(w.made_from, ModelConfig) and is_same_engine(w.made_from, config))
+        ]
+        surplus = max(0, len(workers) - config.num_local)
+        leaving = (stale + [w for w in reversed(workers) if w not in stale])[:surplus]
+        replaced = [w for w in stale if w not in leaving]
+        for member in replaced:
+            await self._replace(member, config)
+        if replaced:
+            said.append(f"{self._name}: {len(replaced)} replica(s) replaced by new ones")
+        missing = config.num_local - len(workers)
+        if missing > 0:
+            self._loads, self._bound = config, None
+            await self._loaded(self._add_locals(missing))
+        if config.num_local == 0:  # remote servers take over: one of them has to be there first
+            await self._until(lambda: all(_is_known(member) for member in self.remotes))
+            if not any(member.replica.is_ready for member in self.remotes):
+                raise UpstreamFailed(f"No remote server of {self._name!r} answers; its local replicas stay.")
+        await asyncio.gather(*(self._retire(member) for member in leaving))
+        if missing or leaving:
+            said.append(f"{self._name}: {config.num_local} replica(s) instead of {len(workers)}")
+        return said
+
+    async def _replace(self, old: Member, config: ModelConfig) -> None:
+        """Raises ModelLoadError, with the old one (or its like) serving."""
+        if self._may_surge(old):
+            self._loads, self._bound = config, None
+            try:
+                await self._loaded(self._add_locals(1))
+            except InferdError:
+                if isinstance(old.made_from, ModelConfig):
+                    self._loads = old.made_from
+                raise
+            await self._retire(old)
+            return
+        # No memory for both: whoever else there is serves meanwhile, and requests wait where there is nobody.
+        await self._retire(old)
+        self._loads, self._bound = config, None
+        try:
+            await self._loaded(self._add_locals(1))
+        except ModelLoadError:
+            if isinstance(old.made_from, ModelConfig):
+                self._loads = old.made_from
+                self._add_locals(1)
+            raise
+
+    async def _loaded(self, members: Sequence[Member]) -> None:
+        """Wait until all are ready. Raises ModelLoadError when one cannot be; then it is gone again."""
+        await self._until(lambda: all(m.replica.was_ready or m.replica.failure is not None for m in members))
+        failed = [member for member in members if member.replica.failure is not None]
+        await asyncio.gather(*(self._retire(member) for member in failed))
+        if failed:
+            failure = failed[0].replica.failure
+            assert failure is not None
+            raise from_failure(failure)
+
+    async def _clear_away(self) -> int:
+        """End every worker; the bytes they held."""
+        workers = self.locals
+        held = 0
+        for member in workers:
+            if isinstance(member.replica, LocalReplica):
+                held += member.replica.measure_rss()
+        await asyncio.gather(*(self._retire(member) for member in workers))
+        return held
+
+    # -- single replicas --------------------------------------------------------------------
+
+    def _add_locals(self, count: int) -> list[Member]:
+        added = []
+        for _ in range(count):
+            config = self._loads
+            if self._bound is not None:
+                config = msgspec.structs.replace(config, memory_bytes=self._bound)
+            replica = LocalReplica(
+                self._name, self._free_index(), config, self._owner, self._emit, self._command, self._patience
+            )
+            added.append(self._add(replica, self._loads))
+        return added
+
+    def _add_remote(self, remote: RemoteConfig) -> Member:
+        from inferd.router.remote_replica import RemoteReplica  # not needed where every model is here
+
+        return self._add(RemoteReplica(self._name, self._free_index(), remote, self._owner, self._emit), remote)
+
+    def _add(self, replica: Replica, made_from: ModelConfig | RemoteConfig) -> Member:
+        member = Member(replica, made_from, self._config.breaker, clock.now())
+        self._members[member.index] = member
+        replica.start()
+        self._owner.members_changed()
+        return member
+
+    def _free_index(self) -> int:
+        index = 0
+        while index in self._members:
+            index += 1
+        return index
+
+    async def _retire(self, member: Member) -> None:
+        """No more requests for it; when it has none, or ``drain_s`` is over, it stops and is forgotten."""
+        replica = member.replica
+        member.is_leaving = True
+        if replica.is_ready:
+            self._emit(ReplicaChanged(model=self._name, replica=member.index, state="draining"))
+        self._owner.members_changed()
+        if replica.num_in_flight:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.drain_s):
+                    await self._until(lambda: not replica.num_in_flight)
+            self._owner.hand_back(replica)
+        await replica.stop()
+        if self._members.get(member.index) is member:
+            del self._members[member.index]
+        self.ready_since.pop(member.index, None)
+        self._outliers[member.kind].forget(member.index)
+        self._owner.members_changed()
+
+
+def _is_known(member: Member) -> bool:
+    replica = member.replica
+    return replica.was_ready or replica.failure is not None or replica.state in ("unreachable", "stopped")
