@@ -124,7 +124,7 @@ def test_who_costs_more_than_estimated_pays_later() -> None:
         counts[tenant] += 40 if tenant == "liar" else 10
         share.push(ticket(number, tenant=tenant, tokens=10))
         if tenant == "liar":
-            share.charge(tenant, 30, 1.0)
+            share.settle(popped.request, 40)
     assert abs(counts["liar"] - counts["honest"]) <= 50
 
 
@@ -133,25 +133,25 @@ def test_who_costs_less_than_estimated_gets_the_rest_back() -> None:
     backlog(share, "careful", 5, tokens=100)
     backlog(share, "exact", 5, tokens=10, first=5)
     counts: Counter[str] = Counter()
-    in_flight: deque[str] = deque()
+    in_flight: deque[Ticket] = deque()
     for number in range(100, 1100):
         popped = take(share)
         assert popped is not None
         tenant = popped.request.tenant
         counts[tenant] += 10
         share.push(ticket(number, tenant=tenant, tokens=popped.request.num_tokens))
-        in_flight.append(tenant)
-        if len(in_flight) > 8 and in_flight.popleft() == "careful":
-            share.charge("careful", -90, 1.0)
+        in_flight.append(popped)
+        if len(in_flight) > 8:
+            share.settle(in_flight.popleft().request, 10)
     assert abs(counts["careful"] - counts["exact"]) <= 9 * 100
 
 
 def test_a_newcomer_is_served_soon_although_others_got_much_back() -> None:
     share = FairShare()
     backlog(share, "old", 50, tokens=1000)
-    for _ in range(30):
-        assert take(share) is not None
-    share.charge("old", -29_000, 1.0)
+    for taken in [take(share) for _ in range(30)]:
+        assert taken is not None
+        share.settle(taken.request, 10)
     share.push(ticket(500, tenant="new", tokens=1000))
     assert "new" in [taken.request.tenant for taken in (take(share), take(share)) if taken is not None]
 

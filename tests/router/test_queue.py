@@ -132,11 +132,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.waiting.remove(leaving)
         self.came_back.discard(leaving)
 
-    @rule(
-        tenant=st.sampled_from(TENANTS), priority=st.integers(-2, 1), tokens=st.integers(-50, 50), weight=st.just(2.0)
-    )
-    def charge(self, tenant: str, priority: int, tokens: int, weight: float) -> None:
-        self.queue.charge(tenant, priority, tokens, weight)
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), tokens=st.integers(0, 100))
+    def end(self, data: st.DataObject, tokens: int) -> None:
+        ended = data.draw(st.sampled_from(self.out))
+        self.out.remove(ended)
+        self.queue.settle(ended, tokens)
 
     @rule(seconds=st.floats(0, 5))
     def time_passes(self, seconds: float) -> None:
@@ -328,3 +329,17 @@ def test_clearing_gives_everybody_back_in_order() -> None:
         queue.push(ticket(number, priority))
     assert [t.number for t in queue.clear()] == [2, 0, 1]
     assert len(queue) == 0
+
+
+def test_a_request_that_never_ran_earns_its_tenant_nothing() -> None:
+    queue = RequestQueue(PLENTY)
+    for number in range(20):
+        queue.push(ticket(number, tenant="waits", tokens=10))
+        queue.push(ticket(100 + number, tenant="leaves", tokens=10))
+    for number in range(200, 220):
+        expired = ticket(number, tenant="leaves", tokens=1000)
+        queue.push(expired)
+        queue.remove(expired)
+        queue.settle(expired, 0)
+    taken = [popped.request.tenant for popped in (queue.pop() for _ in range(20)) if popped is not None]
+    assert taken.count("leaves") == 10

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from inferd.router.ticket import Ticket
+from inferd.types import Request
 
 LOOK_AHEAD: Final = 8
 """So many of a tenant's requests are offered to ``accepts``, the oldest first, before the next tenant's."""
@@ -53,11 +54,10 @@ class Place:
 class Flow:
     """One tenant's part of a class."""
 
-    __slots__ = ("num_live", "places", "stamp", "start", "weight")
+    __slots__ = ("num_live", "places", "stamp", "start")
 
-    def __init__(self, start: float, weight: float) -> None:
+    def __init__(self, start: float) -> None:
         self.start = start
-        self.weight = weight
         self.places: deque[Place] = deque()  # by arrival; some left meanwhile
         self.num_live = 0
         self.stamp = 0  # of its one valid entry in the class's heap
@@ -115,12 +115,11 @@ class FairShare:
         flow = self._flows.get(request.tenant)
         if flow is None:
             self._sweep()
-            flow = self._flows[request.tenant] = Flow(self._least(), request.weight)
+            flow = self._flows[request.tenant] = Flow(self._least())
         place = Place(ticket, flow)
         flow.places.append(place)
         if not flow.num_live:
             flow.start = max(flow.start, self._least())
-            flow.weight = request.weight
             flow.num_live = 1
             self._line_up(flow)
         else:
@@ -168,15 +167,16 @@ class FairShare:
         else:
             (self._suspects if place.ticket.is_suspect else self._returned).remove(place)
 
-    def charge(self, tenant: str, tokens: int, weight: float) -> None:
-        """A request cost so many tokens more than its estimate (fewer: negative)."""
-        flow = self._flows.get(tenant)
+    def settle(self, request: Request, num_tokens: int) -> None:
+        """A request that was taken has cost so many tokens."""
+        excess = num_tokens - _estimate(request)
+        flow = self._flows.get(request.tenant)
         if flow is None:
-            if tokens <= 0:
+            if excess <= 0:
                 return
             self._sweep()
-            flow = self._flows[tenant] = Flow(self._least(), weight)
-        flow.start += tokens / weight
+            flow = self._flows[request.tenant] = Flow(self._least())
+        flow.start += excess / request.weight
         if flow.num_live:
             self._line_up(flow)
 
@@ -187,8 +187,7 @@ class FairShare:
 
     def _pay(self, flow: Flow, ticket: Ticket) -> None:
         request = ticket.request
-        flow.weight = request.weight
-        flow.start += max(1, request.num_tokens) / request.weight
+        flow.start += _estimate(request) / request.weight
         ticket.is_paid = True
 
     def _comeback(self, accepts: Accepts | None, with_suspects: bool) -> Place | None:
@@ -232,6 +231,11 @@ class FairShare:
             if start <= least or len(idle) - place > _MAX_IDLE:
                 del self._flows[tenant]
         self._sweep_at = _SLACK + 2 * len(self._flows)
+
+
+def _estimate(request: Request) -> int:
+    """Of its cost, in tokens. No request is free, or a tenant without estimates would always be next."""
+    return max(1, request.num_tokens)
 
 
 def _acceptable(places: list[Place], accepts: Accepts | None) -> Place | None:

@@ -177,10 +177,13 @@ class RequestQueue:
             self.remove(ticket)
         return found
 
-    def charge(self, tenant: str, rank: Priority, tokens_over_estimate: int, weight: float = 1.0) -> None:
-        """What a request really cost is known: its tenant's next turn comes the later (negative: the sooner)."""
-        if tokens_over_estimate:
-            self._classes[_line(rank)].charge(tenant, tokens_over_estimate, weight)
+    def settle(self, ticket: Ticket, num_tokens: int) -> None:
+        """A request that had been taken ended and has cost so many tokens: what its tenant paid more is given
+        back, what it paid less is charged. Once for each; nothing happens for one that was never taken."""
+        if ticket.is_paid:
+            ticket.is_paid = False
+            request = ticket.request
+            self._classes[_line(request.priority)].settle(request, num_tokens)
 
     def _left(self, ticket: Ticket) -> None:
         ticket.is_waiting = False
