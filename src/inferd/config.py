@@ -155,7 +155,7 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     aging_every: Annotated[
         int,
         Meta(
-            description="Every so many dispatches the longest-waiting request of a lower class goes first: no class starves.",
+            description="Every so many dispatches the class that was served least recently goes first: no class starves.",
             ge=2,
         ),
     ] = 16
