@@ -12,10 +12,14 @@ import msgspec
 
 from inferd.app.root import run
 from inferd.app.source import ConfigSource
-from inferd.config import Config, load_config
+from inferd.config import Config, ModelConfig, load_config
 from inferd.errors import InferdError
 
 TINY_WORKER = (sys.executable, str(Path(__file__).resolve().parent / "worker" / "tiny_backend.py"))
+
+
+def unknown(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> None:
+    """The tiny backend's sources are no folders, so what they take cannot be planned."""
 
 
 def main() -> int:
@@ -27,7 +31,13 @@ def main() -> int:
             config = source.read()
         else:
             config = msgspec.convert(json.loads(sys.argv[1]), Config)
-        return run(config, source=source, on_ready=lambda ready: print(ready.address, flush=True), command=TINY_WORKER)
+        return run(
+            config,
+            source=source,
+            on_ready=lambda ready: print(ready.address, flush=True),
+            command=TINY_WORKER,
+            plan=unknown,
+        )
     except InferdError as error:
         print(f"Error: {error.message}", file=sys.stderr)
         return 1

@@ -10,6 +10,15 @@ _FIXED_SERVER = ("host", "port", "auth", "log_format")
 _FIXED_SECTIONS = ("state", "cache")
 
 
+def refuse_empty(config: Config) -> None:
+    """Raises ConfigError where there is nothing to serve: more often a mistake than meant."""
+    if not config.models:
+        raise ConfigError(
+            "The configuration names no model. Add one below 'models:', for example  chat: {source: demo}.",
+            param="models",
+        )
+
+
 def needs_restart(old: Config, new: Config) -> list[str]:
     """What cannot change while a server runs, a sentence each."""
     sentences = []

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from inferd import clock
-from inferd.app.change import changed_settings, refuse_restarts
+from inferd.app.change import changed_settings, refuse_empty, refuse_restarts
 from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_control_socket
 from inferd.app.departure import Departure
 from inferd.config import Config
 from inferd.errors import InternalError, ModelLoadError
 from inferd.events import Emit, Event, ignore
+from inferd.router.loading import Plan, plan_model
 from inferd.router.router import Router
 from inferd.state.folder import data_folder
 from inferd.tenancy.control import Control
@@ -60,6 +61,7 @@ def run(
     log: LogStream | None = None,
     command: Sequence[str] = WORKER_COMMAND,
     patience: Patience = Patience(),
+    plan: Plan = plan_model,
 ) -> int:
     """``serve`` in an event loop of its own, uvloop's where it is installed."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -67,7 +69,16 @@ def run(
         from uvloop import new_event_loop as factory
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(
-            serve(config, source=source, on_ready=on_ready, watch=watch, log=log, command=command, patience=patience)
+            serve(
+                config,
+                source=source,
+                on_ready=on_ready,
+                watch=watch,
+                log=log,
+                command=command,
+                patience=patience,
+                plan=plan,
+            )
         )
 
 
@@ -80,12 +91,16 @@ async def serve(
     log: LogStream | None = None,
     command: Sequence[str] = WORKER_COMMAND,
     patience: Patience = Patience(),
+    plan: Plan = plan_model,
 ) -> int:
     """Serve until a signal or the operator says to leave; the exit code.
 
-    The port answers at once; ``on_ready`` is told when every model is ready or has failed. ``source`` is read again when its file changes. ``watch`` hears every event as it happens.
-    ``log`` takes the log instead of stderr. ``command`` starts a worker. Raises ConfigError when the port cannot be had, before any worker is
-    started, and ModelLoadError when no model could be loaded.
+    The port answers at once; ``on_ready`` is told when every model is ready or has failed. ``source`` is
+    read again when its file changes. ``watch`` hears every event as it happens. ``log`` takes the log
+    instead of stderr. ``command`` starts a worker, and ``plan`` says what memory it takes.
+
+    Raises ConfigError, before any worker is started, when the port cannot be had, others could reach it
+    without a key, or its state is not usable; ModelLoadError when no model could be loaded.
     """
     from inferd.gateway.listener import bind
 
@@ -101,7 +116,7 @@ async def serve(
         control = Control(config, events)
         await control.start()
         stack.push_async_callback(control.close)
-        router = Router(config, events, command=command, patience=patience)
+        router = Router(config, events, command=command, patience=patience, plan=plan)
         stack.push_async_callback(router.stop)
         await router.start()  # before the imports below: the workers' own take longer
         await asyncio.to_thread(_import_parts)
@@ -165,6 +180,7 @@ class Site:
 
         Raises InferdError, with nothing changed, where it cannot be done while the server runs.
         """
+        refuse_empty(config)
         refuse_restarts(self.config, config)
         changes = await self.router.apply(config)
         self.control.apply(config)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
+from inferd.app.change import refuse_empty
 from inferd.cli.terminal import bytes_text, console, fail, warn
 from inferd.config import Config, RemoteConfig, load_config, stray_variables
 from inferd.errors import ConfigError, InferdError
@@ -65,7 +66,7 @@ def command(file: Path, probe: bool, as_json: bool) -> int:
     """
     report = examine(file, probe=probe)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
         show(report)
     return 0 if report.ok else 1
@@ -80,14 +81,12 @@ def examine(file: Path, *, probe: bool) -> CheckReport:
         return CheckReport(ok=False, file=str(file), problems=_lines(error), warnings=tuple(warnings))
     problems: list[str] = []
     plan = None
-    if not config.models:
-        problems.append("models: the configuration names no model; add one, for example  chat: {source: demo}.")
-    else:
-        try:
-            plan = plan_config(config)
-            problems += plan.problems
-        except InferdError as error:
-            problems += _lines(error)
+    try:
+        refuse_empty(config)
+        plan = plan_config(config)
+        problems += plan.problems
+    except InferdError as error:
+        problems += _lines(error)
     remotes = tuple(
         _remote(name, upstream, probe=probe) for name, model in config.models.items() for upstream in model.upstreams
     )

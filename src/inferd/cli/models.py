@@ -56,7 +56,7 @@ def list_models(server: Server, as_json: bool) -> None:
 
     report = server.get("/admin/status", ServerReport)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report.models), indent=2))
+        click.echo(msgspec.json.format(msgspec.json.encode(report.models), indent=2).decode())
     else:
         console().print(models_table(report.models))
 

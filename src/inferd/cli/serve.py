@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from inferd.app.change import refuse_empty
 from inferd.app.source import ConfigSource
 from inferd.cli.board import Board
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, model_flags, server_flags
@@ -123,11 +124,7 @@ def ready_to_load(config: Config, showing: Callable[[str], AbstractContextManage
     Raises ConfigError where there is nothing to serve, and ModelLoadError that names every source
     which is not there: a missing folder is told before anything starts.
     """
-    if not config.models:
-        raise ConfigError(
-            "The configuration names no model. Add one below 'models:', for example  chat: {source: demo}.",
-            param="models",
-        )
+    refuse_empty(config)
     models, missing = {}, []
     for name, model in config.models.items():
         try:

@@ -42,7 +42,7 @@ def command(server: Server, as_json: bool, watch: bool) -> int:
     """
     report = server.get("/admin/status", ServerReport)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
         return exit_code(report)
     out = console()
     if not watch:
