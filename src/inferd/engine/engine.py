@@ -107,6 +107,7 @@ class Engine:
             seed=prepared.seed,
             salt=prepared.salt,
             tenant=request.tenant,
+            weight=request.weight,
             priority=request.priority,
             arrived_at=request.arrived_at,
             # Logits of every prompt token are wanted, so every one must be computed.
@@ -147,6 +148,7 @@ class Engine:
                 self._score_prompts(step, hidden)
                 # Tokens are there when they have been computed, not when the step began.
                 outputs += self._extend(step, hidden, lambda: now + clock.now() - began)
+            self._scheduler.note_cost(step, clock.now() - began)
         self._current = None
         return outputs, self._stats(step)
 

@@ -93,7 +93,10 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
         attention = "native" if device.type == "cpu" and native_available(decoder.dtype, dims.head_dim) else "reference"
     runner = Runner(decoder, cache, attention, device)
     blocks = BlockPool(num_blocks)
-    scheduler = Scheduler(config.scheduler, blocks, config.kv_cache.block_size)
+    tpot_ms = config.objectives.tpot_ms
+    scheduler = Scheduler(
+        config.scheduler, blocks, config.kv_cache.block_size, tpot_s=None if tpot_ms is None else tpot_ms / 1000
+    )
     phases.done("kv_cache")
     progress("warm-up", 0, 1)
     _warm_up(runner, scheduler, dims.vocab_size, max_model_len)

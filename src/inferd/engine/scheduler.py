@@ -7,18 +7,40 @@ preemption-by-recompute are all this one rule.
 
     schedule() -> Step      decide, and take the blocks that the step writes to
     commit(step)            the step was computed: move ``num_computed`` on, publish full blocks
+
+Who goes first: class, then the tenant that has had least for its weight, then arrival (``fairness``). Who
+gives way is the same order from its other end.
+
+- A sequence displaces running ones of a worse class when slots or blocks are short, but nobody more than
+  ``MAX_PREEMPTIONS`` times: after that a sequence stands before all others and keeps what it has.
+- Every ``AGING_EVERY``-th admission is that of the longest-waiting sequence of a worse class, and it is not
+  displaced. Held up for four times as long, it goes before anybody else is admitted: no class starves.
+- Batch work never makes a first token of another class wait for long. While one is due, steps leave batch
+  out, but for every ``SHARE_EVERY``-th; and as long as other classes have been about, a step's batch work
+  is at most half of the prefill they usually need, because whoever arrives waits for the step under way.
+  Within such limits batch sequences take turns: with R of them running, each is computed at least once in
+  SHARE_EVERY * R steps.
 """
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, field
 
 from inferd.config import SchedulerConfig
 from inferd.engine.blocks import BlockPool, block_key
+from inferd.engine.cost import StepCost
+from inferd.engine.fairness import BATCH, OUTPUT_COST, Line, Rank, Shares, place_of
 from inferd.engine.sequence import Sequence
 
-Rank = tuple[int, float, int, int]
+MAX_PREEMPTIONS = 4
+AGING_EVERY = 16
+SHARE_EVERY = 8
+LEAST_CHUNK = 16  # tokens of prefill that a step has room for, whatever the objective says
+LEAST_BATCH = 8  # likewise tokens of batch work
+_REMEMBERED = 16_384  # steps after which classes that have not been seen need no protection any more
+_OBJECTIVE_SHARE = 0.9  # of the objective, for what the fit does not know
+
+_MANY = 2**31
 
 
 @dataclass(slots=True)
@@ -42,6 +64,7 @@ class Step:
     slices: list[Slice] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # blocks (from, to), before computing
     num_preempted: int = 0
+    best_preempted: int = BATCH + 1  # the best class among them
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
 
@@ -50,26 +73,58 @@ class Step:
         return sum(part.count for part in self.slices)
 
 
-class Scheduler:
-    """Owns the waiting and running sequences and their blocks."""
+@dataclass(slots=True)
+class _Budget:
+    """Tokens that a step has left: of all kinds, of prefill, of batch work."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool, block_size: int) -> None:
+    tokens: int
+    prefill: int = _MANY
+    batch: int = _MANY
+
+    def grant(self, gap: int, *, is_batch: bool) -> int:
+        """How much of a gap may be computed."""
+        most = min(gap, self.tokens, self.prefill if gap > 1 else _MANY)
+        return min(most, self.batch) if is_batch else most
+
+    def spend(self, count: int, gap: int, *, is_batch: bool) -> None:
+        self.tokens -= count
+        if gap > 1:
+            self.prefill -= count
+        if is_batch:
+            self.batch -= count
+
+
+class Scheduler:
+    """Owns the waiting and running sequences and their blocks.
+
+    ``tpot_s``: what a decode step should take at most; prefill beside it is cut to fit, once ``note_cost``
+    has told what steps cost. None: prefill fills the token budget.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, pool: BlockPool, block_size: int, *, tpot_s: float | None = None
+    ) -> None:
         self.config = config
         self.pool = pool
         self.block_size = block_size
-        self.running: list[Sequence] = []  # in order of rank
-        # A heap; entries of removed sequences linger until they come to the top. The count breaks ties.
-        self._waiting: list[tuple[Rank, int, Sequence]] = []
-        self._pushes = 0
+        self.tpot_s = tpot_s
+        self.cost = StepCost()
+        self.running: list[Sequence] = []  # in order of class and arrival
+        self._shares = [Shares() for _ in range(BATCH + 1)]
+        self._line = Line(self._shares)
         self._ranks: dict[Sequence, Rank] = {}
-        self._num_waiting = 0
+        self._num_running = [0] * (BATCH + 1)  # by class
         self._arrivals = 0
+        self._steps = 0
+        self._admissions = 0  # since the last that was due to age
+        self._guarded_until = 0  # the step after which batch work is not limited
+        self._usual_prefill = 0.0  # tokens computed for a first token of another class than batch, smoothed
 
     # -- membership -------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
-        return self._num_waiting
+        return len(self._line)
 
     @property
     def has_work(self) -> bool:
@@ -77,9 +132,10 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self._arrivals += 1
-        rank = (sequence.priority, sequence.arrived_at, self._arrivals, sequence.index)
+        rank = (place_of(sequence.priority), sequence.arrived_at, self._arrivals, sequence.index)
         self._ranks[sequence] = rank
-        self._wait(sequence)
+        self._shares[rank[0]].enter(sequence.tenant)
+        self._line.push(sequence, rank)
 
     def fork(self, parent: Sequence, index: int) -> Sequence:
         """A new sequence that knows what ``parent`` knows and shares its blocks.
@@ -94,14 +150,18 @@ class Scheduler:
             seed=parent.seed,
             salt=parent.salt,
             tenant=parent.tenant,
+            weight=parent.weight,
             priority=parent.priority,
             arrived_at=parent.arrived_at,
             use_cache=True,
         )
         child.tokens = list(parent.tokens)
         child.num_cached = parent.num_cached
+        child.num_charged = parent.num_charged
+        child.is_pinned = parent.is_pinned
         child.cumulative_logprob = parent.cumulative_logprob
-        self._ranks[child] = (*self._ranks[parent][:3], index)
+        rank = self._ranks[child] = (*self._ranks[parent][:3], index)
+        self._shares[rank[0]].enter(child.tenant)
         if parent.is_running and len(self.running) < self.config.max_num_seqs:
             self.pool.share(parent.blocks)
             child.blocks = list(parent.blocks)
@@ -110,59 +170,117 @@ class Scheduler:
             child.num_hashed = parent.num_hashed
             self._run(child)
         else:
-            self._wait(child)
+            self._line.push(child, rank)
         return child
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, finished or cancelled, and give back its blocks. Idempotent."""
-        if self._ranks.pop(sequence, None) is None:
+        rank = self._ranks.pop(sequence, None)
+        if rank is None:
             return
+        self._shares[rank[0]].leave(sequence.tenant)
         if sequence.is_running:
-            self.running.remove(sequence)
-            sequence.is_running = False
-            self._give_back(sequence)
+            self._halt(sequence, rank)
         else:
-            self._num_waiting -= 1  # its heap entry is dropped when it comes to the top
+            self._line.discard(sequence)
 
     # -- the step ---------------------------------------------------------------------------
 
     def schedule(self) -> Step:
+        self._steps += 1
         step = Step()
-        budget = self._continue_running(step, self.config.max_num_batched_tokens)
-        if step.num_preempted == 0:
-            self._admit_waiting(step, budget)
-        if not step.slices and self._num_waiting:
-            self._make_room(step)
+        budget = self._budget()
+        self._continue_running(step, budget)
+        self._admit_waiting(step, budget)
+        if not step.slices and self._ranks:
+            if budget.batch < _MANY:  # nothing else can use the step
+                budget.batch = _MANY
+                self._continue_running(step, budget)
+                self._admit_waiting(step, budget)
+            if not step.slices and len(self._line):
+                self._make_room(step)
         return step
 
     def commit(self, step: Step) -> None:
+        shares = self._shares
         for part in step.slices:
             sequence = part.sequence
-            sequence.num_computed = part.start + part.count
+            sequence.num_computed = end = part.start + part.count
+            if end > sequence.num_charged:  # what is computed again after a preemption was paid for
+                place = self._ranks[sequence][0]
+                shares[place].charge(sequence.tenant, (end - sequence.num_charged) * OUTPUT_COST / sequence.weight)
+                sequence.num_charged = end
             if self.config.prefix_caching:
                 self._publish(sequence)
 
+    def note_cost(self, step: Step, seconds: float) -> None:
+        """What computing a step took."""
+        self.cost.note(step.num_tokens, seconds)
+
+    def _budget(self) -> _Budget:
+        budget = _Budget(self.config.max_num_batched_tokens)
+        others_wait = len(self._line) > self._line.counts[BATCH]
+        if others_wait or len(self.running) > self._num_running[BATCH]:
+            self._guarded_until = self._steps + _REMEMBERED
+        if self.tpot_s is not None and self.cost.is_known:
+            decodes = sum(1 for s in self.running if len(s.tokens) - s.num_computed == 1)
+            if decodes:
+                room = self.cost.tokens_within(self.tpot_s * _OBJECTIVE_SHARE) - decodes
+                budget.prefill = max(room, LEAST_CHUNK)
+        if self._steps < self._guarded_until and (self._num_running[BATCH] or self._line.counts[BATCH]):
+            limit = max(int(self._usual_prefill / 2 + self.cost.free_tokens / 20), LEAST_BATCH)
+            first_token_due = others_wait or any(
+                self._ranks[s][0] != BATCH and not s.num_outputs and len(s.tokens) > s.num_computed
+                for s in self.running
+            )
+            budget.batch = 0 if first_token_due and self._steps % SHARE_EVERY else limit
+        return budget
+
     # -- running sequences ------------------------------------------------------------------
 
-    def _continue_running(self, step: Step, budget: int) -> int:
-        # Decodes first: a long prompt in chunks never keeps them waiting.
-        behind = [s for s in self.running if len(s.tokens) > s.num_computed]
-        behind.sort(key=lambda s: len(s.tokens) - s.num_computed > 1)
-        for sequence in behind:
-            if budget == 0:
+    def _continue_running(self, step: Step, budget: _Budget) -> None:
+        # Decodes first: a long prompt in chunks never keeps them waiting. Limited batch work is its own list.
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        batch: list[Sequence] = []
+        is_limited = budget.batch < _MANY
+        for sequence in self.running:
+            gap = len(sequence.tokens) - sequence.num_computed
+            if gap:
+                if is_limited and self._ranks[sequence][0] == BATCH:
+                    batch.append(sequence)
+                else:
+                    (decodes if gap == 1 else prefills).append(sequence)
+        is_shared = self._steps % SHARE_EVERY == 0
+        if len(prefills) > 1:
+            prefills.sort(key=_waited_longest if is_shared else self._standing)
+        if batch:
+            batch.sort(key=_waited_longest)
+        if is_shared and batch:  # its share, before the others can use up the step
+            budget.batch = min(budget.batch, max(budget.tokens // SHARE_EVERY, 1))
+            order = [*batch, *decodes, *prefills]
+        else:
+            order = [*decodes, *prefills, *batch]
+        for sequence in order:
+            if budget.tokens == 0:
                 break
-            if not sequence.is_running:  # preempted for one before it
-                continue
-            count = min(len(sequence.tokens) - sequence.num_computed, budget)
-            while not self._take_blocks(sequence, count, step):
-                victim = self.running[-1]
-                budget += self._preempt(victim, step)
-                if victim is sequence:
-                    break
-            if sequence.is_running:
-                step.slices.append(Slice(sequence, sequence.num_computed, count))
-                budget -= count
-        return budget
+            if sequence.is_running:  # else preempted for one before it
+                self._compute(sequence, step, budget)
+
+    def _compute(self, sequence: Sequence, step: Step, budget: _Budget) -> None:
+        is_batch = self._ranks[sequence][0] == BATCH
+        gap = len(sequence.tokens) - sequence.num_computed
+        count = budget.grant(gap, is_batch=is_batch)
+        if count <= 0:
+            return
+        while not self._take_blocks(sequence, count, step):
+            victim = max(self.running, key=self._standing)
+            self._preempt(victim, step, budget)
+            if victim is sequence:
+                return
+        step.slices.append(Slice(sequence, sequence.num_computed, count))
+        sequence.last_step = self._steps
+        budget.spend(count, gap, is_batch=is_batch)
 
     def _take_blocks(self, sequence: Sequence, count: int, step: Step) -> bool:
         """Make blocks hold ``count`` more tokens, all or nothing."""
@@ -180,55 +298,122 @@ class Scheduler:
             sequence.blocks += self.pool.allocate(missing)
         return True
 
-    def _preempt(self, sequence: Sequence, step: Step) -> int:
-        """Back to waiting, blocks given up, everything to be recomputed. Returns budget regained."""
-        regained = 0
+    def _preempt(self, sequence: Sequence, step: Step, budget: _Budget) -> None:
+        """Back to waiting, blocks given up, everything to be recomputed unless the prefix cache keeps it."""
         for i, part in enumerate(step.slices):
             if part.sequence is sequence:
-                regained = part.count
+                budget.tokens += part.count
                 del step.slices[i]
                 break
         # A copy into a block that is given up would be written after its next owner took it.
         mine = set(sequence.blocks)
         step.copies = [pair for pair in step.copies if pair[1] not in mine]
-        self.running.remove(sequence)
-        sequence.is_running = False
-        self._give_back(sequence)
+        rank = self._ranks[sequence]
+        self._halt(sequence, rank)
         sequence.num_preemptions += 1
         step.num_preempted += 1
-        self._wait(sequence)
-        return regained
+        step.best_preempted = min(step.best_preempted, rank[0])
+        self._line.push(sequence, rank)
+
+    def _standing(self, sequence: Sequence) -> tuple[int, float, Rank]:
+        """Less is better. Dynamic but for the pinned, whose order never changes: the first of them gets through."""
+        rank = self._ranks[sequence]
+        if self._is_pinned(sequence):
+            return -1, 0.0, (0, *rank[1:])
+        return rank[0], self._shares[rank[0]][sequence.tenant], rank
+
+    def _is_pinned(self, sequence: Sequence) -> bool:
+        return sequence.is_pinned or sequence.num_preemptions >= MAX_PREEMPTIONS
 
     # -- waiting sequences ------------------------------------------------------------------
 
-    def _admit_waiting(self, step: Step, budget: int) -> None:
-        while budget > 0 and len(self.running) < self.config.max_num_seqs:
-            sequence = self._first_waiting()
-            if sequence is None:
+    def _admit_waiting(self, step: Step, budget: _Budget) -> None:
+        while budget.tokens > 0 and len(self._line):
+            best = self._line.best_class
+            full = len(self.running) >= self.config.max_num_seqs
+            aged = self._aged(best, budget) if not full else None
+            if aged is None and full and not any(self._num_running[best + 1 :]):
                 return
-            hits = self._find_prefix(sequence)
-            num_hit = len(hits) * self.block_size
-            needed = -(-len(sequence.tokens) // self.block_size) - len(hits)
-            revived = sum(1 for block in hits if self.pool.is_idle(block))
-            # Leave a block for each sequence that grows in this step, or it would be preempted soon.
-            if needed + revived + len(step.slices) > self.pool.num_available:
+            sequence = aged or self._line.best()
+            assert sequence is not None
+            if self._ranks[sequence][0] >= step.best_preempted:
+                return  # what was just preempted does not come back in the same step
+            if not self._admit(sequence, step, budget, may_displace=aged is None):
                 return  # in order: a smaller one behind does not overtake
-            heapq.heappop(self._waiting)
-            self._num_waiting -= 1
-            if sequence.num_preemptions == 0 and sequence.use_cache:
-                step.prefix_query_tokens += len(sequence.tokens)
-                step.prefix_hit_tokens += num_hit
-                sequence.num_cached = min(num_hit, sequence.num_prompt)
-            self.pool.share(hits)
-            sequence.blocks = hits
-            sequence.num_computed = num_hit
-            sequence.num_hashed = len(hits)
-            self._run(sequence)
-            count = min(len(sequence.tokens) - num_hit, budget)
-            taken = self._take_blocks(sequence, count, step)
-            assert taken, "admission checked that the blocks are there. This is a bug."
-            step.slices.append(Slice(sequence, num_hit, count))
-            budget -= count
+            if aged is not None:
+                aged.is_pinned = True
+                self._admissions = 0
+            else:
+                self._admissions += 1
+
+    def _aged(self, best: int, budget: _Budget) -> Sequence | None:
+        """The sequence of a worse class whose turn it is."""
+        if self._admissions < AGING_EVERY or not any(self._line.counts[best + 1 :]):
+            return None
+        sequence = self._line.longest_below(best)
+        if sequence is None or self._ranks[sequence][0] < BATCH or budget.batch > 0:
+            return sequence
+        # It could compute nothing now. The others may go on, unless it has been held up for too long.
+        return sequence if self._admissions >= 4 * AGING_EVERY else None
+
+    def _admit(self, sequence: Sequence, step: Step, budget: _Budget, *, may_displace: bool) -> bool:
+        """Make a waiting sequence run and compute its first part; False: it does not fit now."""
+        place = self._ranks[sequence][0]
+        hits = self._find_prefix(sequence)
+        num_hit = len(hits) * self.block_size
+        gap = len(sequence.tokens) - num_hit
+        count = budget.grant(gap, is_batch=place == BATCH)
+        if count <= 0:
+            return False
+        if not self._fits(sequence, hits, step):
+            if not may_displace or not self._displace(sequence, hits, step, budget):
+                return False
+            count = max(count, budget.grant(gap, is_batch=place == BATCH))
+        self._line.discard(sequence)
+        if sequence.num_preemptions == 0 and sequence.use_cache:
+            step.prefix_query_tokens += len(sequence.tokens)
+            step.prefix_hit_tokens += num_hit
+            sequence.num_cached = min(num_hit, sequence.num_prompt)
+        if sequence.num_charged == 0:  # a prompt is paid for when it is let in, so that one tenant's do not all come in
+            self._shares[place].charge(sequence.tenant, gap / sequence.weight)
+            sequence.num_charged = len(sequence.tokens)
+            if place != BATCH:
+                self._usual_prefill += (gap - self._usual_prefill) * (0.1 if self._usual_prefill else 1.0)
+        self.pool.share(hits)
+        sequence.blocks = hits
+        sequence.num_computed = num_hit
+        sequence.num_hashed = len(hits)
+        self._run(sequence)
+        taken = self._take_blocks(sequence, count, step)
+        assert taken, "admission checked that the blocks are there. This is a bug."
+        step.slices.append(Slice(sequence, num_hit, count))
+        sequence.last_step = self._steps
+        budget.spend(count, gap, is_batch=place == BATCH)
+        return True
+
+    def _fits(self, sequence: Sequence, hits: list[int], step: Step) -> bool:
+        if len(self.running) >= self.config.max_num_seqs:
+            return False
+        needed = -(-len(sequence.tokens) // self.block_size) - len(hits)
+        revived = sum(1 for block in hits if self.pool.is_idle(block))
+        # Leave a block for each sequence that grows in this step, or it would be preempted soon.
+        return needed + revived + len(step.slices) <= self.pool.num_available
+
+    def _displace(self, sequence: Sequence, hits: list[int], step: Step, budget: _Budget) -> bool:
+        """Preempt sequences of worse classes until this one fits; nobody, when all of them are not enough."""
+        place = self._ranks[sequence][0]
+        if not any(self._num_running[place + 1 :]):
+            return False
+        worse = [s for s in self.running if self._ranks[s][0] > place and not self._is_pinned(s)]
+        if not worse:
+            return False
+        freed = sum(1 for s in worse for block in s.blocks if not self.pool.is_shared(block))
+        if -(-len(sequence.tokens) // self.block_size) > self.pool.num_available + freed:
+            return False
+        worse.sort(key=self._standing)
+        while worse and not self._fits(sequence, hits, step):
+            self._preempt(worse.pop(), step, budget)
+        return self._fits(sequence, hits, step)
 
     def _find_prefix(self, sequence: Sequence) -> list[int]:
         """Blocks of the longest cached prefix; the last token is always left to compute."""
@@ -246,39 +431,32 @@ class Scheduler:
         """Nothing could be scheduled although something waits: running sequences that wait for
         others (beams in lockstep) hold the blocks. The last of them gives way; the first to have
         arrived always gets through, so no two groups can block each other for ever."""
-        first = self._first_waiting()
+        first = self._line.first()
         while first is not None and self.running and not step.slices:
             last = self.running[-1]
             if self._ranks[last] < self._ranks[first]:
                 return
-            self._preempt(last, step)
-            first = self._first_waiting()
-            self._admit_waiting(step, self.config.max_num_batched_tokens)
+            budget = _Budget(self.config.max_num_batched_tokens)
+            self._preempt(last, step, budget)
+            first = self._line.first()
+            assert first is not None
+            self._admit(first, step, budget, may_displace=False)
 
     # -- books ------------------------------------------------------------------------------
-
-    def _first_waiting(self) -> Sequence | None:
-        while self._waiting:
-            rank, _, sequence = self._waiting[0]
-            if self._ranks.get(sequence) == rank and not sequence.is_running:
-                return sequence
-            heapq.heappop(self._waiting)
-        return None
-
-    def _wait(self, sequence: Sequence) -> None:
-        self._pushes += 1
-        heapq.heappush(self._waiting, (self._ranks[sequence], self._pushes, sequence))
-        self._num_waiting += 1
 
     def _run(self, sequence: Sequence) -> None:
         sequence.is_running = True
         rank = self._ranks[sequence]
+        self._num_running[rank[0]] += 1
         at = len(self.running)
         while at and self._ranks[self.running[at - 1]] > rank:
             at -= 1
         self.running.insert(at, sequence)
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _halt(self, sequence: Sequence, rank: Rank) -> None:
+        self.running.remove(sequence)
+        self._num_running[rank[0]] -= 1
+        sequence.is_running = False
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.num_computed = 0
@@ -298,3 +476,7 @@ class Scheduler:
             i = sequence.num_hashed
             self.pool.publish(sequence.blocks[i], self._key(sequence, i))
             sequence.num_hashed = i + 1
+
+
+def _waited_longest(sequence: Sequence) -> int:
+    return sequence.last_step

@@ -22,8 +22,11 @@ class Sequence:
         "cache_keys",
         "cumulative_logprob",
         "index",
+        "is_pinned",
         "is_running",
+        "last_step",
         "num_cached",
+        "num_charged",
         "num_computed",
         "num_hashed",
         "num_preemptions",
@@ -36,6 +39,7 @@ class Sequence:
         "tenant",
         "tokens",
         "use_cache",
+        "weight",
     )
 
     def __init__(
@@ -48,6 +52,7 @@ class Sequence:
         seed: int,
         salt: bytes = b"",
         tenant: str = "",
+        weight: float = 1.0,
         priority: int = 0,
         arrived_at: float = 0.0,
         use_cache: bool = True,
@@ -60,6 +65,7 @@ class Sequence:
         self.seed = seed
         self.salt = salt
         self.tenant = tenant
+        self.weight = weight  # the tenant's share among the tenants of its class
         self.priority = priority
         self.arrived_at = arrived_at
         self.use_cache = use_cache  # False: never read the prefix cache (prompt log-probabilities)
@@ -70,6 +76,9 @@ class Sequence:
         self.num_hashed = 0  # full blocks already entered in the prefix cache
         self.is_running = False
         self.num_preemptions = 0
+        self.is_pinned = False  # not displaced any more by sequences of better classes
+        self.last_step = 0  # number of the step that computed any of it last
+        self.num_charged = 0  # tokens that its tenant has been charged for
         self.cumulative_logprob = 0.0
 
     @property
