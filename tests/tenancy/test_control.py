@@ -202,6 +202,25 @@ def test_keys_of_one_tenant_share_its_limits_and_refusals_are_told(tmp_path: Pat
     assert events == [RequestRefused(model="m", reason="quota_requests", tenant="t")]
 
 
+def test_a_new_limit_refuses_nobody_before_it_is_leased(tmp_path: Path) -> None:
+    async def run() -> None:
+        config = config_of(tmp_path)
+        async with running(config) as control:
+            made = await control.create_key(KeySpec(tenant="t"), OPERATOR)
+
+            def ask() -> bool:
+                """Raises QuotaExceeded where the limit refuses too early."""
+                principal = control.door.authenticate(made.key)
+                permit = control.door.admit(principal, "r", "m", prompt_tokens=1, max_tokens=1)
+                return bool(permit.headers())
+
+            assert not ask()
+            control.apply(Config(state=config.state, tenants={"t": TenantConfig(rpm=1_000_000)}))
+            await until(ask, 5.0)
+
+    asyncio.run(run())
+
+
 def test_a_locked_database_fails_closed_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferd.state.sqlite.LOCK_WAIT_S", 0.05)
 

@@ -38,7 +38,7 @@ def database(state_url: str, tmp_path: Path) -> Iterator[Database]:
 
 def ring_of(database: Database, **tenants: TenantConfig) -> KeyRing:
     ring = KeyRing(tenants)
-    ring.refresh(database, lambda holders: None)
+    ring.refresh(database, lambda rows: None)
     return ring
 
 
@@ -99,7 +99,7 @@ def test_nothing_but_the_key_is_the_key(database: Database, spoil: Any) -> None:
         ring.find(spoil(key))
     messages.add(refused.value.message)
     revoke_key(database, key[7:19], now=clock.wall())
-    ring.refresh(database, lambda holders: None)
+    ring.refresh(database, lambda rows: None)
     with pytest.raises(Unauthenticated) as refused:
         ring.find(key)
     messages.add(refused.value.message)
@@ -131,7 +131,7 @@ def test_a_revoked_key_is_over_and_its_hash_is_gone(database: Database) -> None:
     again = revoke_key(database, key[7:19], now=9.0)
     assert revoked.state == again.state == "revoked"
     assert again.revoked_at == 5.0
-    assert ring.refresh(database, lambda holders: None)
+    assert ring.refresh(database, lambda rows: None)
     with pytest.raises(Unauthenticated):
         ring.find(key)
     assert len(ring) == 1, "a server whose last key is revoked does not become open"
@@ -173,12 +173,12 @@ def test_rotation_overlaps_and_shares_one_quota(database: Database, monkeypatch:
 
 def test_a_ring_follows_what_others_change(database: Database, state_url: str, tmp_path: Path) -> None:
     ring = ring_of(database)
-    assert not ring.refresh(database, lambda holders: None)
+    assert not ring.refresh(database, lambda rows: None)
     other = open_database(state_url, tmp_path)
     first, second = create(other), create(other)
     other.close()
     seen: list[int] = []
-    assert ring.refresh(database, lambda holders: seen.append(len(holders)))
+    assert ring.refresh(database, lambda rows: seen.append(len(rows)))
     assert seen == [2]
     for key in (first, second):
         ring.find(key)
@@ -203,7 +203,7 @@ def test_an_older_copy_of_the_database_is_believed(tmp_path: Path) -> None:
         (tmp_path / leftover).unlink(missing_ok=True)
     backup.replace(tmp_path / "state.db")
     database = open_database(None, tmp_path)
-    ring.refresh(database, lambda holders: None)
+    ring.refresh(database, lambda rows: None)
     ring.find(kept)
     with pytest.raises(Unauthenticated):
         ring.find(later)

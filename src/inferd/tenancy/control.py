@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +25,9 @@ from inferd.state.thread import StateThread
 from inferd.tenancy.door import KeyDoor, check_exposure, limits_of
 from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.tenancy.keys import (
-    Holder,
     KeyInfo,
     KeyRing,
+    KeyRow,
     KeySpec,
     NewKey,
     create_key,
@@ -55,6 +56,8 @@ class Control:
     def __init__(self, config: Config, emit: Emit = ignore) -> None:
         self._config = config
         self._folder = data_folder(config.state)
+        self._lock = threading.Lock()  # between a refresh and another configuration
+        self._rows: Sequence[KeyRow] = ()
         self._ring = KeyRing(config.tenants)
         self._limiter = Limiter()
         self._journal = UsageJournal(self._folder, config.state.url)
@@ -88,10 +91,12 @@ class Control:
         self._presence.unlock()
 
     def apply(self, config: Config) -> None:
-        """Tenants of a configuration that was read again. The database, and who needs keys, stay as they are."""
-        self._config = config
+        """Tenants of a configuration that was read again; their new limits count as soon as they are leased.
+        The database, and who needs keys, stay as they are."""
         self._ring.configure(config.tenants)
-        self._limiter.configure(limits_of(self._ring.holders(), config, clock.wall()), clock.now())
+        with self._lock:
+            self._config = config
+            self._limiter.configure(limits_of(self._rows, config), clock.now())
 
     @property
     def is_connected(self) -> bool:
@@ -201,11 +206,16 @@ class Control:
         return database
 
     def _refresh(self, database: Database) -> None:
-        def limit(holders: Sequence[Holder]) -> None:
-            self._limiter.configure(limits_of(holders, self._config, clock.wall()), clock.now())
-            # A revocation must not wait for the leases of others; they are tried again soon.
-            with contextlib.suppress(StateUnavailable):
+        def limit(rows: Sequence[KeyRow]) -> None:
+            with self._lock:
+                self._rows = rows
+                self._limiter.configure(limits_of(rows, self._config), clock.now())
+            try:
                 self._leases.exchange(database)
+            except StateUnavailable:
+                # Neither may a revocation wait for leases, nor a new key come without its limits: it is
+                # refused until they are there.
+                self._limiter.publish()
 
         self._ring.refresh(database, limit)
 

@@ -15,7 +15,7 @@ from inferd.config import Config, ServerConfig
 from inferd.errors import ConfigError, QuotaExceeded, Unauthenticated
 from inferd.events import Emit, RefusalReason, RequestRefused, ignore
 from inferd.tenancy.buckets import Kind
-from inferd.tenancy.keys import Holder, KeyRing
+from inferd.tenancy.keys import KeyRing, KeyRow
 from inferd.tenancy.limiter import Limiter, Taken
 from inferd.tenancy.principal import LOCAL, Limits, Principal
 from inferd.tenancy.usage import Entry, UsageJournal
@@ -120,15 +120,15 @@ class KeyDoor:
         return KeyPermit(self, principal, model, taken, max_tokens)
 
 
-def limits_of(holders: Iterable[Holder], config: Config, now: float) -> dict[str, Limits]:
-    """Every quota there is, by its owner's name. ``now``: seconds since the epoch."""
+def limits_of(rows: Iterable[KeyRow], config: Config) -> dict[str, Limits]:
+    """Every quota there is, by its owner's name. Expired keys count: a clock may be set back."""
     wanted = {
         f"tenant:{name}": Limits(rpm=tenant.rpm, tpm=tenant.tpm, max_in_flight=tenant.max_in_flight)
         for name, tenant in config.tenants.items()
     }
-    for holder in sorted(holders, key=lambda holder: holder.row.created_at):  # the family's newest key says
-        if holder.row.state(now) == "active":
-            wanted[f"key:{holder.row.family}"] = holder.principal.limits
+    for row in sorted(rows, key=lambda row: row.created_at):  # the family's newest key says
+        if row.revoked_at is None:
+            wanted[f"key:{row.family}"] = Limits(rpm=row.rpm, tpm=row.tpm, max_in_flight=row.max_in_flight)
     return {name: limits for name, limits in wanted.items() if limits != Limits()}
 
 

@@ -15,6 +15,7 @@ import hmac
 import json
 import secrets
 import string
+import threading
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
@@ -343,6 +344,7 @@ class KeyRing:
         self._tenants = dict(tenants)
         self._holders: dict[str, Holder] = {}
         self._version = -1
+        self._lock = threading.Lock()  # between a refresh and another configuration
 
     def __len__(self) -> int:
         """Keys that were ever made. A server whose last key was revoked does not become open by that."""
@@ -352,10 +354,7 @@ class KeyRing:
         """Keys that open the door at ``now``, seconds since the epoch."""
         return sum(holder.row.state(now) == "active" for holder in list(self._holders.values()))
 
-    def holders(self) -> Sequence[Holder]:
-        return list(self._holders.values())
-
-    def refresh(self, database: Database, before: Callable[[Sequence[Holder]], None]) -> bool:
+    def refresh(self, database: Database, before: Callable[[Sequence[KeyRow]], None]) -> bool:
         """Read what changed since the last time; whether anything did. For the database's thread, a few
         times a second: one number is read when nothing did. ``before`` gets all keys before the first request
         with a new one can come in."""
@@ -366,10 +365,13 @@ class KeyRing:
             if version < self._version:  # another, older copy of the database was put in its place
                 self._version = -1
             rows = transaction.rows(f"SELECT {_COLUMNS} FROM keys WHERE version > ?", (self._version,))
-        changed = {row.id: Holder(row, row.principal(self._tenants)) for row in map(_row, rows)}
-        holders = changed if self._version < 0 else {**self._holders, **changed}
-        before(list(holders.values()))
-        self._holders = holders
+        changed = {row.id: row for row in map(_row, rows)}
+        is_all = self._version < 0
+        known = {} if is_all else {name: holder.row for name, holder in self._holders.items()}
+        before(list({**known, **changed}.values()))
+        with self._lock:
+            holders = {name: Holder(row, row.principal(self._tenants)) for name, row in changed.items()}
+            self._holders = holders if is_all else {**self._holders, **holders}
         self._version = version
         return True
 
@@ -379,10 +381,11 @@ class KeyRing:
 
     def configure(self, tenants: Mapping[str, TenantConfig]) -> None:
         """Other limits, weights and regions of tenants."""
-        self._tenants = dict(tenants)
-        self._holders = {
-            name: Holder(holder.row, holder.row.principal(tenants)) for name, holder in self._holders.items()
-        }
+        with self._lock:
+            self._tenants = dict(tenants)
+            self._holders = {
+                name: Holder(holder.row, holder.row.principal(tenants)) for name, holder in self._holders.items()
+            }
 
     def owners(self, principal: Principal) -> tuple[str, ...]:
         """Whose quotas a principal's requests take from; nobody's for one without a key."""

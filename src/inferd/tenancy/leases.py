@@ -121,6 +121,10 @@ class Leases:
 
     def exchange(self, database: Database) -> None:
         """Give up what others need more, take what is free and wanted here. Raises StateUnavailable."""
+        self._exchange(database)
+        self._limiter.publish()
+
+    def _exchange(self, database: Database) -> None:
         buckets = self._limiter.buckets()
         wishes = self._measure(buckets)
         with database.reading() as transaction:

@@ -70,36 +70,52 @@ class Limiter:
         self.lock = threading.Lock()
         self._quotas: dict[str, Quota] = {}
         self._is_whole = is_whole
+        self._coming: list[tuple[Quota, Bucket]] = []  # not in force yet: their shares are not leased
 
     def configure(self, wanted: Mapping[str, Limits], now: float) -> None:
-        """Have exactly these owners' limits. What is in use stays counted."""
+        """Have exactly these owners' limits. What is in use stays counted. New buckets come into force with
+        ``publish``: before their shares are there they would refuse everything."""
         with self.lock:
             for name in [name for name in self._quotas if name not in wanted]:
                 del self._quotas[name]
+            before = {(quota.name, bucket.kind): bucket for quota, bucket in self._coming}
+            self._coming.clear()
             for name, limits in wanted.items():
                 wholes = {"requests": limits.rpm, "tokens": limits.tpm, "in_flight": limits.max_in_flight}
                 quota = self._quotas.get(name)
                 if quota is None:
                     quota = self._quotas[name] = Quota(name)
                 for kind in KINDS:
-                    whole, bucket = wholes[kind], quota.buckets.get(kind)
+                    whole, bucket = wholes[kind], quota.buckets.get(kind) or before.get((name, kind))
                     if whole is None:
                         quota.buckets.pop(kind, None)
-                    elif bucket is not None:
-                        if bucket.whole != whole:
-                            bucket.configure(float(whole), now)
-                    else:
+                        continue
+                    if bucket is None:
                         share = 1.0 if self._is_whole else 0.0
-                        quota.buckets[kind] = Bucket(kind, float(whole), share=share, level=share * whole, now=now)
+                        bucket = Bucket(kind, float(whole), share=share, level=share * whole, now=now)
+                    elif bucket.whole != whole:
+                        bucket.configure(float(whole), now)
+                    if kind not in quota.buckets:
+                        self._coming.append((quota, bucket))
+        if self._is_whole:
+            self.publish()
+
+    def publish(self) -> None:
+        """Put new buckets in force."""
+        with self.lock:
+            for quota, bucket in self._coming:
+                quota.buckets[bucket.kind] = bucket
+            self._coming.clear()
 
     def buckets(self) -> dict[str, Bucket]:
-        """Every bucket by its name in the database. Hold the lock to change one."""
+        """Every bucket by its name in the database, also those to come. Hold the lock to change one."""
         with self.lock:
-            return {
+            found = {
                 f"{quota.name}/{kind}": bucket
                 for quota in self._quotas.values()
                 for kind, bucket in quota.buckets.items()
             }
+            return found | {f"{quota.name}/{bucket.kind}": bucket for quota, bucket in self._coming}
 
     def find(self, names: Iterable[str]) -> tuple[Quota, ...]:
         """The quotas that these owners have."""
