@@ -71,8 +71,8 @@ class Host(Protocol):
     waits: Waits
     connections: set[Connection]
 
-    @property
-    def is_stopping(self) -> bool: ...
+    is_stopping: bool
+
     def spawn(self, serving: Coroutine[Any, Any, None]) -> None: ...
     def connection_gone(self, connection: Connection) -> None: ...
 

@@ -87,16 +87,13 @@ class HttpServer:
         self.forward = cast("Callable[[Exchange], bool] | None", getattr(app, "forward", None))
         self.waits = waits if waits is not None else Waits(send_s=config.send_timeout_s)
         self.connections: set[Connection] = set()
+        self.is_stopping = False
 
     @property
     def port(self) -> int:
         """The port in use; a free one if the configuration said 0."""
         port: int = self._listener.getsockname()[1]
         return port
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._stopping.is_set()
 
     async def serve(self) -> None:
         """Accept requests until ``stop``; then wait for those in flight, within the grace period."""
@@ -152,6 +149,7 @@ class HttpServer:
 
     def stop(self, *, now: bool = False) -> None:
         """Stop accepting; ``now`` cuts requests in flight as well."""
+        self.is_stopping = True
         self._stopping.set()
         if now:
             self._forced.set()

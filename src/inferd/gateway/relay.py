@@ -424,6 +424,11 @@ class _Answering:
                 self.stream.pause()
 
     def _over(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._books.close(self._call)
+        if self._is_over:
+            return
+        self._is_over = True
+        call, exchange = self._call, self._exchange
+        self._books.close(call)
+        # What refers to itself is freed late, by a search that costs every request something.
+        exchange.on_leave = exchange.on_room = self.stream = None
+        call.streams.clear()

@@ -11,9 +11,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import nan
-
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import generate_latest
+from typing import cast
 
 from inferd import __version__, clock
 from inferd.errors import InferdError
@@ -35,6 +33,7 @@ from inferd.events import (
 from inferd.observe import metrics as m
 from inferd.observe.logs import LineWriter, LogHandler, LogStream, http_line, replica_line
 from inferd.observe.plain import plain as plain_line
+from inferd.observe.process import process_metrics
 from inferd.observe.series import CONTENT_TYPE, Distribution, Store, Value
 from inferd.types import CLASSES, StepStats
 from inferd.window import Window
@@ -92,8 +91,6 @@ class Observer:
         self._states: dict[tuple[str, str], str] = {}
         self._stats: dict[tuple[str, str], StepStats] = {}  # of each replica's present life
         self._queued: dict[str, int] = {}
-        self._process = CollectorRegistry()
-        ProcessCollector(registry=self._process)
         self._dropped = self._store.value(m.LINES_DROPPED)
         self._failures = self._store.value(m.OBSERVER_FAILURES)
         self._store.value(m.BUILD, __version__, platform.python_version()).set(1)
@@ -130,7 +127,7 @@ class Observer:
 
     def render_metrics(self) -> bytes:
         """The body of ``GET /metrics``."""
-        return self._store.render().encode() + generate_latest(self._process)
+        return self._store.render().encode() + process_metrics()
 
     def close(self) -> None:
         """Write the log lines that wait, for a moment, and stop. Idempotent."""
@@ -139,15 +136,21 @@ class Observer:
     # -- events -----------------------------------------------------------------------------
 
     def _take(self, event: Event) -> None:
+        # The three that every request brings first: a long match costs more than what follows it.
+        kind = type(event)
+        if kind is HttpServed:
+            self._http_served(cast(HttpServed, event))
+        elif kind is RequestEnded:
+            self._request_ended(cast(RequestEnded, event))
+        elif kind is QueueChanged:
+            self._queue_changed(cast(QueueChanged, event))
+        else:
+            self._take_rarer(event)
+
+    def _take_rarer(self, event: Event) -> None:
         match event:
             case StepDone():
                 self._step_done(event)
-            case RequestEnded():
-                self._request_ended(event)
-            case HttpServed():
-                self._http_served(event)
-            case QueueChanged():
-                self._queue_changed(event)
             case RequestRefused():
                 self._store.value(m.REFUSED, self._model(event.model), event.reason).add()
             case ReplicaChanged():

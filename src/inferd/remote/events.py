@@ -34,7 +34,7 @@ class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: list[msgspec.Raw] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -56,11 +56,13 @@ class UsageReport(msgspec.Struct):
     def usage(self) -> Usage:
         """Whatever a remote server says, counts are counts."""
         details = self.prompt_tokens_details
-        cached = details.cached_tokens if details is not None else 0
-        prompt, completion, cached = (
-            min(max(n or 0, 0), _MAX_COUNT) for n in (self.prompt_tokens, self.completion_tokens, cached)
-        )
-        return Usage(prompt, completion, min(cached, prompt))
+        prompt = _count(self.prompt_tokens)
+        cached = _count(details.cached_tokens) if details is not None else 0
+        return Usage(prompt, _count(self.completion_tokens), min(cached, prompt))
+
+
+def _count(number: int | None) -> int:
+    return min(max(number, 0), _MAX_COUNT) if number else 0
 
 
 class _ErrorReport(msgspec.Struct):
@@ -179,20 +181,19 @@ def _parsed(payload: bytes) -> object:
         raise BadAnswer("its answer is no JSON") from None
 
 
-def read_answer(body: bytes) -> tuple[Usage | None, tuple[str, ...]]:
-    """Usage and finish reasons of a whole answer. Raises BadAnswer, ReportedError."""
+def read_answer(body: bytes) -> Usage | None:
+    """What a whole answer says that it cost. Raises BadAnswer, ReportedError."""
     try:
         answer = _decoder.decode(body)
     except msgspec.ValidationError:
         if isinstance(_parsed(body), dict):
-            return None, ()
+            return None
         raise BadAnswer("its answer is no JSON object") from None
     except (msgspec.DecodeError, RecursionError):
         raise BadAnswer("its answer is no JSON") from None
     if answer.error is not None and not answer.choices:
         raise ReportedError(error_text(answer.error))
-    reasons = tuple(choice.finish_reason for choice in answer.choices or () if choice.finish_reason is not None)
-    return answer.usage.usage() if answer.usage is not None else None, reasons
+    return answer.usage.usage() if answer.usage is not None else None
 
 
 def error_text(error: _ErrorReport | str) -> str:

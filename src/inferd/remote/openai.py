@@ -153,8 +153,9 @@ class Answer:
     def cancel(self) -> None:
         """Nobody wants it any more: the connection is cut, and the asker hears nothing."""
         self._is_over = True
-        if self.exchange is not None:
-            self.exchange.cancel()
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.cancel()
 
     # -- what the connection says -----------------------------------------------------------
 
@@ -212,6 +213,7 @@ class Answer:
         if self._is_over:
             return
         self._is_over = True
+        self.exchange = None  # nothing refers to itself any more: what is not used is freed at once
         status = self._status
         if status == 429 or (status == 503 and self._retry_after is not None):
             self._asker.refused(self._busy(), counts=False, retry=True)
@@ -252,7 +254,7 @@ class Answer:
     def _end_collected(self) -> None:
         body = b"".join(self._pieces)
         try:
-            usage, _ = read_answer(body)
+            usage = read_answer(body)
         except BadAnswer as error:
             self._asker.refused(_bad(str(error)), counts=True, retry=True)
         except ReportedError as error:

@@ -16,7 +16,7 @@ from inferd.events import Emit, ReplicaChanged
 from inferd.remote.connection import Headers
 from inferd.remote.openai import Answer, Letterhead
 from inferd.remote.origin import Patience, origin_of, trust
-from inferd.remote.pool import Pool
+from inferd.remote.pool import Exchange, Pool
 from inferd.remote.secret import Secret, environment
 from inferd.router.replica import Kind, ReplicaOwner
 from inferd.router.ticket import Ticket
@@ -134,7 +134,7 @@ class RemoteReplica:
         if self._wake is not None:
             self._wake.cancel()
         for asking in self._in_flight.values():
-            asking.answer.cancel()
+            asking.cut()
         self.is_ready = False
         await self._pool.close()
         if self.state != "stopped":
@@ -190,19 +190,19 @@ class RemoteReplica:
         """Cut the connection, which tells the server. The request's end follows soon, not within this call."""
         asking = self._in_flight.get(request_id)
         if asking is not None:
-            asking.answer.cancel()
+            asking.cut()
             asyncio.get_running_loop().call_soon(asking.cancelled)
 
     def pause(self, request_id: str) -> None:
         """Read no more of an answer whose reader is slow."""
         asking = self._in_flight.get(request_id)
-        if asking is not None and asking.answer.exchange is not None:
-            asking.answer.exchange.pause()
+        if asking is not None and asking.exchange is not None:
+            asking.exchange.pause()
 
     def resume(self, request_id: str) -> None:
         asking = self._in_flight.get(request_id)
-        if asking is not None and asking.answer.exchange is not None:
-            asking.answer.exchange.resume()
+        if asking is not None and asking.exchange is not None:
+            asking.exchange.resume()
 
     def ticket(self, request_id: str) -> Ticket | None:
         asking = self._in_flight.get(request_id)
@@ -210,7 +210,7 @@ class RemoteReplica:
 
     def release(self, ticket: Ticket) -> None:
         """The request has ended."""
-        del self._in_flight[ticket.request.id]
+        self._in_flight.pop(ticket.request.id).forget()
         self.outstanding -= ticket.request.width
 
     def release_all(self) -> list[Ticket]:
@@ -219,13 +219,9 @@ class RemoteReplica:
         self._in_flight.clear()
         self.outstanding = 0
         for asking in askings:
-            asking.answer.cancel()
+            asking.cut()
+            asking.forget()
         return [asking.ticket for asking in askings]
-
-    def _send(self, asking: _Asking, answer: Answer, *, fresh: bool) -> None:
-        relay = asking.ticket.relay
-        assert relay is not None, "a remote server can only be given what its client wrote"
-        answer.exchange = self._pool.send(self._letterhead.post(relay), answer, fresh=fresh)
 
     def _refused(self, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool) -> None:
         if isinstance(error, Overloaded) and error.retry_after_s:
@@ -248,18 +244,32 @@ class RemoteReplica:
 class _Asking:
     """One ticket's exchange with the server, begun anew at most once: when the kept connection was stale."""
 
-    __slots__ = ("_is_fresh", "_replica", "answer", "ticket")
+    __slots__ = ("_answer", "_is_fresh", "_replica", "ticket")
 
     def __init__(self, replica: RemoteReplica, ticket: Ticket) -> None:
-        assert ticket.relay is not None
         self._replica = replica
         self._is_fresh = False
+        self._answer: Answer | None = None
         self.ticket = ticket
-        self.answer = Answer(ticket.request.id, ticket.relay, self)
+
+    @property
+    def exchange(self) -> Exchange | None:
+        return self._answer.exchange if self._answer is not None else None
 
     def send(self, *, fresh: bool) -> None:
+        relay, replica = self.ticket.relay, self._replica
+        assert relay is not None, "a remote server can only be given what its client wrote"
         self._is_fresh = fresh
-        self._replica._send(self, self.answer, fresh=fresh)
+        self._answer = answer = Answer(self.ticket.request.id, relay, self)
+        answer.exchange = replica._pool.send(replica._letterhead.post(relay), answer, fresh=fresh)
+
+    def cut(self) -> None:
+        if self._answer is not None:
+            self._answer.cancel()
+
+    def forget(self) -> None:
+        """It is over: let go of what refers back, so that it is freed without a search for cycles."""
+        self._answer = None
 
     def relayed(self, item: Relayed) -> None:
         self._replica._owner.replica_relayed(self._replica, self.ticket, item)
@@ -268,11 +278,8 @@ class _Asking:
         self._replica._refused(self.ticket, error, counts=counts, retry=retry)
 
     def stale(self) -> None:
-        relay = self.ticket.relay
-        assert relay is not None
         assert not self._is_fresh, "a fresh connection is not stale"
         if self.ticket.request.idempotent:
-            self.answer = Answer(self.ticket.request.id, relay, self)
             self.send(fresh=True)
             return
         error = UpstreamFailed(
@@ -283,9 +290,10 @@ class _Asking:
 
     def cancelled(self) -> None:
         """Some turns of the loop after the cancellation: its one end, unless the owner let go before."""
-        if self._replica._in_flight.get(self.ticket.request.id) is self:
-            end = End("cancelled", self.answer.usage)
-            self._replica._owner.replica_relayed(self._replica, self.ticket, Relayed(self.ticket.request.id, end=end))
+        replica, ticket, answer = self._replica, self.ticket, self._answer
+        if answer is not None and replica._in_flight.get(ticket.request.id) is self:
+            end = End("cancelled", answer.usage)
+            replica._owner.replica_relayed(replica, ticket, Relayed(ticket.request.id, end=end))
 
 
 class _Probe:

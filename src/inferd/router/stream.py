@@ -67,6 +67,7 @@ class Stream:
         if output.end is not None:
             self._is_over = True
             self._cost = output.end.usage
+            self._let_go()
         elif self.is_closed:
             return  # nobody reads this; the end still says what it cost
         if self._sink is not None:
@@ -90,6 +91,7 @@ class Stream:
         if item.end is not None:
             self._is_over = True
             self._cost = item.end.usage
+            self._let_go()
         elif self.is_closed:
             return
         if self._sink is not None:
@@ -100,6 +102,10 @@ class Stream:
         if self._relayed_bytes > HIGH_WATER_BYTES:
             self.pause()
         self._wake()
+
+    def _let_go(self) -> None:
+        """Of whom nothing is asked any more: they refer back here, and would be freed late."""
+        self._on_close, self._on_pause = _nothing, None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -170,6 +176,10 @@ class Stream:
             self._relayed.clear()
             self._relayed_bytes = 0
             self._on_close()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _joined(items: list[Relayed]) -> Relayed:
