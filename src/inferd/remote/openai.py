@@ -270,7 +270,7 @@ class Answer:
             f"The remote server refused the request with status {self._status}.", code="upstream_refused"
         ).to_failure()
         head = RelayHead(self._status, self._content_type, headers)
-        self._asker.relayed(Relayed(self._id, head, b"".join(self._pieces), End("failed", failure=failure)))
+        self._asker.relayed(Relayed(self._id, head, b"".join(self._pieces), End("refused", failure=failure)))
 
     def _break(self, error: UpstreamFailed) -> None:
         """It cannot go on: what was forwarded cannot be taken back, so an error follows it."""
