@@ -8,12 +8,16 @@ import shutil
 import subprocess
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import utils
 from prometheus_client.parser import text_string_to_metric_families
 
 from inferd.events import HttpServed, ReplicaChanged, RequestEnded, StepDone
 from inferd.observe import Observer
 from inferd.observe import metrics as m
 from inferd.observe.page import as_page
+from inferd.observe.series import number
 from inferd.types import StepStats, Timings, Usage
 
 EXPECTED_OF_VLLM = re.findall(
@@ -163,3 +167,8 @@ def test_the_page_of_the_table_names_every_metric() -> None:
     for metric in m.TABLE:
         assert f"## {metric.name}\n" in text
         assert all(f"`{alias.name}`" in text for alias in metric.aliases)
+
+
+@given(st.floats() | st.integers(-(2**60), 2**60).map(float) | st.sampled_from([0.0, 1e6, 999999.0, 1e16, 1e-7]))
+def test_numbers_are_written_as_prometheus_own_client_writes_them(value: float) -> None:
+    assert number(value) == utils.floatToGoString(value)  # type: ignore[no-untyped-call]

@@ -231,6 +231,10 @@ def _import_parts() -> None:
     import inferd.observe  # noqa: F401
 
 
+def _import_late_parts() -> None:
+    import prometheus_client  # noqa: F401
+
+
 async def _run(
     site: Site, servers: Sequence[HttpServer], departure: Departure, on_ready: Callable[[Ready], None] | None
 ) -> None:
@@ -246,6 +250,8 @@ async def _run(
                 on_ready(
                     Ready(_address(site.config.server.host, servers[0].port), needs_key=site.control.door.needs_keys)
                 )
+            # Its import is long: neither the start nor the first scrape waits for it.
+            await asyncio.to_thread(_import_late_parts)
             await asyncio.wait((*serving, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not leaving.done():
             for task in serving:

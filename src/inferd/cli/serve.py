@@ -18,7 +18,7 @@ from inferd.app.change import refuse_empty
 from inferd.app.source import ConfigSource
 from inferd.cli.board import Board
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, model_flags, server_flags
-from inferd.cli.terminal import Told, console, is_live, loading, warn
+from inferd.cli.terminal import Told, is_live, loading, warn
 from inferd.config import Config, load_config, model_name, stray_variables
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.registry.source import is_remote, resolve, silent
@@ -152,24 +152,18 @@ def _silently(title: str) -> AbstractContextManager[Told]:
 def show_ready(address: str, names: list[str], *, needs_key: bool = False) -> None:
     """The address, one curl line and five lines of Python that work when pasted."""
     name = names[0] if names else "MODEL"
-    out = console()
-    out.print(
-        f"\n[bold green]inferd is ready[/] at [bold]{address}[/]  ({', '.join(names) or 'no models'})\n", markup=True
-    )
+    # Without rich, whose import would keep a server of remote models from being ready sooner.
+    ready, at = click.style("inferd is ready", fg="green", bold=True), click.style(address, bold=True)
+    click.echo(f"\n{ready} at {at}  ({', '.join(names) or 'no models'})\n")
     if needs_key:
-        out.print(
-            "Clients need an API key: inferd keys create makes one; below it is read from INFERD_API_KEY.\n",
-            markup=False,
-        )
+        click.echo("Clients need an API key: inferd keys create makes one; below it is read from INFERD_API_KEY.\n")
     for title, text in (
         ("Ask it from a shell:", curl_line(address, name, needs_key=needs_key)),
         ("or from Python (pip install openai):", python_lines(address, name, needs_key=needs_key)),
     ):
-        out.print(title, style="dim")
-        out.print("\n".join("  " + line for line in text.splitlines()) + "\n", markup=False)
-    out.print(
-        f"API reference {address}/docs   metrics {address}/metrics   chat: inferd chat   stop: Ctrl-C\n", markup=False
-    )
+        click.secho(title, dim=True)
+        click.echo("\n".join("  " + line for line in text.splitlines()) + "\n")
+    click.echo(f"API reference {address}/docs   metrics {address}/metrics   chat: inferd chat   stop: Ctrl-C\n")
     sys.stdout.flush()
 
 

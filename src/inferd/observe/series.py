@@ -15,8 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import accumulate
-
-from prometheus_client import utils
+from math import inf
 
 from inferd.observe.metrics import Alias, Metric
 
@@ -136,7 +135,16 @@ def names_of(metric: Metric) -> tuple[Alias, ...]:
 
 def number(value: float) -> str:
     """As Prometheus reads and Go writes it: NaN, +Inf, 1e+06."""
-    text: str = utils.floatToGoString(value)  # type: ignore[no-untyped-call]
+    value = float(value)
+    if value != value:
+        return "NaN"
+    if value in (inf, -inf):
+        return "+Inf" if value > 0 else "-Inf"
+    text = repr(value)
+    dot = text.find(".")
+    if value > 0 and dot > 6:  # Go changes to exponents sooner than Python
+        mantissa = f"{text[0]}.{text[1:dot]}{text[dot + 1 :]}".rstrip("0.")
+        return f"{mantissa}e+0{dot - 1}"
     return text
 
 
