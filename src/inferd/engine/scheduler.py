@@ -38,6 +38,7 @@ SHARE_EVERY = 8
 LEAST_CHUNK = 16  # tokens of prefill that a step has room for, whatever the objective says
 LEAST_BATCH = 8  # likewise tokens of batch work
 _REMEMBERED = 16_384  # steps after which classes that have not been seen need no protection any more
+_FORGET = 1.0 - 1.0 / 4096  # per step
 _OBJECTIVE_SHARE = 0.9  # of the objective, for what the fit does not know
 
 _MANY = 2**31
@@ -80,6 +81,7 @@ class _Budget:
     tokens: int
     prefill: int = _MANY
     batch: int = _MANY
+    batch_limit: int = _MANY  # what batch work may have where no first token is due
 
     def grant(self, gap: int, *, is_batch: bool) -> int:
         """How much of a gap may be computed."""
@@ -119,6 +121,8 @@ class Scheduler:
         self._admissions = 0  # since the last that was due to age
         self._guarded_until = 0  # the step after which batch work is not limited
         self._usual_prefill = 0.0  # tokens computed for a first token of another class than batch, smoothed
+        self._usual_length = 0.0  # tokens such a sequence had at its end, smoothed
+        self._usual_company = 0.0  # how many of them there were at the same time at most, slowly forgotten
 
     # -- membership -------------------------------------------------------------------------
 
@@ -179,6 +183,9 @@ class Scheduler:
         if rank is None:
             return
         self._shares[rank[0]].leave(sequence.tenant)
+        if rank[0] != BATCH:
+            length = len(sequence.tokens)
+            self._usual_length += (length - self._usual_length) * (0.1 if self._usual_length else 1.0)
         if sequence.is_running:
             self._halt(sequence, rank)
         else:
@@ -193,8 +200,8 @@ class Scheduler:
         self._continue_running(step, budget)
         self._admit_waiting(step, budget)
         if not step.slices and self._ranks:
-            if budget.batch < _MANY:  # nothing else can use the step
-                budget.batch = _MANY
+            if budget.batch < budget.batch_limit:  # nothing else can use the step
+                budget.batch = budget.batch_limit
                 self._continue_running(step, budget)
                 self._admit_waiting(step, budget)
             if not step.slices and len(self._line):
@@ -220,7 +227,9 @@ class Scheduler:
     def _budget(self) -> _Budget:
         budget = _Budget(self.config.max_num_batched_tokens)
         others_wait = len(self._line) > self._line.counts[BATCH]
-        if others_wait or len(self.running) > self._num_running[BATCH]:
+        others = len(self._ranks) - self._num_running[BATCH] - self._line.counts[BATCH]
+        self._usual_company = max(self._usual_company * _FORGET, others)
+        if others:
             self._guarded_until = self._steps + _REMEMBERED
         if self.tpot_s is not None and self.cost.is_known:
             decodes = sum(1 for s in self.running if len(s.tokens) - s.num_computed == 1)
@@ -233,6 +242,7 @@ class Scheduler:
                 self._ranks[s][0] != BATCH and not s.num_outputs and len(s.tokens) > s.num_computed
                 for s in self.running
             )
+            budget.batch_limit = limit
             budget.batch = 0 if first_token_due and self._steps % SHARE_EVERY else limit
         return budget
 
@@ -243,7 +253,7 @@ class Scheduler:
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         batch: list[Sequence] = []
-        is_limited = budget.batch < _MANY
+        is_limited = budget.batch_limit < _MANY
         for sequence in self.running:
             gap = len(sequence.tokens) - sequence.num_computed
             if gap:
@@ -338,12 +348,14 @@ class Scheduler:
             assert sequence is not None
             if self._ranks[sequence][0] >= step.best_preempted:
                 return  # what was just preempted does not come back in the same step
+            if aged is None and self._ranks[sequence][0] == BATCH and not self._leaves_room(sequence, step):
+                return
             if not self._admit(sequence, step, budget, may_displace=aged is None):
                 return  # in order: a smaller one behind does not overtake
             if aged is not None:
                 aged.is_pinned = True
                 self._admissions = 0
-            else:
+            elif any(self._line.counts[best + 1 :]):  # somebody was overtaken by class
                 self._admissions += 1
 
     def _aged(self, best: int, budget: _Budget) -> Sequence | None:
@@ -354,7 +366,10 @@ class Scheduler:
         if sequence is None or self._ranks[sequence][0] < BATCH or budget.batch > 0:
             return sequence
         # It could compute nothing now. The others may go on, unless it has been held up for too long.
-        return sequence if self._admissions >= 4 * AGING_EVERY else None
+        if self._admissions < 4 * AGING_EVERY:
+            return None
+        budget.batch = LEAST_BATCH
+        return sequence
 
     def _admit(self, sequence: Sequence, step: Step, budget: _Budget, *, may_displace: bool) -> bool:
         """Make a waiting sequence run and compute its first part; False: it does not fit now."""
@@ -398,6 +413,22 @@ class Scheduler:
         revived = sum(1 for block in hits if self.pool.is_idle(block))
         # Leave a block for each sequence that grows in this step, or it would be preempted soon.
         return needed + revived + len(step.slices) <= self.pool.num_available
+
+    def _leaves_room(self, sequence: Sequence, step: Step) -> bool:
+        """Whether batch work may come in: slots and blocks for as many others as there usually are stay free,
+        up to half of all, so that these need not displace anybody. Without this, batch sequences would be
+        displaced over and over until none of them may be."""
+        if self._steps >= self._guarded_until or not self.running:
+            return True
+        company = min(self._usual_company + 1, self.config.max_num_seqs / 2)
+        slots = company - (len(self.running) - self._num_running[BATCH])
+        if slots <= 0:
+            return True
+        if len(self.running) + slots >= self.config.max_num_seqs:
+            return False
+        held = min(slots * self._usual_length / self.block_size, self.pool.num_blocks / 2)
+        needed = len(sequence.tokens) // self.block_size + 1 + len(step.slices)
+        return needed + held <= self.pool.num_available
 
     def _displace(self, sequence: Sequence, hits: list[int], step: Step, budget: _Budget) -> bool:
         """Preempt sequences of worse classes until this one fits; nobody, when all of them are not enough."""
