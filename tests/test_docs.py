@@ -109,6 +109,10 @@ def test_documented_commands_and_their_flags_exist() -> None:
         for page, words in found:
             command = cli.get_command(context, words[0])
             assert command is not None, f"{page}: there is no command inferd {words[0]}"
+            while isinstance(command, click.Group) and len(words) > 1 and not words[1].startswith("-"):
+                words = words[1:]
+                command = command.get_command(context, words[0])
+                assert command is not None, f"{page}: there is no command {words[0]} in its group"
             flags = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
             for word in words[1:]:
                 assert not word.startswith("--") or word.partition("=")[0] in flags, f"{page}: no flag {word}"
