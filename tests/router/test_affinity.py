@@ -54,6 +54,25 @@ def test_the_least_recently_used_goes_first_and_the_end_of_a_prompt_before_its_b
     assert index.best("t", text("a", "b")) == {0: 2 * CHUNK_BYTES}
 
 
+def test_a_prompt_that_is_asked_for_stays_its_beginning_the_longest() -> None:
+    index = PrefixIndex(3)
+    index.note("t", text("a", "b"), 0)
+    index.note("t", text("c"), 0)
+    index.best("t", text("a", "b"))
+    index.note("t", text("d", "e"), 0)
+    assert index.best("t", text("a", "b")) == {0: CHUNK_BYTES}
+
+
+def test_what_more_replicas_have_seen_than_are_remembered_is_known_of_those_that_went_on() -> None:
+    index = PrefixIndex(PLENTY)
+    index.note("t", text("a", "b"), 0)
+    for replica in range(1, 20):
+        index.note("t", text("a"), replica)
+    seen = index.best("t", text("a", "b"))
+    assert seen.pop(0) == 2 * CHUNK_BYTES
+    assert set(seen.values()) == {CHUNK_BYTES}
+
+
 def test_a_prompt_without_end_costs_the_beginning_only() -> None:
     index = PrefixIndex(PLENTY)
     index.note("t", b"x" * 10_000_000, 0)

@@ -150,6 +150,14 @@ def test_a_failed_probe_shuts_a_half_open_one_for_another_cooldown() -> None:
     assert probe(breaker, 10.1, succeeds=False) == "open"
 
 
+def test_successes_count_in_a_row() -> None:
+    breaker = broken()
+    probe(breaker, 5.0, succeeds=True)
+    probe(breaker, 5.1, succeeds=False)
+    assert probe(breaker, 10.2, succeeds=True) == "half_open"
+    assert probe(breaker, 10.3, succeeds=True) == "closed"
+
+
 def test_probes_are_limited_in_number() -> None:
     breaker = broken()
     for _ in range(CONFIG.probes):

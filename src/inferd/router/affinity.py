@@ -51,16 +51,11 @@ class PrefixIndex:
             holders = self._holders.get(key)
             if holders is None:
                 break
-            before = len(found) * CHUNK_BYTES
             found.append(key)
-            num_known = 0
-            for holder in holders:
+            for holder in holders:  # who has seen this much has seen what comes before it
                 replica = self._replica.get(holder)
-                if replica is not None and seen.get(replica, 0) == before:
-                    seen[replica] = before + CHUNK_BYTES
-                    num_known += 1
-            if not num_known:
-                break
+                if replica is not None:
+                    seen[replica] = len(found) * CHUNK_BYTES
         for key in reversed(found):  # a prefix outlives what continues it
             self._holders.move_to_end(key)
         return seen

@@ -64,11 +64,12 @@ class Outliers:
             history.ejected_until = -math.inf
 
     def _is_slow(self, replica: int, now: float) -> bool:
+        """Beside its peers; those that are set aside have no samples."""
         own = self._history[replica].typical(now)
         peers = [
             typical
             for index, history in self._history.items()
-            if index != replica and not history.is_ejected(now) and (typical := history.typical(now)) is not None
+            if index != replica and (typical := history.typical(now)) is not None
         ]
         if own is None or not peers:
             return False
