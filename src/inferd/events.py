@@ -156,6 +156,12 @@ class ConfigReloaded(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""  # what changed, or what is wrong
 
 
+class StateChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """The database went away, or answers again. Without it known keys go on and none can be changed."""
+
+    available: bool
+
+
 Event = (
     RequestEnded
     | RequestRefused
@@ -169,6 +175,7 @@ Event = (
     | CacheLooked
     | ModelUnloaded
     | ConfigReloaded
+    | StateChanged
 )
 Emit = Callable[[Event], None]
 

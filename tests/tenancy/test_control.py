@@ -21,7 +21,7 @@ import pytest
 from inferd import clock
 from inferd.config import Config, ServerConfig, StateConfig, TenantConfig
 from inferd.errors import ConfigError, QuotaExceeded, StateUnavailable, Unauthenticated
-from inferd.events import Event, RequestRefused
+from inferd.events import Event, RequestRefused, StateChanged
 from inferd.state.database import Database, open_database
 from inferd.tenancy.control import Control
 from inferd.tenancy.door import check_exposure, is_loopback
@@ -223,9 +223,10 @@ def test_a_new_limit_refuses_nobody_before_it_is_leased(tmp_path: Path) -> None:
 
 def test_a_locked_database_fails_closed_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferd.state.sqlite.LOCK_WAIT_S", 0.05)
+    events: list[Event] = []
 
     async def run() -> None:
-        async with running(config_of(tmp_path)) as control:
+        async with running(config_of(tmp_path), events) as control:
             made = await control.create_key(KeySpec(tenant="t", rpm=1000), OPERATOR)
             other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
             other.execute("BEGIN EXCLUSIVE")
@@ -240,6 +241,7 @@ def test_a_locked_database_fails_closed_and_comes_back(tmp_path: Path, monkeypat
             assert [row.requests for row in await control.usage(by=())] == [1]
 
     asyncio.run(run())
+    assert events[:2] == [StateChanged(available=False), StateChanged(available=True)]
 
 
 def test_a_lost_server_of_the_database_is_an_outage_not_an_end(postgres_url: str, tmp_path: Path) -> None:

@@ -572,4 +572,17 @@ CONFIG_OK = Metric(
     "start, ConfigReloaded",
 )
 
+# -- state -------------------------------------------------------------------------------------
+
+STATE_AVAILABLE = Metric(
+    "inferd_state_available",
+    "gauge",
+    "1 while the database of keys, limits and usage answers; 0: known keys go on, none can be changed.",
+    (),
+    "start, StateChanged",
+)
+STATE_OUTAGES = Metric(
+    "inferd_state_outages_total", "counter", "Times that the database stopped answering.", (), "StateChanged"
+)
+
 TABLE: tuple[Metric, ...] = tuple(row for row in list(globals().values()) if isinstance(row, Metric))

@@ -28,6 +28,7 @@ from inferd.events import (
     RequestEnded,
     RequestRefused,
     Retried,
+    StateChanged,
     StepDone,
 )
 from inferd.observe import metrics as m
@@ -99,6 +100,8 @@ class Observer:
         for result in m.RELOADS:
             self._store.value(m.CONFIG_RELOADS, result)
         self._store.value(m.CONFIG_OK).set(1)
+        self._store.value(m.STATE_AVAILABLE).set(1)
+        self._store.value(m.STATE_OUTAGES)
         form = plain_line if plain else None
         self._log = LineWriter(sys.stderr if stream is None else stream, self._dropped.add, form=form)
         # For logging.getLogger(...).addHandler: what Python's logging says joins the same log.
@@ -173,6 +176,9 @@ class Observer:
             case ConfigReloaded():
                 self._store.value(m.CONFIG_RELOADS, m.RELOADS[0 if event.accepted else 1]).add()
                 self._store.value(m.CONFIG_OK).set(int(event.accepted))
+            case StateChanged():
+                self._store.value(m.STATE_AVAILABLE).set(int(event.available))
+                self._store.value(m.STATE_OUTAGES).add(int(not event.available))
             case LoadProgress():
                 pass  # for whoever watches the start; the phases' seconds come with ReplicaChanged
 

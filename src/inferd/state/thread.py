@@ -44,8 +44,12 @@ class _Due:
 class StateThread:
     """Made, told its tasks, started, asked, closed."""
 
-    def __init__(self, connect: Callable[[], Database]) -> None:
+    def __init__(
+        self, connect: Callable[[], Database], changed: Callable[[bool], None] = lambda available: None
+    ) -> None:
+        """``changed`` hears, in the thread, that the database went away (False) or answers again."""
         self._connect = connect
+        self._changed = changed
         self._database: Database | None = None
         self._tasks: list[_Due] = []
         self._farewells: list[Job[None]] = []
@@ -160,6 +164,7 @@ class StateThread:
                 raise StateUnavailable(error.message) from error
             self._pause_s = MIN_PAUSE_S
             _log.warning("the database answers again")
+            self._changed(True)
         else:
             self._database.check()
         return self._database
@@ -171,6 +176,7 @@ class StateThread:
             self._database.close()
             self._database = None
             self._retry_at = clock.now() + self._pause_s
+            self._changed(False)
         elif clock.now() >= self._retry_at:
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
             self._retry_at = clock.now() + self._pause_s

@@ -17,7 +17,7 @@ from typing import Final
 from inferd import clock
 from inferd.config import Config
 from inferd.errors import StateUnavailable
-from inferd.events import Emit, ignore
+from inferd.events import Emit, StateChanged, ignore
 from inferd.state.database import Database, open_database, sqlite_path
 from inferd.state.folder import data_folder, make_folder
 from inferd.state.presence import BEAT_S, LockedPresence
@@ -63,7 +63,9 @@ class Control:
         self._journal = UsageJournal(self._folder, config.state.url)
         self._presence = LockedPresence(self._lock_folder())
         self._leases = Leases(self._limiter, self._presence)
-        self._thread = StateThread(self._connect)
+        self._emit = emit
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = StateThread(self._connect, self._tell)
         self.door = KeyDoor(self._ring, self._limiter, self._journal, config, emit)
         self.idempotency = IdempotencyStore(config.state.idempotency_ttl_s, self._thread, self._presence)
 
@@ -73,6 +75,7 @@ class Control:
         Raises ConfigError (unusable database, newer schema, an exposed address without keys) and
         StateUnavailable (the database cannot be reached). Nothing is left running then.
         """
+        self._loop = asyncio.get_running_loop()
         database = await asyncio.to_thread(self._open)
         self._thread.every(REFRESH_S, self._refresh)
         self._thread.every(EXCHANGE_S, self._leases.exchange)
@@ -204,6 +207,12 @@ class Control:
         self._ring.reread()
         self._leases.reread()
         return database
+
+    def _tell(self, available: bool) -> None:
+        """Events belong to the event loop, which may be over when the thread has last words."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._emit, StateChanged(available=available))
 
     def _refresh(self, database: Database) -> None:
         def limit(rows: Sequence[KeyRow]) -> None:

@@ -117,6 +117,7 @@ class UsageJournal:
         self._spares: deque[_Segment] = deque()
         self._kept: deque[Entry] = deque()
         self.num_lost = 0
+        self._num_told = 0
 
     # -- the event loop ----------------------------------------------------------------------------
 
@@ -184,6 +185,11 @@ class UsageJournal:
                 segment.remove()
                 with database.transaction(durable=False) as transaction:
                     transaction.execute("DELETE FROM journals WHERE name = ?", (segment.path.name,))
+        if self.num_lost > self._num_told:
+            _log.error(
+                "the usage of %d requests is lost: no room on the disk nor in memory", self.num_lost - self._num_told
+            )
+            self._num_told = self.num_lost
         kept = [self._kept[index] for index in range(len(self._kept))]
         if kept:
             with database.transaction() as transaction:
