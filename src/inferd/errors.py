@@ -41,6 +41,7 @@ class InternalError(InferdError):
 
 class InvalidRequest(InferdError):
     kind = "invalid_request"
+    default_code = "invalid_value"
 
 
 class ContextLengthExceeded(InvalidRequest):

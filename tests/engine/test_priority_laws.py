@@ -34,7 +34,7 @@ def of(kind: PriorityClass, fates: list[Fate]) -> list[Fate]:
     return [fate for fate in fates if fate.job.kind == kind]
 
 
-@settings(max_examples=10, deadline=None, phases=QUICK)
+@settings(max_examples=6, deadline=None, phases=QUICK)
 @given(
     seed=st.integers(0, 10**6),
     prompt=st.integers(40, 900),

@@ -62,6 +62,7 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._beams: dict[str, Beams] = {}
         self._cancelled: list[Generation] = []  # their ends are due with the next step
+        self._completed: list[Generation] = []  # likewise: continuations that had nothing left to say
         self._with_deadline: set[str] = set()
         self._current: Step | None = None  # the step being computed
 
@@ -99,6 +100,8 @@ class Engine:
                 f"A request with id {request.id!r} is already running. Use another id.", param="request_id"
             )
         generation = Generation(prepared, self._preparer.tokenizer, self._info.max_model_len)
+        if generation.deadline_at is not None and generation.deadline_at <= now:
+            raise _too_late(request)
         root = Sequence(
             request_id=request.id,
             index=0,
@@ -111,10 +114,15 @@ class Engine:
             priority=request.priority,
             arrived_at=request.arrived_at,
             # Logits of every prompt token are wanted, so every one must be computed.
-            use_cache=sampling.prompt_logprobs is None,
+            use_cache=sampling.prompt_logprobs is None or request.resumes is not None,
         )
-        generation.open_choice(root)
+        choice = generation.open_choice(root)
         self._generations[request.id] = generation
+        if request.resumes is not None:
+            generation.resume(root, request.resumes.token_ids)
+            if choice.finish_reason is not None:  # all was said; only its end is missing
+                self._completed.append(generation)
+                return
         if generation.deadline_at is not None:
             self._with_deadline.add(request.id)
         if sampling.use_beam_search and sampling.max_tokens:
@@ -134,7 +142,7 @@ class Engine:
             self._cancelled.append(generation)
 
     def due(self, now: float) -> float | None:
-        return now if self._cancelled or self._scheduler.has_work else None
+        return now if self._cancelled or self._completed or self._scheduler.has_work else None
 
     def step(self, now: float) -> tuple[list[Output], StepStats]:
         outputs = self._expire(now) + self._end_cancelled(now)
@@ -178,18 +186,22 @@ class Engine:
 
     def _end_cancelled(self, now: float) -> list[Output]:
         cancelled, self._cancelled = self._cancelled, []
-        return [generation.cancelled(now) for generation in cancelled]
+        completed, self._completed = self._completed, []
+        outputs = [generation.cancelled(now) for generation in cancelled]
+        for generation in completed:
+            if self._generations.get(generation.id) is generation:
+                self._forget(generation)
+                output = generation.news(list(generation.choices.values()), now)
+                assert output is not None
+                outputs.append(output)
+        return outputs
 
     def _expire(self, now: float) -> list[Output]:
         expired = []
         late = [g for g in map(self._generations.__getitem__, self._with_deadline) if (g.deadline_at or now) <= now]
         for generation in late:
             self._forget(generation)
-            seconds = generation.prepared.request.deadline_s
-            error = DeadlineExceeded(
-                f"The request's deadline of {seconds} s passed before the answer was complete. Allow more time, or ask for fewer tokens."
-            )
-            expired.append(generation.failed(error, now))
+            expired.append(generation.failed(_too_late(generation.prepared.request), now))
         return expired
 
     def _note_scheduled(self, step: Step, now: float) -> None:
@@ -206,7 +218,11 @@ class Engine:
             sequence, sampling = part.sequence, part.sequence.sampling
             generation = self._generations[sequence.request_id]
             known = generation.prompt_logprobs
-            if sampling.prompt_logprobs is not None and len(known) < sequence.num_prompt:
+            if (
+                sampling.prompt_logprobs is not None
+                and generation.prepared.request.resumes is None  # sent before, with the first part
+                and len(known) < sequence.num_prompt
+            ):
                 first = len(known) - 1  # position whose logits are wanted next
                 last = min(part.start + part.count, sequence.num_prompt - 1)
                 for at in range(first, last, _PROMPT_LOGITS_ROWS):
@@ -394,3 +410,10 @@ class Engine:
             tokenizer_cache_queries=tokenizer.cache_queries,
             tokenize_s=self._preparer.tokenize_s,
         )
+
+
+def _too_late(request: GenerateRequest) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"The request's deadline of {request.deadline_s} s passed before the answer was complete. "
+        "Allow more time, or ask for fewer tokens."
+    )

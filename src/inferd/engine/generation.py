@@ -6,6 +6,8 @@ returns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from inferd.engine.detokenizer import Detokenizer
 from inferd.engine.prepare import Prepared
 from inferd.engine.sampler import Sampled
@@ -74,6 +76,10 @@ class Choice:
             count >= (sampling.max_tokens or 0) or len(self.sequence.tokens) >= max_model_len
         ):
             self._finish("length", None)
+
+    def forget_news(self) -> None:
+        """What was taken so far was sent before, by another worker."""
+        self.text, self.token_ids = [], []
 
     def _say(self, text: str, may_stop: bool) -> None:
         if text:
@@ -168,6 +174,18 @@ class Generation:
         self.choices[sequence.index] = choice
         return choice
 
+    def resume(self, sequence: Sequence, token_ids: Seq[int]) -> None:
+        """Come to the state in which the answer's only choice was when these tokens had been sent: detokenizer,
+        stop strings and counts as if they had been generated here. Nothing of them is sent again."""
+        choice = self.choices[sequence.index]
+        for token_id in token_ids:
+            if choice.finish_reason is None:
+                sequence.tokens.append(token_id)
+                self.num_generated += 1
+                choice.push(token_id, self.prepared, self.max_model_len)
+        choice.forget_news()
+        self._report_sent = True
+
     def push(self, sequence: Sequence, sampled: Sampled, now: float) -> Choice:
         """A token for one of the choices. Appends it to the sequence too."""
         choice = self.choices[sequence.index]
@@ -230,6 +248,7 @@ class Generation:
             tuple(prepared.prompt_ids) if wants_ids else None,
             tuple(self.prompt_logprobs) if wants_logprobs else None,
             self._tokenizer.decode(prepared.prompt_ids, prepared.sampling.skip_special_tokens) if wants_ids else None,
+            prepared.seed if prepared.sampling.width == 1 and not prepared.sampling.use_beam_search else None,
         )
 
     def failed(self, error: InferdError, now: float) -> Output:

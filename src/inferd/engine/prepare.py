@@ -17,7 +17,7 @@ from inferd.engine.chat_template import ChatTemplate
 from inferd.engine.model.generation_config import GenerationDefaults
 from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import ContextLengthExceeded, InvalidRequest
-from inferd.types import Chat, GenerateRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from inferd.types import Chat, Continuation, GenerateRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 
 _DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -82,6 +82,10 @@ class Preparer:
         sampling = self._resolve(request, len(prompt_ids))
         self._check_ids(sampling)
         self._check_width(sampling, len(prompt_ids))
+        seed = sampling.seed
+        if request.resumes is not None:
+            self._check_resumes(request.resumes, sampling, len(prompt_ids))
+            seed = request.resumes.seed
         eos_ids = frozenset() if sampling.ignore_eos else self.eos_ids
         done = clock.now()
         self.tokenize_s += done - began
@@ -89,7 +93,7 @@ class Preparer:
             request=request,
             prompt_ids=prompt_ids,
             sampling=sampling,
-            seed=sampling.seed if sampling.seed is not None else self._random.getrandbits(63),
+            seed=seed if seed is not None else self._random.getrandbits(63),
             eos_ids=eos_ids,
             stop_ids=self.eos_ids | frozenset(sampling.stop_token_ids),
             bad_words=self._bad_words(sampling),
@@ -160,6 +164,23 @@ class Preparer:
                 param="min_tokens",
             )
         return msgspec.structs.replace(sampling, **changes) if changes else sampling
+
+    def _check_resumes(self, resumes: Continuation, sampling: SamplingParams, num_prompt: int) -> None:
+        """Only an answer with one choice, as this model gave it, can be gone on with."""
+        if sampling.width != 1 or sampling.use_beam_search:
+            raise InvalidRequest(
+                f"An answer of {sampling.width} choices cannot be continued. Send the request again.", param="resumes"
+            )
+        size, length = self.limits.vocab_size, num_prompt + len(resumes.token_ids)
+        bad = next((t for t in resumes.token_ids if not 0 <= t < size), None)
+        if bad is not None or length > self.limits.max_model_len:
+            raise InvalidRequest(
+                f"The answer to be continued has token id {bad}, which this model does not have. Send the request again."
+                if bad is not None
+                else f"The answer to be continued has {length} tokens with its prompt, but this model holds "
+                f"{self.limits.max_model_len}. Send the request again.",
+                param="resumes",
+            )
 
     def _check_ids(self, sampling: SamplingParams) -> None:
         size = self.limits.vocab_size

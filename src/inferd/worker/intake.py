@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from inferd import clock
 from inferd.backend import Backend
-from inferd.errors import InferdError, InternalError, InvalidRequest
+from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
 from inferd.types import Chat, End, GenerateRequest, Output, TextPrompt, Timings
 from inferd.worker.loop import Add, Drop, Inbox, ended
 from inferd.worker.messages import Detokenize, Detokenized, FromWorker, Outputs, Tokenize, Tokenized
@@ -94,6 +94,12 @@ class Intake:
         prepared: object = None
         failure: Exception | None = None
         try:
+            if request.deadline_s is not None and clock.now() >= request.arrived_at + request.deadline_s:
+                # Nobody wants the answer any more: not even its prompt is tokenized.
+                raise DeadlineExceeded(
+                    f"The request's deadline of {request.deadline_s} s passed before it could begin. "
+                    "Allow more time, or try when the server is less busy."
+                )
             prepared = self._backend.prepare(request)
         except Exception as error:
             failure = error
