@@ -1,0 +1,59 @@
+"""A whole server around the tiny backend, from a configuration file that may change while it serves.
+
+    serve_tiny.py FILE [DEFECT ...]
+
+Its address is its first line on stdout. Defects are broken on purpose before anything starts: the positive
+controls of the experiments (``defects.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from tests.experiments.defects import inject
+from tests.worker.watching import IMPATIENT, TINY_WORKER
+
+from inferd.app.reload import ConfigSource
+from inferd.app.root import Ready, run
+from inferd.config import Config, ModelConfig, load_config
+from inferd.errors import InferdError
+from inferd.gateway.connection import Waits
+
+
+def tell(ready: Ready) -> None:
+    print(ready.address, flush=True)
+
+
+def unknown(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> None:
+    """The tiny backend's sources are no folders, so what they take cannot be planned."""
+
+
+def main() -> int:
+    path = Path(sys.argv[1])
+
+    def read() -> Config:
+        return load_config(path, os.environ, {})
+
+    seconds = os.environ.get("EXPERIMENT_HEADER_S")
+    if seconds is not None:  # the server's own patience with headers is longer than a test's
+        Waits.__new__.__defaults__ = (float(seconds), *Waits()[1:])
+    try:
+        for name in sys.argv[2:]:
+            inject(name)
+        return run(
+            read(),
+            source=ConfigSource(path, read),
+            on_ready=tell,
+            command=TINY_WORKER,
+            patience=IMPATIENT,
+            plan=unknown,
+        )
+    except InferdError as error:
+        print(f"Error: {error.message}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Each experiment holds, and each check can fail: the table's programs, run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.experiments import clients, lifecycle, overload, state, upstreams  # noqa: F401 - entering their rows into the table
+from tests.experiments.catalogue import EXPERIMENTS, Experiment
+from tests.experiments.field import Field
+
+ROWS = [
+    pytest.param(row, id=row.id, marks=() if row.is_quick else (pytest.mark.soak, pytest.mark.timeout(300)))
+    for row in EXPERIMENTS.values()
+]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One whose name is short: the path of a Unix socket may have 100 bytes."""
+    with tempfile.TemporaryDirectory(prefix="inferd-") as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_it_holds(row: Experiment, folder: Path) -> None:
+    row.run(Field(folder))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_check_fails_where_the_defect_is_present(row: Experiment, folder: Path) -> None:
+    with pytest.raises(AssertionError, match=row.red):
+        row.run(Field(folder, defect=row.control))
