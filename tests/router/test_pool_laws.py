@@ -1,26 +1,48 @@
-"""Every request ends exactly once, under any order of arrivals, cancellations, answers and deaths.
+"""Every request ends exactly once, under any order of arrivals, cancellations, answers, deaths, refusals, retries,
+hedges, continuations, loads, unloads, replacements and other configurations.
 
-The pool and its replicas are real; the supervisors below them are a fake that does what the machine says.
+Pool, fleet and local replicas are real; the supervisors below them and the remote servers are fakes that do
+what the machine says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
 from typing import Any
 from unittest import mock
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from inferd.config import ModelConfig, QueueConfig
-from inferd.errors import InvalidRequest, Overloaded, Unavailable
+from inferd.config import BreakerConfig, ModelConfig, QueueConfig, RemoteConfig, RetryConfig
+from inferd.errors import InferdError, InvalidRequest, Overloaded, Unavailable, UpstreamFailed
 from inferd.events import Event, RequestEnded
+from inferd.router import remote_replica as remote_module
 from inferd.router import replica as replica_module
+from inferd.router.member import Member
 from inferd.router.pool import MAX_KILLS, Pool
+from inferd.router.replica import LocalReplica, ReplicaOwner
 from inferd.router.stream import Stream
-from inferd.types import Delta, End, Failure, GenerateRequest, ModelInfo, Output, SamplingParams, TextPrompt
+from inferd.router.ticket import Ticket
+from inferd.types import (
+    Continuation,
+    Delta,
+    End,
+    Failure,
+    GenerateRequest,
+    ModelInfo,
+    Output,
+    PromptReport,
+    Relay,
+    Relayed,
+    RelayHead,
+    SamplingParams,
+    TextPrompt,
+)
 from inferd.worker.messages import Cancel, Submit
 from inferd.worker.supervisor import Owner, Patience
 
@@ -36,10 +58,29 @@ INFO = ModelInfo(
     block_size=1,
     max_num_seqs=1,
 )
+CONFIG = ModelConfig(
+    source="x",
+    replicas=2,
+    resume_streams=True,
+    drain_s=0.0,
+    queue=QueueConfig(max_requests=4, timeout_s=1000),
+    retry=RetryConfig(max_attempts=3, budget=1.0),
+    breaker=BreakerConfig(failures=2, cooldown_s=1e-3),
+    remotes=(RemoteConfig(url="http://there/v1"),),
+)
+REQUESTS = st.tuples(
+    st.integers(-1, 1),  # priority
+    st.integers(1, 2),  # n
+    st.sampled_from([False] * 4 + [True]),  # the last one's id again
+    st.booleans(),  # relayed
+    st.sampled_from([True] * 4 + [False]),  # idempotent
+)
 
 
 class FakeSupervisor:
     """A worker that the machine moves by hand. It holds requests and knows which it was told to cancel."""
+
+    made: list[FakeSupervisor] = []
 
     def __init__(self, model: str, replica: int, config: ModelConfig, owner: Owner, emit: object, **_: Any) -> None:
         self.owner = owner
@@ -47,8 +88,11 @@ class FakeSupervisor:
         self.was_ready = False
         self.is_writable = True
         self.pid = None
+        self.rss_bytes = 100
         self.holds: dict[str, int] = {}
+        self.resumed: dict[str, Continuation] = {}
         self.cancelled: set[str] = set()
+        self.made.append(self)
 
     def send(self, message: object) -> None:
         if self.state != "ready":
@@ -56,11 +100,109 @@ class FakeSupervisor:
         if isinstance(message, Submit):
             assert message.request.id not in self.holds, "submitted twice to one worker"
             self.holds[message.request.id] = 0
+            self.cancelled.discard(message.request.id)
+            if message.request.resumes is not None:
+                self.resumed[message.request.id] = message.request.resumes
         elif isinstance(message, Cancel):
             self.cancelled.add(message.request_id)
 
     def start(self) -> None: ...
-    async def stop(self) -> None: ...
+    def measure_rss(self) -> int:
+        return self.rss_bytes
+
+    async def stop(self) -> None:
+        was, self.state = self.state, "stopped"
+        self.holds.clear()
+        if was == "ready":
+            self.owner.worker_lost("stopped")
+
+
+class FakeRemote:
+    """A remote server that the machine moves by hand, in the shape of a RemoteReplica."""
+
+    made: list[FakeRemote] = []
+    kind = "remote"
+    info = failure = None
+    name, region, weight, is_fallback = "there", "", 1.0, False
+
+    def __init__(self, model: str, index: int, config: RemoteConfig, owner: ReplicaOwner, emit: object) -> None:
+        self.owner = owner
+        self.index = index
+        self.state = "starting"
+        self.is_ready = self.was_ready = False
+        self.holds: dict[str, Ticket] = {}
+        self.begun: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.made.append(self)
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.holds)
+
+    num_in_flight = outstanding
+
+    @property
+    def can_take(self) -> bool:
+        return self.is_ready and len(self.holds) < 2
+
+    def runs(self, ticket: Ticket) -> bool:
+        return ticket.relay is not None
+
+    def start(self) -> None: ...
+    def probe(self) -> None: ...
+    def pause(self, request_id: str) -> None: ...
+    def resume(self, request_id: str) -> None: ...
+
+    def reached(self) -> None:
+        self.is_ready = self.was_ready = True
+        self.state = "ready"
+        self.owner.replica_ready(self)  # type: ignore[arg-type]
+
+    def lost(self) -> None:
+        self.is_ready = False
+        self.state = "unreachable"
+        self.owner.replica_unreachable(self)  # type: ignore[arg-type]
+
+    async def stop(self) -> None:
+        self.state, self.is_ready = "stopped", False
+
+    def dispatch(self, ticket: Ticket) -> None:
+        assert self.can_take
+        assert ticket.request.id not in self.holds, "submitted twice to one server"
+        self.holds[ticket.request.id] = ticket
+        self.begun.discard(ticket.request.id)
+        self.cancelled.discard(ticket.request.id)
+
+    def cancel(self, request_id: str) -> None:
+        if request_id in self.holds:
+            self.cancelled.add(request_id)
+
+    def ticket(self, request_id: str) -> Ticket | None:
+        return self.holds.get(request_id)
+
+    def release(self, ticket: Ticket) -> None:
+        del self.holds[ticket.request.id]
+
+    def release_all(self) -> list[Ticket]:
+        tickets = list(self.holds.values())
+        self.holds.clear()
+        return tickets
+
+    def say(self, request_id: str, what: str) -> None:
+        ticket = self.holds[request_id]
+        is_first = request_id not in self.begun
+        if request_id in self.cancelled:
+            self.owner.replica_relayed(self, ticket, Relayed(request_id, end=End("cancelled")))  # type: ignore[arg-type]
+        elif what == "refuse" and is_first:
+            error = UpstreamFailed("It failed.")
+            self.owner.replica_refused(self, ticket, error, counts=True, retry=True)  # type: ignore[arg-type]
+        else:
+            self.begun.add(request_id)
+            end = {"data": None, "end": End("done"), "refuse": End("failed", failure=Failure("upstream_failed", ""))}[
+                what
+            ]
+            head = RelayHead(200, b"text/plain") if is_first else None
+            self.owner.replica_relayed(self, ticket, Relayed(request_id, head, b"x", end))  # type: ignore[arg-type]
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -69,93 +211,147 @@ class PoolMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.ended: list[RequestEnded] = []
         self.streams: dict[str, Stream] = {}
-        self.runs: dict[str, int] = {}
+        self.changes: list[asyncio.Task[Any]] = []
         self.num_made = 0
         self.is_aborted = False
+        FakeSupervisor.made, FakeRemote.made = [], []
+        self.patches = contextlib.ExitStack()
+        self.patches.enter_context(mock.patch.object(replica_module, "Supervisor", FakeSupervisor))
+        self.patches.enter_context(mock.patch.object(remote_module, "RemoteReplica", FakeRemote))
 
         def make() -> Pool:
-            config = ModelConfig(source="x", replicas=2, queue=QueueConfig(max_requests=4, timeout_s=1000))
-            with mock.patch.object(replica_module, "Supervisor", FakeSupervisor):
-                return Pool("m", config, self._emit, command=(), patience=Patience())
+            pool = Pool(
+                "m",
+                CONFIG,
+                self._emit,
+                command=(),
+                patience=Patience(),
+                demand=self._demanded,
+                may_surge=lambda pool, member: True,
+                on_idle=lambda pool: None,
+            )
+            pool._random = mock.Mock(random=lambda: 0.0)  # nobody rests for long
+            pool.start()
+            return pool
 
         self.pool = self._do(make)
-        self.supervisors: list[FakeSupervisor] = [r._supervisor for r in self.pool.replicas]
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, RequestEnded):
             self.ended.append(event)
+
+    def _demanded(self, pool: Pool) -> None:
+        if not any(not task.done() and task.get_name() == "demand" for task in self.changes):
+            self._begin(pool.fleet.load(), "demand")
+
+    def _begin(self, change: Coroutine[Any, Any, Any], name: str = "change") -> None:
+        """Something that changes the replicas and takes its time."""
+
+        async def run() -> None:
+            with contextlib.suppress(InferdError):
+                await change
+
+        self.changes.append(asyncio.get_running_loop().create_task(run(), name=name))
 
     def _do(self, action: Any, *arguments: Any) -> Any:
         """Run something inside the event loop, and let what it scheduled happen."""
 
         async def run() -> Any:
             result = action(*arguments)
-            await asyncio.sleep(0)
+            for _ in range(5):
+                await asyncio.sleep(0)
             return result
 
         return self.runner.run(run())
 
-    @rule(priority=st.integers(-1, 1), n=st.integers(1, 2), again=st.booleans())
-    def submit(self, priority: int, n: int, again: bool) -> None:
+    # -- requests ---------------------------------------------------------------------------
+
+    @initialize(are_ready=st.sampled_from([True, True, False]), hedge_after_s=st.sampled_from([None, None, 1e-6]))
+    def come_up(self, are_ready: bool, hedge_after_s: float | None) -> None:
+        retry = msgspec.structs.replace(CONFIG.retry, hedge_after_s=hedge_after_s)
+        self.config = self.pool.config = msgspec.structs.replace(CONFIG, retry=retry)
+        if are_ready:
+            for supervisor in FakeSupervisor.made:
+                self._make_ready(supervisor)
+            for remote in FakeRemote.made:
+                self._do(remote.reached)
+
+    @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
+    def submit(self, requests: list[tuple[int, int, bool, bool, bool]]) -> None:
+        for request in requests:
+            self._submit(*request)
+
+    def _submit(self, priority: int, n: int, again: bool, is_relayed: bool, idempotent: bool) -> None:
         name = f"r{self.num_made - 1 if again and self.num_made else self.num_made}"
         request = GenerateRequest(
-            id=name, model="m", prompt=TextPrompt(text=""), sampling=SamplingParams(n=n), priority=priority
+            id=name,
+            model="m",
+            prompt=TextPrompt(text=""),
+            sampling=SamplingParams(n=n),
+            priority=priority,
+            idempotent=idempotent,
         )
+        relay = Relay(path="/completions", body=b"{}") if is_relayed else None
         is_live = name in self.streams and not self.streams[name].is_over
         try:
-            stream = self._do(self.pool.submit, request)
+            stream = self._do(self.pool.submit, request, relay)
         except InvalidRequest:
-            assert is_live
+            assert is_live or name in self.pool._losers
         except Overloaded:
-            assert self.pool.status.waiting >= 4
+            assert len(self.pool._queue) >= 2
         except Unavailable:
-            assert self.is_aborted or self.pool.status.state == "failed"
+            pass
         else:
             assert not is_live
+            assert not self.is_aborted
             if name in self.streams:  # an old name that is free again counts as another request
                 self.ended = [event for event in self.ended if event.request_id != name]
             self.num_made += name not in self.streams
             self.streams[name] = stream
 
-    @precondition(lambda self: self.streams)
-    @rule(data=st.data())
-    def close(self, data: st.DataObject) -> None:
-        self._do(self.streams[data.draw(st.sampled_from(sorted(self.streams)))].close)
+    @rule(data=st.data(), leaves=st.booleans())
+    def read(self, data: st.DataObject, leaves: bool) -> None:
+        """A reader leaves; or time passes, and hedges and second tries are due."""
+        if leaves and self.streams:
+            self._do(self.streams[data.draw(st.sampled_from(sorted(self.streams)))].close)
+        else:
+            self.runner.run(asyncio.sleep(0.002))
 
-    @rule(which=st.integers(0, 1))
-    def become_ready(self, which: int) -> None:
-        supervisor = self.supervisors[which]
-        if supervisor.state not in ("ready", "failed"):
-            supervisor.state, supervisor.was_ready = "ready", True
-            self._do(supervisor.owner.worker_ready, INFO)
+    # -- workers ----------------------------------------------------------------------------
 
-    @rule(which=st.integers(0, 1))
-    def die(self, which: int) -> None:
-        supervisor = self.supervisors[which]
-        if supervisor.state == "ready":
+    @rule(data=st.data(), what=st.sampled_from(["answer"] * 6 + ["ready"] * 2 + ["die", "fail"]))
+    def work(self, data: st.DataObject, what: str) -> None:
+        state = {"answer": "ready", "ready": "starting", "die": "ready", "fail": "starting"}[what]
+        there = [made for made in FakeSupervisor.made if made.state == state and (what != "answer" or made.holds)]
+        if not there:
+            return
+        supervisor = data.draw(st.sampled_from(there))
+        if what == "answer":
+            self._answer(supervisor, data)
+        elif what == "ready":
+            self._make_ready(supervisor)
+        elif what == "die":
             supervisor.state = "starting"
             supervisor.holds.clear()
             supervisor.cancelled.clear()
             self._do(supervisor.owner.worker_lost, "killed")
-
-    @rule(which=st.integers(0, 1))
-    def fail_to_load(self, which: int) -> None:
-        supervisor = self.supervisors[which]
-        if not supervisor.was_ready and supervisor.state == "starting":
+        elif not supervisor.was_ready:
             supervisor.state = "failed"
             self._do(supervisor.owner.worker_failed, Failure("model_load", "no such folder"))
 
-    @rule(which=st.integers(0, 1), data=st.data())
-    def answer(self, which: int, data: st.DataObject) -> None:
+    def _make_ready(self, supervisor: FakeSupervisor) -> None:
+        supervisor.state, supervisor.was_ready = "ready", True
+        self._do(supervisor.owner.worker_ready, INFO)
+
+    def _answer(self, supervisor: FakeSupervisor, data: st.DataObject) -> None:
         """Some outputs and some ends; also some that nobody asked for."""
-        supervisor = self.supervisors[which]
-        if supervisor.state != "ready":
-            return
         outputs = []
         for name in sorted(supervisor.holds):
-            kind = data.draw(st.sampled_from(["nothing", "token", "end"]))
+            kind = data.draw(st.sampled_from(["nothing", "token", "token", "end"]))
             if kind == "token":
-                outputs.append(Output(name, (Delta(0, "x", (1,)),)))
+                prompt = PromptReport(1, seed=7) if supervisor.holds[name] == 0 else None
+                outputs.append(Output(name, (Delta(0, "x", (1,)),), prompt))
+                supervisor.holds[name] += 1
             elif kind == "end":
                 del supervisor.holds[name]
                 outcome = "cancelled" if name in supervisor.cancelled else "done"
@@ -164,12 +360,54 @@ class PoolMachine(RuleBasedStateMachine):
             outputs.append(Output("nobody's", (), None, End("done")))
         self._do(supervisor.owner.worker_outputs, outputs, None)
 
-    @precondition(lambda self: not self.is_aborted)
-    @rule(really=st.sampled_from([False] * 9 + [True]))
-    def abort(self, really: bool) -> None:
-        if really:
+    # -- remote servers ---------------------------------------------------------------------
+
+    @rule(data=st.data(), what=st.sampled_from(["relay"] * 6 + ["come"] * 2 + ["go"]))
+    def serve(self, data: st.DataObject, what: str) -> None:
+        there = [made for made in FakeRemote.made if made.state != "stopped" and (what != "relay" or made.holds)]
+        if not there:
+            return
+        remote = data.draw(st.sampled_from(there))
+        if what == "go":
+            self._do(remote.lost)
+        elif what == "come":
+            self._do(remote.reached)
+        else:
+            for name in sorted(remote.holds):
+                said = data.draw(st.sampled_from(["nothing", "data", "end", "refuse"]))
+                if said != "nothing" and name in remote.holds:
+                    self._do(remote.say, name, said)
+
+    # -- changes ----------------------------------------------------------------------------
+
+    @rule(
+        what=st.sampled_from(["nothing"] * 4 + ["load", "unload", "replace", "configure", "abort"]),
+        replicas=st.integers(1, 3),
+        dtype=st.sampled_from(["auto", "float32"]),
+        num_remotes=st.integers(0, 2),
+        is_over=st.sampled_from([False] * 9 + [True]),
+    )
+    def change(self, what: str, replicas: int, dtype: str, num_remotes: int, is_over: bool) -> None:
+        fleet = self.pool.fleet
+        if what == "unload":
+            self._do(lambda: self._begin(fleet.unload("idle", 0.0, is_quiet=lambda: self.pool.is_idle)))
+        elif what == "load":
+            self._do(lambda: self._begin(fleet.load()))
+        elif what == "replace":
+            self._do(lambda: self._begin(fleet.replace_all()))
+        elif what == "configure":
+            remotes = tuple(RemoteConfig(url=f"http://{number}/v1") for number in range(num_remotes))
+            config = msgspec.structs.replace(self.config, replicas=replicas, dtype=dtype, remotes=remotes)
+            self._do(lambda: self._begin(self.pool.configure(config)))
+        elif what == "abort" and is_over and not self.is_aborted:
             self.is_aborted = True
             self._do(self.pool.abort)
+
+    # -- what holds always ------------------------------------------------------------------
+
+    @property
+    def members(self) -> list[Member]:
+        return list(self.pool.fleet.members)
 
     @invariant()
     def nobody_is_lost_and_nobody_ends_twice(self) -> None:
@@ -177,46 +415,79 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(ended) == len(set(ended))
         over = {name for name, stream in self.streams.items() if stream.is_over}
         assert over == set(ended)
-        status = self.pool.status
-        assert len(self.streams) - len(over) == status.waiting + status.in_flight
-        assert self.pool.idle.is_set() == (len(over) == len(self.streams))
+        pool = self.pool
+        live = set(self.streams) - over
+        waiting = {ticket.request.id for ticket in pool._live.values() if ticket.is_waiting}
+        running = {ticket.request.id for ticket in pool._live.values() if ticket.runner is not None}
+        resting = set(pool._resting)
+        assert live == set(pool._live) == waiting | running | resting
+        assert len(live) == len(waiting) + len(running) + len(resting), "in two places at once"
+        assert len(pool._queue) == len(waiting)
+        assert pool.idle.is_set() == (not live)
 
     @invariant()
     def replicas_keep_within_their_capacity_and_books(self) -> None:
-        for replica in self.pool.replicas:
-            assert replica.num_in_flight <= max(replica.capacity, 0)
+        for member in self.members:
+            replica = member.replica
+            if isinstance(replica, LocalReplica):
+                assert replica.num_in_flight <= max(replica.capacity, 0)
+                assert replica.is_ready or not replica.num_in_flight
             assert (replica.outstanding == 0) == (replica.num_in_flight == 0)
-            assert replica.is_ready or not replica.num_in_flight
+
+    @invariant()
+    def who_is_in_flight_is_where_it_says(self) -> None:
+        for ticket in self.pool._live.values():
+            for replica in (ticket.runner, ticket.reserve):
+                if replica is not None:
+                    assert replica.ticket(ticket.request.id) is ticket
+
+    @invariant()
+    def who_lost_a_race_is_forgotten_when_the_replica_is_done(self) -> None:
+        working = {
+            name for member in self.members for name in self.pool._losers if member.replica.ticket(name) is not None
+        }
+        assert self.pool._losers == working
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
-        has_room = any(replica.can_take for replica in self.pool.replicas)
-        if has_room and self.pool._suspect is None:
-            assert self.pool.status.waiting == 0
+        if self.pool._suspect is None and not self.is_aborted:
+            able = [member for member in self.members if member.can_take and member.kind == "local"]
+            if able:
+                assert not len(self.pool._queue)
 
     @invariant()
     def poison_is_given_up(self) -> None:
         for event in self.ended:
-            assert event.outcome in ("done", "cancelled", "failed")
+            assert event.outcome in ("done", "cancelled", "failed", "refused")
         for ticket in self.pool._live.values():
             assert ticket.kills < MAX_KILLS
 
+    @invariant()
+    def who_goes_on_knows_everything_that_was_said(self) -> None:
+        for supervisor in FakeSupervisor.made:
+            for name, so_far in supervisor.resumed.items():
+                assert so_far.token_ids
+                assert so_far.seed == 7
+                assert set(so_far.token_ids) == {1}, name
+
     def teardown(self) -> None:
-        """At the end everything ends, each stream with exactly one last output."""
+        """At the end everything ends, each stream with exactly one last item."""
 
         async def finish() -> None:
-            self.pool.abort()
+            await self.pool.stop()
+            await asyncio.gather(*self.changes)
             for stream in self.streams.values():
                 with contextlib.suppress(StopAsyncIteration):
-                    outputs = [output async for output in stream]
-                    assert [output.end is not None for output in outputs].count(True) == 1
-                    assert outputs[-1].end is not None
+                    items = [item async for item in stream]
+                    assert [item.end is not None for item in items].count(True) == 1
+                    assert items[-1].end is not None
 
         self.runner.run(finish())
         self.nobody_is_lost_and_nobody_ends_twice()
         assert all(stream.is_over for stream in self.streams.values())
+        self.patches.close()
         self.runner.close()
 
 
-PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestPoolMachine = PoolMachine.TestCase

@@ -49,7 +49,6 @@ from inferd.types import (
     Request,
     StepStats,
     Timings,
-    Usage,
     class_of,
 )
 from inferd.worker.supervisor import Patience
