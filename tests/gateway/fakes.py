@@ -95,6 +95,7 @@ class FakeStream:
         if item is None:
             raise StopAsyncIteration
         if isinstance(item, InferdError):
+            self._ended = True
             raise item
         self._ended = item.end is not None
         if item.end is not None:
