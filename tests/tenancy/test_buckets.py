@@ -125,7 +125,9 @@ def test_settling_gives_back_what_was_not_used_at_once() -> None:
     for _ in range(2):
         taken = limiter.take(quotas, 900, 0.0)
         limiter.lower(taken, 500, 0.0)
+        before = limiter.headers(taken, 0.0)
         limiter.lower(taken, 800, 0.0)  # a later, larger bound takes nothing again
+        assert limiter.headers(taken, 0.0) == before
         limiter.settle(taken, 10, refund=False, now=0.0)
     headers = dict(limiter.headers(taken, 0.0))
     assert headers[b"x-ratelimit-remaining-tokens"] == b"980"

@@ -83,6 +83,11 @@ class Server:
     def share(self, kind: str = "tokens") -> float:
         return self.limiter.buckets()[f"key:k/{kind}"].share
 
+    def level(self, kind: str) -> float:
+        bucket = self.limiter.buckets()[f"key:k/{kind}"]
+        bucket.refill(self.world.now)
+        return max(bucket.level, 0.0)
+
 
 @pytest.fixture
 def world(state_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
@@ -128,6 +133,7 @@ def test_what_a_killed_server_held_begins_empty(world: World) -> None:
     first = Server(world, "a")
     first.tick()
     assert first.ask(50)
+    world.now += 30.0  # what it refilled meanwhile may have been spent as well
     world.alive.discard("a")
     second = Server(world, "b")
     second.tick()
@@ -136,6 +142,37 @@ def test_what_a_killed_server_held_begins_empty(world: World) -> None:
     world.now += 30.0
     assert second.ask(300)
     assert not second.ask(10)
+
+
+def test_who_was_taken_for_dead_begins_anew(world: World) -> None:
+    first = Server(world, "a")
+    first.tick()
+    world.alive.discard("a")
+    second = Server(world, "b")
+    second.tick()
+    assert (first.share(), second.share()) == (1.0, 1.0), "until it hears of it: what the page on limits admits"
+    world.alive.add("a")
+    for _ in range(3):
+        first.tick()
+        assert first.share() + second.share() <= 1 + 1e-9
+        second.tick()
+    assert first.share() > 0
+
+
+def test_a_share_travels_with_what_is_in_it(world: World) -> None:
+    """Half was used before two others came: the three of them have the other half, no more and no less."""
+    first = Server(world, "a")
+    first.tick()
+    assert first.ask(300)
+    first.settle()
+    servers = [first, Server(world, "b"), Server(world, "c")]
+    for _ in range(3):
+        for server in servers:
+            server.tick()
+        assert sum(server.level("tokens") for server in servers) <= 300 + 1e-6
+    assert sum(server.level("tokens") for server in servers) == pytest.approx(300)
+    for server in servers:
+        assert server.level("tokens") == pytest.approx(300 * server.share(), abs=1.0)
 
 
 def test_a_newcomer_gets_its_part_within_two_exchanges(world: World) -> None:
@@ -242,6 +279,10 @@ def test_together_they_never_grant_more_than_there_is(world: World, steps: list[
         assert granted_requests <= 60 * (1 + elapsed / 60) + 1e-6
         assert sum(len(each.running) for each in servers) <= 4
         assert sum(each.share() for each in servers) <= 1 + 1e-6
+        # Not only what was granted: also what could be, at this moment, everywhere.
+        assert granted_tokens + sum(each.level("tokens") for each in servers) <= 600 * (1 + elapsed / 60) + 1e-6
+        assert granted_requests + sum(each.level("requests") for each in servers) <= 60 * (1 + elapsed / 60) + 1e-6
+        assert sum(len(each.running) + each.level("in_flight") for each in servers) <= 4 + 1e-6
 
 
 @given(
