@@ -16,7 +16,7 @@ from inferd.engine.attention import native_available
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.runner import Runner
-from inferd.errors import ContextLengthExceeded, InvalidRequest
+from inferd.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest
 from inferd.types import (
     Chat,
     Delta,
@@ -342,6 +342,30 @@ def test_a_deadline_ends_a_request_in_the_engine(build: Build) -> None:
     assert output.end.failure.kind == "deadline_exceeded"
     assert engine.due(11.1) is None
     assert engine.pool.num_used == 0
+
+
+def test_what_is_too_late_when_it_comes_or_while_it_waits_is_never_computed(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(max_num_seqs=1)
+    computed: list[str] = []
+    original = Runner.run
+
+    def watched(self: Runner, step: Any) -> torch.Tensor:
+        computed.extend(part.sequence.request_id for part in step.slices)
+        return original(self, step)
+
+    monkeypatch.setattr(Runner, "run", watched)
+    with pytest.raises(DeadlineExceeded):
+        engine.add(engine.prepare(make_request("late", "Hello", deadline_s=1.0, arrived_at=10.0)), 11.0)
+    engine.add(engine.prepare(make_request("first", "Hello", max_tokens=30, ignore_eos=True)), 11.0)
+    engine.add(engine.prepare(make_request("waits", "Hello", deadline_s=2.0, arrived_at=10.0)), 11.0)
+    engine.step(11.5)
+    ends = [output for output in engine.step(12.0)[0] if output.end]
+    assert [(o.request_id, o.end.outcome) for o in ends if o.end] == [("waits", "failed")]
+    while engine.due(12.0) is not None:
+        engine.step(12.0)
+    assert set(computed) == {"first"}
 
 
 def test_an_exception_in_a_step_fails_only_what_was_in_it(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,11 @@ import queue
 import threading
 from collections.abc import Callable
 
+import msgspec
 from tests.worker.tiny_backend import Prepared, TinyBackend
 from tests.worker.watching import until_now
 
+from inferd import clock
 from inferd.config import ModelConfig
 from inferd.types import Chat, GenerateRequest, TextPrompt
 from inferd.worker.intake import Intake
@@ -131,3 +133,25 @@ def test_calls_are_answered_with_their_number_even_when_they_fail() -> None:
     assert sent[1].failure is not None
     assert sent[1].failure.kind == "internal"
     assert sent[2] == Detokenized(3, "a")
+
+
+def test_a_request_whose_deadline_has_passed_is_not_even_prepared() -> None:
+    backend = SlowToPrepare()
+    intake, inbox, sent = started(backend)
+    late = msgspec.structs.replace(request("late"), deadline_s=1.0, arrived_at=clock.now() - 2.0)
+    in_time = msgspec.structs.replace(request("in time"), deadline_s=60.0, arrived_at=clock.now())
+    intake.submit(late)
+    intake.submit(in_time)
+    assert backend.begun.acquire(timeout=10)
+    backend.may_go_on.release()
+    until_now(settled(intake), "both were looked at")
+    assert ends(sent) == [("late", "failed")]
+    (only,) = [message for message in sent if isinstance(message, Outputs)]
+    end = only.outputs[0].end
+    assert end is not None
+    assert end.failure is not None
+    assert end.failure.kind == "deadline_exceeded"
+    work = inbox.get_nowait()
+    assert isinstance(work, Add)
+    assert work.request_id == "in time"
+    assert not backend.begun.acquire(blocking=False), "the late one was never prepared"

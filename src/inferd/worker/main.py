@@ -45,6 +45,7 @@ from inferd.worker.messages import (
     Tokenize,
     ToWorker,
 )
+from inferd.worker.niceness import settle
 
 HEARTBEAT_S = 1.0
 PROGRESS_S = 0.05
@@ -86,6 +87,7 @@ class Worker:
         self._start("read", self._read)
         load = self._load.get()
         self._start("heartbeat", self._beat)
+        settle(load.model.priority)  # before the model's threads are there: they inherit it
         try:
             backend = self._create(load.name, load.model, self._progress())
         except InferdError as error:
