@@ -85,7 +85,7 @@ class EventReader:
     ``drop_usage``: the event that tells the usage is ours alone and goes no further.
     """
 
-    __slots__ = ("_drop_usage", "_rest", "finish_reasons", "is_done", "num_tokens", "usage")
+    __slots__ = ("_drop_usage", "_rest", "broken", "finish_reasons", "is_done", "num_tokens", "usage")
 
     def __init__(self, *, drop_usage: bool) -> None:
         self._drop_usage = drop_usage
@@ -94,21 +94,23 @@ class EventReader:
         self.usage: Usage | None = None
         self.finish_reasons: dict[int, str] = {}
         self.num_tokens = 0  # events that brought a piece of an answer: how many tokens, where no usage came
+        self.broken: BadAnswer | ReportedError | None = None  # why nothing can follow what was returned
 
     def feed(self, data: bytes) -> bytes:
-        """The whole events among what has come; the beginning of the next one waits.
-
-        Raises BadAnswer, ReportedError.
-        """
+        """The whole events among what has come; the beginning of the next one waits. See ``broken``."""
         if self._rest:
             data = self._rest + data
         end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
-        if end < 3:
-            self._keep(data)
+        try:
+            if end < 3:
+                self._keep(data)
+                return b""
+            self._keep(data[end:])
+            if end == len(data) and data.startswith(b"data: ") and data.find(b"\n") == end - 2:
+                return data if self._note(data[6:-2]) else b""  # one event on one line, as nearly always
+        except (BadAnswer, ReportedError) as error:
+            self.broken = error
             return b""
-        self._keep(data[end:])
-        if end == len(data) and data.startswith(b"data: ") and data.find(b"\n") == end - 2:
-            return data if self._note(data[6:-2]) else b""  # one event on one line, as nearly always
         return self._several(data, end)
 
     def _keep(self, rest: bytes) -> None:
@@ -120,8 +122,15 @@ class EventReader:
         kept: list[bytes] = []
         begin = 0
         for match in _END.finditer(data, 0, end):
-            if self._event(data[begin : match.start()]):
-                kept.append(data[begin : match.end()])
+            block = data[begin : match.start()]
+            try:
+                if self._event(block):
+                    kept.append(data[begin : match.end()])
+                else:
+                    kept.append(block[: len(block) - len(block.lstrip(b"\r\n"))])  # empty lines before it
+            except (BadAnswer, ReportedError) as error:
+                self.broken = error
+                return b"".join(kept)
             begin = match.end()
         kept.append(data[begin:end])  # of more empty lines than one
         return b"".join(kept)

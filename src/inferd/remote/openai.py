@@ -194,20 +194,16 @@ class Answer:
             else:
                 self._pieces.append(data)
             return
-        try:
-            whole = self._events.feed(data)
-        except BadAnswer as error:
-            self._break(_bad(str(error)))
-            return
-        except ReportedError as error:
-            self._break(_reported(str(error)))
-            return
+        whole = self._events.feed(data)
         if whole:
             if self._has_begun:
                 self._asker.relayed(Relayed(self._id, None, whole))
             else:
                 self._has_begun = True
                 self._asker.relayed(Relayed(self._id, RelayHead(self._status, EVENTS_TYPE), whole))
+        broken = self._events.broken
+        if broken is not None and not self._is_over:
+            self._break(_reported(str(broken)) if isinstance(broken, ReportedError) else _bad(str(broken)))
 
     def answer_ended(self) -> None:
         if self._is_over:
