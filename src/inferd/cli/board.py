@@ -5,6 +5,7 @@ Knows events and how they look, not who emits them.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,22 +21,27 @@ from inferd.events import Event, LoadProgress, QueueChanged, ReplicaChanged
 from inferd.observe.logs import write_all
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.live import Live
     from rich.table import Table
+    from rich.text import Text
 
 REFRESHES_PER_S: Final = 8
+_BAR_WIDTH: Final = 10
 _PHASES: Final = {"weights": "reading the weights", "tokenizer": "reading the tokenizer"}
 _COLOURS: Final = {"ready": "green", "failed": "red", "died": "red", "hung": "red", "remote": "green"}
 _OVER: Final = ("ready", "failed")
+_SHOWN: Final = re.compile(r"[\d:]+ \S+/\d+ is (starting|loading|ready)\n")
+"""Lines of the log that say what the table shows."""
 
 
 class Row:
     """What is known of one model."""
 
     def __init__(self, model: ModelConfig) -> None:
-        self.num_local = model.num_local if model.load == "startup" else 0
-        self.num_remote = len(model.upstreams)
         self.is_on_demand = model.num_local > 0 and model.load == "on_demand"
+        self.num_remote = len(model.upstreams)
+        self.num_replicas = self.num_remote + (0 if self.is_on_demand else model.num_local)
         self.states: dict[int, str] = {}
         self.rss: dict[int, int] = {}
         self.progress: dict[int, LoadProgress] = {}
@@ -44,21 +50,27 @@ class Row:
         self.in_flight = 0
 
     @property
+    def num_ready(self) -> int:
+        return list(self.states.values()).count("ready")
+
+    @property
     def state(self) -> str:
-        states = list(self.states.values())
-        if self.num_local == 0:
-            return "on demand" if self.is_on_demand else "remote"
-        if states.count("ready") == self.num_local:
-            return "ready"
-        if states.count("failed") == self.num_local:
-            return "failed"
-        return "loading" if not set(states) & {"hung", "died", "failed"} else "degraded"
+        if self.is_on_demand and not self.states:
+            return "on demand"
+        broken = sum(state in ("hung", "died", "failed") for state in self.states.values())
+        if self.num_ready:
+            return "degraded" if broken else "ready" if self.num_ready >= self.num_replicas else "loading"
+        return "failed" if broken and broken == len(self.states) >= self.num_replicas else "loading"
+
+    @property
+    def is_broken(self) -> bool:
+        return self.state in ("failed", "degraded")
 
     @property
     def replicas(self) -> str:
-        local = f"{list(self.states.values()).count('ready')}/{self.num_local}" if self.num_local else ""
-        remote = f"{self.num_remote} remote" if self.num_remote else ""
-        return " + ".join(filter(None, (local, remote))) or "0"
+        remote = f" ({self.num_remote} remote)" if self.num_remote else ""
+        total = max(self.num_replicas, len(self.states))
+        return f"{self.num_ready}/{total}{remote}" if total else ""
 
     @property
     def doing(self) -> tuple[str, int, int]:
@@ -67,7 +79,7 @@ class Row:
         if not under_way:
             return "", 0, 0
         told = min(under_way, key=lambda told: told.done / told.total if told.total else 0.0)
-        return _PHASES.get(told.phase, told.phase), told.done, told.total
+        return told.phase, told.done, told.total
 
 
 class Board:
@@ -92,7 +104,7 @@ class Board:
             is_news = row.states.get(event.replica) != event.state
             row.states[event.replica] = event.state
             row.rss[event.replica] = event.rss_bytes
-            row.reason = event.reason
+            row.reason = event.reason or row.reason
             if not is_news:
                 return
             if event.state == "ready":
@@ -120,7 +132,7 @@ class Board:
         from rich.live import Live
 
         with Live(
-            get_renderable=self.table,
+            get_renderable=self.drawing,
             console=console(stderr=True),
             refresh_per_second=REFRESHES_PER_S,
             redirect_stdout=False,
@@ -134,9 +146,16 @@ class Board:
                 with self._writing:
                     self._live = None
 
+    def drawing(self) -> Group:
+        """The table, and below it what is wrong."""
+        from rich.console import Group
+        from rich.text import Text
+
+        wrong = [f"{name}: {row.reason}" for name, row in self._rows.items() if row.is_broken and row.reason]
+        return Group(self.table(), *(Text(line, style="red", overflow="ellipsis", no_wrap=True) for line in wrong))
+
     def table(self) -> Table:
         from rich import box
-        from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
@@ -144,23 +163,14 @@ class Board:
         for heading in ("model", "state", "replicas", "progress", "memory", "queue"):
             table.add_column(heading, justify="right" if heading in ("memory", "queue") else "left", no_wrap=True)
         for name, row in self._rows.items():
-            phase, done, total = row.doing
-            progress = Table.grid(padding=(0, 1))
-            if phase:
-                count = f"{bytes_text(done)} of {bytes_text(total)}" if phase == _PHASES["weights"] and total else ""
-                progress.add_row(
-                    ProgressBar(total=total or None, completed=done, width=16, pulse=not total), phase, count
-                )
-            elif row.state == "failed" and row.reason:
-                progress.add_row(Text(row.reason[:60], style="red"))
             memory = sum(row.rss.values())
             table.add_row(
                 Text(name, overflow="ellipsis"),
                 Text(row.state, style=_COLOURS.get(row.state, "yellow")),
                 row.replicas,
-                progress,
+                _progress(*row.doing),
                 bytes_text(memory) if memory else "",
-                f"{row.waiting} waiting" if row.waiting else str(row.in_flight or ""),
+                str(row.waiting + row.in_flight or ""),
             )
         return table
 
@@ -171,10 +181,22 @@ class Board:
         with self._writing:
             live = self._live
             if live is not None:
-                live.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+                news = "".join(line for line in text.splitlines(keepends=True) if not _SHOWN.fullmatch(line))
+                live.console.print(news, end="", markup=False, highlight=False, soft_wrap=True)
         if live is None:
             write_all(sys.stderr.fileno(), text)
         return len(text)
 
     def flush(self) -> None:
         """Nothing is held back."""
+
+
+def _progress(phase: str, done: int, total: int) -> Text:
+    """A bar, the phase, and bytes where it counts bytes."""
+    from rich.text import Text
+
+    if not phase:
+        return Text()
+    filled = min(_BAR_WIDTH, _BAR_WIDTH * done // total) if total else 0
+    count = f" {bytes_text(done)} of {bytes_text(total)}" if phase == "weights" and total else ""
+    return Text.assemble(("━" * filled, "green"), ("━" * (_BAR_WIDTH - filled), "dim"), f" {phase}{count}")

@@ -283,6 +283,7 @@ class Supervisor:
                     self._info = info
                     self.was_ready = True
                     self._watch.ready_at = clock.now()
+                    self.rss_bytes = self.measure_rss()
                     self._change("ready")
                     self._owner.worker_ready(info)
                 case LoadFailed(failure):
