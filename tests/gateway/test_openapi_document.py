@@ -44,7 +44,10 @@ def test_everything_described_is_served(server: Running) -> None:
     for path, item in DOCUMENT["paths"].items():
         for method in item:
             reply = server.http.request(method, server.url + path.replace("{model}", "tiny").replace("{id}", "key0"))
-            assert reply.status_code in (200, 201, 202, 400), (method, path, reply.text)
+            known = (
+                reply.status_code in (200, 201, 202, 400) or reply.json()["error"]["code"] == "async_request_not_found"
+            )
+            assert known, (method, path, reply.text)
 
 
 @schema.parametrize()

@@ -285,7 +285,7 @@ class Relays:
         if name not in self._names:
             return False
         call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
-        if call.header(b"idempotency-key") is not None:
+        if call.header(b"idempotency-key") is not None or call.header(b"prefer") is not None:
             return False
         call.route = "/v1" + path
         call.request_bytes = len(body)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from inferd.cache.port import CachedAnswer, ResponseCache
 from inferd.config import Config, ModelCacheConfig
 from inferd.events import Emit
+from inferd.gateway.background import Background
 from inferd.gateway.control import ControlActions
 from inferd.gateway.upstream import Upstream
 from inferd.tenancy.idempotency import IdempotencyStore
@@ -33,6 +34,7 @@ class Room(NamedTuple):
     idempotency: IdempotencyStore | None
     cache: ResponseCache | None
     flights: Flights
+    background: Background
 
     @property
     def max_body_bytes(self) -> int:

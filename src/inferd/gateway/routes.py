@@ -13,6 +13,7 @@ import msgspec
 
 from inferd.gateway import admin, health, models
 from inferd.gateway.admission import visible
+from inferd.gateway.background import AsyncRequest
 from inferd.gateway.caching import Question, cached, question_of_relayed
 from inferd.gateway.chat import create_chat_completion
 from inferd.gateway.completions import create_completion
@@ -108,6 +109,14 @@ async def _detokenize(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, room.max_body_bytes), detokenize_decoder)
     return await call.watched(detokenize(room, call, body))
+
+
+async def _async_look(room: Room, call: Call, rest: str) -> Answer:
+    return await room.background.look(call, rest)
+
+
+async def _async_cancel(room: Room, call: Call, rest: str) -> Answer:
+    return room.background.cancel(call, rest)
 
 
 async def _models(room: Room, call: Call, rest: str) -> Answer:
@@ -234,6 +243,23 @@ ROUTES: Final[tuple[Route, ...]] = (
     _post("/v1/completions", _completion, "Continue a text, or score it.", CompletionRequest, Completion, Completion),
     _post("/tokenize", _tokenize, "Text or messages to token ids.", TokenizeRequest, TokenizeResponse),
     _post("/detokenize", _detokenize, "Token ids to text.", DetokenizeRequest, DetokenizeResponse),
+    _get(
+        "/v1/async/{id}",
+        _async_look,
+        "What became of a request sent with 'Prefer: respond-async'.",
+        AsyncRequest,
+        scope="infer",
+        statuses=(404,),
+    ),
+    Route(
+        "DELETE",
+        "/v1/async/{id}",
+        "infer",
+        _async_cancel,
+        "Stop such a request, or forget its answer.",
+        statuses=(*_REFUSALS, 404),
+        success=204,
+    ),
     _get("/v1/models", _models, "The models served here.", ModelList, scope="models"),
     _get("/v1/models/{model}", _model, "One model.", ModelCard, scope="models", statuses=(404,)),
     _probe("/health", _ready, "Can requests be served?", health.Readiness, 503),

@@ -18,6 +18,7 @@ from inferd.config import Config, ServerConfig
 from inferd.errors import InferdError, InternalError
 from inferd.events import Emit, HttpServed
 from inferd.gateway.admission import authenticate
+from inferd.gateway.background import Background, is_wanted, refuse_stream
 from inferd.gateway.control import ControlActions
 from inferd.gateway.errors import (
     CLIENT_LEFT,
@@ -38,6 +39,8 @@ from inferd.gateway.http import (
     Response,
     Scope,
     Send,
+    read_body,
+    require_json,
     send_events,
     send_response,
 )
@@ -155,7 +158,16 @@ class Gateway:
             return Response(204, headers=((b"allow", match.allow.encode("ascii")),))
         if route is None:
             raise _not_allowed(call, match)
+        if route.method == "POST" and route.scope == "infer" and is_wanted(call):
+            return await self._begin(call)
         return await route.endpoint(self._room, call, match.rest)
+
+    async def _begin(self, call: Call) -> Response:
+        """A handle instead of an answer: the same request comes in again, and nobody waits for it."""
+        require_json(call)
+        body = await read_body(call, self._room.max_body_bytes)
+        refuse_stream(body)
+        return self._room.background.begin(self, call, body)
 
     def error_response(self, call: Call, error: InferdError) -> Response:
         call.error_code = error.code
@@ -230,5 +242,5 @@ def create_app(
     if isinstance(config, ServerConfig):
         config = Config(server=config, models={})
     door = door if door is not None else OpenDoor()
-    room = Room(router, config, door, emit, metrics, _openapi, control, idempotency, cache, {})
+    room = Room(router, config, door, emit, metrics, _openapi, control, idempotency, cache, {}, Background())
     return Gateway(room, principal)

@@ -1,0 +1,209 @@
+"""Requests that nobody waits for: a handle now, the answer when it is there (RFC 7240, respond-async).
+
+``Prefer: respond-async`` on an inference request answers 202 with an id at once; the same request then goes
+through the same gateway with nobody at its other end. Answers are kept in this process's memory for a
+while, bounded in number and bytes; a restart forgets them. A handle is seen by its tenant alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal
+
+import msgspec
+
+from inferd import clock
+from inferd.errors import InvalidRequest, Overloaded
+from inferd.gateway.errors import RouteNotFound
+from inferd.gateway.http import Call, Message, Receive, Response, Scope, Send
+
+MAX_RUNNING: Final = 4096
+MAX_RUNNING_PER_TENANT: Final = 1024
+MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
+KEEP_S: Final = 3600.0
+MAX_WAIT_S: Final = 60.0
+
+_WAIT = re.compile(rb"wait=(\d{1,6})")
+
+Status = Literal["running", "done", "failed", "cancelled"]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class AsyncRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What GET /v1/async/{id} says. ``http_status`` and ``answer`` are what a waiting client would have got."""
+
+    id: str
+    status: Status
+    created_at: int
+    object: str = "async_request"
+    finished_at: int | None = None
+    http_status: int | None = None
+    answer: msgspec.Raw | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.status in ("done", "failed")) == (self.http_status is not None)
+
+
+class _Job:
+    __slots__ = (
+        "answer",
+        "created_at",
+        "finished",
+        "finished_at",
+        "http_status",
+        "id",
+        "is_cancelled",
+        "task",
+        "tenant",
+    )
+
+    def __init__(self, tenant: str) -> None:
+        self.id = f"async-{os.urandom(16).hex()}"
+        self.tenant = tenant
+        self.created_at = clock.wall()
+        self.finished_at: float | None = None
+        self.finished = asyncio.Event()
+        self.is_cancelled = False
+        self.http_status = 0
+        self.answer = b""
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> Status:
+        if not self.finished.is_set():
+            return "running"
+        if self.is_cancelled:
+            return "cancelled"
+        return "done" if self.http_status < 400 else "failed"
+
+    def report(self) -> AsyncRequest:
+        status = self.status
+        has_answer = status in ("done", "failed")
+        return AsyncRequest(
+            id=self.id,
+            status=status,
+            created_at=int(self.created_at),
+            finished_at=int(self.finished_at) if self.finished_at is not None else None,
+            http_status=self.http_status if has_answer else None,
+            answer=msgspec.Raw(self.answer) if has_answer else None,
+        )
+
+
+class Background:
+    """Runs requests of which only a handle was given out, and keeps their answers."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _Job] = {}  # oldest first
+        self._kept_bytes = 0
+
+    def begin(self, application: Application, call: Call, body: bytes) -> Response:
+        """Start what ``call`` asks for; the answer is its handle. Raises Overloaded."""
+        self._forget_old(clock.wall())
+        tenant = call.principal.tenant
+        running = [job for job in self._jobs.values() if not job.finished.is_set()]
+        if len(running) >= MAX_RUNNING or sum(job.tenant == tenant for job in running) >= MAX_RUNNING_PER_TENANT:
+            raise Overloaded(
+                f"{len(running)} requests without a waiting client are already running; collect some, or try again later.",
+                code="too_many_async_requests",
+                retry_after_s=10.0,
+            )
+        job = _Job(tenant)
+        self._jobs[job.id] = job
+        job.task = asyncio.get_running_loop().create_task(self._run(application, job, _scope(call), body))
+        headers = ((b"location", f"/v1/async/{job.id}".encode()), (b"preference-applied", b"respond-async"))
+        return Response(202, msgspec.json.encode(job.report()), headers=headers)
+
+    async def look(self, call: Call, job_id: str) -> Response:
+        """How far it is; ``Prefer: wait=30`` waits so many seconds (60 at most) for the end. Raises RouteNotFound."""
+        job = self._find(call, job_id)
+        wait = _WAIT.search(call.header(b"prefer") or b"")
+        if wait is not None and not job.finished.is_set():
+            with contextlib.suppress(TimeoutError):
+                await call.watched(asyncio.wait_for(job.finished.wait(), min(float(wait[1]), MAX_WAIT_S)))
+        return Response(200, msgspec.json.encode(job.report()))
+
+    def cancel(self, call: Call, job_id: str) -> Response:
+        """Stop it where it is; one that has ended is forgotten. Raises RouteNotFound."""
+        job = self._find(call, job_id)
+        if job.finished.is_set():
+            self._forget(job)
+        elif job.task is not None:
+            job.is_cancelled = True
+            job.task.cancel()
+        return Response(204)
+
+    def _find(self, call: Call, job_id: str) -> _Job:
+        job = self._jobs.get(job_id)
+        if job is None or job.tenant != call.principal.tenant:
+            raise RouteNotFound(
+                f"There is no request with this id; answers are kept for {KEEP_S / 60:.0f} minutes, and not across a restart.",
+                param="id",
+                code="async_request_not_found",
+            )
+        return job
+
+    async def _run(self, application: Application, job: _Job, scope: Scope, body: bytes) -> None:
+        """The request goes in as if from a client that reads everything and never leaves."""
+        is_read = False
+        never = asyncio.get_running_loop().create_future()
+        parts: list[bytes] = []
+
+        async def receive() -> Message:
+            nonlocal is_read
+            if is_read:
+                await never
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                job.http_status = message["status"]
+            else:
+                parts.append(message.get("body", b""))
+
+        try:
+            await application(scope, receive, send)
+        finally:
+            job.answer = b"".join(parts)
+            job.is_cancelled = job.is_cancelled or not job.http_status
+            job.finished_at = clock.wall()
+            job.finished.set()
+            self._kept_bytes += len(job.answer)
+            while self._kept_bytes > MAX_KEPT_BYTES:
+                self._forget(next(old for old in self._jobs.values() if old.finished.is_set()))
+
+    def _forget_old(self, now: float) -> None:
+        for job in [
+            job for job in self._jobs.values() if job.finished_at is not None and now - job.finished_at > KEEP_S
+        ]:
+            self._forget(job)
+
+    def _forget(self, job: _Job) -> None:
+        if self._jobs.pop(job.id, None) is not None:
+            self._kept_bytes -= len(job.answer)
+
+
+def is_wanted(call: Call) -> bool:
+    """Whether the client would rather have a handle than wait."""
+    preferences = call.header(b"prefer")
+    return preferences is not None and b"respond-async" in [part.strip().lower() for part in preferences.split(b",")]
+
+
+def refuse_stream(body: bytes) -> None:
+    """A stream needs somebody who reads it. Raises InvalidRequest."""
+    with contextlib.suppress(msgspec.DecodeError):
+        found = msgspec.json.decode(body)
+        if isinstance(found, dict) and found.get("stream"):
+            raise InvalidRequest(
+                "stream cannot be true with the header 'Prefer: respond-async'; leave one of them out.", param="stream"
+            )
+
+
+def _scope(call: Call) -> Scope:
+    """The request again, without the wish that has been granted."""
+    headers = [(name, value) for name, value in call.headers if name != b"prefer"]
+    return {"type": "http", "method": call.method, "path": call.path, "headers": headers, "http_version": "1.1"}
