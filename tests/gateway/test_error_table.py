@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.gateway.fakes import Running, post, running
@@ -42,6 +44,20 @@ def test_a_failure_of_a_worker_is_answered_with_its_status(server: Running, kind
     assert reply.status_code == TABLE[kind].status
     assert reply.json()["error"]["type"] == TABLE[kind].type
     assert ("retry-after" in reply.headers) == (TABLE[kind].retry_after_s is not None)
+
+
+def codes_of_remote_timeouts() -> list[str]:
+    """As the code that talks to remote servers names them."""
+    sources = Path(vocabulary.__file__).parent.glob("re*/*.py")
+    return sorted({code for source in sources for code in re.findall(r'"(upstream_\w*timeout)"', source.read_text())})
+
+
+def test_every_timeout_of_a_remote_server_is_a_504() -> None:
+    codes = codes_of_remote_timeouts()
+    assert codes
+    for code in codes:
+        assert kind_of(vocabulary.UpstreamFailed("Silence.", code=code)).status == 504, code
+    assert kind_of(vocabulary.UpstreamFailed("Garbage.", code="upstream_bad_answer")).status == 502
 
 
 def test_a_passed_deadline_is_a_408(server: Running) -> None:

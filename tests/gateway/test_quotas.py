@@ -281,7 +281,7 @@ def test_openais_client_raises_the_right_class() -> None:
     assert refused(409, IdempotencyConflict("Busy.")) is openai.ConflictError
     assert refused(422, IdempotencyConflict("Other.", code="idempotency_key_reused")) is openai.UnprocessableEntityError
     assert refused(502, UpstreamFailed("Garbage.")) is openai.InternalServerError
-    assert refused(504, UpstreamFailed("Silence.", code="upstream_timeout")) is openai.InternalServerError
+    assert refused(504, UpstreamFailed("Silence.", code="upstream_first_byte_timeout")) is openai.InternalServerError
     assert refused(400, InvalidRequest("No.")) is openai.BadRequestError
     with running(door=FakeDoor({KEY: TEAM})) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="wrong", max_retries=0)

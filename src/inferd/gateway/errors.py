@@ -93,7 +93,12 @@ MAX_MESSAGE_CHARS: Final = 2000
 
 
 # Codes whose status differs from their kind's.
-_BY_CODE: Final[dict[str, int]] = {"idempotency_key_reused": 422, "upstream_timeout": 504}
+_BY_CODE: Final[dict[str, int]] = {
+    "idempotency_key_reused": 422,
+    "upstream_connect_timeout": 504,
+    "upstream_first_byte_timeout": 504,
+    "upstream_idle_timeout": 504,
+}
 
 
 def kind_of(error: InferdError) -> ErrorKind:
