@@ -109,6 +109,7 @@ def _model(status: ModelStatus) -> ModelReport:
         replicas=[_replica(replica) for replica in status.replicas_status],
         waiting=status.waiting,
         in_flight=status.in_flight,
+        waiting_tokens=status.waiting_tokens,
         memory_bytes=status.memory_bytes,
         detail=status.detail,
     )
@@ -122,5 +123,9 @@ def _replica(replica: ReplicaStatus) -> ReplicaReport:
         state=replica.state,
         in_flight=replica.in_flight,
         breaker="ejected" if replica.ejected else replica.breaker,
+        weight=replica.weight,
+        region=replica.region,
+        is_fallback=replica.is_fallback,
+        restarts=replica.restarts,
         memory_bytes=replica.rss_bytes,
     )

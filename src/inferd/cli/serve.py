@@ -106,7 +106,7 @@ def run(config: Config, source: ConfigSource | None = None) -> int:
 
     if source is not None:
         read = source.read
-        source = msgspec.structs.replace(source, read=lambda: ready_to_load(read(), _silently))
+        source = msgspec.structs.replace(source, read=lambda: checked(ready_to_load(read(), _silently)))
     board = Board(config.models)
     with contextlib.ExitStack() as showing:
         showing.enter_context(board.shown())
@@ -142,6 +142,26 @@ def ready_to_load(config: Config, showing: Callable[[str], AbstractContextManage
         lines = [f"{len(missing)} models cannot be found:", *(error.message for error in missing)]
         raise ModelLoadError("\n  - ".join(lines))
     return msgspec.structs.replace(config, models=models)
+
+
+def checked(config: Config) -> Config:
+    """The same, once every checkpoint has been looked at: a bad one is told before a model is replaced by it.
+
+    Raises ModelLoadError with all that is wrong. What memory is free is the running server's to know.
+    """
+    from inferd.planning.memory import plan_model
+
+    problems = []
+    for name, model in config.models.items():
+        try:
+            plan_model(name, model, free_bytes=sys.maxsize)
+        except ModelLoadError as error:
+            problems.append(f"models.{name}: {error.message}")
+    if len(problems) == 1:
+        raise ModelLoadError(problems[0])
+    if problems:
+        raise ModelLoadError("\n  - ".join([f"{len(problems)} models cannot be loaded:", *problems]))
+    return config
 
 
 def _silently(title: str) -> AbstractContextManager[Told]:

@@ -101,4 +101,8 @@ class Member:
             breaker=self.breaker_state,
             ejected=self.is_ejected,
             rss_bytes=self.rss_bytes,
+            weight=self.weight,
+            region=self.region,
+            is_fallback=self.is_fallback,
+            restarts=replica.restarts if isinstance(replica, LocalReplica) else 0,
         )

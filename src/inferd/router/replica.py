@@ -188,6 +188,11 @@ class LocalReplica:
         """Resident memory of the worker, as last heard."""
         return self._supervisor.rss_bytes
 
+    @property
+    def restarts(self) -> int:
+        """Of its worker, so far."""
+        return self._supervisor.restarts
+
     def measure_rss(self) -> int:
         """Likewise, of this moment."""
         return self._supervisor.measure_rss()

@@ -24,6 +24,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     breaker: BreakerState
     ejected: bool  # set aside for slowness
     rss_bytes: int = 0  # of this machine's memory; 0: none, or unknown
+    weight: float = 1.0
+    region: str = ""
+    is_fallback: bool = False
+    restarts: int = 0  # of its worker
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +42,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     created: float  # seconds since the epoch
     waiting: int
     in_flight: int
+    waiting_tokens: int = 0  # as estimated
     load: Literal["startup", "on_demand"] = "startup"
     has_local: bool = True
     has_remote: bool = False
