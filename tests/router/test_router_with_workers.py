@@ -19,6 +19,7 @@ from tests.worker.watching import (
     serving,
     text_of,
     until,
+    worker,
     worker_pid,
 )
 
@@ -397,7 +398,7 @@ def test_a_full_queue_says_when_to_come_back_by_how_fast_it_moves(tmp_path: Path
             for i in range(3):
                 await outputs_of(router.submit(ask("pace=0.2", name=f"quick-{i}", max_tokens=2)))
             gate = tmp_path / "gate"
-            capacity = router.replicas("tiny")[0].capacity
+            capacity = worker(router).capacity
             held = [router.submit(ask(f"gate={gate}", name=f"held-{i}")) for i in range(capacity + 6)]
             with pytest.raises(Overloaded) as refused:
                 router.submit(ask(name="one too many"))

@@ -23,6 +23,7 @@ from tests.worker.watching import (
     serving,
     text_of,
     until,
+    worker,
     worker_pid,
 )
 
@@ -106,7 +107,7 @@ def test_a_worker_leaves_when_the_other_end_of_its_channel_is_gone() -> None:
     async def scenario() -> None:
         async with serving() as (router, _):
             pid = worker_pid(router)
-            process = router.replicas("tiny")[0]._supervisor._process
+            process = worker(router)._supervisor._process
             assert process is not None
             process._channel.close()
             await until(lambda: not is_running(pid), "the worker has left")

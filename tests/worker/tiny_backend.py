@@ -43,6 +43,7 @@ from inferd.types import (
 )
 
 MAX_NUM_SEQS = 4
+SEED = 7
 
 
 def letters(count: int) -> str:
@@ -94,7 +95,7 @@ class TinyBackend:
             raise InvalidRequest("The prompt is invalid.", param="prompt")
         if "defect" in words:
             raise ValueError("a defect in prepare")
-        return Prepared(request, words)
+        return Prepared(request, words, len(request.resumes.token_ids) if request.resumes is not None else 0)
 
     def add(self, prepared: object, now: float) -> None:
         assert isinstance(prepared, Prepared)
@@ -147,7 +148,7 @@ class TinyBackend:
 
     def _token(self, prepared: Prepared, now: float) -> Output:
         request = prepared.request
-        report = PromptReport(len(prepared.words)) if prepared.made == 0 else None
+        report = PromptReport(len(prepared.words), seed=SEED) if prepared.made == 0 else None
         token = prepared.made % 26
         prepared.made += 1
         is_last = prepared.made >= prepared.wanted
@@ -212,7 +213,9 @@ def create(name: str, config: ModelConfig, progress: Callable[[str, int, int], N
         pause = threading.Event()
         while not os.path.exists(words["gate"]):
             pause.wait(0.01)
-    if "missing" in words or ("missing-if" in words and os.path.exists(words["missing-if"])):
+    is_gone = "missing-if" in words and os.path.exists(words["missing-if"])
+    is_not_there = "missing-unless" in words and not os.path.exists(words["missing-unless"])
+    if "missing" in words or is_gone or is_not_there:
         raise ModelLoadError("The folder has no config.json.")
     if "defect" in words:
         raise ValueError("a defect in loading")

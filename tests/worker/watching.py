@@ -9,12 +9,16 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 from tests.worker import tiny_backend
 
 from inferd import clock
 from inferd.config import Config, ModelConfig, QueueConfig
 from inferd.events import Event, ReplicaChanged, RequestEnded
+from inferd.router.loading import Plan
+from inferd.router.replica import LocalReplica
 from inferd.router.router import Router, Stream
 from inferd.types import GenerateRequest, Output, SamplingParams, TextPrompt
 from inferd.worker.supervisor import Patience
@@ -47,14 +51,17 @@ def ask(
     n: int = 1,
     priority: int = 0,
     deadline_s: float | None = None,
+    model: str = "tiny",
+    idempotent: bool = True,
 ) -> GenerateRequest:
     return GenerateRequest(
         id=name,
-        model="tiny",
+        model=model,
         prompt=TextPrompt(text=text),
         sampling=SamplingParams(max_tokens=max_tokens, n=n),
         priority=priority,
         deadline_s=deadline_s,
+        idempotent=idempotent,
         arrived_at=clock.now(),
     )
 
@@ -98,6 +105,40 @@ class Witness:
         return self.states().count(state)
 
 
+class Bytes(NamedTuple):
+    """What a plan says a replica takes."""
+
+    total_bytes: int
+
+
+def no_plan(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> Bytes | None:
+    return None
+
+
+@asynccontextmanager
+async def routing(
+    config: Config, *, patience: Patience = IMPATIENT, plan: Plan = no_plan, until_ready: bool = True
+) -> AsyncIterator[tuple[Router, Witness]]:
+    """A router with real workers around the tiny backend; at the end nothing of them may be left."""
+    witness = Witness()
+    router = Router(config, witness, command=TINY_WORKER, patience=patience, plan=plan)
+    await router.start()
+    others = children(os.getpid())
+    try:
+        if until_ready:
+            await until(
+                lambda: all(s.replicas_ready == s.replicas for s in router.models() if s.load == "startup"),
+                "the replicas are ready",
+            )
+        yield router, witness
+    finally:
+        pids = {*children(os.getpid()), *others}
+        await router.stop()
+        assert not [pid for pid in pids if is_worker(pid)]
+        identities = [event.request_id for event in witness.ended()]
+        assert len(identities) == len(set(identities)), "a request ended twice"
+
+
 @asynccontextmanager
 async def serving(
     source: str = "tiny",
@@ -109,9 +150,9 @@ async def serving(
     load_timeout_s: float = 60.0,
     patience: Patience = IMPATIENT,
     until_ready: bool = True,
+    **settings: object,
 ) -> AsyncIterator[tuple[Router, Witness]]:
-    """A router with real workers around the tiny backend; at the end nothing of them may be left."""
-    witness = Witness()
+    """Likewise with one model, called tiny."""
     config = ModelConfig(
         source=source,
         replicas=replicas,
@@ -119,22 +160,19 @@ async def serving(
         load_timeout_s=load_timeout_s,
         queue=QueueConfig(max_requests=max_requests, timeout_s=queue_timeout_s),
     )
-    router = Router(Config(models={"tiny": config}), witness, command=TINY_WORKER, patience=patience)
-    await router.start()
-    try:
-        if until_ready:
-            await until(lambda: router.models()[0].replicas_ready == replicas, "the replicas are ready")
-        yield router, witness
-    finally:
-        pids = [replica.pid for replica in router.replicas("tiny")]
-        await router.stop()
-        assert all(pid is None or not is_alive(pid) for pid in pids)
-        identities = [event.request_id for event in witness.ended()]
-        assert len(identities) == len(set(identities)), "a request ended twice"
+    config = msgspec.structs.replace(config, **settings)
+    async with routing(Config(models={"tiny": config}), patience=patience, until_ready=until_ready) as running:
+        yield running
+
+
+def worker(router: Router, replica: int = 0) -> LocalReplica:
+    found = router.replicas("tiny")[replica]
+    assert isinstance(found, LocalReplica)
+    return found
 
 
 def worker_pid(router: Router, replica: int = 0) -> int:
-    pid = router.replicas("tiny")[replica].pid
+    pid = worker(router, replica).pid
     assert pid is not None
     return pid
 
@@ -146,6 +184,14 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def is_worker(pid: int) -> bool:
+    """Whether a process is a tiny worker."""
+    try:
+        return "tiny_backend" in Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def is_running(pid: int) -> bool:

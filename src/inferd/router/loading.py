@@ -54,7 +54,7 @@ class Loading:
         self._budget_bytes = budget_bytes
         self._plan = plan
         self._deciding = asyncio.Lock()
-        self._reserved: dict[str, int] = {}  # for models that are being loaded
+        self._planned: dict[str, int] = {}  # bytes of models that were or are being loaded here
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._freed = asyncio.Event()
@@ -138,7 +138,8 @@ class Loading:
             self._refuse(pool, error)
             raise
         finally:
-            self._reserved.pop(pool.name, None)
+            if pool.fleet.residency == "absent":
+                self._planned.pop(pool.name, None)
         if pool.is_idle:
             self.became_idle(pool)
 
@@ -151,6 +152,8 @@ class Loading:
         has work for longer than its drain_s."""
         grace_s = pool.config.drain_s if reason == "asked" else 0.0
         freed = await pool.fleet.unload(reason, grace_s, is_quiet=lambda: pool.is_idle)
+        if pool.fleet.residency == "absent":
+            self._planned.pop(pool.name, None)
         self._freed.set()
         return freed
 
@@ -201,7 +204,7 @@ class Loading:
                     await self.unload(by_name[name], "evicted")
                 except Unavailable:
                     return False  # a request came for it in the last moment
-            self._reserved[pool.name] = need
+            self._planned[pool.name] = need
             return True
 
     # -- books ------------------------------------------------------------------------------
@@ -210,14 +213,15 @@ class Loading:
         return [
             Resident(
                 name=pool.name,
-                num_bytes=max(pool.fleet.rss_bytes, self._reserved.get(pool.name, 0)),
+                # What it may come to, or more where the plan was wrong: a cache fills only with time.
+                num_bytes=max(pool.fleet.rss_bytes, self._planned.get(pool.name, 0)),
                 is_pinned=pool.config.load == "startup" and pool.config.idle_after_s is None,
-                is_idle=pool.is_idle and pool.name not in self._reserved,
+                is_idle=pool.is_idle and pool.fleet.residency == "resident",
                 last_used_at=pool.last_used_at,
                 priority=pool.config.priority,
             )
             for pool in self._pools()
-            if pool.fleet.rss_bytes or pool.name in self._reserved
+            if pool.fleet.rss_bytes or pool.name in self._planned
         ]
 
     def _used(self) -> int:

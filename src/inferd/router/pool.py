@@ -694,6 +694,7 @@ class Pool:
         for ticket in list(self._live.values()):
             self._fail(ticket, self._unavailable())
         self._losers.clear()
+        self.settled.set()
         self.fleet.halt()
 
     # -- life -------------------------------------------------------------------------------
@@ -787,6 +788,7 @@ class Pool:
             created=self._created,
             waiting=len(self._queue) + len(self._resting),
             in_flight=sum(member.replica.num_in_flight for member in members),
+            waiting_tokens=self._queue.num_tokens,
             load=self.config.load,
             has_local=self.config.num_local > 0,
             has_remote=num_remote > 0,

@@ -143,8 +143,10 @@ class Router:
     async def apply(self, config: Config) -> list[str]:
         """Be what another configuration says, without a dropped request; sentences for what changed and for
         what could not be. Returns when it is done. One at a time; the same one twice changes nothing more,
-        and tries again what failed."""
+        and tries again what failed. Raises Unavailable when the server is leaving."""
         async with self._changing:
+            if self._draining:
+                raise _leaving()
             self._loading.configure(config.server.memory_bytes)
             said: list[str] = []
             for name in [name for name in self._pools if name not in config.models]:
