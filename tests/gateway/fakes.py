@@ -32,6 +32,7 @@ from inferd.types import (
     Output,
     PromptReport,
     Relay,
+    Relayed,
     Request,
     TextPrompt,
     Timings,
@@ -75,20 +76,29 @@ def info(name: str) -> ModelInfo:
 class FakeStream:
     """Outputs that a test put there; ``closed`` says whether the gateway let go."""
 
-    def __init__(self, request: GenerateRequest) -> None:
-        self.request = request
+    def __init__(self, request: Request) -> None:
+        self.given = request
         self.closed = threading.Event()
         self.usage = Usage()
-        self._queue: asyncio.Queue[Output | InferdError | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Item | InferdError | None] = asyncio.Queue()
         self._ended = False
+        self._sink: Callable[[Item], None] | None = None
 
-    def put(self, item: Output | InferdError | None) -> None:
-        self._queue.put_nowait(item)
+    @property
+    def request(self) -> GenerateRequest:
+        assert isinstance(self.given, GenerateRequest)
+        return self.given
+
+    def put(self, item: Item | InferdError | None) -> None:
+        if self._sink is None:
+            self._queue.put_nowait(item)
+        elif isinstance(item, Output | Relayed):
+            self._sink(item)
 
     def __aiter__(self) -> FakeStream:
         return self
 
-    async def __anext__(self) -> Output:
+    async def __anext__(self) -> Item:
         if self._ended:
             raise StopAsyncIteration
         item = await self._queue.get()
@@ -103,7 +113,9 @@ class FakeStream:
         return item
 
     def attach(self, sink: Callable[[Item], None]) -> None:
-        raise NotImplementedError("this fake is read by iterating")
+        self._sink = sink
+        while not self._queue.empty():
+            self.put(self._queue.get_nowait())
 
     def pause(self) -> None:
         pass
@@ -116,6 +128,7 @@ class FakeStream:
 
 
 Script = Callable[[GenerateRequest], Sequence[Output | InferdError | None]]
+RelayScript = Callable[[Request, Relay], Sequence[Relayed]]
 
 
 def logprob(token: str, value: float = -0.5, top: int = 0, token_id: int = 7) -> TokenLogprob:
@@ -170,6 +183,8 @@ class FakeRouter:
     def __init__(self, *names: str) -> None:
         self.statuses = [FakeStatus(name, info=info(name)) for name in names or ("tiny",)]
         self.script: Script | None = words("Hello", " world", "!")
+        self.relay_script: RelayScript | None = None  # for requests that may be relayed
+        self.relays: list[Relay | None] = []
         self.refusal: InferdError | None = None
         self.draining = False
         self.streams: list[FakeStream] = []
@@ -184,11 +199,15 @@ class FakeRouter:
         return self.streams[-1].request
 
     def submit(self, request: Request, relay: Relay | None = None) -> FakeStream:
-        assert isinstance(request, GenerateRequest)
         if self.refusal is not None:
             raise self.refusal
         stream = FakeStream(request)
-        if self.script is not None:
+        self.relays.append(relay)
+        if relay is not None and self.relay_script is not None:
+            for relayed in self.relay_script(request, relay):
+                stream.put(relayed)
+        elif self.script is not None:
+            assert isinstance(request, GenerateRequest)
             for item in self.script(request):
                 stream.put(item)
         self.streams.append(stream)
@@ -425,7 +444,7 @@ class Running:
         self._thread.join(10)
         assert not self._thread.is_alive()
 
-    def put(self, stream: FakeStream, item: Output | InferdError | None) -> None:
+    def put(self, stream: FakeStream, item: Item | InferdError | None) -> None:
         """Let a stream say something, from the test's thread."""
         self.loop.call_soon_threadsafe(stream.put, item)
 
