@@ -1,0 +1,226 @@
+"""A plan made from files alone says what loading then takes: weights and arena to the byte, memory within an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.model.families import FAMILIES, write_checkpoint
+
+from inferd.config import Config, KVCacheConfig, ModelConfig, SchedulerConfig, ServerConfig
+from inferd.engine.engine import Engine
+from inferd.engine.load import create_backend
+from inferd.engine.memory import RUNTIME_BYTES
+from inferd.engine.model.load import load_model
+from inferd.errors import ModelLoadError
+from inferd.planning.memory import MemoryEstimate, plan_config, plan_model, within
+from inferd.types import GenerateRequest, SamplingParams, TextPrompt
+
+GB = 10**9
+ERROR = 0.25
+"""A full replica's resident memory is within this part of its plan."""
+
+
+def planned(name: str, config: ModelConfig, free_bytes: int | None = 8 * GB) -> MemoryEstimate:
+    estimate = plan_model(name, config, free_bytes=free_bytes)
+    assert estimate is not None
+    return estimate
+
+
+def load(config: ModelConfig) -> Engine:
+    return create_backend("m", config, lambda phase, done, total: None)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_every_familys_weights_are_planned_to_the_byte(name: str, tmp_path: Path) -> None:
+    write_checkpoint(name, tmp_path)
+    decoder = load_model(tmp_path, dtype="bfloat16", device=torch.device("cpu"))
+    config = ModelConfig(source=str(tmp_path), dtype="bfloat16", kv_cache=KVCacheConfig(num_blocks=20))
+    estimate = planned(name, config)
+    assert estimate.weights_bytes == decoder.weights_bytes
+    assert estimate.kv_bytes_per_token == 2 * 2 * (
+        decoder.config.num_layers * decoder.config.num_kv_heads * decoder.config.head_dim
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kv_cache": KVCacheConfig(num_blocks=100)},
+        {"kv_cache": KVCacheConfig(memory_bytes=10**6, block_size=4)},
+        {"memory_bytes": RUNTIME_BYTES + 40_000_000, "dtype": "float32"},
+        {"memory_bytes": RUNTIME_BYTES + 40_000_000, "max_model_len": 64},
+        {"max_model_len": 100, "scheduler": SchedulerConfig(max_num_seqs=3)},
+    ],
+    ids="-".join,
+)
+def test_a_loaded_model_has_the_planned_arena(tiny_model: Path, changes: dict[str, object]) -> None:
+    config = ModelConfig(source=str(tiny_model), threads=1, **changes)  # type: ignore[arg-type]
+    estimate, info = planned("m", config), load(config).info
+    assert (info.memory.weights_bytes, info.memory.kv_bytes) == (estimate.weights_bytes, estimate.kv_bytes)
+    assert (info.num_blocks, info.max_model_len, info.dtype) == (
+        estimate.num_blocks,
+        estimate.max_model_len,
+        estimate.dtype,
+    )
+    assert info.memory.kv_bytes_per_token == estimate.kv_bytes_per_token
+    assert info.memory.activation_bytes == estimate.headroom_bytes - RUNTIME_BYTES
+
+
+_FILL = """
+import sys
+from inferd.config import KVCacheConfig, ModelConfig
+from inferd.engine.load import create_backend
+engine = create_backend("m", ModelConfig(source="demo", threads=1, kv_cache=KVCacheConfig(memory_bytes=int(sys.argv[1]))), lambda *_: None)
+cache = engine._runner.cache
+for arena in (*cache.keys, *cache.values):
+    arena.zero_()  # every page is touched, as in a cache that is full
+resident = int(open("/proc/self/statm").read().split()[1]) * 4096
+print(resident)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+def test_a_full_replicas_memory_is_within_the_stated_error_of_its_plan() -> None:
+    arena = 150_000_000
+    estimate = planned("m", ModelConfig(source="demo", kv_cache=KVCacheConfig(memory_bytes=arena)))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", _FILL, str(arena)], capture_output=True, text=True, env=environment, check=True
+    )
+    resident = int(ran.stdout)
+    assert abs(resident - estimate.total_bytes) <= ERROR * estimate.total_bytes
+    assert resident <= estimate.total_bytes * 1.05, "a plan may promise too little memory only by little"
+
+
+@given(extra=st.integers(0, 10**9), block_size=st.sampled_from([1, 16, 64]), max_num_seqs=st.integers(1, 100))
+@settings(max_examples=40)
+def test_a_models_memory_bounds_everything_it_takes_and_a_plan_bound_to_itself_is_unchanged(
+    extra: int, block_size: int, max_num_seqs: int
+) -> None:
+    config = ModelConfig(
+        source="demo",
+        memory_bytes=RUNTIME_BYTES + extra,
+        kv_cache=KVCacheConfig(block_size=block_size),
+        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
+    )
+    try:
+        estimate = planned("m", config, None)
+    except ModelLoadError:
+        # Only where one sequence of the asked length does not fit beside the rest.
+        assert extra < 20_000_000
+        return
+    assert estimate.total_bytes <= RUNTIME_BYTES + extra
+    again = planned("m", within(config, estimate), None)
+    assert again == estimate
+    free = msgspec.structs.replace(config, memory_bytes=None)
+    unbound = planned("m", free, 4 * GB)
+    assert planned("m", within(free, unbound), 4 * GB).kv_bytes == unbound.kv_bytes
+
+
+def test_what_does_not_fit_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ModelLoadError, match=r"Give the model at least \d+ bytes"):
+        planned("m", ModelConfig(source="demo", memory_bytes=10**6))
+    with pytest.raises(ModelLoadError, match=r"Lower kv_cache, or give the model at least \d+ bytes"):
+        planned("m", ModelConfig(source="demo", memory_bytes=3 * 10**8, kv_cache=KVCacheConfig(memory_bytes=10**9)))
+    with pytest.raises(ModelLoadError, match=r"A replica of m takes 1\.\d+ GB .* but 500 MB may be used"):
+        planned("m", ModelConfig(source="demo", kv_cache=KVCacheConfig(memory_bytes=10**9)), 500_000_000)
+
+
+def test_a_model_that_is_not_here_has_no_plan_and_one_that_was_downloaded_has(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    config = ModelConfig(source="somebody/some-model")
+    assert plan_model("m", config) is None
+    assert plan_model("m", ModelConfig(source="openai:https://example.org/v1")) is None
+    repository = tmp_path / "models--somebody--some-model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0123abc\n")
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / "0123abc").symlink_to(tiny_model)
+    assert planned("m", config).weights_bytes > 0
+    assert planned("m", ModelConfig(source="somebody/some-model@0123abc")).weights_bytes > 0
+    assert plan_model("m", ModelConfig(source="somebody/some-model@v2")) is None
+
+
+def test_a_configurations_plan_adds_up_and_says_what_does_not_fit() -> None:
+    cache = KVCacheConfig(memory_bytes=10**8)
+    demo = ModelConfig(source="demo", kv_cache=cache)
+    models = {
+        "two": msgspec.structs.replace(demo, replicas=2),
+        "later": msgspec.structs.replace(demo, load="on_demand"),
+        "absent": ModelConfig(source="somebody/some-model-that-nobody-has"),
+        "remote": ModelConfig(source="openai:https://example.org/v1"),
+    }
+    plan = plan_config(Config(models=models), free_bytes=8 * GB)
+    one = planned("two", demo).total_bytes
+    assert [estimate.name for estimate in plan.models] == ["two", "later"]
+    assert (plan.startup_bytes, plan.all_bytes, plan.unknown) == (2 * one, 3 * one, ("absent",))
+    assert plan.fits
+    tight = plan_config(Config(models=models, server=ServerConfig(memory_bytes=one)), free_bytes=8 * GB)
+    assert not tight.fits
+    assert tight.problems[0].startswith("models.two: A replica of two takes")
+    assert [estimate.name for estimate in tight.models] == ["later"], "on demand it has the room for itself"
+    too_much = plan_config(Config(models={}, server=ServerConfig(memory_bytes=2 * GB)), free_bytes=GB)
+    assert "Lower it" in too_much.problems[0]
+
+
+def test_a_broken_folder_is_named_by_its_plan(tiny_model: Path, tmp_path: Path) -> None:
+    for path in tiny_model.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"\x10")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors is not a sound safetensors file"):
+        planned("m", ModelConfig(source=str(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Unheard"]}))
+    with pytest.raises(ModelLoadError, match="Unheard"):
+        planned("m", ModelConfig(source=str(tmp_path)))
+
+
+def test_planning_imports_no_torch() -> None:
+    code = (
+        "import sys; from inferd.config import ModelConfig; from inferd.planning.memory import plan_model; "
+        "plan_model('m', ModelConfig(source='demo')); assert 'torch' not in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_two_models_with_budgets_stay_within_them_under_a_flood(tiny_model: Path) -> None:
+    """Neither can take from the other: each has its arena from the start, and admits what fits there."""
+    base = ModelConfig(source=str(tiny_model), dtype="float32", threads=1, scheduler=SchedulerConfig(max_num_seqs=64))
+    rest = planned("m", base).headroom_bytes + planned("m", base).weights_bytes
+    small = msgspec.structs.replace(base, memory_bytes=rest + 200_000)
+    large = msgspec.structs.replace(base, memory_bytes=rest + 2_000_000)
+    engines = {"small": (load(small), planned("m", small)), "large": (load(large), planned("m", large))}
+    for engine, estimate in engines.values():
+        for i in range(60):  # far more than either arena holds at once
+            asked = GenerateRequest(
+                id=str(i),
+                model="m",
+                prompt=TextPrompt(text=f"{i} " * 15),
+                sampling=SamplingParams(max_tokens=12, ignore_eos=True),
+            )
+            engine.add(engine.prepare(asked), 0.0)
+        assert estimate.total_bytes <= rest + 2_000_000
+    ended = {"small": 0, "large": 0}
+    fullest = {"small": 0, "large": 0}
+    while any(engine.due(0.0) is not None for engine, _ in engines.values()):
+        for name, (engine, estimate) in engines.items():
+            if engine.due(0.0) is None:
+                continue
+            outputs, stats = engine.step(0.0)
+            ended[name] += sum(output.end is not None and output.end.outcome == "done" for output in outputs)
+            fullest[name] = max(fullest[name], stats.blocks_used)
+            cache = engine._runner.cache
+            assert sum(arena.nbytes for arena in (*cache.keys, *cache.values)) == estimate.kv_bytes
+    assert ended == {"small": 60, "large": 60}
+    assert fullest["small"] > 0.7 * engines["small"][1].num_blocks, "the flood filled it"
