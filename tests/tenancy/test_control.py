@@ -221,6 +221,70 @@ def test_a_new_limit_refuses_nobody_before_it_is_leased(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_rotated_key_takes_from_the_same_quota(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(config_of(tmp_path)) as control:
+            old = await control.create_key(KeySpec(tenant="t", rpm=2), OPERATOR)
+            new = await control.rotate_key(old.info.id, 60.0, OPERATOR)
+            for key in (old.key, new.key):
+                control.door.admit(control.door.authenticate(key), "r", "m", prompt_tokens=1, max_tokens=1)
+            await control.revoke_key(old.info.id)
+            with pytest.raises(QuotaExceeded):
+                control.door.admit(control.door.authenticate(new.key), "r", "m", prompt_tokens=1, max_tokens=1)
+
+    asyncio.run(run())
+
+
+def test_a_new_key_is_refused_rather_than_let_in_without_its_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with running(config_of(tmp_path)) as control:
+
+            def fail(database: Database) -> None:
+                raise StateUnavailable("the leases are locked")
+
+            monkeypatch.setattr(control._leases, "_exchange", fail)
+            made = await control.create_key(KeySpec(tenant="t", rpm=100), OPERATOR)
+            with pytest.raises(QuotaExceeded):
+                control.door.admit(control.door.authenticate(made.key), "r", "m", prompt_tokens=1, max_tokens=1)
+            monkeypatch.undo()
+
+            def passes() -> bool:
+                try:
+                    control.door.admit(control.door.authenticate(made.key), "r", "m", prompt_tokens=1, max_tokens=1)
+                except QuotaExceeded:
+                    return False
+                return True
+
+            await until(passes, 5.0)
+
+    asyncio.run(run())
+
+
+def test_a_database_put_in_its_place_is_believed_while_serving(tmp_path: Path) -> None:
+    """Even where the two have seen equally many changes."""
+
+    async def run() -> None:
+        async with running(config_of(tmp_path / "here")) as control:
+            made = await control.create_key(KeySpec(tenant="t"), OPERATOR)
+            source = sqlite3.connect(tmp_path / "here" / "state.db")
+            target = sqlite3.connect(tmp_path / "copy.db")
+            source.backup(target)
+            source.close()
+            target.close()
+            later = await control.create_key(KeySpec(tenant="t"), OPERATOR)
+            copy = open_database(f"sqlite://{tmp_path}/copy.db", tmp_path)
+            revoke_key(copy, made.info.id, now=clock.wall())
+            copy.close()
+            for leftover in ("state.db-wal", "state.db-shm"):
+                (tmp_path / "here" / leftover).unlink(missing_ok=True)
+            (tmp_path / "copy.db").replace(tmp_path / "here" / "state.db")
+            await until(lambda: is_refused(control, made.key) and is_refused(control, later.key), 5.0)
+
+    asyncio.run(run())
+
+
 def test_a_locked_database_fails_closed_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferd.state.sqlite.LOCK_WAIT_S", 0.05)
     events: list[Event] = []

@@ -184,6 +184,23 @@ def test_answers_are_forgotten_after_their_time(
     place.close()
 
 
+def test_a_forgotten_answer_is_in_no_file_any_more(tmp_path: Path) -> None:
+    place = Place(f"sqlite://{tmp_path}/state.db", tmp_path, ttl_s=0.01)
+
+    async def run() -> None:
+        claim = await place.store.begin("tenant", "k", b"body")
+        assert isinstance(claim, Claim)
+        await claim.finish(StoredAnswer(200, b"text/plain", b"a canary's song, " * 1000))
+        assert any(b"canary" in file.read_bytes() for file in tmp_path.glob("state.db*")), "it was kept"
+        while await place.thread.call(_count):
+            await place.thread.call(place.store.purge)
+
+    asyncio.run(run())
+    place.close()
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or b"canary" not in file.read_bytes()
+
+
 def _count(database: Database) -> object:
     with database.reading() as transaction:
         return transaction.rows("SELECT count(*) FROM answers")[0][0]

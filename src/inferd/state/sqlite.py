@@ -58,6 +58,7 @@ class SqliteDatabase:
         refuse_newer(version, self.where)
         self._connection.execute("PRAGMA journal_mode = WAL").fetchall()
         self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute("PRAGMA secure_delete = ON").fetchall()  # what is deleted is overwritten
         with self.transaction() as transaction:  # also proves that writing is possible
             version = schema_version(transaction, self._has_schema())
             refuse_newer(version, self.where)
