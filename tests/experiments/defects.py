@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,13 @@ def an_extra_port_is_open() -> None:
 _OPEN: list[object] = []
 
 
+def knobs_have_no_ranges() -> None:
+    from inferd.gateway import sampling
+
+    for name in sampling.RANGES:
+        sampling.RANGES[name] = sampling.Range(-math.inf, math.inf)
+
+
 DEFECTS: dict[str, Break] = {
     broken.__name__: broken
     for broken in (
@@ -91,6 +99,7 @@ DEFECTS: dict[str, Break] = {
         lines_are_written_at_once,
         the_backlog_is_short,
         an_extra_port_is_open,
+        knobs_have_no_ranges,
     )
 }
 

@@ -465,6 +465,7 @@ def load_and_unload(field: Field) -> None:
         assert set(statuses) <= {200, 409, 503}, statuses
         assert most <= 3, f"{most} workers at once for two models"  # an old one may be leaving
         assert server.client.complete("hello", model="late").status == 200
+        _unload(server, "late")
 
 
 @experiment(
@@ -542,13 +543,19 @@ def slow_load(field: Field) -> None:
         )
         asking.start()
         server.until(lambda: _state(server, "slow") in ("loading", "ready"), "the model is being loaded", 10)
-        time.sleep(0.3)
+        time.sleep(1.0)
         assert _state(server, "slow") != "ready", "the model is ready while it loads"
         assert server.client.get("/health/live").status == 200
         assert not asked
         gate.touch()
         asking.join(20)
         assert asked == [200]
+        _unload(server, "slow")
+
+
+def _unload(server: Server, model: str) -> None:
+    """Back to how things were before the model was asked for."""
+    assert server.operator.post(f"/admin/models/{model}/unload", seconds=40).status == 200
 
 
 def _state(server: Server, model: str) -> str:

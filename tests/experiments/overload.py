@@ -115,6 +115,7 @@ def thundering_herd(field: Field) -> None:
         server.tally.cut()
         assert answered == 500, f"{500 - answered} of 500 connections were lost"
         assert server.metrics().sum("inferd_replica_restarts_total", model="late") == 0
+        assert server.operator.post("/admin/models/late/unload").status == 200
 
 
 @experiment(
