@@ -76,6 +76,7 @@ def test_without_a_terminal_each_step_is_one_line(capsys: pytest.CaptureFixture[
             board.take(LoadProgress(model="chat", replica=0, phase="weights", done=done, total=3))
         for rss_bytes in (1, 2):
             board.take(changed(0, "ready", rss_bytes=rss_bytes))
+    board.take(changed(0, "died", reason="later troubles are for the log"))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Loading chat: reading the weights"
     assert lines[1].startswith("Loading chat: 1/1 ready")

@@ -5,6 +5,7 @@ Knows events and how they look, not who emits them.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
@@ -90,6 +91,7 @@ class Board:
         self._began_at = clock.now()
         self._live: Live | None = None
         self._told: set[tuple[str, str]] = set()
+        self._is_over = False
         self._writing = threading.Lock()
 
     def take(self, event: Event) -> None:
@@ -116,7 +118,7 @@ class Board:
 
     def _say(self, model: str, text: str) -> None:
         """A plain line where there is no table; each once."""
-        if self._live is None and not is_live() and (model, text) not in self._told:
+        if not self._is_over and not is_live() and (model, text) not in self._told:
             self._told.add((model, text))
             click.echo(f"Loading {model}: {text}", err=True)
 
@@ -125,10 +127,15 @@ class Board:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Draw until the block ends; the last state stays on the screen."""
-        if not is_live():
-            yield
-            return
+        """Draw, or say in lines, until the block ends; the last state stays on the screen."""
+        try:
+            with self._drawn() if is_live() else contextlib.nullcontext():
+                yield
+        finally:
+            self._is_over = True
+
+    @contextmanager
+    def _drawn(self) -> Iterator[None]:
         from rich.live import Live
 
         with Live(

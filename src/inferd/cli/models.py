@@ -112,4 +112,4 @@ def restart(server: Server, name: str) -> None:
 
     with working(f"Replacing the replicas of {name}"):
         report = server.post(model_path(name, "restart"), ModelReport)
-    click.echo(f"{name} is {report.state}: {report.replicas_ready} of {len(report.replicas)} replicas are new.")
+    click.echo(f"{name} is {report.state}: {report.replicas_ready} of {len(report.replicas)} replicas are ready.")
