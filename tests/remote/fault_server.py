@@ -105,8 +105,8 @@ class FaultServer:
                     await asyncio.wait((left,))
                 else:
                     return
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass  # the other side left, or the test is over
         finally:
             self.lost.set()
             writer.close()
