@@ -112,6 +112,54 @@ def test_a_port_in_use_is_told_by_a_real_server() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_an_address_that_others_reach_needs_keys_or_a_flag(tmp_path: Path) -> None:
+    words = ("serve", "openai:http://127.0.0.1:9/v1", "--name", "far", "--host", "0.0.0.0", "--port", "0")
+    env = {"INFERD_STATE__DATA_DIR": str(tmp_path)}
+    done = run(*words, **env)
+    assert done.returncode == 1
+    assert "inferd keys create" in done.stderr
+    assert "--auth off" in done.stderr
+    assert "inferd is ready at http://127.0.0.1:" in serving(*words, "--insecure-no-auth", **env)
+    done = run(*words, "--insecure-no-auth", "--auth", "required", **env)
+    assert done.returncode == 2
+    assert "contradict each other" in done.stderr
+
+
+def test_with_keys_in_use_the_ready_message_shows_how_to_pass_one(tmp_path: Path) -> None:
+    env = {"INFERD_STATE__DATA_DIR": str(tmp_path), "INFERD_PORT": "1"}
+    assert run("keys", "create", "--tenant", "t", **env).returncode == 0
+    shown = serving("serve", "openai:http://127.0.0.1:9/v1", "--name", "far", "--port", "0", **env)
+    assert '-H "authorization: Bearer $INFERD_API_KEY"' in shown
+    assert 'api_key=os.environ["INFERD_API_KEY"]' in shown
+    assert "Warning: INFERD_PORT is no setting" in shown
+
+
+def serving(*words: str, **env: str) -> str:
+    """What a server says until it is ready; then it leaves."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "inferd", *words],
+        env={**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2]), **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        shown = ""
+        for line in process.stdout:
+            shown += line
+            if "stop: Ctrl-C" in line:
+                break
+        process.terminate()
+        rest, _ = process.communicate(timeout=20)
+        assert process.returncode == 0, shown + rest
+    return shown
+
+
+def test_a_remote_server_is_served_under_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "openai:http://127.0.0.1:9/v1"]) == 2
+    assert "--name" in capsys.readouterr().err
+
+
 def test_config_commands_show_check_and_describe(tmp_path: Path) -> None:
     path = tmp_path / "inferd.yaml"
     path.write_text("models: {chat: {source: demo}}\n")

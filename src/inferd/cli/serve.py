@@ -19,7 +19,7 @@ from inferd.app.source import ConfigSource
 from inferd.cli.board import Board
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, model_flags, server_flags
 from inferd.cli.terminal import Told, is_live, loading, warn
-from inferd.config import Config, load_config, model_name, stray_variables
+from inferd.config import REMOTE_PREFIX, Config, load_config, model_name, stray_variables
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.registry.source import is_remote, resolve, silent
 
@@ -76,6 +76,8 @@ def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Con
     server, model = given(SERVER_LEAVES, flags), given(MODEL_LEAVES, flags)
     if _is_file(source):
         return _file_config(Path(source), name, server, model)
+    if name is None and source.startswith(REMOTE_PREFIX):
+        raise click.UsageError("Say with --name which of that server's models is to be served.")
     chosen = name if name is not None else model_name(source)
     overrides = {"server": server, "models": {chosen: {"source": source, **model}}}
     return load_config(None, os.environ, overrides)

@@ -1,0 +1,131 @@
+"""``inferd check``: all problems, the memory plan, who may come in; and the example that is shipped."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from inferd.cli.check import access, examine
+from inferd.cli.main import main
+from inferd.config import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "inferd.yaml"
+    path.write_text(text)
+    return path
+
+
+@contextmanager
+def upstream(status: int, wanted_key: str = "") -> Iterator[str]:
+    """A server that lists its models, or fails."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_known = self.headers.get("authorization") == f"Bearer {wanted_key}" if wanted_key else True
+            self.send_response(status if is_known and self.path == "/v1/models" else 401)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_the_shipped_example_can_be_served_here() -> None:
+    report = examine(ROOT / "examples" / "inferd.yaml", probe=False)
+    assert report.problems == ()
+    assert report.plan is not None
+    assert {model.name: model.replicas for model in report.plan.models} == {"chat": 2, "nightly": 1}
+    assert all(model.total_bytes <= 512 * 2**20 for model in report.plan.models)
+    assert report.plan.startup_bytes < report.plan.all_bytes <= report.plan.budget_bytes
+    assert [remote.fallback for remote in report.remotes] == [True]
+
+
+def test_every_problem_is_told_and_the_exit_code_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, "server: {port: x}\nmodels: {m: {source: openai:nowhere}, n: {}}\n")
+    assert main(["check", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "3 problems" in said
+    for part in ("server.port: 'x'", "models.m.source: 'nowhere'", "models.n.source: missing"):
+        assert part in said
+    assert main(["config", "check", str(path)]) == 1
+
+
+def test_what_does_not_fit_is_told_with_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, "models: {m: {source: demo, memory_bytes: 1MiB}, n: {source: ./nowhere}}\n")
+    assert main(["check", str(path), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["ok"]
+    assert len(report["problems"]) == 2
+    assert any("models.m" in problem for problem in report["problems"])
+    assert any("./nowhere" in problem for problem in report["problems"])
+
+
+def test_the_plan_is_a_table_of_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, "models: {m: {source: demo, replicas: 3, kv_cache: {memory_bytes: 64MiB}}}\n")
+    assert main(["check", str(path)]) == 0
+    shown = capsys.readouterr().out
+    (row,) = [line for line in shown.splitlines() if line.split()[:1] == ["m"]]
+    assert "64.0 MiB" in row
+    assert f"{path} is good" in " ".join(shown.split())
+
+
+def test_remote_servers_are_asked_only_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "right")
+    with upstream(200, wanted_key="right") as good, upstream(500) as bad:
+        path = written(
+            tmp_path,
+            "models:\n"
+            f"  m: {{source: 'openai:{good}', remote: {{api_key_env: KEY}}}}\n"
+            f"  n: {{source: 'openai:{good}', remotes: [{{url: '{bad}'}}, {{url: 'http://127.0.0.1:9/v1'}}]}}\n",
+        )
+        assert examine(path, probe=False).ok
+        report = examine(path, probe=True)
+    assert [remote.answers for remote in report.remotes] == [True, False, False, False]
+    assert [problem.partition(" ")[0] for problem in report.problems] == ["models.n:"] * 3
+    assert "refuses the API key (status 401)" in report.problems[0]
+    assert "is not well (status 500)" in report.problems[1]
+    assert "does not answer" in report.problems[2]
+
+
+def test_a_key_that_would_travel_unencrypted_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "secret-value")
+    monkeypatch.setenv("INFERD_SERVER_PORT", "9000")
+    path = written(tmp_path, "models: {m: {source: 'openai:http://far.example/v1', remote: {api_key_env: KEY}}}\n")
+    report = examine(path, probe=False)
+    assert report.ok
+    assert any("unencrypted" in warning for warning in report.warnings)
+    assert any("did you mean INFERD_SERVER__PORT?" in warning for warning in report.warnings)
+    assert "secret-value" not in str(report)
+
+
+@pytest.mark.parametrize(
+    ("host", "auth", "said"),
+    [
+        ("127.0.0.1", "auto", "as soon as one exists"),
+        ("0.0.0.0", "auto", "does not start before one exists"),
+        ("0.0.0.0", "off", "whoever reaches it may use it"),
+        ("::1", "off", "this machine alone may use it"),
+        ("0.0.0.0", "required", "API keys for everybody"),
+    ],
+)
+def test_who_may_use_the_server_is_said(host: str, auth: str, said: str) -> None:
+    assert said in access(load_config(None, {}, {"server": {"host": host, "auth": auth}}))

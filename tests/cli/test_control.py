@@ -1,0 +1,170 @@
+"""Asking servers that run: what is said when there is none, when it refuses, and when it babbles."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from inferd.app.control_socket import open_control_socket
+from inferd.cli.control import find_server, model_path
+from inferd.cli.main import main
+from inferd.cli.status import duration, exit_code
+from inferd.errors import InferdError, InvalidRequest, Unauthenticated, Unavailable
+from inferd.gateway.control import ModelReport, ServerReport
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("INFERD_API_KEY", raising=False)
+    return tmp_path
+
+
+@contextmanager
+def saying(data_dir: Path, answer: bytes, port: int = 8000) -> Iterator[list[bytes]]:
+    """A control socket that says one thing to whoever asks; yields what it was asked."""
+    made = open_control_socket(data_dir, port)
+    asked: list[bytes] = []
+    made.listener.setblocking(True)
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = made.listener.accept()
+            except OSError:
+                return
+            with connection:
+                request = connection.recv(65536)
+                if request:  # else it only looked whether somebody listens
+                    asked.append(request)
+                    connection.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield asked
+    finally:
+        made.listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        made.close()
+
+
+def http(status: int, body: bytes) -> bytes:
+    return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (status, len(body), body)
+
+
+def test_without_a_server_the_folder_and_the_remedy_are_named(
+    data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["status"], ["reload"], ["drain"], ["models", "list"], ["models", "unload", "m"]):
+        assert main(words) == 1
+        said = capsys.readouterr().err
+        assert f"nothing answers in {data_dir / 'run'}" in said
+        assert "inferd serve" in said
+
+
+def test_a_server_that_was_killed_is_not_among_those_that_run(data_dir: Path) -> None:
+    left = open_control_socket(data_dir, 8000)
+    left.listener.close()
+    with saying(data_dir, http(200, b"{}"), port=8001):
+        assert find_server(None, None, None, None).name == "with port 8001"
+        with pytest.raises(Unavailable, match="running are the ports 8001"):
+            find_server(8000, None, None, None)
+
+
+def test_what_a_server_refuses_is_said_in_its_words(data_dir: Path) -> None:
+    body = b'{"error": {"message": "There is no such model.", "code": "model_not_found"}}'
+    with (
+        saying(data_dir, http(404, body)) as asked,
+        pytest.raises(InvalidRequest, match=r"^There is no such model\.$"),
+    ):
+        find_server(None, None, None, None).post(model_path("org/name", "load"), ModelReport)
+    assert asked[0].startswith(b"POST /admin/models/org%2Fname/load HTTP/1.1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (http(401, b"{}"), Unauthenticated),
+        (http(503, b"<html>"), Unavailable),
+        (http(200, b"[1"), Unavailable),
+        (http(200, b'{"status": 3}'), Unavailable),
+        (b"nonsense\r\n\r\n", Unavailable),
+        (b"", Unavailable),
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_in_a_sentence(
+    data_dir: Path, answer: bytes, kind: type[InferdError]
+) -> None:
+    with saying(data_dir, answer), pytest.raises(kind):
+        find_server(None, None, None, None).get("/admin/status", ServerReport)
+
+
+@pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not a server's URL"):
+        find_server(None, None, url, None)
+
+
+def test_a_server_elsewhere_gets_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asked: list[bytes] = []
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                asked.append(connection.recv(65536))
+                connection.sendall(http(403, b'{"error": {"message": "Not you."}}'))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setenv("INFERD_API_KEY", "sk-inf-a-b")
+        assert main(["status", "--url", url]) == 1
+        thread.join()
+    assert b"authorization: Bearer sk-inf-a-b\r\n" in asked[0]
+
+
+def report(status: str, *states: str) -> ServerReport:
+    models = [
+        ModelReport(
+            name=f"m{index}",
+            state=state,  # type: ignore[arg-type]
+            load="startup",
+            replicas_ready=1,
+            replicas=[],
+            waiting=0,
+            in_flight=0,
+        )
+        for index, state in enumerate(states)
+    ]
+    return ServerReport(
+        status=status,  # type: ignore[arg-type]
+        version="1",
+        pid=1,
+        started_at=0,
+        config_path=None,
+        last_reload=None,
+        memory_bytes=0,
+        memory_budget_bytes=None,
+        models=models,
+    )
+
+
+def test_the_exit_code_says_whether_every_model_can_be_used() -> None:
+    assert exit_code(report("serving", "ready", "degraded", "unloaded")) == 0
+    assert exit_code(report("serving", "ready", "failed")) == 1
+    assert exit_code(report("draining", "ready")) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.9, "59 s"), (125, "2 min 5 s"), (3600, "1 h"), (90061, "1 d 1 h"), (-1, "0 s")],
+)
+def test_durations_are_said_in_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
