@@ -244,15 +244,21 @@ def test_a_new_key_is_refused_rather_than_let_in_without_its_limits(
             def fail(database: Database) -> None:
                 raise StateUnavailable("the leases are locked")
 
-            monkeypatch.setattr(control._leases, "_exchange", fail)
-            made = await control.create_key(KeySpec(tenant="t", rpm=100), OPERATOR)
-            with pytest.raises(QuotaExceeded):
-                control.door.admit(control.door.authenticate(made.key), "r", "m", prompt_tokens=1, max_tokens=1)
-            monkeypatch.undo()
+            def job(database: Database) -> str:
+                """In the database's thread, before it can try the leases again."""
+                key = create_key(database, KeySpec(tenant="t", rpm=100), by=OPERATOR, now=clock.wall()).key
+                with monkeypatch.context() as patched:
+                    patched.setattr(control._leases, "exchange", fail)
+                    control._refresh(database)
+                with pytest.raises(QuotaExceeded):
+                    control.door.admit(control.door.authenticate(key), "r", "m", prompt_tokens=1, max_tokens=1)
+                return key
+
+            key = await control._thread.call(job)
 
             def passes() -> bool:
                 try:
-                    control.door.admit(control.door.authenticate(made.key), "r", "m", prompt_tokens=1, max_tokens=1)
+                    control.door.admit(control.door.authenticate(key), "r", "m", prompt_tokens=1, max_tokens=1)
                 except QuotaExceeded:
                     return False
                 return True
