@@ -1,0 +1,384 @@
+"""HTTP/1.1 as it is on the wire: what two programs could read differently is read by nobody.
+
+The oracle is h11, a parser that shares no line with ours: of any bytes we must see the requests that it
+sees, or fewer, and never others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import h11
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from inferd.config import ServerConfig
+from inferd.gateway.connection import MAX_HEADER_BYTES, MAX_PIPELINED, Connection, Waits
+from inferd.gateway.exchange import Exchange
+from inferd.gateway.http import Message, Receive, Scope, Send
+from inferd.gateway.listener import HttpServer
+
+Seen = tuple[str, bytes, bytes]  # method, target, body
+
+
+# -- against the oracle ----------------------------------------------------------------------------
+
+
+class Wire:
+    """In a transport's place: what was written, and whether it was closed."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_closed
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+
+class Host:
+    """Takes every whole request and answers at once."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.waits = Waits()
+        self.is_stopping = False
+        self.connections: set[Connection] = set()
+        self.forward: Callable[[Exchange], bool] | None = self._take
+
+    def _take(self, exchange: Exchange) -> bool:
+        self.seen.append((exchange.method, exchange.target, exchange.whole_body()))
+        exchange.take_body()
+        exchange.answer(200, (), b"ok")
+        return True
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("never awaited")
+
+    def spawn(self, serving: Coroutine[Any, Any, None]) -> None:
+        serving.close()  # of requests that are not whole
+
+    def connection_gone(self, connection: Connection) -> None: ...
+
+
+def ours(data: bytes, cuts: list[int]) -> tuple[list[Seen], Wire]:
+    host, wire = Host(), Wire()
+    connection = Connection(host)
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    begin = 0
+    for cut in [*sorted(cuts), len(data)]:
+        if data[begin:cut] and not wire.is_closed:
+            connection.data_received(data[begin:cut])
+        begin = cut
+    return host.seen, wire
+
+
+def theirs(data: bytes) -> list[Seen]:
+    connection, seen = h11.Connection(h11.SERVER, max_incomplete_event_size=2**20), list[Seen]()
+    connection.receive_data(data)
+    try:
+        while True:
+            event = connection.next_event()
+            if isinstance(event, h11.Request):
+                method, target, body = event.method.decode(), bytes(event.target), b""
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                seen.append((method, target, body))
+                connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+                connection.send(h11.EndOfMessage())
+                if connection.our_state is h11.MUST_CLOSE:
+                    return seen
+                connection.start_next_cycle()
+            else:
+                return seen
+    except h11.RemoteProtocolError:
+        return seen
+
+
+POST = b"POST /a HTTP/1.1\r\nhost: x\r\n"
+LINES = [
+    b"GET / HTTP/1.1\r\n", b"POST /p HTTP/1.1\r\n", b"HEAD /h HTTP/1.0\r\n", b"host: x\r\n", b"host: y\r\n", b"Host : x\r\n",
+    b"content-length: 5\r\n", b"content-length: 0\r\n", b"content-length: 5, 5\r\n", b"content-length: +5\r\n",
+    b"Content-Length: 0x5\r\n", b"content-length:\r\n", b"content-length: 99999999999999999999\r\n",
+    b"transfer-encoding: chunked\r\n", b"Transfer-Encoding: Chunked\r\n", b"transfer-encoding: gzip, chunked\r\n",
+    b"transfer-encoding: chunked, chunked\r\n", b"transfer-encoding:\tchunked\r\n", b"transfer-encoding: x\r\n",
+    b"transfer-encoding : chunked\r\n", b"transfer_encoding: chunked\r\n", b" folded: 1\r\n", b"\tfolded\r\n", b"x: a\rb\r\n",
+    b"x: a\nb: c\r\n", b"x: a\x00b\r\n", b"x\x0b: y\r\n", b": empty\r\n", b"no colon\r\n", b"connection: close\r\n", b"\r\n",
+    b"\n", b"\r", b"hello", b"5\r\nhello\r\n", b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n", b"05\r\nhello\r\n", b"5;ext=1\r\nhello\r\n",
+    b"5 \r\nhello\r\n", b"0x5\r\nhello\r\n", b"-1\r\n", b"5\nhello\n", b"5\r\nhelloX\r\n", b"ffffffffffffffff0\r\n",
+    b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /\x80 HTTP/1.1\r\n", b"GET  / HTTP/1.1\r\n", b"GET / HTTP/1.1 \r\n",
+    b"GET / HTTP/2.0\r\n", b"GET http://h/p HTTP/1.1\r\n", b"get / HTTP/1.1\r\n", b"GET /a b HTTP/1.1\r\n",
+]  # fmt: skip
+WHOLE = [
+    b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+    POST + b"content-length: 5\r\n\r\nhello",
+    POST + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.sampled_from(LINES + WHOLE), min_size=1, max_size=8),
+    st.lists(st.integers(0, 400), max_size=4),
+    st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=2)), max_size=2),
+)
+@example([POST, b"content-length: 5\r\n", b"transfer-encoding: chunked\r\n", b"\r\n", b"0\r\n\r\n", WHOLE[0]], [], [])
+@example([POST, b"content-length: 5\r\n", b"content-length: 0\r\n", b"\r\n", b"hello", WHOLE[0]], [], [])
+@example([b"HEAD /h HTTP/1.0\r\n", b"transfer-encoding: chunked\r\n", b"\r\n", b"0\r\n\r\n", WHOLE[0]], [], [])
+def test_of_any_bytes_we_see_the_requests_that_the_oracle_sees_or_fewer(
+    parts: list[bytes], cuts: list[int], changes: list[tuple[int, bytes]]
+) -> None:
+    data = b"".join(parts)
+    for at, new in changes:
+        data = data[:at] + new + data[at + 1 :]
+    seen, wire = ours(data, [min(cut, len(data)) for cut in cuts])
+    expected = theirs(data)
+    assert seen == expected[: len(seen)]
+    assert wire.written.count(b"HTTP/1.1 200") == len(seen)
+    if len(seen) < len(expected):
+        assert wire.is_closed, "stricter, but then it ends there"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(WHOLE), min_size=1, max_size=5), st.lists(st.integers(0, 400), max_size=6))
+def test_proper_requests_are_all_seen_however_the_network_cuts_them(whole: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(whole)
+    seen, wire = ours(data, [min(cut, len(data)) for cut in cuts])
+    assert seen == theirs(data)
+    assert len(seen) == len(whole)
+    assert wire.written.count(b"HTTP/1.1 200") == len(whole)
+    assert not wire.is_closed
+
+
+AMBIGUOUS = {
+    "both lengths": POST + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "lengths differ": POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello!",
+    "no number": POST + b"content-length: 5x\r\n\r\nhello",
+    "signed": POST + b"content-length: +5\r\n\r\nhello",
+    "too large": POST + b"content-length: 18446744073709551621\r\n\r\nhello",
+    "other coding": POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "coding twice": POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "coding not last": POST + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "coding in 1.0": b"POST /a HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "space before colon": POST + b"content-length : 5\r\n\r\nhello",
+    "folded": POST + b"x: a\r\n b\r\n\r\n",
+    "folded first": b"GET / HTTP/1.1\r\n host: x\r\n\r\n",
+    "bare CR": POST + b"x: a\rb\r\n\r\n",
+    "NUL": POST + b"x: a\x00b\r\n\r\n",
+    "bare LF": b"GET / HTTP/1.1\nhost: x\n\n",
+    "chunk size": POST + b"transfer-encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
+    "chunk overflow": POST + b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\nhello",
+    "chunk end": POST + b"transfer-encoding: chunked\r\n\r\n5\r\nhelloXX0\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("case", sorted(AMBIGUOUS))
+def test_what_could_be_read_in_two_ways_is_refused_and_the_connection_closed(case: str) -> None:
+    seen, wire = ours(AMBIGUOUS[case] + b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n", [])
+    assert seen == []
+    assert wire.written.startswith(b"HTTP/1.1 400 ")
+    assert wire.written.count(b"\r\n\r\n") == 1
+    assert b"connection: close" in wire.written
+    assert wire.is_closed
+
+
+def test_more_requests_than_a_client_may_send_ahead_end_the_connection() -> None:
+    host, wire = Host(), Wire()
+    host.forward = None
+    connection = Connection(host)
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    connection.data_received(WHOLE[0] * (MAX_PIPELINED + 2))
+    assert wire.is_closed
+    assert wire.written.startswith(b"HTTP/1.1 400 ")
+
+
+# -- over real sockets -------------------------------------------------------------------------------
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with method, path and body; to ``/pieces`` in pieces, to ``/none`` with no body."""
+    body, more = b"", True
+    while more:
+        message: Message = await receive()
+        if message["type"] != "http.request":
+            return
+        body += message["body"]
+        more = message["more_body"]
+    said = b"%b %b %b" % (scope["method"].encode(), scope["path"].encode(), body)
+    if scope["path"] == "/none":
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+    elif scope["path"] == "/pieces":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (said, b"", b"!"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    else:
+        headers = [(b"content-length", b"%d" % len(said))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": said})
+
+
+class Socket:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def until(self, mark: bytes) -> bytes:
+        return await asyncio.wait_for(self.reader.readuntil(mark), 10)
+
+    async def rest(self) -> bytes:
+        return await asyncio.wait_for(self.reader.read(), 10)
+
+
+@contextlib.asynccontextmanager
+async def socket_to(server: HttpServer) -> AsyncIterator[Socket]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield Socket(reader, writer)
+    finally:
+        writer.close()
+
+
+def served(
+    then: Callable[[HttpServer], Awaitable[None]],
+    app: Callable[[Scope, Receive, Send], Awaitable[None]] = echo,
+    **waits: float,
+) -> None:
+    async def main() -> None:
+        server = HttpServer(app, ServerConfig(port=0, grace_s=1), waits=Waits(**waits))
+        async with server.running():
+            await then(server)
+        assert not server.connections
+
+    asyncio.run(main())
+
+
+def test_each_kind_of_request_gets_an_answer_framed_for_it() -> None:
+    async def then(server: HttpServer) -> None:
+        async with socket_to(server) as one:
+            one.writer.write(b"GET /pieces HTTP/1.1\r\nhost: x\r\n\r\n")
+            head = await one.until(b"\r\n\r\n")
+            assert b"transfer-encoding: chunked" in head
+            assert await one.until(b"0\r\n\r\n") == b"c\r\nGET /pieces \r\n1\r\n!\r\n0\r\n\r\n"
+            one.writer.write(b"HEAD /pieces HTTP/1.1\r\nhost: x\r\n\r\nGET /none HTTP/1.1\r\nhost: x\r\n\r\n")
+            await one.until(b"\r\n\r\n")
+            head = await one.until(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 204")
+            assert b"content-length" not in head
+            one.writer.write(b"HEAD /x%20y?q=1 HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"content-length: 10\r\n" in await one.until(b"\r\n\r\n")
+            one.writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
+            assert await one.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            one.writer.write(b"hello")
+            await one.until(b"POST /a hello")
+            one.writer.write(b"GET /last HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert (await one.rest()).endswith(b"\r\n\r\nGET /last ")
+
+    served(then)
+
+
+def test_an_old_client_gets_an_answer_that_ends_with_the_connection() -> None:
+    async def then(server: HttpServer) -> None:
+        async with socket_to(server) as one:
+            one.writer.write(b"GET /pieces HTTP/1.0\r\n\r\n")
+            head, _, body = (await one.rest()).partition(b"\r\n\r\n")
+            assert b"connection: close" in head
+            assert b"chunked" not in head
+            assert body == b"GET /pieces !"
+
+    served(then)
+
+
+def test_500_clients_that_never_finish_their_headers_hold_up_nobody_and_are_cut_off() -> None:
+    async def then(server: HttpServer) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            slow = [await stack.enter_async_context(socket_to(server)) for _ in range(500)]
+            for one in slow:
+                one.writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nx-a: ")
+            began = time.monotonic()
+            async with socket_to(server) as other:
+                other.writer.write(b"GET /quick HTTP/1.1\r\nhost: x\r\n\r\n")
+                await other.until(b"GET /quick ")
+            assert time.monotonic() - began < 1.0
+            answers = await asyncio.gather(*(one.rest() for one in slow))
+            assert {answer.split(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 408 Request Timeout"}
+            async with socket_to(server) as other:
+                other.writer.write(b"GET /after HTTP/1.1\r\nhost: x\r\n\r\n")
+                await other.until(b"GET /after ")
+
+    served(then, header_s=0.5)
+
+
+def test_an_idle_connection_is_closed_after_a_while() -> None:
+    async def then(server: HttpServer) -> None:
+        async with socket_to(server) as one:
+            one.writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n\r\n")
+            assert (await one.rest()).endswith(b"GET /a ")
+
+    served(then, keep_alive_s=0.2)
+
+
+def test_a_client_that_takes_nothing_is_cut_off_and_the_application_learns_of_it() -> None:
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        left = asyncio.ensure_future(receive())
+        while not left.done():
+            await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+            await asyncio.sleep(0)
+        assert left.result() == {"type": "http.disconnect"}
+        gone.set()
+
+    gone = asyncio.Event()
+
+    async def then(server: HttpServer) -> None:
+        async with socket_to(server) as one:
+            one.writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+            await asyncio.wait_for(gone.wait(), 10)
+
+    served(then, endless, send_s=0.3)
+
+
+def test_a_defect_in_the_application_is_a_500_and_the_end_of_the_connection() -> None:
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        raise KeyError("secret")
+
+    async def then(server: HttpServer) -> None:
+        async with socket_to(server) as one:
+            one.writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+            received = await one.rest()
+            assert received.startswith(b"HTTP/1.1 500 ")
+            assert b"secret" not in received
+
+    served(then, broken)
+
+
+def test_headers_that_are_just_small_enough_are_taken_in_any_pieces() -> None:
+    value = b"a" * (MAX_HEADER_BYTES - 100)
+    data = b"GET /a HTTP/1.1\r\nhost: x\r\nx: " + value + b"\r\n\r\n"
+    for cuts in ([], [10, 40_000], [len(data) - 3]):
+        seen, _ = ours(data, cuts)
+        assert seen == [("GET", b"/a", b"")]
+    seen, wire = ours(data.replace(value, value + b"a" * 200), [])
+    assert seen == []
+    assert b" 431 " in wire.written
