@@ -1,4 +1,4 @@
-"""The scheduler under a simulated clock: a step takes ``FIXED + PER_TOKEN * tokens`` and nothing is computed."""
+"""The scheduler under a simulated clock: what a step takes is a sum over its tokens, and nothing is computed."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class Simulation:
         *,
         fixed: float = 0.005,
         per_token: float = 0.0001,
+        per_decode: float = 0.0001,
         num_blocks: int = 4096,
         tpot_s: float | None = None,
         max_num_seqs: int = 64,
@@ -57,7 +58,7 @@ class Simulation:
     ) -> None:
         config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         self.scheduler = Scheduler(config, BlockPool(num_blocks), 16, tpot_s=tpot_s)
-        self.fixed, self.per_token = fixed, per_token
+        self.fixed, self.per_token, self.per_decode = fixed, per_token, per_decode
         self.now = 0.0
         self.steps = 0
         self.tokens_of: dict[str, float] = {}  # computed, by tenant
@@ -88,7 +89,8 @@ class Simulation:
                 scheduler.add(sequence)
             step = scheduler.schedule()
             assert step.slices, "work was left and nothing was computed"
-            seconds = self.fixed + self.per_token * step.num_tokens
+            decodes = sum(part.count == 1 for part in step.slices)
+            seconds = self.fixed + self.per_token * (step.num_tokens - decodes) + self.per_decode * decodes
             self.now += seconds
             self.steps += 1
             scheduler.note_cost(step, seconds)

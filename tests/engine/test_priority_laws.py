@@ -9,6 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.engine.simulated import Fate, Job, Simulation, p95
 
+from inferd.engine.cost import StepCost
 from inferd.engine.scheduler import AGING_EVERY, MAX_PREEMPTIONS, SHARE_EVERY
 from inferd.types import PriorityClass
 
@@ -41,15 +42,18 @@ def of(kind: PriorityClass, fates: list[Fate]) -> list[Fate]:
     answer=st.integers(1, 60),
     batch_prompt=st.integers(1, 900),
     fixed=st.sampled_from([0.0005, 0.005, 0.02]),
+    per_decode=st.sampled_from([0.0001, 0.0005]),
     num_blocks=st.sampled_from([700, 4096]),
 )
 def test_batch_work_does_not_double_the_time_to_the_first_token_of_others(
-    seed: int, prompt: int, answer: int, batch_prompt: int, fixed: float, num_blocks: int
+    seed: int, prompt: int, answer: int, batch_prompt: int, fixed: float, per_decode: float, num_blocks: int
 ) -> None:
     jobs = people(seed, prompt, answer, every=0.25, count=60)
-    alone = Simulation(fixed=fixed, num_blocks=num_blocks).run(jobs)
+    alone = Simulation(fixed=fixed, per_decode=per_decode, num_blocks=num_blocks).run(jobs)
     work = flood(2000, batch_prompt)
-    both = Simulation(fixed=fixed, num_blocks=num_blocks).run([*work, *jobs], until=jobs[-1].at + 1)
+    both = Simulation(fixed=fixed, per_decode=per_decode, num_blocks=num_blocks).run(
+        [*work, *jobs], until=jobs[-1].at + 1
+    )
     assert sum(fate.finished_at is None for fate in of("batch", both)) > 64, "batch work never ran out"
     assert p95(f.ttft for f in of("interactive", both)) <= 2 * p95(f.ttft for f in alone)
 
@@ -192,6 +196,28 @@ def test_prefill_beside_decodes_keeps_the_declared_time_per_token(tpot_ms: int, 
     free = Simulation().run(jobs)
     free_gaps = [b - a for f in free[:4] for a, b in zip(f.token_times[1:], f.token_times[2:], strict=False)]
     assert max(free_gaps) >= 0.005 + 512 * 0.0001 or prompt < 600, "without an objective the budget is filled"
+
+
+@given(
+    fixed=st.floats(0.0, 0.05),
+    prefill=st.floats(1e-6, 1e-3),
+    decode=st.floats(1e-6, 5e-3),
+    steps=st.lists(st.tuples(st.integers(0, 512), st.integers(0, 64)), min_size=12, max_size=60),
+)
+def test_the_fit_of_what_steps_cost_predicts_steps_like_those_there_were(
+    fixed: float, prefill: float, decode: float, steps: list[tuple[int, int]]
+) -> None:
+    cost = StepCost()
+    steps = [step for step in steps if any(step)]
+    for tokens, decodes in steps:
+        cost.note(tokens, decodes, fixed + prefill * tokens + decode * decodes)
+    a, b, c = cost.plane()
+    assert min(a, b, c) >= 0
+    spread = {tokens for tokens, _ in steps}, {decodes for _, decodes in steps}
+    if min(map(len, spread)) >= 8:
+        for tokens, decodes in steps:
+            real = fixed + prefill * tokens + decode * decodes
+            assert abs(a + b * tokens + c * decodes - real) <= 0.02 * real + 1e-4
 
 
 def test_an_objective_that_cannot_be_met_still_lets_prompts_through() -> None:

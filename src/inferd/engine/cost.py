@@ -1,63 +1,92 @@
-"""How long a step takes: a line through the steps there were. Knows numbers of tokens and seconds, no clock.
+"""How long a step takes: a plane through the steps there were. Knows counts and seconds, no clock.
 
-    seconds = fixed + per token * tokens
+    seconds = fixed + per prefill token * prefill tokens + per decode * decodes
 
 fitted by least squares in which older steps count less and less, so that it follows a machine whose other
-programs come and go.
+programs come and go. A decode is a sequence's one token: it has attention and sampling of its own, and costs
+several times a prompt's token.
 """
 
 from __future__ import annotations
 
-_KEEP = 0.98  # weight of everything before, at each step: about the last fifty count
+_KEEP = 0.995  # weight of everything before, at each step: about the last two hundred count
 _ENOUGH = 4.0  # steps' worth of weight before the fit is believed
+_RIDGE = 1e-6  # of each regressor's own square: what never varied is told apart by nothing
 
 
 class StepCost:
-    """``note`` steps as they are done; ask for ``tokens_within`` a time."""
+    """``note`` steps as they are done; ask for ``prefill_within`` a time."""
 
-    __slots__ = ("_n", "_x", "_xx", "_xy", "_y")
+    __slots__ = ("_decode", "_fixed", "_fresh", "_n", "_p", "_pd", "_pp", "_prefill", "_py", "_q", "_qq", "_qy", "_y")
 
     def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        # Weighted sums over steps: n, prefill p, decodes q, seconds y, and products.
+        self._n = self._p = self._q = self._y = 0.0
+        self._pp = self._pd = self._qq = self._py = self._qy = 0.0
+        self._fixed = self._prefill = self._decode = 0.0
+        self._fresh = True
 
-    def note(self, tokens: int, seconds: float) -> None:
-        if tokens <= 0 or seconds <= 0.0:
+    def note(self, prefill_tokens: int, decodes: int, seconds: float) -> None:
+        if seconds <= 0.0 or not (prefill_tokens or decodes):
             return
-        self._n = self._n * _KEEP + 1.0
-        self._x = self._x * _KEEP + tokens
-        self._y = self._y * _KEEP + seconds
-        self._xx = self._xx * _KEEP + tokens * tokens
-        self._xy = self._xy * _KEEP + tokens * seconds
+        keep = _KEEP
+        self._n = self._n * keep + 1.0
+        self._p = self._p * keep + prefill_tokens
+        self._q = self._q * keep + decodes
+        self._y = self._y * keep + seconds
+        self._pp = self._pp * keep + prefill_tokens * prefill_tokens
+        self._pd = self._pd * keep + prefill_tokens * decodes
+        self._qq = self._qq * keep + decodes * decodes
+        self._py = self._py * keep + prefill_tokens * seconds
+        self._qy = self._qy * keep + decodes * seconds
+        self._fresh = False
 
     @property
     def is_known(self) -> bool:
         return self._n >= _ENOUGH
 
-    def line(self) -> tuple[float, float]:
-        """(seconds of an empty step, seconds per token), neither below 0."""
-        if not self._n:
-            return 0.0, 0.0
-        mean_x, mean_y = self._x / self._n, self._y / self._n
-        variance = self._xx / self._n - mean_x * mean_x
-        if variance < 1.0:  # steps of one size say nothing about the slope: all of it is the tokens'
-            return 0.0, mean_y / mean_x
-        slope = max((self._xy / self._n - mean_x * mean_y) / variance, 0.0)
-        fixed = mean_y - slope * mean_x
-        return (fixed, slope) if fixed >= 0.0 else (0.0, mean_y / mean_x)
+    def plane(self) -> tuple[float, float, float]:
+        """(seconds of an empty step, per prefill token, per decode), none below 0."""
+        if not self._fresh:
+            self._fixed, self._prefill, self._decode = self._fit()
+            self._fresh = True
+        return self._fixed, self._prefill, self._decode
 
-    def seconds(self, tokens: int) -> float:
-        fixed, slope = self.line()
-        return fixed + slope * tokens
-
-    def tokens_within(self, seconds: float) -> int:
-        """The largest step that is expected to take no longer. Only where ``is_known``."""
-        fixed, slope = self.line()
-        if slope <= 0.0:
-            return 2**31 - 1 if fixed <= seconds else 0
-        return max(int((seconds - fixed) / slope), 0)
+    def prefill_within(self, seconds: float, *, decodes: int) -> int:
+        """Prefill tokens beside so many decodes in a step that is expected to take no longer. Only where
+        ``is_known``."""
+        fixed, prefill, decode = self.plane()
+        left = seconds - fixed - decode * decodes
+        if prefill <= 0.0:
+            return 2**31 - 1 if left >= 0 else 0
+        return max(int(left / prefill), 0)
 
     @property
-    def free_tokens(self) -> float:
-        """Tokens that cost as much as a step's fixed part; 0 while that is unknown."""
-        fixed, slope = self.line()
-        return fixed / slope if self.is_known and slope > 0.0 else 0.0
+    def decode_in_prefill(self) -> float:
+        """Prefill tokens that cost as much as one decode, at least 1; 1 while that is unknown."""
+        _, prefill, decode = self.plane()
+        return max(decode / prefill, 1.0) if self.is_known and prefill > 0.0 else 1.0
+
+    @property
+    def fixed_in_prefill(self) -> float:
+        """Prefill tokens that cost as much as a step's fixed part; 0 while that is unknown."""
+        fixed, prefill, _ = self.plane()
+        return fixed / prefill if self.is_known and prefill > 0.0 else 0.0
+
+    def _fit(self) -> tuple[float, float, float]:
+        # Variances and covariances about the weighted means: the fixed part drops out.
+        n = self._n
+        p, q, y = self._p / n, self._q / n, self._y / n
+        pp, qq = self._pp / n - p * p + _RIDGE * self._pp / n, self._qq / n - q * q + _RIDGE * self._qq / n
+        pq, py, qy = self._pd / n - p * q, self._py / n - p * y, self._qy / n - q * y
+        determinant = pp * qq - pq * pq
+        if determinant > 0.0:
+            prefill, decode = (py * qq - qy * pq) / determinant, (qy * pp - py * pq) / determinant
+        else:  # one of the kinds was never there
+            prefill, decode = (py / pp if pp > 0.0 else 0.0), (qy / qq if qq > 0.0 else 0.0)
+        fixed = y - prefill * p - decode * q
+        if fixed >= 0.0 and prefill >= 0.0 and decode >= 0.0 and (prefill or decode):
+            return fixed, prefill, decode
+        # Noise, or steps that were all alike: all of it is the tokens'.
+        each = y / (p + q)
+        return 0.0, each, each

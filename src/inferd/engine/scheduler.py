@@ -76,24 +76,28 @@ class Step:
 
 @dataclass(slots=True)
 class _Budget:
-    """Tokens that a step has left: of all kinds, of prefill, of batch work."""
+    """What a step has left: tokens of all kinds, of prefill, and cost of batch work, in tokens of prefill."""
 
     tokens: int
     prefill: int = _MANY
-    batch: int = _MANY
-    batch_limit: int = _MANY  # what batch work may have where no first token is due
+    batch: float = _MANY
+    batch_limit: float = _MANY  # what batch work may have where no first token is due
+    decode_cost: float = 1.0  # of one batch decode
 
     def grant(self, gap: int, *, is_batch: bool) -> int:
         """How much of a gap may be computed."""
         most = min(gap, self.tokens, self.prefill if gap > 1 else _MANY)
-        return min(most, self.batch) if is_batch else most
+        if not is_batch:
+            return most
+        # The last one may overdraw: however dear a decode is, one at a time is computed.
+        return min(most, max(int(self.batch), 1)) if self.batch > 0 else 0
 
     def spend(self, count: int, gap: int, *, is_batch: bool) -> None:
         self.tokens -= count
         if gap > 1:
             self.prefill -= count
         if is_batch:
-            self.batch -= count
+            self.batch -= count if gap > 1 else self.decode_cost
 
 
 class Scheduler:
@@ -222,7 +226,8 @@ class Scheduler:
 
     def note_cost(self, step: Step, seconds: float) -> None:
         """What computing a step took."""
-        self.cost.note(step.num_tokens, seconds)
+        decodes = sum(1 for part in step.slices if part.count == 1)
+        self.cost.note(step.num_tokens - decodes, decodes, seconds)
 
     def _budget(self) -> _Budget:
         budget = _Budget(self.config.max_num_batched_tokens)
@@ -234,10 +239,11 @@ class Scheduler:
         if self.tpot_s is not None and self.cost.is_known:
             decodes = sum(1 for s in self.running if len(s.tokens) - s.num_computed == 1)
             if decodes:
-                room = self.cost.tokens_within(self.tpot_s * _OBJECTIVE_SHARE) - decodes
+                room = self.cost.prefill_within(self.tpot_s * _OBJECTIVE_SHARE, decodes=decodes)
                 budget.prefill = max(room, LEAST_CHUNK)
         if self._steps < self._guarded_until and (self._num_running[BATCH] or self._line.counts[BATCH]):
-            limit = max(int(self._usual_prefill / 2 + self.cost.free_tokens / 20), LEAST_BATCH)
+            limit = max(self._usual_prefill / 2 + self.cost.fixed_in_prefill / 20, LEAST_BATCH)
+            budget.decode_cost = self.cost.decode_in_prefill
             first_token_due = others_wait or any(
                 self._ranks[s][0] != BATCH and not s.num_outputs and len(s.tokens) > s.num_computed
                 for s in self.running
@@ -267,7 +273,7 @@ class Scheduler:
         if batch:
             batch.sort(key=_waited_longest)
         if is_shared and batch:  # its share, before the others can use up the step
-            budget.batch = min(budget.batch, max(budget.tokens // SHARE_EVERY, 1))
+            budget.batch = min(budget.batch, max(budget.tokens / SHARE_EVERY, 1))
             order = [*batch, *decodes, *prefills]
         else:
             order = [*decodes, *prefills, *batch]
