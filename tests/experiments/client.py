@@ -133,7 +133,8 @@ class Client:
                 self.tally.note(f"I7: an error without its shape: {answer!r} {answer.headers}")
         elif answer.status == 200 and path.startswith("/v1") and b'"usage"' in answer.body:
             usage = answer.json.get("usage")
-            if usage:
+            is_again = answer.headers.get("x-inferd-cache") == "hit" or "idempotent-replayed" in answer.headers
+            if usage and not is_again:
                 self.tally.used(usage)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -14,10 +15,10 @@ from tests.experiments.catalogue import experiment
 from tests.experiments.client import Answer, head
 from tests.experiments.field import Field, Server
 
-PACE_S = 0.02
+PACE_S = 0.005
 TOKENS = 5
-AT_ONCE = 4  # the tiny backend's sequences per step
-PEAK = AT_ONCE / (PACE_S * TOKENS)  # requests per second
+AT_ONCE = 4  # the tiny backend's sequences per step, each of which takes its pace
+PEAK = 1 / (PACE_S * TOKENS)  # requests per second
 PATIENCE_S = 1.0  # an answer that comes later is worth nothing to its client
 
 
@@ -67,7 +68,9 @@ def five_times(field: Field) -> None:
         over = open_loop(5 * PEAK, 8.0, ask)
         kept = goodput(over, 8.0)
         assert kept >= 0.9 * peak, f"goodput fell from {peak:.0f} to {kept:.0f} per second at 5x"
-        refusals = sorted(took for status, took in over if status == 503)
+        # By the server's own log: the machine is the clients' as well, and they are many.
+        lines = [json.loads(line) for line in server.log.splitlines()]
+        refusals = sorted(line["duration_s"] for line in lines if line["event"] == "http" and line["status"] == 503)
         assert refusals, "nothing was refused at 5x"
         p99 = refusals[int(len(refusals) * 0.99)]
         assert p99 < 0.1, f"refusals took {p99:.3f} s (p99)"

@@ -34,19 +34,25 @@ SOURCES = Path(inferd.__file__).parent
 UNSAFE_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 UNSAFE_ATTRIBUTES = {
-    ("os", "system"),
-    ("os", "popen"),
-    ("yaml", "load"),
-    ("yaml", "unsafe_load"),
-    ("torch", "load"),
-    ("subprocess", "getoutput"),
-    ("subprocess", "getstatusoutput"),
+    "os.system",
+    "os.popen",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "torch.load",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
 }
 
 
 def unsafe(source: str) -> Iterator[str]:
     """Places where bytes could become code, or a text a command."""
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    safe = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any("SafeLoader" in ast.unparse(base) for base in node.bases)
+    }
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (f"import {alias.name}" for alias in node.names if alias.name.split(".")[0] in UNSAFE_IMPORTS)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UNSAFE_IMPORTS:
@@ -55,9 +61,10 @@ def unsafe(source: str) -> Iterator[str]:
             function = node.func
             if isinstance(function, ast.Name) and function.id in UNSAFE_CALLS:
                 yield f"{function.id}()"
-            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-                if (function.value.id, function.attr) in UNSAFE_ATTRIBUTES:
-                    yield f"{function.value.id}.{function.attr}()"
+            named = ast.unparse(function)
+            loaders = {ast.unparse(given) for given in (*node.args, *(keyword.value for keyword in node.keywords))}
+            if named in UNSAFE_ATTRIBUTES and not (named == "yaml.load" and loaders & safe):
+                yield f"{named}()"
             for keyword in node.keywords:
                 if keyword.arg == "shell" and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value):
                     yield "shell="
@@ -212,21 +219,23 @@ LEGITIMATE = {("seed", "2147483648"), ("top_k", "2147483648")}
     quick=True,
 )
 def knobs(field: Field) -> None:
-    with field.serve(defects=("knobs_have_no_ranges",)) as server:
-        with server.client.stream("pace=0.01", max_tokens=26) as golden:
-            begun = golden.first()["choices"][0]["text"]
-            times = []
-            for name in KNOBS:
-                for value in VALUES:
-                    if (name, value) in LEGITIMATE:
-                        continue
-                    body = f'{{"model": "tiny", "prompt": "hello", "max_tokens": 1, "{name}": {value}}}'.encode()
-                    began = time.monotonic()
-                    reply = server.client.post("/v1/completions", body)
-                    times.append(time.monotonic() - began)
-                    assert reply.status == 400, f"{name}: {value[:20]} was taken: {reply}"
-            assert sorted(times)[len(times) // 2] < 0.05
-            assert begun + golden.rest() == "abcdefghijklmnopqrstuvwxyz"
+    with (
+        field.serve(defects=("knobs_have_no_ranges",)) as server,
+        server.client.stream("pace=0.01", max_tokens=26) as golden,
+    ):
+        begun = golden.first()["choices"][0]["text"]
+        times = []
+        for name in KNOBS:
+            for value in VALUES:
+                if (name, value) in LEGITIMATE:
+                    continue
+                body = f'{{"model": "tiny", "prompt": "hello", "max_tokens": 1, "{name}": {value}}}'.encode()
+                began = time.monotonic()
+                reply = server.client.post("/v1/completions", body)
+                times.append(time.monotonic() - began)
+                assert reply.status == 400, f"{name}: {value[:20]} was taken: {reply}"
+        assert sorted(times)[len(times) // 2] < 0.05
+        assert begun + golden.rest() == "abcdefghijklmnopqrstuvwxyz"
 
 
 @experiment(
@@ -261,7 +270,7 @@ def errors_tell_nothing(field: Field) -> None:
         if field.is_control:
             answers.append(Answer(500, {}, b'Traceback (most recent call last):\n File "/usr/x.py", line 1, in f'))
         telling = re.compile(
-            rb"Traceback|File \"|/usr/|/home/|/work/|site-packages|0x[0-9a-f]{6,}|inferd\.[a-z]+\.|\.py\b|sk-inf-"
+            rb"Traceback|File \"|/usr/|/home/|/work/|site-packages|0x[0-9a-f]{6,}|inferd\.[a-z]+\.|\.py\b|sk-inf-\w"
         )
         for reply in answers:
             assert reply.status >= 400, reply
@@ -446,9 +455,9 @@ def other_tenants_ids(field: Field) -> None:
 )
 def self_promotion(field: Field) -> None:
     with guarded(field) as server:
-        text = server.key("team", scopes=field.either(["infer", "models"], ["admin"]), priority="batch")
+        text = server.key("team", scopes=field.either(["infer", "models"], ["infer", "admin"]))
         user = server.client.with_key(text)
-        made = user.post("/admin/keys", {"tenant": "team", "scopes": ["admin"]})
+        made = user.post("/admin/keys", {"tenant": "team", "scopes": ["infer"]})
         assert made.status == 403, f"a key was made: {made.status}"
         for name in ("x-inferd-tenant", "x-tenant", "x-inferd-scopes", "x-forwarded-user", "x-inferd-key-id"):
             assert user.post("/admin/keys", {"tenant": "team"}, headers={name: "admin"}).status == 403
@@ -549,6 +558,7 @@ def canaries(field: Field) -> None:
         Upstream(field.either(echo, confused)) as two,
         field.serve(remote(one, two)) as server,
     ):
+        server.allow(descriptors=64)  # connections to the remote servers are kept for a while
 
         def run(number: int) -> None:
             for turn in range(field.either(313, 20)):
@@ -611,7 +621,7 @@ def smuggling(field: Field) -> None:
             start = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             received = exchange(server.host, server.port, start + framing, seconds=2)
             assert received.startswith(b"HTTP/1.1 400"), (framing[:40], received[:80])
-            assert received.count(b"HTTP/1.1") == 1, framing[:40]
+            assert len(re.findall(rb"HTTP/1.1 \d{3} ", received)) == 1, (framing[:40], received)
         assert upstream.num_asked == before
 
 
@@ -626,14 +636,16 @@ def smuggling(field: Field) -> None:
 def odd_texts(field: Field) -> None:
     nasty = 'x\r\n{"event": "forged"}\x1b[31m"\\\u2028\x00'
     with field.serve() as server:
-        before = len(server.metrics().values)
+        before = 0
         for number in range(30):
+            if number == 1:
+                before = len(server.metrics().values)
             server.client.complete("hello", model=nasty + str(number))
             server.client.complete("hello", user=nasty, metadata={"a": nasty})
             server.client.get(f"/v1/models/{_quoted(nasty)}{number}")
             server.client.get(f"/{_quoted(nasty)}{number}")
             server.client.complete("hello", headers={"x-request-id": f"id-{number}\x1b[31m", "user-agent": "a\x1b]0;b"})
-        assert len(server.metrics().values) <= before + 20, "labels are made of what clients send"
+        assert len(server.metrics().values) <= before + 5, "labels are made of what clients send"
         log = server.log + field.either("", '{"model": "x\n{"event": "forged"}\n')
         for line in log.splitlines():
             try:

@@ -255,7 +255,7 @@ def deadlines(field: Field) -> None:
         ]
         for holder in holders:
             holder.start()
-        server.until(lambda: server.metrics().sum("inferd_queue_waiting") >= 1, "some wait", 10)
+        server.until(lambda: server.metrics().sum("inferd_in_flight") == 12, "the worker has all it is given", 10)
         _ends_in_time(server.client, f"mark={mark}", due)
         gate.touch()
         for holder in holders:

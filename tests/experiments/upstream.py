@@ -269,6 +269,7 @@ def endless_line(connection: socket.socket, asked: Asked) -> bool:
 
 def firehose(connection: socket.socket, asked: Asked) -> bool:
     """Tokens for as long as they are taken."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
     connection.sendall(EVENTS)
     piece = b"".join(event(number, "x" * 1000) for number in range(50))
     for _ in itertools.count():
