@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine
+from random import Random
 from typing import Any
 from unittest import mock
 
@@ -18,6 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from inferd import clock
 from inferd.config import BreakerConfig, ModelConfig, QueueConfig, RemoteConfig, RetryConfig
 from inferd.errors import InferdError, InvalidRequest, Overloaded, Unavailable, UpstreamFailed
 from inferd.events import Event, RequestEnded
@@ -75,6 +77,26 @@ REQUESTS = st.tuples(
     st.booleans(),  # relayed
     st.sampled_from([True] * 4 + [False]),  # idempotent
 )
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Time passes when there is nothing else to do, and then at once: every run of a script is the same."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__()
+        selector: Any = self._selector  # type: ignore[attr-defined]
+        look = selector.select
+
+        def select(timeout: float | None = None) -> Any:
+            assert timeout is not None, "everybody waits for ever"
+            self.now += timeout
+            return look(0)
+
+        selector.select = select
+
+    def time(self) -> float:
+        return self.now
 
 
 class FakeSupervisor:
@@ -208,7 +230,7 @@ class FakeRemote:
 class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
+        self.runner = asyncio.Runner(loop_factory=VirtualLoop)
         self.ended: list[RequestEnded] = []
         self.streams: dict[str, Stream] = {}
         self.changes: list[asyncio.Task[Any]] = []
@@ -216,6 +238,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.is_aborted = False
         FakeSupervisor.made, FakeRemote.made = [], []
         self.patches = contextlib.ExitStack()
+        self.patches.enter_context(mock.patch.object(clock, "now", self.runner.get_loop().time))
         self.patches.enter_context(mock.patch.object(replica_module, "Supervisor", FakeSupervisor))
         self.patches.enter_context(mock.patch.object(remote_module, "RemoteReplica", FakeRemote))
 
@@ -230,7 +253,7 @@ class PoolMachine(RuleBasedStateMachine):
                 may_surge=lambda pool, member: True,
                 on_idle=lambda pool: None,
             )
-            pool._random = mock.Mock(random=lambda: 0.0)  # nobody rests for long
+            pool._random = Random(0)
             pool.start()
             return pool
 
@@ -315,7 +338,7 @@ class PoolMachine(RuleBasedStateMachine):
         if leaves and self.streams:
             self._do(self.streams[data.draw(st.sampled_from(sorted(self.streams)))].close)
         else:
-            self.runner.run(asyncio.sleep(0.002))
+            self.runner.run(asyncio.sleep(0.01))
 
     # -- workers ----------------------------------------------------------------------------
 

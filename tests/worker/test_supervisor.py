@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import logging
 import os
 import signal
+import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -143,7 +146,73 @@ def test_where_no_process_can_be_started_the_model_fails_and_the_server_lives() 
     asyncio.run(scenario())
 
 
+def test_a_worker_that_was_of_use_is_back_at_once_however_often_it_is_killed() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            for life in range(1, 9):
+                assert text_of(await outputs_of(router.submit(ask(name=f"r{life}")))) == letters(4)
+                pid = worker_pid(router)
+                os.kill(pid, signal.SIGKILL)
+                await until(lambda life=life: witness.count("died") == life, "it is dead")  # type: ignore[misc]
+                assert worker(router)._supervisor.state in ("died", "starting")
+                await until(lambda pid=pid: worker(router).pid not in (None, pid), "the next is there", 1.0)  # type: ignore[misc]
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_never_serves_is_restarted_more_and_more_slowly(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        patience = msgspec.structs.replace(IMPATIENT, first_delay_s=0.001)
+        async with serving(patience=patience) as (router, witness):
+            for life in range(2, 6):
+                os.kill(worker_pid(router), signal.SIGKILL)
+                await until(lambda life=life: witness.count("ready") == life, f"life {life} is ready")  # type: ignore[misc]
+
+    with caplog.at_level(logging.WARNING, "inferd.supervisor"):
+        asyncio.run(scenario())
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2 + [logging.ERROR] * 2
+    assert [record.args[-1] for record in caplog.records if record.args] == [1, 2, 3, 4]  # type: ignore[index]
+
+
+def test_useful_lives_that_end_again_and_again_count_as_a_crash_loop_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        patience = msgspec.structs.replace(IMPATIENT, burst=2)
+        async with serving(patience=patience) as (router, witness):
+            for life in range(2, 6):
+                assert text_of(await outputs_of(router.submit(ask(name=f"r{life}")))) == letters(4)
+                os.kill(worker_pid(router), signal.SIGKILL)
+                await until(lambda life=life: witness.count("ready") == life, f"life {life} is ready")  # type: ignore[misc]
+
+    with caplog.at_level(logging.WARNING, "inferd.supervisor"):
+        asyncio.run(scenario())
+    assert [record.args[-1] for record in caplog.records if record.args] == [0, 0, 1, 2]  # type: ignore[index]
+
+
+def test_while_no_process_can_be_started_for_want_of_descriptors_the_model_is_not_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries = 0
+    real = socket.socketpair
+
+    def exhausted() -> tuple[socket.socket, socket.socket]:
+        nonlocal tries
+        tries += 1
+        if tries <= 8:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real()
+
+    async def scenario() -> None:
+        monkeypatch.setattr(socket, "socketpair", exhausted)  # the loop has its own by now
+        patience = msgspec.structs.replace(IMPATIENT, first_delay_s=0.001)
+        async with serving(patience=patience) as (router, _):
+            assert text_of(await outputs_of(router.submit(ask()))) == letters(4)
+
+    asyncio.run(scenario())
+    assert tries > 8
+
+
 def test_the_delay_doubles_with_every_failure_in_a_row_up_to_a_limit() -> None:
+    assert restart_delay(Patience(), 0) == 0.0
     delays = [restart_delay(Patience(), n) for n in (1, 2, 3, 8, 40, 10_000)]
     for delay, expected in zip(delays, (0.1, 0.2, 0.4, 12.8, 30.0, 30.0), strict=True):
         assert 0.75 * expected <= delay <= 1.25 * expected

@@ -105,7 +105,11 @@ async def _exited(process: subprocess.Popen[bytes]) -> None:
     try:
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # another system, or no descriptor left
-        await asyncio.to_thread(process.wait)
+        try:
+            await asyncio.to_thread(process.wait)
+        except RuntimeError:  # and no thread
+            while process.poll() is None:
+                await asyncio.sleep(0.1)
         return
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()

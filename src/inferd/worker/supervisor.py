@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import random
 import signal
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -39,6 +41,8 @@ from inferd.worker.process import WORKER_COMMAND, WorkerProcess
 
 State = Literal["starting", "loading", "ready", "hung", "died", "failed", "stopped"]
 
+_STARVED = frozenset((errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
+
 _log = logging.getLogger("inferd.supervisor")
 
 
@@ -50,7 +54,9 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     silent_loading_s: float = 60.0  # likewise while it loads, when one call may hold the interpreter for long
     first_delay_s: float = 0.1  # before the first restart; doubles with each in a row
     longest_delay_s: float = 30.0
-    healthy_s: float = 60.0  # ready for this long: the next failure counts as the first
+    useful_s: float = 5.0  # ready for this long, or having finished a request: a life that was of use
+    burst: int = 20  # useful lives that may end within ``burst_s`` before that too counts as a crash loop
+    burst_s: float = 60.0
     stop_s: float = 3.0  # between asking a worker to stop and killing it
     stacks_s: float = 0.2  # for a hung worker to write its stacks
     first_loads: int = 5  # deaths in a row, without ever having been ready, before giving up
@@ -77,6 +83,7 @@ class Ending(msgspec.Struct, frozen=True):
     state: Literal["died", "hung", "failed"]
     reason: str
     ready_s: float | None = None  # how long it was ready; None: never
+    was_useful: bool = False  # it had served: what ended it came from outside, or from one request
     failure: Failure | None = None
 
 
@@ -107,6 +114,8 @@ class Supervisor:
         self._watch = _Watch()
         self._info: ModelInfo | None = None
         self._load_failure: Failure | None = None
+        self._has_finished = False  # a request, in this life
+        self._is_starved = False  # no process could be started for want of something that may come back
         self.rss_bytes = 0
         self.state: State = "starting"
         self.reason = ""
@@ -151,14 +160,14 @@ class Supervisor:
 
     async def _supervise(self) -> None:
         in_a_row = 0
+        useful_ends: deque[float] = deque(maxlen=self._patience.burst)
         while True:
             ending = await self._live()
             if self._leaving.is_set():
                 return
-            if ending.ready_s is not None and ending.ready_s >= self._patience.healthy_s:
-                in_a_row = 0
-            in_a_row += 1
-            if not self.was_ready and (ending.failure is not None or in_a_row >= self._patience.first_loads):
+            in_a_row = 0 if ending.was_useful and not self._is_burst(useful_ends) else in_a_row + 1
+            is_hopeless = ending.failure is not None or in_a_row >= self._patience.first_loads
+            if is_hopeless and not self.was_ready and not self._is_starved:
                 failure = (
                     ending.failure
                     or ModelLoadError(
@@ -174,7 +183,10 @@ class Supervisor:
                 if ending.failure is not None
                 else restart_delay(self._patience, in_a_row)
             )
-            _log.warning("replica %d of %s: %s; restarting in %.1f s", self._replica, self._model, ending.reason, delay)
+            # From the third on it is a crash loop, and somebody should look.
+            level = logging.ERROR if in_a_row >= 3 else logging.WARNING
+            restarting = "replica %d of %s: %s; restarting in %.1f s (%d in a row)"
+            _log.log(level, restarting, self._replica, self._model, ending.reason, delay, in_a_row)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), delay)
             if self._leaving.is_set():
@@ -182,9 +194,17 @@ class Supervisor:
             self.restarts += 1
             self._begin()
 
+    def _is_burst(self, useful_ends: deque[float]) -> bool:
+        """Whether useful lives end so often that something must be wrong with the model. Notes one more."""
+        now, patience = clock.now(), self._patience
+        is_burst = len(useful_ends) == patience.burst and now - useful_ends[0] < patience.burst_s
+        useful_ends.append(now)
+        return is_burst
+
     def _begin(self) -> None:
         """Start a process; where that is impossible now, ``_live`` finds none."""
         self._info = self._load_failure = None
+        self._has_finished = self._is_starved = False
         self.rss_bytes = 0
         self._watch = _Watch()
         self._change("starting")
@@ -193,6 +213,7 @@ class Supervisor:
             self._process = WorkerProcess(self._command, name, self._take, self._owner.worker_writable)
         except OSError as error:
             self._process = None
+            self._is_starved = error.errno in _STARVED
             self.reason = f"no process could be started: {error.strerror or error}"
             return
         self._process.send(Load(self._model, self._config))
@@ -209,13 +230,15 @@ class Supervisor:
         if self._leaving.is_set():
             ending = Ending("died", "stopped")
         elif self._load_failure is not None:
-            ending = Ending("failed", self._load_failure.message, None, self._load_failure)
+            ending = Ending("failed", self._load_failure.message, failure=self._load_failure)
         elif hung is not None:
             ending = Ending("hung", hung)
         else:
             ending = Ending("died", _reason(status, process.channel_error))
         if self._info is not None:
-            ending = msgspec.structs.replace(ending, ready_s=clock.now() - self._watch.ready_at)
+            ready_s = clock.now() - self._watch.ready_at
+            was_useful = self._has_finished or ready_s >= self._patience.useful_s
+            ending = msgspec.structs.replace(ending, ready_s=ready_s, was_useful=was_useful)
             self._info = None
         if not self._leaving.is_set() and ending.state != self.state:
             self._change("died" if ending.state == "failed" else ending.state, ending.reason)
@@ -268,6 +291,8 @@ class Supervisor:
         for message in messages:
             match message:
                 case Outputs(outputs, stats):
+                    if not self._has_finished:
+                        self._has_finished = any(o.end is not None and o.end.outcome == "done" for o in outputs)
                     self._owner.worker_outputs(outputs, stats)
                 case Heartbeat():
                     self._beat(message)
@@ -351,7 +376,9 @@ def _report(task: asyncio.Task[None]) -> None:
 
 
 def restart_delay(patience: Patience, in_a_row: int) -> float:
-    """Seconds before the next start after so many failures in a row: exponential, bounded, with jitter."""
+    """Seconds before the next start after so many useless lives in a row: exponential, bounded, with jitter."""
+    if in_a_row == 0:
+        return 0.0
     longest = min(patience.longest_delay_s, patience.first_delay_s * 2.0 ** min(in_a_row - 1, 30))
     return longest * random.uniform(0.75, 1.25)
 
