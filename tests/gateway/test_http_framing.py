@@ -53,6 +53,10 @@ class Wire:
     def set_write_buffer_limits(self, high: int) -> None: ...
 
 
+async def _never(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("never awaited")
+
+
 class Host:
     """Takes every whole request and answers at once."""
 
@@ -62,15 +66,13 @@ class Host:
         self.is_stopping = False
         self.connections: set[Connection] = set()
         self.forward: Callable[[Exchange], bool] | None = self._take
+        self.app: Callable[[Scope, Receive, Send], Awaitable[None]] = _never
 
     def _take(self, exchange: Exchange) -> bool:
         self.seen.append((exchange.method, exchange.target, exchange.whole_body()))
         exchange.take_body()
         exchange.answer(200, (), b"ok")
         return True
-
-    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise AssertionError("never awaited")
 
     def spawn(self, serving: Coroutine[Any, Any, None]) -> None:
         serving.close()  # of requests that are not whole

@@ -22,6 +22,7 @@ from inferd import clock
 from inferd.app.change import changed_settings, refuse_empty, refuse_restarts
 from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_control_socket
 from inferd.app.departure import Departure
+from inferd.cache.open import open_cache
 from inferd.config import Config
 from inferd.errors import InternalError, ModelLoadError
 from inferd.events import Emit, Event, ignore
@@ -113,6 +114,8 @@ async def serve(
             stack.callback(control_socket.close)
         departure.listen()
         stack.callback(departure.deaf)
+        cache = open_cache(config.cache, events)
+        stack.push_async_callback(cache.close)
         control = Control(config, events)
         await control.start()
         stack.push_async_callback(control.close)
@@ -122,7 +125,6 @@ async def serve(
         await asyncio.to_thread(_import_parts)
         from inferd.app.actions import Actions
         from inferd.app.reload import Reloader
-        from inferd.cache.open import open_cache
         from inferd.gateway.listener import HttpServer
         from inferd.gateway.server import create_app
         from inferd.observe import Observer
@@ -136,8 +138,6 @@ async def serve(
         stack.callback(observer.close)
         stack.enter_context(_logging_into(observer.log_handler))
         events.connect(observer.emit)
-        cache = open_cache(config.cache, events)
-        stack.push_async_callback(cache.close)
         site = Site(config, router, control, observer)
         reloader = None if source is None else Reloader(source, site.adopt, events)
         path = None if source is None else source.path
@@ -213,7 +213,7 @@ def _is_plain(log_format: str) -> bool:
 @contextlib.contextmanager
 def _logging_into(handler: logging.Handler) -> Iterator[None]:
     """Have Python's logging join the log that waits for nobody: a stuck reader stops no request."""
-    loggers = [logging.getLogger(name) for name in ("inferd", "uvicorn")]
+    loggers = [logging.getLogger(name) for name in ("inferd", "asyncio")]
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False

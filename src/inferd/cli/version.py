@@ -9,7 +9,7 @@ import click
 
 from inferd import __version__
 
-_SHOWN = ("torch", "tokenizers", "safetensors", "msgspec", "uvicorn", "numpy")
+_SHOWN = ("torch", "tokenizers", "safetensors", "msgspec", "httptools", "uvloop", "numpy")
 
 
 @click.command("version")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeVar
@@ -36,6 +37,8 @@ ABORT: Final = "inferd.abort"  # where the listener leaves the function that cut
 
 EVENTS_HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
+# Ids must differ, not be secret: a system call for each would cost more than the rest of a call.
+_random: Final = random.Random(os.urandom(32))
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -133,7 +136,7 @@ class Call:
         self.permit: Permit | None = None
         self.closers: list[Callable[[], None]] = []  # called when the call is over, whatever happened
         self.common_headers: Headers = ()  # that every answer to this call has
-        self.unique = os.urandom(12).hex()
+        self.unique = f"{_random.getrandbits(96):024x}"
         self.given_request_id = _given_request_id(self.headers)
         self.request_id = self.given_request_id or self.unique
         self.route = "unmatched"

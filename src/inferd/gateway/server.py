@@ -1,4 +1,4 @@
-"""The front door: one ASGI application, and uvicorn around it.
+"""The front door: one ASGI application.
 
 Everything that comes in gets an answer, a request id and one HttpServed event; what goes wrong on the
 way becomes an error body here and nowhere else.
