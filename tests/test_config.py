@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from pathlib import Path
 
 import jsonschema  # type: ignore[import-untyped]
@@ -87,6 +88,21 @@ def test_a_key_given_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["- a\n- b\n", "server: [1", "hello", "!!python/object/apply:os.system [true]"])
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
     assert str(tmp_path / "inferd.yaml") in refusal(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "{a: " * 20_000])
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path, text: str) -> None:
+    assert "nested too deeply" in refusal(written(tmp_path, text))
+
+
+def test_a_few_bytes_that_stand_for_gigabytes_are_refused_in_a_moment(tmp_path: Path) -> None:
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 12)]
+    text = "\n".join(levels) + "\nserver: {cors_origins: *a11, port: *a11, host: *a11}\n"
+    began = time.monotonic()
+    said = refusal(written(tmp_path, text))
+    assert time.monotonic() - began < 2
+    assert len(said) < 10_000
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -481,6 +481,8 @@ def read_yaml(path: Path) -> _Tree:
         raise ConfigError(f"The configuration file {path} does not exist; check the path.") from None
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"The configuration file {path} cannot be read: {error}.") from None
+    except RecursionError:
+        raise ConfigError(f"The configuration file {path} is nested too deeply to be one.") from None
     except yaml.YAMLError as error:
         said = " ".join(str(error).split())
         raise ConfigError(f"The configuration file {path} is not valid YAML: {said}.") from None

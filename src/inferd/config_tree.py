@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -20,6 +21,8 @@ Path = tuple[str | int, ...]
 """Names of fields and sections, and places in lists counted from 0."""
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SHORT = reprlib.Repr()  # a few bytes of YAML can stand for gigabytes of lists
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 80, 80
 _COUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgG]?)\s*")
 _COUNT_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 _UNITS: dict[str, int] = {"": 1, "b": 1}
@@ -403,7 +406,7 @@ def _is_nothing(value: object) -> bool:
 
 
 def _bad(path: Path, value: object, wanted: str, close: str | None = None) -> Problem:
-    shown = repr(str(value)) if isinstance(value, str) else "nothing" if value is None else repr(value)
+    shown = repr(str(value)) if isinstance(value, str) else "nothing" if value is None else _SHORT.repr(value)
     if len(shown) > 80:
         shown = shown[:77] + "..."
     ending = f"; did you mean {close}?" if close else "."

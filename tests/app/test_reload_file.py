@@ -21,6 +21,7 @@ from inferd.events import ConfigReloaded, Event
 from inferd.gateway.control import ReloadReport
 
 POLL_S = 0.01
+DEFECT = 13
 
 
 def text(port: int) -> str:
@@ -43,6 +44,8 @@ class Followed:
         return load_config(self.path, {}, {})
 
     async def _adopt(self, config: Config) -> list[str]:
+        if config.server.port == DEFECT:
+            raise RuntimeError("a defect")
         self.adopted.append(config)
         return [f"the port is {config.server.port}"]
 
@@ -198,6 +201,24 @@ def test_a_change_during_a_reload_is_read_as_well_and_reloads_take_turns(tmp_pat
         assert followed.ports == [1, 1]
 
     asyncio.run(scenario())
+
+
+def test_a_defect_while_adopting_does_not_end_the_following(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "inferd.yaml"
+    path.write_text(text(1))
+
+    async def scenario() -> None:
+        async with following(path) as followed:
+            path.write_text(text(DEFECT))
+            async with asyncio.timeout(5):
+                while not caplog.records:
+                    await asyncio.sleep(POLL_S)
+            path.write_text(text(2))
+            assert (await followed.outcome()).accepted
+            assert followed.ports == [2]
+
+    asyncio.run(scenario())
+    assert "could not be read again" in caplog.text
 
 
 def test_asking_for_the_version_of_nothing_is_none(tmp_path: Path) -> None:

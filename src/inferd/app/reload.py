@@ -60,7 +60,10 @@ class Reloader:
                 if clock.now() - writing_since < MAX_WRITING_S:
                     continue
             writing_since = None
-            await self.reload()
+            try:
+                await self.reload()
+            except Exception:  # a loop's boundary: a defect must not end the following
+                _log.exception("%s could not be read again; the old configuration keeps serving", self._source.path)
 
     async def reload(self) -> ReloadReport:
         """Read now and adopt what was read, or say why not."""
