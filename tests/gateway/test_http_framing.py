@@ -93,26 +93,29 @@ def ours(data: bytes, cuts: list[int]) -> tuple[list[Seen], Wire]:
 
 
 def theirs(data: bytes) -> list[Seen]:
-    connection, seen = h11.Connection(h11.SERVER, max_incomplete_event_size=2**20), list[Seen]()
-    connection.receive_data(data)
-    try:
-        while True:
-            event = connection.next_event()
-            if isinstance(event, h11.Request):
-                method, target, body = event.method.decode(), bytes(event.target), b""
-            elif isinstance(event, h11.Data):
-                body += bytes(event.data)
-            elif isinstance(event, h11.EndOfMessage):
-                seen.append((method, target, body))
-                connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
-                connection.send(h11.EndOfMessage())
-                if connection.our_state is h11.MUST_CLOSE:
+    """Empty lines between requests are skipped, as RFC 9112 (2.2) wants of servers; h11 does not."""
+    seen = list[Seen]()
+    while data:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=2**20)
+        connection.receive_data(data.lstrip(b"\r\n"))
+        body = b""
+        try:
+            while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+                if isinstance(event, h11.Request):
+                    method, target = event.method.decode(), bytes(event.target)
+                elif isinstance(event, h11.Data):
+                    body += bytes(event.data)
+                else:
                     return seen
-                connection.start_next_cycle()
-            else:
-                return seen
-    except h11.RemoteProtocolError:
-        return seen
+        except h11.RemoteProtocolError:
+            return seen
+        seen.append((method, target, body))
+        connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+        connection.send(h11.EndOfMessage())
+        if connection.our_state is h11.MUST_CLOSE:
+            return seen
+        data = bytes(connection.trailing_data[0])
+    return seen
 
 
 POST = b"POST /a HTTP/1.1\r\nhost: x\r\n"
@@ -144,6 +147,7 @@ WHOLE = [
 )
 @example([POST, b"content-length: 5\r\n", b"transfer-encoding: chunked\r\n", b"\r\n", b"0\r\n\r\n", WHOLE[0]], [], [])
 @example([POST, b"content-length: 5\r\n", b"content-length: 0\r\n", b"\r\n", b"hello", WHOLE[0]], [], [])
+@example([b"GET /HTTP/1.1\r\nhost: x\r\n\r\n", WHOLE[0]], [], [])
 @example([b"HEAD /h HTTP/1.0\r\n", b"transfer-encoding: chunked\r\n", b"\r\n", b"0\r\n\r\n", WHOLE[0]], [], [])
 def test_of_any_bytes_we_see_the_requests_that_the_oracle_sees_or_fewer(
     parts: list[bytes], cuts: list[int], changes: list[tuple[int, bytes]]
@@ -189,6 +193,7 @@ AMBIGUOUS = {
     "chunk size": POST + b"transfer-encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
     "chunk overflow": POST + b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\nhello",
     "chunk end": POST + b"transfer-encoding: chunked\r\n\r\n5\r\nhelloXX0\r\n\r\n",
+    "no version": b"GET /HTTP/1.1\r\nhost: x\r\n\r\n",
     "no host": b"GET / HTTP/1.1\r\n\r\n",
     "two hosts": b"GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
 }

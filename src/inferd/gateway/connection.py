@@ -226,6 +226,9 @@ class Connection(asyncio.Protocol):
                 self._refuse(_HEADERS_TOO_LARGE)
                 return
         version: str = parser.get_http_version()
+        if version not in ("1.1", "1.0"):  # a line without a version would be HTTP/0.9
+            self._refuse(_BAD_REQUEST)
+            return
         exchange = Exchange(
             self,
             parser.get_method().decode("ascii"),
