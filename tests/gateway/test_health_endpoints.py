@@ -39,6 +39,15 @@ def test_ready_needs_a_ready_replica_of_every_model() -> None:
             assert server.http.get(server.url + path).status_code == 200
 
 
+def test_a_model_that_is_loaded_when_asked_for_does_not_make_a_server_unready() -> None:
+    router = FakeRouter("a", "b")
+    router.statuses[1].replicas_ready, router.statuses[1].state, router.statuses[1].load = 0, "unloaded", "on_demand"
+    with running(router) as server:
+        assert all(server.http.get(server.url + path).status_code == 200 for path in READY)
+        router.statuses[0].replicas_ready = 0
+        assert all(server.http.get(server.url + path).status_code == 503 for path in READY)
+
+
 def test_a_server_that_is_leaving_is_alive_and_not_ready() -> None:
     router = FakeRouter()
     router.draining = True

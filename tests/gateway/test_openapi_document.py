@@ -52,7 +52,7 @@ def test_everything_described_is_served(server: Running) -> None:
 
 @schema.parametrize()
 @settings(
-    max_examples=10,
+    max_examples=6,
     derandomize=True,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],

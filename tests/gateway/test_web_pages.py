@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.fakes import FakeControl, Running, running
+from tests.gateway.fakes import FakeControl, FakeDoor, Running, running
 
 from inferd.config import ServerConfig
-from inferd.tenancy.principal import OPERATOR
+from inferd.tenancy.principal import OPERATOR, Principal
 
 BODY = b'{"prompt": "x"}'
 
@@ -136,15 +136,23 @@ def test_a_page_of_an_allowed_origin_may_call_it(open_server: Running) -> None:
     assert server.http.get(server.url + "/v1/models").headers["vary"] == "origin"
 
 
-def test_no_page_of_any_origin_administrates(open_server: Running) -> None:
-    with running(config=ServerConfig(port=0, cors_origins=("*",), grace_s=1), control=FakeControl()) as server:
-        page = {"origin": "https://any.example"}
-        reply = server.http.get(server.url + "/v1/models", headers=page)
+def test_no_page_of_any_origin_administrates() -> None:
+    door = FakeDoor({"sk-admin": Principal(key_id="a", tenant="ops", scopes=frozenset(("admin",)))})
+    with running(
+        config=ServerConfig(port=0, cors_origins=("*",), grace_s=1), door=door, control=FakeControl()
+    ) as server:
+        page, key = {"origin": "https://any.example"}, {"authorization": "Bearer sk-admin"}
+        reply = server.http.get(server.url + "/v1/models", headers={**page, **key})
         assert reply.headers["access-control-allow-origin"] == "*"
         asked = {**page, "access-control-request-method": "POST"}
         reply = server.http.options(server.url + "/admin/drain", headers=asked)
-        assert reply.status_code == 403
+        assert reply.status_code == 401
         assert not [name for name in reply.headers if name.startswith("access-control-")]
+        reply = server.http.get(server.url + "/admin/status", headers={**page, **key})
+        assert reply.status_code == 200
+        assert not [name for name in reply.headers if name.startswith("access-control-")]
+        reply = server.http.post(server.url + "/admin/drain", headers={**page, **key})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "origin_not_allowed")
 
 
 def test_the_control_socket_asks_for_neither() -> None:

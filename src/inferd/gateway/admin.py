@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from inferd.errors import Forbidden, KeyNotFound, Unavailable
+from inferd.errors import KeyNotFound, Unavailable
 from inferd.gateway.admission import find_model
 from inferd.gateway.control import ControlActions
 from inferd.gateway.decode import decode_body
@@ -79,8 +79,6 @@ async def list_keys(room: Room, call: Call) -> Response:
 async def create_key(room: Room, call: Call) -> Response:
     require_json(call)
     spec = await decode_body(await read_body(call, MAX_BODY_BYTES), _spec_decoder)
-    if call.principal.tenant and spec.tenant != call.principal.tenant:
-        raise Forbidden("This key makes keys of its own tenant alone; leave others to the operator.", param="tenant")
     return _secret(await _control(room).keys.create_key(spec, call.principal), 201)
 
 

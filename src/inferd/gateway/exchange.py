@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import httptools
 
 from inferd import clock
-from inferd.gateway.http import ABORT, Headers, Message, Scope
+from inferd.gateway.http import Headers, Message, Scope
 
 READ_AHEAD_BYTES: Final = 64 * 1024
 
@@ -162,7 +162,6 @@ class Exchange:
             "query_string": query,
             "root_path": "",
             "headers": self.headers,
-            ABORT: self._line.abort,
         }
 
     async def receive(self) -> Message:

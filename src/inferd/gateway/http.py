@@ -13,7 +13,6 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeVar
 
-from inferd import clock
 from inferd.errors import InvalidRequest
 from inferd.gateway.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType, printable
 from inferd.gateway.upstream import Stream
@@ -31,9 +30,7 @@ JSON_TYPE: Final = b"application/json"
 HTML_TYPE: Final = b"text/html; charset=utf-8"
 EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
 BODY_IDLE_TIMEOUT_S: Final = 60.0
-SEND_TIMEOUT_S: Final = 60.0
-SEND_PIECE_BYTES: Final = 64 * 1024  # what has to get away within the time for sending
-ABORT: Final = "inferd.abort"  # where the listener leaves the function that cuts the connection
+SEND_PIECE_BYTES: Final = 64 * 1024  # of a large answer that are handed to the connection at a time
 
 EVENTS_HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
@@ -75,13 +72,9 @@ class Call:
     """One request on its way through the gateway, and what the access log will say of it."""
 
     __slots__ = (
-        "_abort",
         "_by_name",
-        "_laggard_timer",
         "_num_prompts_known",
         "_prompt_tokens",
-        "_sending_since",
-        "_task",
         "closers",
         "common_headers",
         "error_code",
@@ -105,7 +98,6 @@ class Call:
         "response_bytes",
         "route",
         "send",
-        "send_timeout_s",
         "started_at",
         "status",
         "stream",
@@ -123,15 +115,10 @@ class Call:
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.receive = receive
         self.send = send
-        self.send_timeout_s = SEND_TIMEOUT_S
         self.started_at = started_at
-        self._abort: Callable[[], None] | None = scope.get(ABORT)
         self._by_name: dict[bytes, bytes] | None = None
-        self._laggard_timer: asyncio.TimerHandle | None = None
         self._num_prompts_known = 0
         self._prompt_tokens = 0
-        self._sending_since: float | None = None
-        self._task: asyncio.Task[Any] | None = None
         self.principal: Principal = LOCAL
         self.permit: Permit | None = None
         self.closers: list[Callable[[], None]] = []  # called when the call is over, whatever happened
@@ -196,8 +183,6 @@ class Call:
         """The call is over, whatever happened: nothing of it goes on."""
         if self.watcher is not None:
             self.watcher.cancel()
-        if self._laggard_timer is not None:
-            self._laggard_timer.cancel()
         self.close_streams()
         for close in self.closers:
             close()
@@ -233,32 +218,12 @@ class Call:
             self.permit.learned(self._prompt_tokens)
 
     async def put(self, body: bytes, *, more: bool) -> None:
-        """Send a part of the answer's body; waits while what was sent before is still in the buffer.
-
-        A client that does not make room in time is cut off (``_look_at_sending``).
-        """
+        """Send a part of the answer's body; waits while there is no room for more. The connection gives up
+        on a client that never makes any."""
         self.response_bytes += len(body)
         if not more:
             self.is_complete = True
-        if self._laggard_timer is None:
-            self._task = asyncio.current_task()
-            self._look_at_sending()
-        self._sending_since = clock.now()
         await self.send({"type": "http.response.body", "body": body, "more_body": more})
-        self._sending_since = None
-
-    def _look_at_sending(self) -> None:
-        """Now and then: one timer for all parts is much cheaper than one for each."""
-        since = self._sending_since
-        if since is None or clock.now() - since < self.send_timeout_s:
-            self._laggard_timer = asyncio.get_running_loop().call_later(self.send_timeout_s / 4, self._look_at_sending)
-            return
-        self.gone = True
-        if self._abort is not None:
-            self._abort()
-        self.close_streams()
-        if self._task is not None:
-            self._task.cancel()
 
     def response_id(self, prefix: str) -> str:
         """An id for the answer's body: unique, and readable beside the request id in a log."""

@@ -90,7 +90,6 @@ class Gateway:
         if scope["type"] != "http":
             raise RuntimeError(f"The gateway serves HTTP, not {scope['type']}.")
         call = Call(scope, receive, send, clock.now())
-        call.send_timeout_s = self._room.config.server.send_timeout_s
         try:
             await self._serve(call)
             if call.num_ended < len(call.streams):
