@@ -14,12 +14,15 @@ from inferd.app.departure import Departure
 from inferd.app.reload import Reloader
 from inferd.config import Config
 from inferd.errors import InvalidRequest
-from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, UnloadReport
+from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport, UnloadReport
 from inferd.router.router import Router
 from inferd.router.status import ModelStatus, ReplicaStatus
 from inferd.tenancy.control import Control
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
+from inferd.tenancy.limiter import QuotaUse
 from inferd.tenancy.principal import Principal
+
+_TENANT = "tenant:"  # owners of limits are tenants and keys
 
 
 class Keys:
@@ -59,6 +62,7 @@ class Actions:
         self._config = config
         self._config_path = config_path
         self._started_at = clock.wall()
+        self._control = control
         self.keys = Keys(control)
 
     def status(self) -> ServerReport:
@@ -74,6 +78,7 @@ class Actions:
             memory_bytes=sum(model.memory_bytes for model in models),
             memory_budget_bytes=config.server.memory_bytes,
             models=models,
+            tenants=_tenants(self._control.quotas()),
         )
 
     def drain(self) -> None:
@@ -98,6 +103,18 @@ class Actions:
     async def restart(self, model: str) -> ModelReport:
         await self._router.restart(model)
         return next(_model(status) for status in self._router.models() if status.name == model)
+
+
+def _tenants(quotas: Sequence[QuotaUse]) -> list[TenantReport]:
+    names = sorted({quota.owner for quota in quotas if quota.owner.startswith(_TENANT)})
+    return [
+        TenantReport(
+            name=name.removeprefix(_TENANT),
+            limits={quota.kind: quota.whole for quota in quotas if quota.owner == name},
+            used={quota.kind: quota.used for quota in quotas if quota.owner == name},
+        )
+        for name in names
+    ]
 
 
 def _model(status: ModelStatus) -> ModelReport:

@@ -13,7 +13,7 @@ import msgspec
 from inferd import clock
 from inferd.cli.control import Server, server_options
 from inferd.cli.terminal import bytes_text, console
-from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport
+from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -81,7 +81,10 @@ def rendered(report: ServerReport, name: str) -> RenderableType:
         lines.append(Text(f"config   {report.config_path}"))
     if report.last_reload is not None:
         lines += reload_lines(report.last_reload)
-    return Group(*lines, Text(), models_table(report.models))
+    lines += [Text(), models_table(report.models)]
+    if report.tenants:
+        lines.append(tenants_table(report.tenants))
+    return Group(*lines)
 
 
 def reload_lines(reload: ReloadReport) -> list[RenderableType]:
@@ -136,6 +139,25 @@ def _add_replica(table: Table, replica: ReplicaReport) -> None:
         bytes_text(replica.memory_bytes) if replica.memory_bytes else "",
         Text(", ".join(filter(None, about)), style="dim"),
     )
+
+
+def tenants_table(tenants: list[TenantReport]) -> Table:
+    """What of each limit is in use."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("tenant")
+    for heading in ("requests/min", "tokens/min", "in flight"):
+        table.add_column(heading, justify="right")
+    for tenant in tenants:
+        cells = [
+            f"{tenant.used[kind]:,.0f} of {tenant.limits[kind]:,.0f}" if kind in tenant.limits else ""
+            for kind in ("requests", "tokens", "in_flight")
+        ]
+        table.add_row(Text(tenant.name, style="bold"), *cells)
+    return table
 
 
 def duration(seconds: float) -> str:

@@ -54,6 +54,14 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
     details: tuple[str, ...]  # what changed, or everything that is wrong
 
 
+class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a tenant's limits is in use at this server; no entry: no limit."""
+
+    name: str
+    limits: dict[str, float]  # requests and tokens per minute, requests in flight
+    used: dict[str, float]
+
+
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     """GET /admin/status"""
 
@@ -66,6 +74,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int  # of all local models
     memory_budget_bytes: int | None
     models: list[ModelReport]
+    tenants: list[TenantReport] = []
 
 
 class UnloadReport(msgspec.Struct, frozen=True, kw_only=True):

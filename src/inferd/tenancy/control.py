@@ -36,7 +36,7 @@ from inferd.tenancy.keys import (
     rotate_key,
 )
 from inferd.tenancy.leases import Leases
-from inferd.tenancy.limiter import Limiter
+from inferd.tenancy.limiter import Limiter, QuotaUse
 from inferd.tenancy.principal import Principal
 from inferd.tenancy.usage import COLUMNS, Column, UsageJournal, UsageRow, forget_before, read_usage
 
@@ -100,6 +100,10 @@ class Control:
         with self._lock:
             self._config = config
             self._limiter.configure(limits_of(self._rows, config), clock.now())
+
+    def quotas(self) -> list[QuotaUse]:
+        """How much of each tenant's and key's limits is in use at this server."""
+        return self._limiter.use(clock.now())
 
     @property
     def is_connected(self) -> bool:

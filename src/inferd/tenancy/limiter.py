@@ -39,6 +39,15 @@ class Refusal(msgspec.Struct, frozen=True):
     retry_after_s: float
 
 
+class QuotaUse(msgspec.Struct, frozen=True):
+    """How much of one limit is in use at this server."""
+
+    owner: str
+    kind: Kind
+    whole: float
+    used: float
+
+
 class Quota:
     """The buckets of one owner: a family of keys, or a tenant."""
 
@@ -106,6 +115,17 @@ class Limiter:
             for quota, bucket in self._coming:
                 quota.buckets[bucket.kind] = bucket
             self._coming.clear()
+
+    def use(self, now: float) -> list[QuotaUse]:
+        """Every limit that is in force, for people."""
+        with self.lock:
+            found = []
+            for quota in self._quotas.values():
+                for bucket in quota.buckets.values():
+                    bucket.refill(now)
+                    used = max(bucket.capacity - bucket.level, 0.0)
+                    found.append(QuotaUse(quota.name, bucket.kind, bucket.whole, used))
+            return found
 
     def buckets(self) -> dict[str, Bucket]:
         """Every bucket by its name in the database, also those to come. Hold the lock to change one."""
