@@ -142,6 +142,8 @@ def test_no_page_of_any_origin_administrates() -> None:
         config=ServerConfig(port=0, cors_origins=("*",), grace_s=1), door=door, control=FakeControl()
     ) as server:
         page, key = {"origin": "https://any.example"}, {"authorization": "Bearer sk-admin"}
+        refused = server.http.get(server.url + "/v1/models", headers=page)
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "*")
         reply = server.http.get(server.url + "/v1/models", headers={**page, **key})
         assert reply.headers["access-control-allow-origin"] == "*"
         asked = {**page, "access-control-request-method": "POST"}

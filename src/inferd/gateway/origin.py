@@ -75,28 +75,35 @@ class Origins:
             return True  # nobody's DNS points an address elsewhere
         return any(name == rule or (rule.startswith("*.") and name.endswith(rule[1:])) for rule in self._hosts)
 
-    def check_origin(self, call: Call, *, closed: bool) -> Headers:
-        """Headers that let the page of an allowed origin read the answer. Raises Forbidden for a request
-        that changes something and comes from a page of another origin.
+    def readable(self, call: Call, *, closed: bool) -> Headers:
+        """Headers that let the page of an allowed origin read the answer, whatever it is.
 
         ``closed``: of this no page of another origin gets anything, whatever is configured.
         """
         origin = call.header(b"origin")
         if origin is None:
             return (_VARY,) if self._origins else ()
-        if not closed and self._allows(origin):
-            return (
-                (b"access-control-allow-origin", b"*" if self._any_origin else origin),
-                (b"access-control-expose-headers", _EXPOSED),
-                _VARY,
-            )
-        if call.method not in _SAFE and origin.lower().partition(b"://")[2] != (call.header(b"host") or b"").lower():
+        if closed or not self._allows(origin):
+            return ()
+        return (
+            (b"access-control-allow-origin", b"*" if self._any_origin else origin),
+            (b"access-control-expose-headers", _EXPOSED),
+            _VARY,
+        )
+
+    def check_origin(self, call: Call, *, closed: bool) -> Headers:
+        """Likewise. Raises Forbidden for a request that changes something and comes from a page of another origin."""
+        headers = self.readable(call, closed=closed)
+        origin = call.header(b"origin")
+        if origin is None or headers or call.method in _SAFE:
+            return headers
+        if origin.lower().partition(b"://")[2] != (call.header(b"host") or b"").lower():
             name = printable(origin.decode("latin-1"))
             raise Forbidden(
                 f"Pages of the origin {name!r} may not call this server; add it to server.cors_origins.",
                 code="origin_not_allowed",
             )
-        return ()
+        return headers
 
     def preflight(self, call: Call, allow: str) -> Headers | None:
         """The answer to a browser that asks before it calls; None: this is no such question, or the

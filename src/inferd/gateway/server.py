@@ -150,9 +150,10 @@ class Gateway:
                 headers = self._origins.preflight(call, match.allow)
                 if headers is not None:
                     return Response(204, headers=headers)
+            call.common_headers = self._origins.readable(call, closed=scope == "admin")
             authenticate(self._room.door, call, scope)
             self._origins.check_host(call)
-            call.common_headers = self._origins.check_origin(call, closed=scope == "admin")
+            self._origins.check_origin(call, closed=scope == "admin")
         if call.method == "OPTIONS":
             return Response(204, headers=((b"allow", match.allow.encode("ascii")),))
         if route is None:
