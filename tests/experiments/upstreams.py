@@ -331,6 +331,7 @@ def fail_back(field: Field) -> None:
         Upstream(after(0.005)) as leaves,
         field.serve(remote(stays, leaves, **settings)) as server,
     ):
+        server.allow(descriptors=64)  # connections to the remote servers are kept for a while
         begun = time.monotonic()
         while time.monotonic() - begun < 5.5:  # until both have their full share
             ask(server)
