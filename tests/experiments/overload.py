@@ -1,4 +1,4 @@
-"""More work than can be done (F45 to F47)."""
+"""More work than can be done (F45, F46)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from collections.abc import Callable
 
 from tests.experiments.catalogue import experiment
 from tests.experiments.client import Answer, head
-from tests.experiments.field import Field, Server
+from tests.experiments.field import Field
 
 PACE_S = 0.005
 TOKENS = 5
-AT_ONCE = 4  # the tiny backend's sequences per step, each of which takes its pace
-PEAK = 1 / (PACE_S * TOKENS)  # requests per second
+PEAK = 1 / (PACE_S * TOKENS)  # requests per second: each sequence of a step takes its pace
 PATIENCE_S = 1.0  # an answer that comes later is worth nothing to its client
 
 
@@ -119,55 +118,3 @@ def thundering_herd(field: Field) -> None:
         assert answered == 500, f"{500 - answered} of 500 connections were lost"
         assert server.metrics().sum("inferd_replica_restarts_total", model="late") == 0
         assert server.operator.post("/admin/models/late/unload").status == 200
-
-
-@experiment(
-    "F47",
-    injects="five times the load in the batch class, and a little interactive work",
-    holds="interactive p95 is at most twice that of an idle server, and batch work gets done as well",
-    control="the interactive work is sent as batch",
-    red="interactive p95",
-)
-def batch_and_interactive(field: Field) -> None:
-    with field.serve({"models": {"tiny": {"source": "tiny", "queue": {"max_requests": 10_000}}}}) as server:
-        word = field.either("interactive", "batch")
-
-        def interactive() -> Answer:
-            headers = {"x-inferd-priority": word}
-            return server.client.complete(f"pace={PACE_S}", max_tokens=2, headers=headers, seconds=60)
-
-        alone = _p95(server, interactive)
-        over = threading.Event()
-        done: list[int] = []
-
-        def batch() -> None:
-            while not over.is_set():
-                answer = server.client.complete(
-                    f"pace={PACE_S}", max_tokens=TOKENS, headers={"x-inferd-priority": "batch"}, seconds=120
-                )
-                done.append(answer.status)
-
-        threads = [threading.Thread(target=batch, daemon=True) for _ in range(5 * AT_ONCE)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.5)
-        try:
-            beside = _p95(server, interactive)
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join(60)
-        # One batch request more than in the idle case may be before it: they are not interrupted.
-        limit = 2 * alone + PACE_S * TOKENS
-        assert beside <= limit, f"interactive p95 went from {alone:.3f} to {beside:.3f} s beside batch work"
-        assert done.count(200) >= 5 * AT_ONCE, "batch work was starved"
-
-
-def _p95(server: Server, ask: Callable[[], Answer]) -> float:
-    times = []
-    for _ in range(20):
-        began = time.monotonic()
-        answer = ask()
-        assert answer.status == 200, answer
-        times.append(time.monotonic() - began)
-    return sorted(times)[18]

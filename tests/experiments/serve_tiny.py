@@ -1,4 +1,4 @@
-"""A whole server around the tiny backend, from a configuration file that may change while it serves.
+"""A whole server, around the tiny backend unless the environment asks for a real engine, from a configuration file that may change while it serves.
 
     serve_tiny.py FILE [DEFECT ...]
 
@@ -42,14 +42,10 @@ def main() -> int:
     try:
         for name in sys.argv[2:]:
             inject(name)
-        return run(
-            read(),
-            source=ConfigSource(path, read),
-            on_ready=tell,
-            command=TINY_WORKER,
-            patience=IMPATIENT,
-            plan=unknown,
-        )
+        source = ConfigSource(path, read)
+        if os.environ.get("EXPERIMENT_WORKER") == "real":
+            return run(read(), source=source, on_ready=tell)
+        return run(read(), source=source, on_ready=tell, command=TINY_WORKER, patience=IMPATIENT, plan=unknown)
     except InferdError as error:
         print(f"Error: {error.message}", file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.experiments import clients, lifecycle, overload, security, state, upstreams  # noqa: F401 - entering their rows into the table
+from tests.experiments import clients, engines, lifecycle, overload, security, state, upstreams  # noqa: F401 - entering their rows into the table
 from tests.experiments.catalogue import EXPERIMENTS, Experiment
 from tests.experiments.field import Field
 
