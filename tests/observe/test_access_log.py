@@ -33,6 +33,7 @@ def test_a_line_has_the_request_its_outcome_its_tokens_and_its_timings() -> None
             served(
                 model="tiny",
                 tenant="t",
+                key_id="k1",
                 outcome="done",
                 finish_reasons=("stop",),
                 usage=Usage(3, 2, 1),
@@ -46,6 +47,7 @@ def test_a_line_has_the_request_its_outcome_its_tokens_and_its_timings() -> None
     assert line["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1}
     assert line["timings"] == {"dispatched": 0.1, "finished": 0.5}
     assert line["finish_reasons"] == ["stop"]
+    assert (line["tenant"], line["key_id"]) == ("t", "k1")
 
 
 @given(st.text(), st.text(), st.text())

@@ -53,6 +53,7 @@ def http_line(event: HttpServed, wall_s: float) -> str:
         "http",
         event.request_id[:MAX_CHARACTERS],
         event.tenant[:MAX_CHARACTERS],
+        event.key_id[:MAX_CHARACTERS],
         None if event.model is None else event.model[:MAX_CHARACTERS],
         event.route,
         event.method[:MAX_CHARACTERS],
@@ -99,6 +100,7 @@ class _HttpLine(msgspec.Struct):
     event: str
     request_id: str
     tenant: str
+    key_id: str
     model: str | None
     route: str
     method: str
