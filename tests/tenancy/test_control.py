@@ -307,7 +307,7 @@ def test_a_locked_database_fails_closed_and_comes_back(tmp_path: Path, monkeypat
             assert is_refused(control, "sk-inf-" + "a" * 12 + "-" + "b" * 43)
             other.execute("ROLLBACK")
             other.close()
-            await until(lambda: control.is_connected, 5.0)
+            await until(lambda: StateChanged(available=True) in events, 5.0)
             assert [row.requests for row in await control.usage(by=())] == [1]
 
     asyncio.run(run())

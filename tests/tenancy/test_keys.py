@@ -17,7 +17,6 @@ from inferd.config import TenantConfig
 from inferd.errors import Forbidden, InvalidRequest, KeyNotFound, Unauthenticated
 from inferd.state.database import Database, open_database
 from inferd.tenancy.keys import (
-    KeyRing,
     KeySpec,
     check_not_stronger,
     check_spec,
@@ -27,6 +26,7 @@ from inferd.tenancy.keys import (
     rotate_key,
 )
 from inferd.tenancy.principal import LOCAL, OPERATOR, Limits, Principal
+from inferd.tenancy.ring import KeyRing
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_every_comparison_of_secrets_takes_constant_time(database: Database, mon
         compared.append((len(a), len(b)))
         return a == b
 
-    monkeypatch.setattr("inferd.tenancy.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("inferd.tenancy.ring.hmac.compare_digest", compare)
     ring.find(key)
     for wrong in ("", "nonsense", key[:-1], "sk-inf-" + "z" * 12 + key[19:], "x" * 1000):
         with pytest.raises(Unauthenticated):

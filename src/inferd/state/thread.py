@@ -74,10 +74,6 @@ class StateThread:
         self._database = database
         self._thread.start()
 
-    @property
-    def is_connected(self) -> bool:
-        return self._database is not None
-
     def submit(self, job: Job[T]) -> Future[T]:
         """Have ``job`` run in the thread; the future raises what it raises, or StateUnavailable."""
         future: Future[T] = Future()

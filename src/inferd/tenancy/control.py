@@ -26,7 +26,6 @@ from inferd.tenancy.door import KeyDoor, check_exposure, limits_of
 from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.tenancy.keys import (
     KeyInfo,
-    KeyRing,
     KeyRow,
     KeySpec,
     NewKey,
@@ -38,6 +37,7 @@ from inferd.tenancy.keys import (
 from inferd.tenancy.leases import Leases
 from inferd.tenancy.limiter import Limiter, QuotaUse
 from inferd.tenancy.principal import Principal
+from inferd.tenancy.ring import KeyRing
 from inferd.tenancy.usage import COLUMNS, Column, UsageJournal, UsageRow, forget_before, read_usage
 
 REFRESH_S: Final = 0.25
@@ -104,11 +104,6 @@ class Control:
     def quotas(self) -> list[QuotaUse]:
         """How much of each tenant's and key's limits is in use at this server."""
         return self._limiter.use(clock.now())
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the database answers; where it does not, keys cannot be changed and known ones go on."""
-        return self._thread.is_connected
 
     # -- what may be asked -------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ from inferd.config import Config, ServerConfig
 from inferd.errors import ConfigError, QuotaExceeded, Unauthenticated
 from inferd.events import Emit, RefusalReason, RequestRefused, ignore
 from inferd.tenancy.buckets import Kind
-from inferd.tenancy.keys import KeyRing, KeyRow
+from inferd.tenancy.keys import KeyRow
 from inferd.tenancy.limiter import Limiter, Taken
 from inferd.tenancy.principal import LOCAL, Limits, Principal
+from inferd.tenancy.ring import KeyRing
 from inferd.tenancy.usage import Entry, UsageJournal
 from inferd.types import Usage
 

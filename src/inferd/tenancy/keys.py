@@ -1,6 +1,7 @@
-"""API keys: made, shown once, kept as hashes; and the ring of them that a server holds in memory.
+"""API keys: made, shown once, kept as hashes, ended and replaced.
 
-Knows the database's rows and what a key's text looks like. Does not know HTTP or limits' levels.
+Knows the database's rows and what a key's text looks like. Does not know HTTP, nor what a server holds of
+them in memory (``ring.py``).
 
 A key is ``sk-inf-<id>-<secret>``. The id finds the row; the secret is 256 random bits, of which only the
 SHA-256 is kept. A slow hash would protect a secret that a person chose, which can be guessed; 2^256
@@ -11,21 +12,18 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import hmac
 import json
 import secrets
 import string
-import threading
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
 
-from inferd import clock
 from inferd.config import TenantConfig
-from inferd.errors import Forbidden, InvalidRequest, KeyNotFound, Unauthenticated
-from inferd.state.database import Database, Row, Transaction, next_number, number
+from inferd.errors import Forbidden, InvalidRequest, KeyNotFound
+from inferd.state.database import Database, Row, Transaction, next_number
 from inferd.tenancy.principal import GRANTABLE, Limits, Principal, Scope
 from inferd.types import RANKS, PriorityClass, class_of
 
@@ -36,11 +34,10 @@ MAX_NAME_CHARS: Final = 128
 MAX_NUMBER: Final = 2**53
 KeyState = Literal["active", "expired", "revoked"]
 _LETTERS: Final = string.ascii_letters + string.digits
-_COLUMNS: Final = (
+COLUMNS: Final = (
     "id, family, hash, tenant, name, scopes, models, rpm, tpm, max_in_flight, priority, "
     "created_at, expires_at, revoked_at, version"
 )
-_NOBODY: Final = hashlib.sha256(b"no key has this hash").digest()
 
 
 class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,8 +162,8 @@ def list_keys(database: Database, *, now: float, tenant: str | None = None) -> l
     """Every key, or a tenant's, oldest first, revoked ones as well."""
     where, values = ("", ()) if tenant is None else (" WHERE tenant = ?", (tenant,))
     with database.reading() as transaction:
-        rows = transaction.rows(f"SELECT {_COLUMNS} FROM keys{where} ORDER BY created_at, id", values)
-    return [_row(row).info(now) for row in rows]
+        rows = transaction.rows(f"SELECT {COLUMNS} FROM keys{where} ORDER BY created_at, id", values)
+    return [row_of(row).info(now) for row in rows]
 
 
 def revoke_key(database: Database, key_id: str, *, now: float) -> KeyInfo:
@@ -284,7 +281,7 @@ def _insert(
     row = KeyRow(
         id=key_id,
         family=family or key_id,
-        hash=_hash(secret),
+        hash=hash_of(secret),
         tenant=spec.tenant,
         name=spec.name,
         scopes=json.dumps(spec.scopes),
@@ -299,110 +296,24 @@ def _insert(
         version=next_number(transaction, "keys"),
     )
     marks = ", ".join("?" * len(row.__struct_fields__))
-    transaction.execute(f"INSERT INTO keys ({_COLUMNS}) VALUES ({marks})", msgspec.structs.astuple(row))
+    transaction.execute(f"INSERT INTO keys ({COLUMNS}) VALUES ({marks})", msgspec.structs.astuple(row))
     return NewKey(key=f"{PREFIX}{key_id}-{secret}", info=row.info(now))
 
 
 def _find(transaction: Transaction, key_id: str) -> KeyRow:
-    rows = transaction.rows(f"SELECT {_COLUMNS} FROM keys WHERE id = ?", (key_id,))
+    rows = transaction.rows(f"SELECT {COLUMNS} FROM keys WHERE id = ?", (key_id,))
     if not rows:
         raise KeyNotFound("There is no key with this id; list them with: inferd keys list.", param="id")
-    return _row(rows[0])
+    return row_of(rows[0])
 
 
-def _row(row: Row) -> KeyRow:
+def row_of(row: Row) -> KeyRow:
     return msgspec.convert(row, KeyRow)
 
 
-def _hash(secret: str) -> bytes:
+def hash_of(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("ascii")).digest()
 
 
 def _random(num_chars: int) -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(num_chars))
-
-
-# -- what a server holds -----------------------------------------------------------------------------
-
-
-class Holder(msgspec.Struct, frozen=True):
-    """A key in memory."""
-
-    row: KeyRow
-    principal: Principal
-
-    @property
-    def owners(self) -> tuple[str, str]:
-        """Whose quotas its requests take from."""
-        return f"key:{self.row.family}", f"tenant:{self.row.tenant}"
-
-
-class KeyRing:
-    """All keys by id. Written by the database's thread, read by the event loop: entries are replaced, never changed."""
-
-    def __init__(self, tenants: Mapping[str, TenantConfig]) -> None:
-        self._tenants = dict(tenants)
-        self._holders: dict[str, Holder] = {}
-        self._version = -1
-        self._lock = threading.Lock()  # between a refresh and another configuration
-
-    def __len__(self) -> int:
-        """Keys that were ever made. A server whose last key was revoked does not become open by that."""
-        return len(self._holders)
-
-    def num_usable(self, now: float) -> int:
-        """Keys that open the door at ``now``, seconds since the epoch."""
-        return sum(holder.row.state(now) == "active" for holder in list(self._holders.values()))
-
-    def refresh(self, database: Database, before: Callable[[Sequence[KeyRow]], None]) -> bool:
-        """Read what changed since the last time; whether anything did. For the database's thread, a few
-        times a second: one number is read when nothing did. ``before`` gets all keys before the first request
-        with a new one can come in."""
-        with database.reading() as transaction:
-            version = number(transaction, "keys")
-            if version == self._version:
-                return False
-            if version < self._version:  # another, older copy of the database was put in its place
-                self._version = -1
-            rows = transaction.rows(f"SELECT {_COLUMNS} FROM keys WHERE version > ?", (self._version,))
-        changed = {row.id: row for row in map(_row, rows)}
-        is_all = self._version < 0
-        known = {} if is_all else {name: holder.row for name, holder in self._holders.items()}
-        before(list({**known, **changed}.values()))
-        with self._lock:
-            holders = {name: Holder(row, row.principal(self._tenants)) for name, row in changed.items()}
-            self._holders = holders if is_all else {**self._holders, **holders}
-        self._version = version
-        return True
-
-    def reread(self) -> None:
-        """Take everything anew at the next ``refresh``: after an outage the file may be another one."""
-        self._version = -1
-
-    def configure(self, tenants: Mapping[str, TenantConfig]) -> None:
-        """Other limits, weights and regions of tenants."""
-        with self._lock:
-            self._tenants = dict(tenants)
-            self._holders = {
-                name: Holder(holder.row, holder.row.principal(tenants)) for name, holder in self._holders.items()
-            }
-
-    def owners(self, principal: Principal) -> tuple[str, ...]:
-        """Whose quotas a principal's requests take from; nobody's for one without a key."""
-        holder = self._holders.get(principal.key_id)
-        return () if holder is None else holder.owners
-
-    def find(self, token: str) -> Holder:
-        """The key that a credential is. Takes the same time whatever is wrong. Raises Unauthenticated."""
-        key_id, _, secret = token.removeprefix(PREFIX).partition("-")
-        is_shaped = (
-            len(token) == len(PREFIX) + ID_CHARS + 1 + SECRET_CHARS and token.isascii() and token.startswith(PREFIX)
-        )
-        holder = self._holders.get(key_id) if is_shaped else None
-        kept = holder.row.hash if holder is not None else _NOBODY
-        is_same = hmac.compare_digest(_hash(secret if is_shaped else "x" * SECRET_CHARS), kept)
-        if holder is None or not is_same or holder.row.state(clock.wall()) != "active":
-            raise Unauthenticated(
-                "The API key is not valid; send a valid one as 'Authorization: Bearer sk-inf-...'.",
-            )
-        return holder

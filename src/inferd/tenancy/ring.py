@@ -1,0 +1,106 @@
+"""The ring of keys that a server holds in memory: finds the key that a credential is.
+
+Knows rows of keys and how they are compared. Does not know how they are made, nor HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from inferd import clock
+from inferd.config import TenantConfig
+from inferd.errors import Unauthenticated
+from inferd.state.database import Database, number
+from inferd.tenancy.keys import COLUMNS, ID_CHARS, PREFIX, SECRET_CHARS, KeyRow, hash_of, row_of
+from inferd.tenancy.principal import Principal
+
+_NOBODY: Final = hashlib.sha256(b"no key has this hash").digest()
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A key in memory."""
+
+    row: KeyRow
+    principal: Principal
+
+    @property
+    def owners(self) -> tuple[str, str]:
+        """Whose quotas its requests take from."""
+        return f"key:{self.row.family}", f"tenant:{self.row.tenant}"
+
+
+class KeyRing:
+    """All keys by id. Written by the database's thread, read by the event loop: entries are replaced, never changed."""
+
+    def __init__(self, tenants: Mapping[str, TenantConfig]) -> None:
+        self._tenants = dict(tenants)
+        self._holders: dict[str, Holder] = {}
+        self._version = -1
+        self._lock = threading.Lock()  # between a refresh and another configuration
+
+    def __len__(self) -> int:
+        """Keys that were ever made. A server whose last key was revoked does not become open by that."""
+        return len(self._holders)
+
+    def num_usable(self, now: float) -> int:
+        """Keys that open the door at ``now``, seconds since the epoch."""
+        return sum(holder.row.state(now) == "active" for holder in list(self._holders.values()))
+
+    def refresh(self, database: Database, before: Callable[[Sequence[KeyRow]], None]) -> bool:
+        """Read what changed since the last time; whether anything did. For the database's thread, a few
+        times a second: one number is read when nothing did. ``before`` gets all keys before the first request
+        with a new one can come in."""
+        with database.reading() as transaction:
+            version = number(transaction, "keys")
+            if version == self._version:
+                return False
+            if version < self._version:  # another, older copy of the database was put in its place
+                self._version = -1
+            rows = transaction.rows(f"SELECT {COLUMNS} FROM keys WHERE version > ?", (self._version,))
+        changed = {row.id: row for row in map(row_of, rows)}
+        is_all = self._version < 0
+        known = {} if is_all else {name: holder.row for name, holder in self._holders.items()}
+        before(list({**known, **changed}.values()))
+        with self._lock:
+            holders = {name: Holder(row, row.principal(self._tenants)) for name, row in changed.items()}
+            self._holders = holders if is_all else {**self._holders, **holders}
+        self._version = version
+        return True
+
+    def reread(self) -> None:
+        """Take everything anew at the next ``refresh``: after an outage the file may be another one."""
+        self._version = -1
+
+    def configure(self, tenants: Mapping[str, TenantConfig]) -> None:
+        """Other limits, weights and regions of tenants."""
+        with self._lock:
+            self._tenants = dict(tenants)
+            self._holders = {
+                name: Holder(holder.row, holder.row.principal(tenants)) for name, holder in self._holders.items()
+            }
+
+    def owners(self, principal: Principal) -> tuple[str, ...]:
+        """Whose quotas a principal's requests take from; nobody's for one without a key."""
+        holder = self._holders.get(principal.key_id)
+        return () if holder is None else holder.owners
+
+    def find(self, token: str) -> Holder:
+        """The key that a credential is. Takes the same time whatever is wrong. Raises Unauthenticated."""
+        key_id, _, secret = token.removeprefix(PREFIX).partition("-")
+        is_shaped = (
+            len(token) == len(PREFIX) + ID_CHARS + 1 + SECRET_CHARS and token.isascii() and token.startswith(PREFIX)
+        )
+        holder = self._holders.get(key_id) if is_shaped else None
+        kept = holder.row.hash if holder is not None else _NOBODY
+        is_same = hmac.compare_digest(hash_of(secret if is_shaped else "x" * SECRET_CHARS), kept)
+        if holder is None or not is_same or holder.row.state(clock.wall()) != "active":
+            raise Unauthenticated(
+                "The API key is not valid; send a valid one as 'Authorization: Bearer sk-inf-...'.",
+            )
+        return holder
