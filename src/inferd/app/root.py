@@ -26,6 +26,7 @@ from inferd.cache.open import open_cache
 from inferd.config import Config
 from inferd.errors import InternalError, ModelLoadError
 from inferd.events import Emit, Event, ignore
+from inferd.observe import Observer
 from inferd.router.loading import Plan, plan_model
 from inferd.router.router import Router
 from inferd.state.folder import data_folder
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from inferd.app.source import ConfigSource
     from inferd.gateway.listener import HttpServer
     from inferd.gateway.server import Gateway
-    from inferd.observe import Observer
     from inferd.observe.logs import LogStream
 
 FAREWELL_S = 1.0  # for the last bytes of answers that are over
@@ -105,30 +105,10 @@ async def serve(
     """
     from inferd.gateway.listener import bind
 
-    departure, events = Departure(), _Events(watch)
+    departure = Departure()
     async with contextlib.AsyncExitStack() as stack:
         listener = bind(config.server)
         stack.callback(listener.close)
-        control_socket = _control_socket(config, listener.getsockname()[1])
-        if control_socket is not None:
-            stack.callback(control_socket.close)
-        departure.listen()
-        stack.callback(departure.deaf)
-        cache = open_cache(config.cache, events)
-        stack.push_async_callback(cache.close)
-        control = Control(config, events)
-        await control.start()
-        stack.push_async_callback(control.close)
-        router = Router(config, events, command=command, patience=patience, plan=plan)
-        stack.push_async_callback(router.stop)
-        await router.start()  # before the imports below: the workers' own take longer
-        await asyncio.to_thread(_import_parts)
-        from inferd.app.actions import Actions
-        from inferd.app.reload import Reloader
-        from inferd.gateway.listener import HttpServer
-        from inferd.gateway.server import create_app
-        from inferd.observe import Observer
-
         observer = Observer(
             models=_replicas(config),
             access_log=config.server.access_log,
@@ -137,9 +117,32 @@ async def serve(
         )
         stack.callback(observer.close)
         stack.enter_context(_logging_into(observer.log_handler))
-        events.connect(observer.emit)
+
+        def emit(event: Event) -> None:
+            watch(event)
+            observer.emit(event)
+
+        control_socket = _control_socket(config, listener.getsockname()[1])
+        if control_socket is not None:
+            stack.callback(control_socket.close)
+        departure.listen()
+        stack.callback(departure.deaf)
+        cache = open_cache(config.cache, emit)
+        stack.push_async_callback(cache.close)
+        control = Control(config, emit)
+        await control.start()
+        stack.push_async_callback(control.close)
+        router = Router(config, emit, command=command, patience=patience, plan=plan)
+        stack.push_async_callback(router.stop)
+        await router.start()  # before the imports below: the workers' own take longer
+        await asyncio.to_thread(_import_parts)
+        from inferd.app.actions import Actions
+        from inferd.app.reload import Reloader
+        from inferd.gateway.listener import HttpServer
+        from inferd.gateway.server import create_app
+
         site = Site(config, router, control, observer)
-        reloader = None if source is None else Reloader(source, site.adopt, events)
+        reloader = None if source is None else Reloader(source, site.adopt, emit)
         path = None if source is None else source.path
         actions = Actions(router, control, departure, reloader, lambda: site.config, path)
         create = functools.partial(
@@ -227,8 +230,7 @@ def _logging_into(handler: logging.Handler) -> Iterator[None]:
 
 def _import_parts() -> None:
     """In a thread, so that the workers get their first messages meanwhile."""
-    import inferd.gateway.server
-    import inferd.observe  # noqa: F401
+    import inferd.gateway.server  # noqa: F401
 
 
 def _import_late_parts() -> None:
@@ -313,25 +315,3 @@ def _address(host: str, port: int) -> str:
     """Where a client on this machine finds the server."""
     reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-
-
-class _Events:
-    """Holds events back until there is an observer."""
-
-    def __init__(self, watch: Emit) -> None:
-        self._watch = watch
-        self._emit: Emit | None = None
-        self._held: list[Event] = []
-
-    def __call__(self, event: Event) -> None:
-        self._watch(event)
-        if self._emit is None:
-            self._held.append(event)
-        else:
-            self._emit(event)
-
-    def connect(self, emit: Emit) -> None:
-        self._emit = emit
-        for event in self._held:
-            emit(event)
-        self._held.clear()
