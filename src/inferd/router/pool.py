@@ -262,8 +262,11 @@ class Pool:
         self._tell()
 
     def _able(self, ticket: Ticket, takers: Iterable[Member]) -> list[Member]:
-        region = ticket.request.region
-        return [m for m in takers if m.replica.runs(ticket) and (not region or m.region == region)]
+        request_id, region = ticket.request.id, ticket.request.region
+        able = [m for m in takers if m.replica.runs(ticket) and (not region or m.region == region)]
+        if request_id in self._losers:  # the one that still works on an earlier try cannot tell them apart
+            able = [member for member in able if member.replica.ticket(request_id) is None]
+        return able
 
     def _dispatch(self, ticket: Ticket, able: Sequence[Member], now: float) -> None:
         """Give it to one of the replicas that can take it."""
@@ -366,6 +369,7 @@ class Pool:
         """Another try in a moment: not at once, and not when everybody else tries again."""
         shortest, longest = _REST_S
         delay = min(longest, shortest * 2.0 ** (ticket.attempts - 1)) * self._random.random()
+        ticket.runner = None
         loop = asyncio.get_running_loop()
         self._resting[ticket.request.id] = loop.call_later(delay, self._rested, ticket)
 
@@ -501,11 +505,14 @@ class Pool:
                     self._is_out(ticket, replica)
                     self._made_room()
                 return
+        is_cleared = ticket is self._suspect
         if not ticket.stream.progress.has_output:
             self._clear(ticket)
             self._note_first(ticket, replica, now)
         if end is None:
             ticket.stream.relay(item, now)
+            if is_cleared and len(self._queue):
+                self._pump()
             return
         if end.outcome == "failed":
             member = self.fleet.member_of(replica)
@@ -599,6 +606,7 @@ class Pool:
             assert ticket.seed is not None
             so_far = Continuation(token_ids=tuple(ticket.token_ids or ()), seed=ticket.seed)
             ticket.request = msgspec.structs.replace(request, resumes=so_far)
+            ticket.relay = None  # a remote server could only begin anew
             self._emit(Retried(model=self.name, kind="continuation", granted=True))
             self._wait_again(ticket)
         else:
