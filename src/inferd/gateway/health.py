@@ -56,7 +56,7 @@ def ready(room: Room, call: Call) -> Response:
     models = {s.name: ModelHealth(s.state, s.replicas_ready, s.replicas, s.detail) for s in _shown(room, call)}
     if router.draining:
         return Response(503, encode(Readiness("draining", models)), headers=((b"retry-after", b"1"),))
-    if not all(s.replicas_ready >= 1 or s.load == "on_demand" for s in router.models()):
+    if not all(s.replicas_ready >= 1 or s.load == "on_demand" or s.state == "unloaded" for s in router.models()):
         return Response(503, encode(Readiness("not_ready", models)), headers=((b"retry-after", b"1"),))
     return Response(200, encode(Readiness("ready", models)))
 
