@@ -21,7 +21,7 @@ from inferd.engine.load import create_backend
 from inferd.engine.memory import RUNTIME_BYTES
 from inferd.engine.model.load import load_model
 from inferd.errors import ModelLoadError
-from inferd.planning.memory import MemoryEstimate, plan_config, plan_model, within
+from inferd.planning.memory import MemoryEstimate, plan_config, plan_model
 from inferd.types import GenerateRequest, SamplingParams, TextPrompt
 
 GB = 10**9
@@ -33,6 +33,11 @@ def planned(name: str, config: ModelConfig, free_bytes: int | None = 8 * GB) -> 
     estimate = plan_model(name, config, free_bytes=free_bytes)
     assert estimate is not None
     return estimate
+
+
+def within(config: ModelConfig, estimate: MemoryEstimate) -> ModelConfig:
+    """The same model, bound to what was planned for it, as the router loads it."""
+    return msgspec.structs.replace(config, memory_bytes=estimate.total_bytes)
 
 
 def load(config: ModelConfig) -> Engine:

@@ -150,12 +150,6 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
     )
 
 
-def within(config: ModelConfig, estimate: MemoryEstimate) -> ModelConfig:
-    """The same model, bound to what was planned for it: whatever else is loaded before or after, its KV
-    cache takes no more than the plan says."""
-    return msgspec.structs.replace(config, memory_bytes=estimate.total_bytes)
-
-
 def _weights_bytes(folder: Path, dims: DecoderConfig, itemsize: int) -> int:
     """Bytes of the tensors the model takes, in its own number format."""
     tables = {}
