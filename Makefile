@@ -58,7 +58,8 @@ bench: $(VENV)/.dev ## Measure the server and write a table (bench/README.md)
 	@$(BIN)/python -m bench $(ARGS)
 
 .PHONY: soak
-soak: $(VENV)/.dev ## Long run under load and faults, books checked all the while
+soak: $(VENV)/.dev ## Every fault and attack with its control, then a long run under load and faults
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "soak or not soak" tests/experiments
 	@$(BIN)/python -m bench.soak $(ARGS)
 
 .PHONY: clean

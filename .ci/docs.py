@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     "docs/metrics.md": ["-m", "inferd.observe.page"],
     "docs/configuration.md": ["-m", "inferd.cli.reference", "configuration"],
+    "docs/experiments.md": ["-m", "tests.experiments.table"],
 }
 
 

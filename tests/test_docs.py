@@ -139,6 +139,7 @@ def test_every_metric_that_the_pages_name_exists() -> None:
 
 def test_the_labels_that_the_pages_choose_exist() -> None:
     words = {*metrics.OUTCOMES, *metrics.REFUSALS, *metrics.STATES, *metrics.FINISHED_REASONS, *metrics.BLOCK_STATES}
+    words |= {*metrics.BREAKER_STATES, *metrics.UNLOADS}
     for page in PAGES:
         for label, value in re.findall(r"\{(\w+)=\"(\w+)\"\}", page.read_text(encoding="utf-8")):
             if label in ("outcome", "reason", "state", "fault", "finished_reason"):

@@ -1,8 +1,9 @@
-"""A whole server, around the tiny backend unless the environment asks for a real engine, from a configuration file that may change while it serves.
+"""A whole server from a configuration file that may change while it serves.
 
     serve_tiny.py FILE [DEFECT ...]
 
-Its address is its first line on stdout. Defects are broken on purpose before anything starts: the positive
+Around the tiny backend, or with EXPERIMENT_WORKER=real around the real engine. Its address is its first
+line on stdout. Defects are broken on purpose before anything starts: the positive
 controls of the experiments (``defects.py``).
 """
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.experiments import clients, engines, lifecycle, overload, security, state, upstreams  # noqa: F401 - entering their rows into the table
-from tests.experiments.catalogue import EXPERIMENTS, Experiment
+from tests.experiments.catalogue import Experiment
 from tests.experiments.field import Field
+from tests.experiments.table import EXPERIMENTS
 
 ROWS = [
     pytest.param(row, id=row.id, marks=() if row.is_quick else (pytest.mark.soak, pytest.mark.timeout(300)))
