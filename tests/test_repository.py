@@ -17,7 +17,8 @@ SOURCES = sorted((ROOT / "src" / "inferd").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 # Reasons that a broad except is right: each is a border at which one failure must stay one.
-BROAD_EXCEPT = ("worker/", "gateway/", "observe/sink.py")
+# A request's boundary, a loop that must not end, the sink.
+BROAD_EXCEPT = ("worker/", "gateway/", "observe/sink.py", "app/reload.py")
 
 
 def test_every_module_says_what_it_is() -> None:
@@ -54,7 +55,7 @@ def test_no_module_is_named_after_nothing() -> None:
     assert [str(path.relative_to(ROOT)) for path in SOURCES if refused.search(path.stem)] == []
 
 
-def test_broad_excepts_stand_only_at_the_three_borders() -> None:
+def test_broad_excepts_stand_only_at_borders_loops_and_the_sink() -> None:
     found = []
     for path in SOURCES:
         place = path.relative_to(ROOT / "src" / "inferd").as_posix()

@@ -45,7 +45,7 @@ def test_probes_that_went_well_are_left_out_and_failures_are_not() -> None:
 
 def test_replicas_tell_their_state_and_why() -> None:
     (line,) = shown(ReplicaChanged(model="chat", replica=0, state="died", reason="killed by SIGKILL"))
-    assert line == "00:00:00 chat/0 is died: killed by SIGKILL"
+    assert line == "00:00:00 chat/0 died: killed by SIGKILL"
 
 
 def test_an_entry_of_another_kind_is_shown_as_it_is() -> None:

@@ -10,6 +10,7 @@ import json
 
 from inferd.types import JSON
 
+_DID = {"died": "died", "failed": "failed", "hung": "hangs", "stopped": "has stopped"}
 _PROBES = ("/health", "/livez", "/readyz", "/ping", "/metrics")
 
 
@@ -22,7 +23,7 @@ def plain(line: str) -> str | None:
             return _http(at, entry)
         case "replica":
             reason = f": {entry['reason']}" if entry["reason"] else ""
-            return f"{at} {entry['model']}/{entry['replica']} is {entry['state']}{reason}"
+            return f"{at} {entry['model']}/{entry['replica']} {_DID.get(entry['state'], 'is ' + entry['state'])}{reason}"
         case "log":
             places = "".join(f"\n    {place}" for place in entry.get("places", ()))
             return f"{at} {entry['level']}: {entry['message']}{places}"
