@@ -518,6 +518,6 @@ class PoolMachine(RuleBasedStateMachine):
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)  # explaining takes minutes here
 PoolMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=50, deadline=None, phases=PHASES, report_multiple_bugs=False
+    max_examples=40, stateful_step_count=50, deadline=None, phases=PHASES, report_multiple_bugs=False
 )
 TestPoolMachine = PoolMachine.TestCase

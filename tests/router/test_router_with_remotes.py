@@ -1,0 +1,212 @@
+"""The router in front of remote servers over real sockets: what fails is left alone, what can be saved is saved."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+import pytest
+from tests.remote.fault_server import FaultServer, Script, Talk, completion
+from tests.worker.watching import Witness, ask, routing, text_of, until
+
+from inferd.config import BreakerConfig, Config, ModelConfig, RemoteConfig, RetryConfig, RoutingConfig
+from inferd.errors import Unavailable
+from inferd.events import BreakerChanged, Retried
+from inferd.router.router import Router, Stream
+from inferd.types import End, Output, Relay, Relayed, Request
+
+BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+CALM = BreakerConfig(failures=1000)
+
+
+async def well(talk: Talk) -> None:
+    await talk.answer(completion("well"))
+
+
+async def badly(talk: Talk) -> None:
+    await talk.answer(b"{}", 500)
+
+
+async def never(talk: Talk) -> None:
+    await talk.gone()
+
+
+async def slowly(talk: Talk) -> None:
+    await asyncio.sleep(0.1)
+    await talk.answer(completion("slow"))
+
+
+@contextlib.asynccontextmanager
+async def remotes(
+    scripts: Sequence[Script],
+    *,
+    retry: RetryConfig = RetryConfig(),
+    breaker: BreakerConfig = CALM,
+    routing_config: RoutingConfig = RoutingConfig(),
+    settings: Sequence[dict[str, object]] = (),
+    local: bool = False,
+) -> AsyncIterator[tuple[Router, Witness, list[FaultServer]]]:
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(FaultServer(script).running()) for script in scripts]
+        configs = [RemoteConfig(url=server.url) for server in servers]
+        for number, changes in enumerate(settings):
+            configs[number] = msgspec.structs.replace(configs[number], **changes)
+        model = ModelConfig(source="tiny" if local else f"openai:{configs[0].url}", retry=retry, breaker=breaker)
+        model = msgspec.structs.replace(model, routing=routing_config, remotes=tuple(configs[0 if local else 1 :]))
+        router, witness = await stack.enter_async_context(routing(Config(models={"tiny": model})))
+        yield router, witness, servers
+
+
+def send(router: Router, name: str, *, idempotent: bool = True, region: str = "") -> Stream:
+    request = Request(id=name, model="tiny", idempotent=idempotent, region=region)
+    return router.submit(request, Relay(path="/chat/completions", body=BODY))
+
+
+async def answer(stream: Stream) -> tuple[bytes, End]:
+    items = [item async for item in stream]
+    assert items[-1].end is not None
+    return b"".join(item.data for item in items if isinstance(item, Relayed)), items[-1].end
+
+
+def retried(witness: Witness) -> list[tuple[str, bool]]:
+    return [(event.kind, event.granted) for event in witness.events if isinstance(event, Retried)]
+
+
+def test_a_server_that_fails_costs_its_requests_a_second_try_elsewhere() -> None:
+    async def scenario() -> None:
+        async with remotes((badly, well), retry=RetryConfig(budget=1.0)) as (router, witness, servers):
+            for number in range(20):
+                data, end = await answer(send(router, f"r{number}"))
+                assert b"well" in data
+                assert end.outcome == "done"
+            assert retried(witness) == [("retry", True)] * len(servers[0].talks)
+            assert servers[0].talks
+            assert len(witness.ended()) == 20
+
+    asyncio.run(scenario())
+
+
+def test_retries_are_a_part_of_live_traffic_and_none_for_what_may_not_run_twice() -> None:
+    async def scenario() -> None:
+        async with remotes((badly,), retry=RetryConfig(budget=0.2)) as (router, witness, servers):
+            ends = [(await answer(send(router, f"r{number}")))[1] for number in range(40)]
+            assert all(end.failure is not None and end.failure.kind == "upstream_failed" for end in ends)
+            granted = [granted for _, granted in retried(witness)]
+            assert 1 <= sum(granted) <= 0.2 * 40 + 3
+            before = len(servers[0].talks)
+            await answer(send(router, "once", idempotent=False))
+            assert len(servers[0].talks) == before + 1
+
+    asyncio.run(scenario())
+
+
+def test_when_every_breaker_is_open_requests_are_refused_at_once_until_a_probe_succeeds() -> None:
+    async def scenario() -> None:
+        breaker = BreakerConfig(failures=3, cooldown_s=0.5, successes=1)
+        async with remotes((badly,), breaker=breaker, retry=RetryConfig(max_attempts=1)) as (router, witness, servers):
+            for number in range(3):
+                await answer(send(router, f"r{number}"))
+            await until(lambda: router.models()[0].replicas_status[0].breaker == "open", "the breaker is open")
+            begun = time.monotonic()
+            for number in range(20):
+                with pytest.raises(Unavailable) as refused:
+                    send(router, f"refused-{number}")
+                assert refused.value.code == "breaker_open"
+                assert (refused.value.retry_after_s or 0) >= 1
+            assert time.monotonic() - begun < 20 * 0.05
+            assert len(servers[0].talks) == 3
+            servers[0].script = well
+
+            async def passes() -> bool:
+                try:
+                    return (await answer(send(router, f"probe-{time.monotonic()}")))[1].outcome == "done"
+                except Unavailable:
+                    return False
+
+            while not await passes():
+                await asyncio.sleep(0.02)
+            states = [event.state for event in witness.events if isinstance(event, BreakerChanged)]
+            assert states == ["open", "closed"]
+
+    asyncio.run(scenario())
+
+
+def test_a_hedge_takes_the_answer_that_begins_first_and_cancels_the_other() -> None:
+    async def scenario() -> None:
+        retry = RetryConfig(hedge_after_s=0.02, budget=1.0)
+        async with remotes((never, well), retry=retry) as (router, witness, servers):
+            for number in range(10):
+                data, end = await answer(send(router, f"r{number}"))
+                assert b"well" in data
+                assert end.outcome == "done"
+            assert retried(witness) == [("hedge", True)] * len(servers[0].talks)
+            assert servers[0].talks
+            await until(lambda: all(not r.num_in_flight for r in router.replicas("tiny")), "the losers are gone")
+            assert len(witness.ended()) == 10
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_server_is_set_aside() -> None:
+    async def scenario() -> None:
+        async with remotes((slowly, well, well)) as (router, witness, servers):
+
+            async def is_ejected() -> bool:
+                await asyncio.gather(*(answer(send(router, f"{time.monotonic()}-{number}")) for number in range(6)))
+                return any(status.ejected for status in router.models()[0].replicas_status)
+
+            while not await is_ejected():
+                pass
+            before = len(servers[0].talks)
+            for number in range(20):
+                await answer(send(router, f"r{number}"))
+            assert len(servers[0].talks) == before
+            assert "ejected" in [event.state for event in witness.events if isinstance(event, BreakerChanged)]
+
+    asyncio.run(scenario())
+
+
+def test_a_fallback_and_another_region_get_nothing_while_there_is_better() -> None:
+    async def scenario() -> None:
+        settings: list[dict[str, object]] = [{"region": "eu"}, {"fallback": True, "region": "us"}]
+        async with remotes((well, well), settings=settings) as (router, _, servers):
+            for number in range(10):
+                await answer(send(router, f"r{number}"))
+            assert (len(servers[0].talks), len(servers[1].talks)) == (10, 0)
+            await answer(send(router, "there", region="us"))
+            assert len(servers[1].talks) == 1
+            with pytest.raises(Unavailable) as refused:
+                send(router, "nowhere", region="mars")
+            assert refused.value.code == "region_unavailable"
+
+    asyncio.run(scenario())
+
+
+def test_a_local_model_stands_in_for_a_remote_one_that_fails() -> None:
+    async def scenario() -> None:
+        retry = RetryConfig(budget=1.0)
+        async with remotes((badly,), retry=retry, local=True) as (router, _, servers):
+            for number in range(10):
+                relay = Relay(path="/completions", body=BODY)
+                items = [item async for item in router.submit(ask(name=f"r{number}"), relay)]
+                assert text_of([item for item in items if isinstance(item, Output)]) == "abcd"
+            assert servers[0].talks
+
+    asyncio.run(scenario())
+
+
+def test_remote_servers_come_and_go_under_load() -> None:
+    async def scenario() -> None:
+        async with remotes((well, slowly)) as (router, _, servers):
+            sent = [send(router, f"r{number}") for number in range(30)]
+            only = ModelConfig(source=f"openai:{servers[0].url}", breaker=CALM)
+            said = await router.apply(Config(models={"tiny": only}))
+            assert said == ["tiny: 0 remote server(s) added, 1 removed"]
+            for stream in sent:
+                assert (await answer(stream))[1].outcome == "done"
+            assert [status.kind for status in router.models()[0].replicas_status] == ["remote"]
+
+    asyncio.run(scenario())
