@@ -244,6 +244,12 @@ def test_nothing_is_cached_where_no_model_says_so(door: FakeDoor) -> None:
         assert looks(server) == []
 
 
+def test_a_model_whose_weights_are_not_known_yet_is_not_looked_up(server: Running) -> None:
+    server.router.statuses[0].info = None
+    replies = [ask(server, GREEDY) for _ in range(2)]
+    assert [(reply.status_code, "x-inferd-cache" in reply.headers) for reply in replies] == [(200, False)] * 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_equal_requests_at_the_same_time_are_computed_once(server: Running, stream: bool) -> None:
     server.router.script = None
