@@ -60,8 +60,6 @@ class Simulation:
         self.scheduler = Scheduler(config, BlockPool(num_blocks), 16, tpot_s=tpot_s)
         self.fixed, self.per_token, self.per_decode = fixed, per_token, per_decode
         self.now = 0.0
-        self.steps = 0
-        self.tokens_of: dict[str, float] = {}  # computed, by tenant
         self._ids = itertools.count()
 
     def run(self, jobs: Iterable[Job], until: float = float("inf")) -> list[Fate]:
@@ -92,12 +90,9 @@ class Simulation:
             decodes = sum(part.count == 1 for part in step.slices)
             seconds = self.fixed + self.per_token * (step.num_tokens - decodes) + self.per_decode * decodes
             self.now += seconds
-            self.steps += 1
             scheduler.note_cost(step, seconds)
             scheduler.commit(step)
             for part in step.slices:
-                tenant = part.sequence.tenant
-                self.tokens_of[tenant] = self.tokens_of.get(tenant, 0.0) + part.count
                 if part.catches_up:
                     self._extend(fates[part.sequence])
         return list(fates.values())
