@@ -99,7 +99,7 @@ class Server:
             for n, m in self.config["models"].items()
             if not str(m["source"]).startswith("openai:") and m.get("load") != "on_demand"
         ]
-        return {name: self.client.complete(GOLDEN, model=name, max_tokens=5).text for name in names}
+        return {name: self.client.complete(GOLDEN, model=name, max_tokens=5, temperature=0).text for name in names}
 
     def metrics(self) -> Page:
         return Page(self.client.get("/metrics").body.decode())
