@@ -26,7 +26,7 @@ LONG = 5000  # tokens; with SLOW over a minute
 )
 def leaving_mid_stream(field: Field) -> None:
     with field.serve(defects=("streams_are_never_cancelled",)) as server:
-        streams = [Stream(server.client, SLOW, max_tokens=LONG, **more) for more in ({}, {}, {"n": 3})]
+        streams = [Stream(server.client, SLOW, max_tokens=LONG, n=n) for n in (1, 1, 3)]
         for stream in streams:
             stream.first()
         streams[0].leave()

@@ -20,7 +20,7 @@ def streams_are_never_cancelled() -> None:
 def dead_peers_are_not_looked_for() -> None:
     from inferd.gateway import listener
 
-    listener._find_dead_peers = lambda sock: None
+    listener._find_dead_peers = lambda listener: None
 
 
 def remote_answers_are_not_read() -> None:
@@ -28,7 +28,7 @@ def remote_answers_are_not_read() -> None:
     from inferd.remote import openai
     from inferd.types import Usage
 
-    openai.read_answer = lambda body: (Usage(), "")  # type: ignore[assignment]
+    vars(openai)["read_answer"] = lambda body: Usage()
 
 
 def broken_remote_streams_end_silently() -> None:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jinja2
 from tests.experiments.catalogue import experiment
@@ -41,7 +42,7 @@ def prompt_of(number: int, length: int = 12) -> str:
     return " ".join(WORDS[(number * 7 + place * (number + 3)) % len(WORDS)] for place in range(length))
 
 
-def ask(client: Client, number: int, **options: object) -> Answer:
+def ask(client: Client, number: int, **options: Any) -> Answer:
     return client.complete(prompt_of(number), model="demo", temperature=0, ignore_eos=True, seconds=100, **options)
 
 

@@ -261,8 +261,8 @@ class Field:
             yield server
             if checked and wait:
                 server.check()
-                code, log = server.stop()
-                assert code == 0, f"exit code {code}: {log[-2000:]}"
+                code, said = server.stop()
+                assert code == 0, f"exit code {code}: {said[-2000:]}"
         finally:
             server.kill()
 

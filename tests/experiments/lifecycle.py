@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tests.experiments.books import Page
 from tests.experiments.catalogue import experiment
@@ -49,7 +50,7 @@ def load(clients: int, ask: Callable[[], str | None]) -> Iterator[list[str]]:
             thread.join(60)
 
 
-def is_served(client: Client, **options: object) -> str | None:
+def is_served(client: Client, **options: Any) -> str | None:
     answer = client.complete("hello", **options)
     return None if answer.status == 200 else repr(answer)
 

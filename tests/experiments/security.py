@@ -20,7 +20,7 @@ from tests.experiments.catalogue import experiment
 from tests.experiments.client import JSON, Answer, Client, exchange, head
 from tests.experiments.field import Field, together
 from tests.experiments.state import guarded
-from tests.experiments.upstream import EVENTS, Asked, Upstream, answer, chunk
+from tests.experiments.upstream import EVENTS, Asked, Behaviour, Upstream, answer, chunk
 from tests.experiments.upstreams import remote
 
 import inferd
@@ -552,10 +552,10 @@ class Confused:
     red="foreign",
 )
 def canaries(field: Field) -> None:
-    confused = Confused()
+    behaviour: Behaviour = Confused() if field.is_control else echo
     with (
-        Upstream(field.either(echo, confused)) as one,
-        Upstream(field.either(echo, confused)) as two,
+        Upstream(behaviour) as one,
+        Upstream(behaviour) as two,
         field.serve(remote(one, two)) as server,
     ):
         server.allow(descriptors=64)  # connections to the remote servers are kept for a while

@@ -16,8 +16,8 @@ from pathlib import Path
 from tests.experiments.defects import inject
 from tests.worker.watching import IMPATIENT, TINY_WORKER
 
-from inferd.app.reload import ConfigSource
 from inferd.app.root import Ready, run
+from inferd.app.source import ConfigSource
 from inferd.config import Config, ModelConfig, load_config
 from inferd.errors import InferdError
 from inferd.gateway.connection import Waits

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from tests.experiments.catalogue import Experiment
 from tests.experiments.field import Field
-from tests.experiments.table import EXPERIMENTS
+from tests.experiments.table import rows
 
 ROWS = [
     pytest.param(row, id=row.id, marks=() if row.is_quick else (pytest.mark.soak, pytest.mark.timeout(300)))
-    for row in EXPERIMENTS.values()
+    for row in rows()
+    if isinstance(row, Experiment)
 ]
 
 

@@ -85,7 +85,7 @@ def burst_of_errors(field: Field) -> None:
     red="retries",
 )
 def retries_are_bounded(field: Field) -> None:
-    settings = {"breaker": {"enabled": False}, "retry": {"budget": field.either(0.2, 1.0)}}
+    settings: JSON = {"breaker": {"enabled": False}, "retry": {"budget": field.either(0.2, 1.0)}}
     with Upstream() as good, Upstream(failing) as bad, field.serve(remote(good, bad, **settings)) as server:
         statuses = [ask(server).status for _ in range(200)]
         assert set(statuses) <= {200, 502, 503}
@@ -175,7 +175,7 @@ def hang_between_tokens(field: Field) -> None:
     quick=True,
 )
 def garbage(field: Field) -> None:
-    settings = {"breaker": {"enabled": False}, "retry": NO_RETRIES}
+    settings: JSON = {"breaker": {"enabled": False}, "retry": NO_RETRIES}
     with (
         Upstream() as upstream,
         field.serve(remote(upstream, **settings), defects=("remote_answers_are_not_read",)) as server,
