@@ -23,7 +23,9 @@ def plain(line: str) -> str | None:
             return _http(at, entry)
         case "replica":
             reason = f": {entry['reason']}" if entry["reason"] else ""
-            return f"{at} {entry['model']}/{entry['replica']} {_DID.get(entry['state'], 'is ' + entry['state'])}{reason}"
+            return (
+                f"{at} {entry['model']}/{entry['replica']} {_DID.get(entry['state'], 'is ' + entry['state'])}{reason}"
+            )
         case "log":
             places = "".join(f"\n    {place}" for place in entry.get("places", ()))
             return f"{at} {entry['level']}: {entry['message']}{places}"
