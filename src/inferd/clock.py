@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
+now: Callable[[], float] = time.monotonic
+"""Seconds on the host's monotonic clock, the same for every process on the host."""
 
-def now() -> float:
-    """Seconds on the host's monotonic clock, the same for every process on the host."""
-    return time.monotonic()
-
-
-def wall() -> float:
-    """Seconds since the epoch, for people and for ``created`` fields; never for durations."""
-    return time.time()
+wall: Callable[[], float] = time.time
+"""Seconds since the epoch, for people and for ``created`` fields; never for durations."""

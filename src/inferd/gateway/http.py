@@ -72,7 +72,6 @@ class Call:
     """One request on its way through the gateway, and what the access log will say of it."""
 
     __slots__ = (
-        "_by_name",
         "_num_prompts_known",
         "_prompt_tokens",
         "closers",
@@ -81,6 +80,7 @@ class Call:
         "finish_reasons",
         "given_request_id",
         "gone",
+        "header",
         "headers",
         "http_version",
         "ignored",
@@ -116,7 +116,8 @@ class Call:
         self.receive = receive
         self.send = send
         self.started_at = started_at
-        self._by_name: dict[bytes, bytes] | None = None
+        # The first header of a (lower-case) name. Looked at a dozen times, hence the dictionary's own method.
+        self.header: Callable[[bytes], bytes | None] = dict(reversed(self.headers)).get
         self._num_prompts_known = 0
         self._prompt_tokens = 0
         self.principal: Principal = LOCAL
@@ -124,7 +125,7 @@ class Call:
         self.closers: list[Callable[[], None]] = []  # called when the call is over, whatever happened
         self.common_headers: Headers = ()  # that every answer to this call has
         self.unique = f"{_random.getrandbits(96):024x}"
-        self.given_request_id = _given_request_id(self.headers)
+        self.given_request_id = _given_request_id(self.header)
         self.request_id = self.given_request_id or self.unique
         self.route = "unmatched"
         self.status = 0
@@ -143,13 +144,6 @@ class Call:
         self.usage: Usage | None = None
         self.timings: Timings | None = None
         self.watcher: asyncio.Task[None] | None = None
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first header of this (lower-case) name."""
-        by_name = self._by_name
-        if by_name is None:
-            by_name = self._by_name = dict(reversed(self.headers))
-        return by_name.get(name)
 
     def count(self, name: bytes) -> int:
         """How many headers of this (lower-case) name came."""
@@ -232,11 +226,11 @@ class Call:
         return f"{prefix}-{self.given_request_id}-{self.unique[:12]}"
 
 
-def _given_request_id(headers: list[tuple[bytes, bytes]]) -> str | None:
-    for wanted in (b"x-request-id", b"x-client-request-id"):
-        for key, value in headers:
-            if key == wanted and _REQUEST_ID.fullmatch(value):
-                return value.decode("ascii")
+def _given_request_id(header: Callable[[bytes], bytes | None]) -> str | None:
+    for name in (b"x-request-id", b"x-client-request-id"):
+        value = header(name)
+        if value is not None and _REQUEST_ID.fullmatch(value):
+            return value.decode("ascii")
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import nan
 from typing import cast
 
@@ -52,6 +52,10 @@ _SIZES = (
     m.REQUEST_LONGEST_TOKENS,
     m.REQUEST_MAX_TOKENS,
 )
+_FOLD_EVERY = 1024
+"""Events between two foldings of the distributions, which bounds the values that wait in each."""
+_MANY = 16
+"""Values that come with one event; more are folded at once."""
 _MAX_ROUTES = 256
 """Routes that get series of their own. The gateway sends patterns, so this is never met; if it were
 to send raw paths, a client could otherwise fill the memory."""
@@ -82,6 +86,7 @@ class Observer:
         self._wall = wall
         self._kinds = frozenset(_kinds(InferdError))
         self._store = Store(m.TABLE)
+        self._num_events = 0
         self._windows: dict[tuple[str, str], Window] = {}
         # Series that every request changes, found by one look: most of what an event costs is finding them.
         self._counts: dict[tuple[_Labels, str], tuple[Value, ...]] = {}
@@ -139,6 +144,9 @@ class Observer:
     # -- events -----------------------------------------------------------------------------
 
     def _take(self, event: Event) -> None:
+        self._num_events += 1
+        if not self._num_events % _FOLD_EVERY:
+            self._store.fold()
         # The three that every request brings first: a long match costs more than what follows it.
         kind = type(event)
         if kind is HttpServed:
@@ -193,8 +201,9 @@ class Observer:
         prompt_tokens.value += event.usage.prompt_tokens
         generation_tokens.value += event.usage.completion_tokens
         cached_tokens.value += event.usage.cached_tokens
-        for reason in _finished_reasons(event):
-            value(m.FINISHED, *labels, reason).add()
+        if event.finish_reasons or event.outcome != "done":
+            for reason in _finished_reasons(event):
+                value(m.FINISHED, *labels, reason).add()
         if event.error_kind is not None:
             kind = event.error_kind if event.error_kind in self._kinds else InferdError.kind
             value(m.ERRORS, labels[0], kind).add()
@@ -336,7 +345,7 @@ class Observer:
         self._store.value(m.WAITING_BY_REASON, model, replica, "capacity").set(waiting)
 
     def _time(
-        self, metric: m.Metric, stage: str, labels: tuple[str, str], durations: Iterable[float], now: float
+        self, metric: m.Metric, stage: str, labels: tuple[str, str], durations: Sequence[float], now: float
     ) -> None:
         """Durations in seconds go to their histogram and to the model's recent quantiles."""
         timed = self._timed.get((stage, labels))
@@ -351,6 +360,9 @@ class Observer:
             histogram.observe(seconds)
             summary.observe(seconds)
             window.add(seconds, now)
+        if len(durations) > _MANY:
+            histogram.fold()
+            summary.fold()
 
     def _window(self, model: str, stage: str) -> Window:
         window = self._windows.get((model, stage))
