@@ -124,7 +124,7 @@ def test_every_series_of_a_model_exists_before_first_use() -> None:
     )
     observer.emit(QueueChanged(model="tiny", waiting=1, in_flight=1))
     for reason in m.REFUSALS:
-        observer.emit(RequestRefused(model="tiny", reason=reason))  # type: ignore[arg-type]
+        observer.emit(RequestRefused(model="tiny", reason=reason))
     tokens = {"inferd_prompt_tokens_total", "inferd_generation_tokens_total", "inferd_prompt_cached_tokens_total"}
     tokens |= {"vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:prompt_tokens_cached_total"}
     new = {(name, labels) for name, labels in samples(observer).keys() - before if name not in tokens}

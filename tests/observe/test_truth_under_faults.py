@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.worker.watching import Witness, ask, outputs_of, serving, until, worker_pid
 
 from inferd.observe import Observer
-from inferd.types import Output
+from inferd.types import Output, Relayed
 
 
 class Scraper:
@@ -41,7 +41,7 @@ class Scraper:
         return sum(value for (found, own), value in self.page.items() if found == name and own >= set(labels.items()))
 
 
-def usage_of(outputs: list[Output]) -> tuple[int, int]:
+def usage_of(outputs: list[Output | Relayed]) -> tuple[int, int]:
     end = outputs[-1].end
     assert end is not None
     return end.usage.prompt_tokens, end.usage.completion_tokens
@@ -51,7 +51,9 @@ def test_what_was_answered_is_what_was_counted_though_a_worker_was_killed() -> N
     async def scenario() -> None:
         async with serving() as (router, witness):
             scraper = Scraper(witness)
-            answers = [await outputs_of(router.submit(ask(name=f"done-{i}", max_tokens=3))) for i in range(3)]
+            answers: list[list[Output | Relayed]] = [
+                list(await outputs_of(router.submit(ask(name=f"done-{i}", max_tokens=3)))) for i in range(3)
+            ]
             scraper.scrape()
             assert scraper.sum("inferd_requests_total", outcome="done") == 3
 
@@ -69,7 +71,7 @@ def test_what_was_answered_is_what_was_counted_though_a_worker_was_killed() -> N
             assert scraper.sum("vllm:num_requests_running") == 0
 
             await until(lambda: router.models()[0].replicas_ready == 1, "the replica is back")
-            answers.append(await outputs_of(router.submit(ask(name="after", max_tokens=3))))
+            answers.append(list(await outputs_of(router.submit(ask(name="after", max_tokens=3))))))
             await asyncio.sleep(0)  # the last QueueChanged is told at the end of the turn
             scraper.scrape()
 
