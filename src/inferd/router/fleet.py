@@ -88,6 +88,7 @@ class Fleet:
         self._outliers: dict[Kind, Outliers] = {}
         self._lock = asyncio.Lock()
         self._bell = asyncio.Event()
+        self._num_listening = 0
         self._wish: Literal["in", "out"] = "in"
         self._is_stopped = False
         self._is_unloading = False
@@ -210,16 +211,21 @@ class Fleet:
         self._outliers = {kind: Outliers(self._config.routing) for kind in kinds}
 
     def ring(self) -> None:
-        """Something happened that a task here may be waiting for."""
-        self._bell.set()
-        self._bell = asyncio.Event()
+        """Something happened that a task here may be waiting for. Called for every request."""
+        if self._num_listening:
+            self._bell.set()
+            self._bell = asyncio.Event()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Raises Unavailable when the server leaves first."""
         while not condition():
             if self._is_stopped:
                 raise Unavailable("The server is shutting down.", code="shutting_down")
-            await self._bell.wait()
+            self._num_listening += 1
+            try:
+                await self._bell.wait()
+            finally:
+                self._num_listening -= 1
 
     # -- start and stop ---------------------------------------------------------------------
 

@@ -274,7 +274,6 @@ class Pool:
         if ticket.is_suspect:
             self._suspect = ticket
         ticket.attempts += 1
-        ticket.is_paid = True  # also one that found the queue empty: should it come back, it goes first
         ticket.dispatched_at = now
         if ticket.first_dispatched_at is None:
             ticket.first_dispatched_at = now
@@ -380,6 +379,7 @@ class Pool:
 
     def _wait_again(self, ticket: Ticket) -> None:
         ticket.runner = None
+        ticket.is_paid = True  # also one that had found the queue empty: who comes back goes first
         ticket.expires_at = clock.now() + self.config.queue.timeout_s
         self._queue.push(ticket)
 
