@@ -71,7 +71,7 @@ def test_what_was_answered_is_what_was_counted_though_a_worker_was_killed() -> N
             assert scraper.sum("vllm:num_requests_running") == 0
 
             await until(lambda: router.models()[0].replicas_ready == 1, "the replica is back")
-            answers.append(list(await outputs_of(router.submit(ask(name="after", max_tokens=3))))))
+            answers.append(list(await outputs_of(router.submit(ask(name="after", max_tokens=3)))))
             await asyncio.sleep(0)  # the last QueueChanged is told at the end of the turn
             scraper.scrape()
 
