@@ -237,20 +237,18 @@ class Connection(asyncio.Protocol):
             version,
             keep_alive=version == "1.1" and parser.should_keep_alive() and not self._host.is_stopping,
         )
-        num_hosts = 0
-        for name, value in headers:
-            if name == b"host":
-                num_hosts += 1
-            elif name == b"transfer-encoding":
-                # Whatever else a body may be wrapped in, nobody here unwraps it.
-                if version != "1.1" or value.strip().lower() != b"chunked":
-                    self._refuse(_BAD_REQUEST)
-                    return
-            elif name == b"expect":
-                exchange.expects_continue = version == "1.1" and value.strip().lower() == b"100-continue"
+        names = [name for name, _ in headers]
+        num_hosts = names.count(b"host")
         if num_hosts != 1 and (version == "1.1" or num_hosts > 1):
             self._refuse(_BAD_REQUEST)
             return
+        if b"transfer-encoding" in names and not _is_chunked(headers, version):
+            self._refuse(_BAD_REQUEST)
+            return
+        if b"expect" in names:
+            exchange.expects_continue = version == "1.1" and (b"expect", b"100-continue") in [
+                (name, value.strip().lower()) for name, value in headers
+            ]
         if len(self._queue) >= MAX_PIPELINED:
             self._refuse(_BAD_REQUEST)
             return
@@ -384,8 +382,9 @@ class Connection(asyncio.Protocol):
             return
         if exchange.is_body_complete:
             self._idle_since = clock.now()
-        self._move()
-        if not self._queue:
+        if self._queue:
+            self._move()
+        if self._is_read_paused:
             self._read_on()
 
     def _read_on(self) -> None:
@@ -460,3 +459,10 @@ class Connection(asyncio.Protocol):
             if not self._drain.done():
                 self._drain.set_result(None)
             self._drain = None
+
+
+def _is_chunked(headers: list[tuple[bytes, bytes]], version: str) -> bool:
+    """Whether a body comes in chunks and is wrapped in nothing else: nobody here would unwrap it."""
+    return version == "1.1" and all(
+        value.strip().lower() == b"chunked" for name, value in headers if name == b"transfer-encoding"
+    )

@@ -275,7 +275,7 @@ class Relays:
         if path is None or not self._names or exchange.method != "POST":
             return False
         body = exchange.whole_body()
-        if len(body) > self._max_body_bytes or not _is_text(body):
+        if len(body) > self._max_body_bytes or not (body.isascii() or _is_text(body)):
             return False
         try:
             fields = _chat.decode(body) if path == CHAT else _text.decode(body)
@@ -318,8 +318,6 @@ class Relays:
 
 def _is_text(body: bytes) -> bool:
     """Proper UTF-8, also where nobody here reads it."""
-    if body.isascii():
-        return True
     try:
         body.decode("utf-8")
     except UnicodeDecodeError:
