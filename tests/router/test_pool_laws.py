@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Coroutine
 from random import Random
 from typing import Any
@@ -44,6 +45,7 @@ from inferd.types import (
     RelayHead,
     SamplingParams,
     TextPrompt,
+    class_of,
 )
 from inferd.worker.messages import Cancel, Submit
 from inferd.worker.supervisor import Owner, Patience
@@ -169,6 +171,9 @@ class FakeRemote:
 
     def runs(self, ticket: Ticket) -> bool:
         return ticket.relay is not None
+
+    def has_room(self, ticket: Ticket) -> bool:
+        return True
 
     def start(self) -> None: ...
     def probe(self) -> None: ...
@@ -455,7 +460,10 @@ class PoolMachine(RuleBasedStateMachine):
         for member in self.members:
             replica = member.replica
             if isinstance(replica, LocalReplica):
-                assert replica.num_in_flight <= max(replica.capacity, 0)
+                held = [t.request for t in self.pool._live.values() if replica.ticket(t.request.id) is not None]
+                by_class = Counter(class_of(request.priority) for request in held)
+                assert all(count <= replica.capacity for count in by_class.values())
+                assert replica.num_in_flight <= 4 * max(replica.capacity, 0)
                 assert replica.is_ready or not replica.num_in_flight
             assert (replica.outstanding == 0) == (replica.num_in_flight == 0)
 
@@ -477,10 +485,8 @@ class PoolMachine(RuleBasedStateMachine):
     def nobody_waits_while_there_is_room(self) -> None:
         if self.pool._suspect is None and not self.is_aborted:
             able = [member for member in self.members if member.can_take and member.kind == "local"]
-            if able:
-                assert not [
-                    t for t in self.pool._live.values() if t.is_waiting and t.request.id not in self.pool._losers
-                ]
+            waiting = [t for t in self.pool._live.values() if t.is_waiting and t.request.id not in self.pool._losers]
+            assert not [t for t in waiting for member in able if member.replica.has_room(t)]
 
     @invariant()
     def poison_is_given_up(self) -> None:

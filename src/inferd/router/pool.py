@@ -24,38 +24,34 @@ from inferd.errors import (
     Unavailable,
     WorkerDied,
 )
-from inferd.events import Emit, QueueChanged, RefusalReason, RequestEnded, RequestRefused, Retried, StepDone
+from inferd.events import Emit, QueueChanged, RequestEnded, RequestRefused, Retried, StepDone
 from inferd.router.affinity import PrefixIndex, text_of
 from inferd.router.budget import RetryBudget
-from inferd.router.drain_rate import DrainRate
 from inferd.router.fleet import Fleet
 from inferd.router.member import Member
+from inferd.router.outlook import Outlook, Verdict
 from inferd.router.policy import choose
 from inferd.router.queue import RequestQueue
 from inferd.router.replica import LocalReplica, Replica
-from inferd.router.status import ModelState, ModelStatus
+from inferd.router.status import ModelStatus
 from inferd.router.stream import Stream
 from inferd.router.ticket import Ticket
 from inferd.types import (
-    CLASSES,
     Continuation,
     End,
     Failure,
     GenerateRequest,
-    ModelInfo,
     Output,
     Relay,
     Relayed,
     Request,
     StepStats,
     Timings,
-    class_of,
 )
 from inferd.worker.supervisor import Patience
 
 MAX_KILLS = 2  # workers that a request may have been in when they died
 MAX_PREFIXES = 20_000
-_RETRY_AFTER_S = (1.0, 60.0)
 _REST_S = (0.025, 2.0)  # before another try: at first, doubled with each, and at the longest
 _TELL_EVERY_S = 0.02
 
@@ -85,9 +81,9 @@ class Pool:
         self._on_idle = on_idle
         self._queue = RequestQueue(config.queue)
         self.fleet = Fleet(name, config, self, emit, command, patience, lambda member: may_surge(self, member))
+        self.outlook = Outlook(name, config, self._queue, self.fleet)
         self._prefixes = PrefixIndex(MAX_PREFIXES)
         self._budget = RetryBudget(config.retry.budget)
-        self._drain_rate = DrainRate()
         self._random = Random()
         self._live: dict[str, Ticket] = {}
         self._resting: dict[str, asyncio.TimerHandle] = {}
@@ -99,9 +95,6 @@ class Pool:
         self._is_telling = False
         self._told_at = 0.0
         self._is_stopped = False
-        self._created = clock.wall()
-        self._info: ModelInfo | None = None
-        self._load_error: InferdError | None = None  # why the last load on demand failed
         self.last_used_at = clock.now()
         self.idle = asyncio.Event()  # nothing is waiting or in flight
         self.idle.set()
@@ -139,68 +132,24 @@ class Pool:
 
     def _check(self, ticket: Ticket, now: float) -> None:
         """Whether a request that cannot be worked on at once may wait."""
-        error, reason = self._why_not(ticket, now)
+        error, reason = self.outlook.why_not(ticket, now)
         if error is None:
-            error, reason = self._why_not_wait(ticket, now)
+            error, reason = self.outlook.why_too_late(ticket, now)
+        if error is None:
+            error, reason = self._make_room(ticket, now)
         if error is not None:
             self._emit(RequestRefused(model=self.name, reason=reason, tenant=ticket.request.tenant))
             raise error
 
-    def _why_not(self, ticket: Ticket, now: float) -> tuple[InferdError | None, RefusalReason]:
-        """Why no replica will work on it in the foreseeable future."""
-        if self._is_stopped:
-            return self._unavailable(), "unavailable"
-        able = [member for member in self.fleet.members if member.replica.runs(ticket)]
-        region = ticket.request.region
-        if region:
-            able = [member for member in able if member.region == region]
-            is_home = ticket.is_local and self.config.num_local and self.config.region == region
-            if not able and not is_home:
-                return (
-                    Unavailable(
-                        f"No replica of {self.name!r} is in the region {region!r}, where this request has to stay.",
-                        code="region_unavailable",
-                    ),
-                    "region",
-                )
-        is_away = self.fleet.residency in ("absent", "unloading")
-        if is_away and ticket.is_local and self._load_error is None and not self._is_shut:
-            return None, "unavailable"
-        standings = {member.standing(now) for member in able}
-        if standings & {"open", "busy", "coming"}:
-            return None, "unavailable"
-        if "blocked" in standings:
-            return (
-                Unavailable(
-                    f"Every replica of {self.name!r} fails at the moment; try again later.",
-                    code="breaker_open",
-                    retry_after_s=self._reopens_in_s(able, now),
-                ),
-                "breaker_open",
-            )
-        return self._unavailable(), "unavailable"
-
-    def _why_not_wait(self, ticket: Ticket, now: float) -> tuple[InferdError | None, RefusalReason]:
-        request = ticket.request
-        if request.deadline_s is not None:
-            rank = CLASSES.index(class_of(request.priority))
-            ahead = sum(self._queue.by_class[: rank + 1]) + 1
-            left_s = ticket.deadline_at - now
-            if self._drain_rate.surely_longer_than(left_s, ahead, now):
-                error = Overloaded(
-                    f"{ahead - 1} requests wait before this one, which at the present rate takes longer than the "
-                    f"{left_s:.3g} s that its deadline leaves; allow more time, or try again later.",
-                    code="deadline_unreachable",
-                    retry_after_s=self._retry_after_s(now),
-                )
-                return error, "deadline"
-        for displaced in self._queue.make_room(request):
+    def _make_room(self, ticket: Ticket, now: float) -> Verdict:
+        """Why the queue has no place for it, even if others of lower classes give up theirs."""
+        for displaced in self._queue.make_room(ticket.request):
             self._emit(RequestRefused(model=self.name, reason="queue_full", tenant=displaced.request.tenant))
             self._refuse_or_fail(displaced, self._displaced(now))
         try:
-            self._queue.check(request)
+            self._queue.check(ticket.request)
         except Overloaded as full:
-            full.retry_after_s = self._retry_after_s(now)
+            full.retry_after_s = self.outlook.retry_after_s(now)
             return full, "tenant_queue_full" if full.code == "tenant_queue_full" else "queue_full"
         return None, "queue_full"
 
@@ -208,7 +157,7 @@ class Pool:
         return Overloaded(
             "The model's queue is full, and requests of a higher priority came; try again later.",
             code="queue_full",
-            retry_after_s=self._retry_after_s(now),
+            retry_after_s=self.outlook.retry_after_s(now),
         )
 
     def _cancel(self, ticket: Ticket) -> None:
@@ -256,14 +205,18 @@ class Pool:
                     break
                 self._dispatch(ticket, self._able(ticket, takers), now)
             if len(self._queue):
-                if self.may_be_woken:
+                if self.outlook.may_be_woken:
                     self._demand(self)
                 self._arm(now)
         self._tell()
 
     def _able(self, ticket: Ticket, takers: Iterable[Member]) -> list[Member]:
         request_id, region = ticket.request.id, ticket.request.region
-        able = [m for m in takers if m.replica.runs(ticket) and (not region or m.region == region)]
+        able = [
+            m
+            for m in takers
+            if m.replica.runs(ticket) and m.replica.has_room(ticket) and (not region or m.region == region)
+        ]
         if request_id in self._losers:  # the one that still works on an earlier try cannot tell them apart
             able = [member for member in able if member.replica.ticket(request_id) is None]
         return able
@@ -338,7 +291,7 @@ class Pool:
         self._emit(RequestRefused(model=self.name, reason="queue_timeout", tenant=request.tenant))
         error = Overloaded(
             f"The request waited for {self.config.queue.timeout_s:g} s without a replica becoming free; try again later.",
-            retry_after_s=self._retry_after_s(now),
+            retry_after_s=self.outlook.retry_after_s(now),
             code="queue_timeout",
         )
         self._refuse(ticket, error)
@@ -347,8 +300,8 @@ class Pool:
         """The replicas are others now: whoever waits in vain hears of it."""
         now = clock.now()
 
-        for ticket in self._queue.remove_if(lambda ticket: self._why_not(ticket, now)[0] is not None):
-            error, _ = self._why_not(ticket, now)
+        for ticket in self._queue.remove_if(lambda ticket: self.outlook.why_not(ticket, now)[0] is not None):
+            error, _ = self.outlook.why_not(ticket, now)
             assert error is not None
             self._refuse_or_fail(ticket, error)
         self._pump()
@@ -358,7 +311,7 @@ class Pool:
     def _may_retry(self, ticket: Ticket, now: float) -> bool:
         if ticket.attempts >= self.config.retry.max_attempts or not ticket.request.idempotent:
             return False
-        if self._why_not(ticket, now)[0] is not None:
+        if self.outlook.why_not(ticket, now)[0] is not None:
             return False
         is_granted = self._budget.take(now)
         self._emit(Retried(model=self.name, kind="retry", granted=is_granted))
@@ -445,8 +398,8 @@ class Pool:
         if member is None:
             return
         if replica.info is not None:
-            self._info = replica.info
-        self._load_error = None
+            self.outlook.info = replica.info
+        self.outlook.load_error = None
         self._prefixes.forget(replica.index)
         self.fleet.ready(member)
         self._settle()
@@ -483,7 +436,7 @@ class Pool:
             if end is None:
                 ticket.stream.push(output, now)
             else:
-                self._drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
+                self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
                 self._end(ticket, end, output)
         if stats is not None:
             self._emit(StepDone(model=self.name, replica=replica.index, stats=stats))
@@ -518,7 +471,7 @@ class Pool:
             member = self.fleet.member_of(replica)
             if member is not None:
                 self.fleet.failed(member, ticket.dispatched_at, now, "an answer broke off")
-        self._drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
+        self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
         self._end(ticket, end, item)
         self._made_room()
 
@@ -583,7 +536,7 @@ class Pool:
         if ticket.stream.is_closed:
             self._end(ticket, End("cancelled", ticket.stream.progress.usage))
         elif self._is_stopped:
-            self._refuse_or_fail(ticket, self._unavailable())
+            self._refuse_or_fail(ticket, self.outlook.unavailable())
         elif ticket.stream.progress.has_output and not can_continue:
             self._fail(
                 ticket,
@@ -687,12 +640,12 @@ class Pool:
 
     def abort(self) -> None:
         """End everything that is still alive, and accept nothing more."""
-        self._is_stopped = True
+        self._is_stopped = self.outlook.is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for ticket in self._queue.clear():
-            self._refuse_or_fail(ticket, self._unavailable())
+            self._refuse_or_fail(ticket, self.outlook.unavailable())
         for resting in self._resting.values():
             resting.cancel()
         self._resting.clear()
@@ -700,7 +653,7 @@ class Pool:
             for ticket in member.replica.release_all():
                 member.replica.cancel(ticket.request.id)
         for ticket in list(self._live.values()):
-            self._fail(ticket, self._unavailable())
+            self._fail(ticket, self.outlook.unavailable())
         self._losers.clear()
         self.settled.set()
         self.fleet.halt()
@@ -718,12 +671,13 @@ class Pool:
     def refuse_loads(self, error: InferdError | None) -> None:
         """Requests that would need the model in memory hear this; None: it may be tried again."""
         if not self._is_stopped:
-            self._load_error = error
+            self.outlook.load_error = error
             self._reconsider()
 
     async def configure(self, config: ModelConfig) -> list[str]:
         """Take another configuration, without a dropped request; sentences for what changed."""
         old, self.config = self.config, config
+        self.outlook.config = config
         self._queue.configure(config.queue)
         if old.retry.budget != config.retry.budget:
             self._budget = RetryBudget(config.retry.budget)
@@ -747,18 +701,6 @@ class Pool:
     def is_idle(self) -> bool:
         return not self._live
 
-    @property
-    def _is_shut(self) -> bool:
-        """Unloaded by the operator, and no request loads it again."""
-        return self.fleet.is_shut and self.config.load == "startup"
-
-    @property
-    def may_be_woken(self) -> bool:
-        """Out of memory, and to be loaded when a request needs it."""
-        return (
-            self.fleet.residency == "absent" and self._load_error is None and not self._is_shut and not self._is_stopped
-        )
-
     # -- telling ----------------------------------------------------------------------------
 
     def ready_replica(self) -> LocalReplica:
@@ -767,9 +709,9 @@ class Pool:
             raise InvalidRequest(f"The model {self.name!r} runs on another server: its tokenizer is not here.")
         ready = [m.replica for m in self.fleet.locals if m.replica.is_ready and isinstance(m.replica, LocalReplica)]
         if not ready or self._is_stopped:
-            if self.may_be_woken:
+            if self.outlook.may_be_woken:
                 self._demand(self)
-            raise self._unavailable()
+            raise self.outlook.unavailable()
         return min(ready, key=lambda replica: replica.outstanding)
 
     @property
@@ -779,89 +721,11 @@ class Pool:
     @property
     def load_failure(self) -> Failure | None:
         """Why the model cannot be served; None while there is hope."""
-        return self.fleet.failure if self._load_error is None else self._load_error.to_failure()
+        return self.outlook.load_failure
 
     @property
     def status(self) -> ModelStatus:
-        members = list(self.fleet.members)
-        ready = sum(member.replica.is_ready and not member.is_leaving for member in members)
-        num_remote = len(self.config.upstreams)
-        return ModelStatus(
-            name=self.name,
-            state=self._state(ready),
-            info=self._info,
-            replicas=self.config.num_local + num_remote,
-            replicas_ready=ready,
-            detail=self._detail(),
-            created=self._created,
-            waiting=len(self._queue) + len(self._resting),
-            in_flight=sum(member.replica.num_in_flight for member in members),
-            waiting_tokens=self._queue.num_tokens,
-            load=self.config.load,
-            has_local=self.config.num_local > 0,
-            has_remote=num_remote > 0,
-            residency=self.fleet.residency,
-            memory_bytes=self.fleet.rss_bytes,
-            replicas_status=tuple(member.status() for member in members),
-        )
-
-    def _state(self, ready: int) -> ModelState:
-        if self._is_stopped:
-            return "stopped"
-        is_away = self.fleet.residency == "absent"
-        wanted = len(self.config.upstreams) + (0 if is_away else self.config.num_local)
-        if ready and ready >= wanted:
-            return "ready"
-        if ready:
-            return "degraded"
-        if self.load_failure is not None:
-            return "failed"
-        return "unloaded" if is_away else "loading"
-
-    def _detail(self) -> str:
-        """Fit for everybody's eyes: what exactly went wrong, with its paths, is in the log."""
-        if self.fleet.residency == "absent":
-            if self._load_error is not None:
-                return self._load_error.message
-            return "unloaded by the operator" if self._is_shut else "is loaded when a request comes"
-        away = [m for m in self.fleet.members if not m.replica.is_ready or m.is_leaving]
-        return "; ".join(f"replica {m.index} is {m.status().state}" for m in away)
-
-    def _unavailable(self) -> InferdError:
-        if self._is_stopped:
-            return Unavailable("The server is shutting down; send the request again.", code="shutting_down")
-        if self._load_error is not None:
-            return self._load_error
-        if self.fleet.failure is not None:
-            return Unavailable(
-                f"The model {self.name!r} could not be loaded; the server's log says why.", code="model_failed"
-            )
-        if self.fleet.residency == "absent" and self._is_shut:
-            return Unavailable(f"The model {self.name!r} was unloaded by the operator.", code="model_unloaded")
-        return Unavailable(
-            f"The model {self.name!r} is not ready yet; try again in a moment.",
-            code="model_loading",
-            retry_after_s=self._ready_in_s(clock.now()),
-        )
-
-    def _reopens_in_s(self, members: Iterable[Member], now: float) -> float:
-        times = [m.breaker.reopens_at for m in members if m.breaker is not None and m.breaker.reopens_at is not None]
-        return max(_RETRY_AFTER_S[0], min(times, default=now) - now)
-
-    def _ready_in_s(self, now: float) -> float:
-        """When a model that loads should be ready, by how long it took before."""
-        load_s = self.fleet.load_s
-        if load_s is None:
-            return _RETRY_AFTER_S[0]
-        begun_at = min((m.started_at for m in self.fleet.locals), default=now)
-        return min(_RETRY_AFTER_S[1], max(_RETRY_AFTER_S[0], begun_at + load_s - now))
-
-    def _retry_after_s(self, now: float) -> float:
-        """Seconds until the queue should have moved on, going by the rate at which it empties."""
-        if not any(member.replica.is_ready for member in self.fleet.members):
-            return self._ready_in_s(now)
-        wait_s = self._drain_rate.roughly_wait_s(len(self._queue) + 1, now)
-        return _RETRY_AFTER_S[0] if wait_s is None else min(_RETRY_AFTER_S[1], max(_RETRY_AFTER_S[0], wait_s))
+        return self.outlook.status(len(self._resting))
 
     def _tell(self) -> None:
         """QueueChanged for everything that happens in a moment: in a turn of the event loop, or, when there

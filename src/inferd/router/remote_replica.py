@@ -111,6 +111,10 @@ class RemoteReplica:
         """Whether it can work on this request at all."""
         return ticket.relay is not None
 
+    def has_room(self, ticket: Ticket) -> bool:
+        """A remote server knows no classes: there is room for each, or for none."""
+        return True
+
     # -- life -------------------------------------------------------------------------------
 
     def start(self) -> None:

@@ -15,7 +15,18 @@ from inferd.config import ModelConfig
 from inferd.errors import InferdError, InternalError, Overloaded, Unavailable, from_failure
 from inferd.events import Emit
 from inferd.router.ticket import Ticket
-from inferd.types import Chat, Failure, GenerateRequest, ModelInfo, Output, Relayed, StepStats, TextPrompt
+from inferd.types import (
+    CLASSES,
+    Chat,
+    Failure,
+    GenerateRequest,
+    ModelInfo,
+    Output,
+    Relayed,
+    StepStats,
+    TextPrompt,
+    class_of,
+)
 from inferd.worker.messages import Cancel, Detokenize, Detokenized, Submit, Tokenize, Tokenized
 from inferd.worker.supervisor import Patience, State, Supervisor
 
@@ -80,6 +91,10 @@ class Replica(Protocol):
         """Whether it understands the request at all."""
         ...
 
+    def has_room(self, ticket: Ticket) -> bool:
+        """Whether there is room for this one, where it can take some."""
+        ...
+
     def start(self) -> None: ...
     def probe(self) -> None:
         """It failed again and again: see whether it is still there. Idempotent."""
@@ -136,6 +151,7 @@ class LocalReplica:
     is_fallback = False
 
     __slots__ = (
+        "_by_class",
         "_call_ids",
         "_calls",
         "_in_flight",
@@ -165,6 +181,7 @@ class LocalReplica:
         self._owner = owner
         self._supervisor = Supervisor(model, index, config, self, emit, command=command, patience=patience)
         self._in_flight: dict[str, Ticket] = {}
+        self._by_class = [0] * len(CLASSES)
         self._calls: dict[int, asyncio.Future[Tokenized | Detokenized]] = {}
         self._call_ids = itertools.count()
         self.index = index
@@ -212,10 +229,15 @@ class LocalReplica:
 
     @property
     def can_take(self) -> bool:
-        return self.is_ready and len(self._in_flight) < self.capacity and self._supervisor.is_writable
+        return self.is_ready and len(self._in_flight) < len(CLASSES) * self.capacity and self._supervisor.is_writable
 
     def runs(self, ticket: Ticket) -> bool:
         return ticket.is_local
+
+    def has_room(self, ticket: Ticket) -> bool:
+        """Work of a worse class takes no room from a better one: the engine lets the better one go first, so
+        it must not wait out here for the worse to end."""
+        return sum(self._by_class[: _line(ticket) + 1]) < self.capacity
 
     def start(self) -> None:
         self._supervisor.start()
@@ -232,6 +254,7 @@ class LocalReplica:
         request = ticket.request
         assert isinstance(request, GenerateRequest)
         self._in_flight[request.id] = ticket
+        self._by_class[_line(ticket)] += 1
         self.outstanding += request.width
         self._supervisor.send(Submit(request))
 
@@ -251,11 +274,13 @@ class LocalReplica:
     def release(self, ticket: Ticket) -> None:
         """The worker has ended a request."""
         del self._in_flight[ticket.request.id]
+        self._by_class[_line(ticket)] -= 1
         self.outstanding -= ticket.request.width
 
     def release_all(self) -> list[Ticket]:
         tickets = list(self._in_flight.values())
         self._in_flight.clear()
+        self._by_class = [0] * len(CLASSES)
         self.outstanding = 0
         return tickets
 
@@ -322,3 +347,8 @@ class LocalReplica:
 
     def worker_writable(self) -> None:
         self._owner.replica_has_room()
+
+
+def _line(ticket: Ticket) -> int:
+    """The place of its class, the best first."""
+    return CLASSES.index(class_of(ticket.request.priority))
