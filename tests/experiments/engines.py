@@ -85,7 +85,7 @@ def never_fits(field: Field) -> None:
     injects="a storm: 24 clients that ask, leave half-way, and fork, while blocks are short",
     holds="afterwards every block is free or cached, and nothing runs",
     control="a stream's cancellation does nothing",
-    red="I2",
+    red="I[24]",
 )
 def storm(field: Field) -> None:
     with engine(field, ("streams_are_never_cancelled",), kv_cache={"num_blocks": 40}, max_model_len=512) as server:
