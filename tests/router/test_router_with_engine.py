@@ -8,13 +8,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.worker.watching import Witness, outputs_of, text_of, until, worker_pid
+from tests.worker.watching import Witness, next_output, outputs_of, text_of, until, worker_pid
 
 from inferd import clock
 from inferd.config import Config, ModelConfig
+from inferd.events import Retried
 from inferd.llm import LLM
 from inferd.router.router import Router
-from inferd.types import GenerateRequest, SamplingParams, TextPrompt
+from inferd.types import GenerateRequest, Output, SamplingParams, TextPrompt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPTS = ("Once upon a time", "1 + 1 =", "x")
@@ -60,3 +61,43 @@ def test_answers_are_those_of_the_engine_in_process_before_and_after_a_kill(tiny
         assert {event.outcome for event in witness.ended()} == {"done", "failed"}
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stream_goes_on_token_by_token_after_its_worker_was_killed(tiny_model: Path, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=11, max_tokens=150, ignore_eos=True)
+
+    def request(name: str) -> GenerateRequest:
+        return GenerateRequest(
+            id=name,
+            model="tiny",
+            prompt=TextPrompt(text="Once upon a time"),
+            sampling=sampling,
+            explicit=SamplingParams.__struct_fields__,
+            arrived_at=clock.now(),
+        )
+
+    async def scenario() -> None:
+        witness = Witness()
+        model = ModelConfig(source=str(tiny_model), resume_streams=True)
+        router = Router(Config(models={"tiny": model}), witness)
+        await router.start()
+        try:
+            whole = await outputs_of(router.submit(request("whole")))
+            stream = router.submit(request("broken"))
+            begun = [await next_output(stream) for _ in range(3)]
+            os.kill(worker_pid(router), signal.SIGKILL)
+            outputs = begun + await outputs_of(stream)
+        finally:
+            await router.stop()
+        assert [tokens_of(outputs), text_of(outputs)] == [tokens_of(whole), text_of(whole)]
+        assert [event.kind for event in witness.events if isinstance(event, Retried)] == ["continuation"]
+        assert [event.usage.completion_tokens for event in witness.ended()] == [150, 150]
+        assert len([output for output in outputs if output.prompt is not None]) == 1
+
+    asyncio.run(scenario())
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for delta in output.deltas for token in delta.token_ids]

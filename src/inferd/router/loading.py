@@ -68,7 +68,7 @@ class Loading:
 
     def demand(self, pool: Pool) -> None:
         """A request waits for the model. One load at a time, however many wait."""
-        if pool.name not in self._tasks and pool.may_be_woken:
+        if pool.name not in self._tasks and pool.outlook.may_be_woken:
             task = asyncio.get_running_loop().create_task(self._answer_demand(pool))
             self._tasks[pool.name] = task
 
@@ -106,7 +106,7 @@ class Loading:
             pass  # somebody came
         finally:
             del self._tasks[pool.name]
-            if pool.may_be_woken and not pool.is_idle:
+            if pool.outlook.may_be_woken and not pool.is_idle:
                 self.demand(pool)
 
     # -- in and out -------------------------------------------------------------------------
