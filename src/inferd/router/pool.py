@@ -638,14 +638,16 @@ class Pool:
             self._on_idle(self)
         self._tell()
 
-    def abort(self) -> None:
-        """End everything that is still alive, and accept nothing more."""
+    def abort(self, error: InferdError | None = None) -> None:
+        """End everything that is still alive, and accept nothing more. ``error``: why, if not because the
+        server leaves."""
         self._is_stopped = self.outlook.is_stopped = True
+        error = error or self.outlook.unavailable()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for ticket in self._queue.clear():
-            self._refuse_or_fail(ticket, self.outlook.unavailable())
+            self._refuse_or_fail(ticket, error)
         for resting in self._resting.values():
             resting.cancel()
         self._resting.clear()
@@ -653,7 +655,7 @@ class Pool:
             for ticket in member.replica.release_all():
                 member.replica.cancel(ticket.request.id)
         for ticket in list(self._live.values()):
-            self._fail(ticket, self.outlook.unavailable())
+            self._fail(ticket, error)
         self._losers.clear()
         self.settled.set()
         self.fleet.halt()
@@ -693,7 +695,7 @@ class Pool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.drain_s):
                 await self.idle.wait()
-        self.abort()
+        self.abort(Unavailable(f"The model {self.name!r} was removed from this server.", code="model_removed"))
         await self.fleet.unload("removed", 0.0, is_quiet=lambda: True)
         await self.stop()
 
