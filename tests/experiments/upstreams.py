@@ -347,6 +347,36 @@ def fail_back(field: Field) -> None:
         assert share < 0.35, f"a server that came back got {share:.0%} of the requests at once"
 
 
+@experiment(
+    "F42b",
+    injects="a remote server answers again after a burst of errors, reachable all the while",
+    holds="when its breaker has closed it gets its share little by little",
+    control="routing.slow_start_s: 0",
+    red="at once",
+)
+def breaker_closes(field: Field) -> None:
+    routing = {"slow_start_s": field.either(5.0, 0.0), "prefix_affinity": False, "eject_factor": 0.0}
+    breaker = {"failures": 2, "cooldown_s": 0.5, "successes": 1}
+    with (
+        Upstream(after(0.005)) as stays,
+        Upstream(after(0.005)) as errs,
+        field.serve(remote(stays, errs, routing=routing, breaker=breaker)) as server,
+    ):
+        server.allow(descriptors=64)  # connections to the remote servers are kept for a while
+        begun = time.monotonic()
+        while time.monotonic() - begun < 5.5:  # until both have their full share
+            ask(server)
+        errs.behaviour = failing
+        server.until(lambda: ask(server).status == 200 and _state_of(server, "1") == 0, "its breaker opens", 10)
+        errs.behaviour = after(0.005)
+        server.until(lambda: ask(server).status == 200 and _state_of(server, "1") == 1, "its breaker closes", 20)
+        counts = stays.num_asked, errs.num_asked
+        for _ in range(4):
+            together(16, lambda _: ask(server))
+        share = (errs.num_asked - counts[1]) / (stays.num_asked - counts[0] + errs.num_asked - counts[1])
+        assert share < 0.35, f"a server that came back got {share:.0%} of the requests at once"
+
+
 def _state_of(server: Server, replica: str) -> float:
     """1 while a replica is ready and its breaker closed."""
     page = server.metrics()

@@ -118,15 +118,22 @@ class Fleet:
         return member if member is not None and member.replica is replica else None
 
     def takers(self, now: float) -> list[Member]:
-        """Those that a request may go to now. A slow one only while nobody else takes it, and a local one
-        whose breaker is open likewise."""
-        takers = [member for member in self._members.values() if member.takes(now)]
-        if not takers:
-            return [m for m in self._members.values() if m.kind == "local" and m.can_take]
-        if len(self._members) == 1:
-            return takers
-        self._look_for_slow_ones(now)
-        return [member for member in takers if not member.is_ejected] or takers
+        """Those that a request may go to now. Shunned are a slow one, and a local one whose breaker is open:
+        they get what nobody else takes."""
+        takers = []
+        for member in self._members.values():
+            if member.takes(now):
+                member.is_shunned = False
+            elif member.kind == "local" and member.can_take:
+                member.is_shunned = True
+            else:
+                continue
+            takers.append(member)
+        if len(self._members) > 1:
+            self._look_for_slow_ones(now)
+            for member in takers:
+                member.is_shunned = member.is_shunned or member.is_ejected
+        return takers
 
     @property
     def residency(self) -> Residency:
@@ -186,6 +193,8 @@ class Fleet:
         if breaker is None or breaker.state == member.breaker_state:
             return
         member.breaker_state = breaker.state
+        if breaker.state == "closed":  # it came back, and gets its share little by little
+            self.ready_since[member.index] = clock.now()
         self._emit(BreakerChanged(model=self._name, replica=member.index, state=breaker.state, reason=reason))
         if breaker.state == "open" and isinstance(member.made_from, RemoteConfig) and member.made_from.probe:
             member.replica.probe()
