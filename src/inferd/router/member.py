@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Literal
 
 from inferd.config import BreakerConfig, ModelConfig, RemoteConfig
@@ -25,13 +24,13 @@ class Member:
         "is_ejected",
         "is_fallback",
         "is_leaving",
+        "is_shunned",
         "kind",
         "made_from",
         "ready_at",
         "region",
         "replica",
         "started_at",
-        "vacant",
         "weight",
     )
 
@@ -49,7 +48,7 @@ class Member:
         self.ready_at: float | None = None
         self.is_leaving = False
         self.is_ejected = False
-        self.vacant = asyncio.Event()  # it is leaving, and nothing is in flight in it
+        self.is_shunned = False  # as of the last look
         self.configure(breaker)
 
     def configure(self, config: BreakerConfig) -> None:

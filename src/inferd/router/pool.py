@@ -219,6 +219,8 @@ class Pool:
         ]
         if request_id in self._losers:  # the one that still works on an earlier try cannot tell them apart
             able = [member for member in able if member.replica.ticket(request_id) is None]
+        if len(able) > 1:
+            return [member for member in able if not member.is_shunned] or able
         return able
 
     def _dispatch(self, ticket: Ticket, able: Sequence[Member], now: float) -> None:
