@@ -185,6 +185,32 @@ def test_a_fallback_and_another_region_get_nothing_while_there_is_better() -> No
     asyncio.run(scenario())
 
 
+def test_a_request_that_has_to_stay_in_a_region_stays_there_even_when_it_fails() -> None:
+    """``eu`` is here and works, ``us`` is a server that fails: neither stands in for the other."""
+
+    async def scenario() -> None:
+        async with FaultServer(badly).running() as server:
+            there = RemoteConfig(url=server.url, region="us")
+            model = ModelConfig(
+                source="tiny", region="eu", remotes=(there,), breaker=CALM, retry=RetryConfig(budget=1.0)
+            )
+            async with routing(Config(models={"tiny": model})) as (router, _):
+                for number in range(10):
+                    relay = Relay(path="/completions", body=BODY)
+                    request = msgspec.structs.replace(ask(name=f"here-{number}"), region="eu")
+                    items = [item async for item in router.submit(request, relay)]
+                    assert text_of([item for item in items if isinstance(item, Output)]) == "abcd"
+                assert not server.talks
+                request = msgspec.structs.replace(ask(name="there"), region="us")
+                (end,) = [item.end async for item in router.submit(request, Relay(path="/completions", body=BODY))]
+                assert end is not None
+                assert end.failure is not None
+                assert end.failure.kind == "upstream_failed"
+                assert server.talks
+
+    asyncio.run(scenario())
+
+
 def test_a_local_model_stands_in_for_a_remote_one_that_fails() -> None:
     async def scenario() -> None:
         retry = RetryConfig(budget=1.0)

@@ -27,6 +27,7 @@ from inferd.tenancy.control import Control
 from inferd.tenancy.door import check_exposure, is_loopback
 from inferd.tenancy.keys import KeySpec, NewKey, create_key, revoke_key
 from inferd.tenancy.principal import LOCAL, OPERATOR
+from inferd.tenancy.usage import Entry, UsageJournal, read_usage
 from inferd.types import Usage
 
 
@@ -421,6 +422,33 @@ def test_several_processes_share_one_limit(state_url: str, tmp_path: Path) -> No
     assert granted >= 50, "the first one holds at least its part"
     for server in servers:
         server.kill()
+
+
+def test_usage_older_than_the_configuration_says_is_deleted_while_serving(
+    state_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd.tenancy.control.HOURLY_S", 0.05)
+    now = clock.wall()
+    database = open_database(state_url, tmp_path)
+    journal = UsageJournal(tmp_path, state_url)
+    for days in (0, 2, 30, 31, 400):
+        journal.record(Entry(now - days * 86_400.0, f"{days} days ago", "key", "m", 1, 1))
+    journal.close(database)
+
+    def kept() -> set[str]:
+        return {row.tenant for row in read_usage(database, by=("tenant",))}
+
+    async def serve(days: int | None, wanted: set[str]) -> None:
+        config = Config(state=StateConfig(data_dir=str(tmp_path), url=state_url, usage_retention_days=days))
+        async with running(config) as control:
+            await until(lambda: kept() == wanted, 5.0)
+            assert {row.tenant for row in await control.usage()} == wanted
+
+    everything = {f"{days} days ago" for days in (0, 2, 30, 31, 400)}
+    asyncio.run(serve(None, everything))
+    asyncio.run(serve(30, everything - {"31 days ago", "400 days ago"}))
+    asyncio.run(serve(1, {"0 days ago"}))
+    database.close()
 
 
 def test_nothing_is_left_running_after_a_failed_start(tmp_path: Path) -> None:
