@@ -16,6 +16,7 @@ from tests.worker.watching import (
     ask,
     next_output,
     outputs_of,
+    routing,
     serving,
     text_of,
     until,
@@ -23,6 +24,7 @@ from tests.worker.watching import (
     worker_pid,
 )
 
+from inferd.config import Config, ModelConfig, QueueConfig
 from inferd.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable
 from inferd.types import GenerateRequest, TextPrompt
 
@@ -310,6 +312,32 @@ def test_waiting_too_long_refuses_the_request(tmp_path: Path) -> None:
             assert only.end.outcome == "refused"
             assert only.end.failure is not None
             assert (only.end.failure.kind, only.end.failure.code) == ("overloaded", "queue_timeout")
+
+    asyncio.run(scenario())
+
+
+def test_each_model_has_a_queue_bounds_and_patience_of_its_own(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        held = f"gate={tmp_path / 'gate'}"
+        narrow = ModelConfig(source=held, load_timeout_s=60.0, queue=QueueConfig(max_requests=1, timeout_s=0.2))
+        wide = msgspec.structs.replace(narrow, queue=QueueConfig(max_requests=3, timeout_s=60.0))
+        config = Config(models={"narrow": narrow, "wide": wide})
+        async with routing(config, until_ready=False) as (router, _):
+            first = router.submit(ask(name="n0", model="narrow"))
+            waiting = [router.submit(ask(name=f"w{i}", model="wide")) for i in range(3)]
+            for model in ("narrow", "wide"):
+                with pytest.raises(Overloaded) as refused:
+                    router.submit(ask(name=f"one too many {model}", model=model))
+                assert refused.value.code == "queue_full"
+            assert [status.waiting for status in router.models()] == [1, 3]
+            (only,) = await outputs_of(first)
+            assert only.end is not None
+            assert only.end.failure is not None
+            assert only.end.failure.code == "queue_timeout"
+            assert [status.waiting for status in router.models()] == [0, 3]
+            (tmp_path / "gate").touch()
+            for stream in waiting:
+                assert text_of(await outputs_of(stream)) == letters(4)
 
     asyncio.run(scenario())
 
