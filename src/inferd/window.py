@@ -7,6 +7,7 @@ https://arxiv.org/abs/1908.10693). Time is an argument; nothing here knows what 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 from math import ceil, log
@@ -32,13 +33,23 @@ class Window:
         self._slots: dict[int, dict[int, int]] = {}  # slot of time -> bucket of value -> count
 
     def add(self, value: float, now: float) -> None:
-        bucket = ceil(log(max(value, SMALLEST)) / _LOG_GAMMA)
+        self.add_many((value,), now)
+
+    def add_many(self, values: Iterable[float], now: float) -> None:
+        """Values of the same moment, counted by bucket and not one by one."""
         slot = int(now // self._width_s)
         counts = self._slots.get(slot)
         if counts is None:
             self._forget(slot)
             counts = self._slots[slot] = {}
-        counts[bucket] = counts.get(bucket, 0) + 1
+        ordered = sorted(values)
+        at = 0
+        while at < len(ordered):
+            bucket = ceil(log(max(ordered[at], SMALLEST)) / _LOG_GAMMA)
+            # At least the value itself: a bound may be rounded to just below it.
+            beyond = bisect_right(ordered, _GAMMA**bucket, at + 1)
+            counts[bucket] = counts.get(bucket, 0) + beyond - at
+            at = beyond
 
     def count(self, now: float) -> int:
         """Values still inside the window."""

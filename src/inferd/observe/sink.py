@@ -35,7 +35,8 @@ from inferd.observe import metrics as m
 from inferd.observe.logs import LineWriter, LogHandler, LogStream, http_line, replica_line
 from inferd.observe.plain import plain as plain_line
 from inferd.observe.process import process_metrics
-from inferd.observe.series import CONTENT_TYPE, Distribution, Store, Value
+from inferd.observe.requests import RequestBooks
+from inferd.observe.series import CONTENT_TYPE, Store
 from inferd.types import CLASSES, StepStats
 from inferd.window import Window
 
@@ -43,19 +44,6 @@ _NO_REPLICA = "none"
 _OTHER = "other"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
 _Labels = tuple[str, str]  # model and replica
-_SIZES = (
-    m.REQUEST_PROMPT_TOKENS,
-    m.REQUEST_GENERATION_TOKENS,
-    m.REQUEST_COMPUTED_TOKENS,
-    m.REQUEST_N,
-    m.REQUEST_PREEMPTIONS,
-    m.REQUEST_LONGEST_TOKENS,
-    m.REQUEST_MAX_TOKENS,
-)
-_FOLD_EVERY = 1024
-"""Events between two foldings of the distributions, which bounds the values that wait in each."""
-_MANY = 16
-"""Values that come with one event; more are folded at once."""
 _MAX_ROUTES = 256
 """Routes that get series of their own. The gateway sends patterns, so this is never met; if it were
 to send raw paths, a client could otherwise fill the memory."""
@@ -86,13 +74,7 @@ class Observer:
         self._wall = wall
         self._kinds = frozenset(_kinds(InferdError))
         self._store = Store(m.TABLE)
-        self._num_events = 0
-        self._windows: dict[tuple[str, str], Window] = {}
-        # Series that every request changes, found by one look: most of what an event costs is finding them.
-        self._counts: dict[tuple[_Labels, str], tuple[Value, ...]] = {}
-        self._sizes: dict[_Labels, list[Distribution]] = {}
-        self._timed: dict[tuple[str, _Labels], tuple[Distribution, Distribution, Window]] = {}
-        self._served: dict[tuple[str, str, int], tuple[Value, Value, Distribution, Distribution, Distribution]] = {}
+        self._requests = RequestBooks(self._store, self._kinds, self._model, self._defect)
         self._routes: set[str] = set()
         self._states: dict[tuple[str, str], str] = {}
         self._stats: dict[tuple[str, str], StepStats] = {}  # of each replica's present life
@@ -118,8 +100,7 @@ class Observer:
         try:
             self._take(event)
         except Exception as error:  # the sink: whatever is wrong here must not reach the room that emits
-            self._failures.add()
-            self._report(event, error)
+            self._defect(event, error)
 
     def configure(self, models: Mapping[str, int], *, access_log: bool) -> None:
         """Other models from now on. What a model that left had counted stays; its gauges go."""
@@ -135,6 +116,7 @@ class Observer:
 
     def render_metrics(self) -> bytes:
         """The body of ``GET /metrics``."""
+        self._requests.enter()
         return self._store.render().encode() + process_metrics()
 
     def close(self) -> None:
@@ -144,22 +126,29 @@ class Observer:
     # -- events -----------------------------------------------------------------------------
 
     def _take(self, event: Event) -> None:
-        self._num_events += 1
-        if not self._num_events % _FOLD_EVERY:
-            self._store.fold()
-        # The three that every request brings first: a long match costs more than what follows it.
+        # The two that every request brings first: a long match costs more than what follows it.
         kind = type(event)
         if kind is HttpServed:
             self._http_served(cast(HttpServed, event))
         elif kind is RequestEnded:
-            self._request_ended(cast(RequestEnded, event))
-        elif kind is QueueChanged:
-            self._queue_changed(cast(QueueChanged, event))
+            self._requests.ended(cast(RequestEnded, event), self._now())
         else:
             self._take_rarer(event)
 
+    def _http_served(self, event: HttpServed) -> None:
+        route = event.route
+        self._requests.served(
+            event,
+            route if route in self._routes else self._route(route),
+            event.method if event.method in _METHODS else _OTHER,
+        )
+        if self._access_log:
+            self._log.write(http_line(event, self._wall()))
+
     def _take_rarer(self, event: Event) -> None:
         match event:
+            case QueueChanged():
+                self._queue_changed(event)
             case StepDone():
                 self._step_done(event)
             case RequestRefused():
@@ -189,61 +178,6 @@ class Observer:
                 self._store.value(m.STATE_OUTAGES).add(int(not event.available))
             case LoadProgress():
                 pass  # for whoever watches the start; the phases' seconds come with ReplicaChanged
-
-    def _request_ended(self, event: RequestEnded) -> None:
-        value, labels = self._store.value, (self._model(event.model), _replica(event.replica))
-        counts = self._counts.get((labels, event.outcome))
-        if counts is None:
-            made = [value(metric, *labels) for metric in (m.PROMPT_TOKENS, m.GENERATION_TOKENS, m.CACHED_TOKENS)]
-            counts = self._counts[labels, event.outcome] = (value(m.REQUESTS, *labels, event.outcome), *made)
-        requests, prompt_tokens, generation_tokens, cached_tokens = counts
-        requests.value += 1
-        prompt_tokens.value += event.usage.prompt_tokens
-        generation_tokens.value += event.usage.completion_tokens
-        cached_tokens.value += event.usage.cached_tokens
-        if event.finish_reasons or event.outcome != "done":
-            for reason in _finished_reasons(event):
-                value(m.FINISHED, *labels, reason).add()
-        if event.error_kind is not None:
-            kind = event.error_kind if event.error_kind in self._kinds else InferdError.kind
-            value(m.ERRORS, labels[0], kind).add()
-        now = self._now()
-        if event.timings.first_token is not None:
-            self._time(m.FIRST_TOKEN_S, "first_token", labels, (event.timings.first_token,), now)
-        if event.inter_token_s:
-            self._time(m.INTER_TOKEN_S, "inter_token", labels, event.inter_token_s, now)
-        if event.outcome == "done":
-            self._request_done(event, labels, now)
-
-    def _request_done(self, event: RequestEnded, labels: tuple[str, str], now: float) -> None:
-        """What is asked of requests that were served to their end, so that failures do not flatter it."""
-        timings, usage = event.timings, event.usage
-        scheduled, first, finished = timings.scheduled, timings.first_token, timings.finished
-        if finished is not None:
-            self._time(m.REQUEST_S, "total", labels, (finished,), now)
-        if scheduled is not None:
-            self._time(m.QUEUE_S, "queue", labels, (scheduled,), now)
-            if finished is not None:
-                self._time(m.INFERENCE_S, "inference", labels, (finished - scheduled,), now)
-            if first is not None:
-                self._store.distribution(m.PREFILL_S, *labels).observe(first - scheduled)
-        if first is not None and finished is not None:
-            self._store.distribution(m.DECODE_S, *labels).observe(finished - first)
-            if event.n == 1 and usage.completion_tokens > 1:
-                per_token = (finished - first) / (usage.completion_tokens - 1)
-                self._time(m.PER_OUTPUT_TOKEN_S, "per_output_token", labels, (per_token,), now)
-        sizes = self._sizes.get(labels)
-        if sizes is None:
-            sizes = self._sizes[labels] = [self._store.distribution(metric, *labels) for metric in _SIZES]
-        sizes[0].observe(usage.prompt_tokens)
-        sizes[1].observe(usage.completion_tokens)
-        sizes[2].observe(usage.prompt_tokens - usage.cached_tokens)
-        sizes[3].observe(event.n)
-        sizes[4].observe(event.num_preemptions)
-        if event.n == 1:
-            sizes[5].observe(usage.completion_tokens)
-        if event.max_tokens is not None:
-            sizes[6].observe(event.max_tokens)
 
     def _queue_changed(self, event: QueueChanged) -> None:
         model = self._model(event.model)
@@ -303,27 +237,6 @@ class Observer:
             self._store.clear(m.CACHE_CONFIG, *labels)
             self._store.value(m.CACHE_CONFIG, *labels, str(event.block_size), str(event.kv_blocks)).set(1)
 
-    def _http_served(self, event: HttpServed) -> None:
-        route, method = self._route(event.route), event.method if event.method in _METHODS else _OTHER
-        served = self._served.get((route, method, event.status))
-        if served is None:
-            value, distribution = self._store.value, self._store.distribution
-            served = self._served[route, method, event.status] = (
-                value(m.HTTP_REQUESTS, route, method, str(event.status)),
-                value(m.HTTP_REQUESTS_BY_CLASS, route, method, f"{event.status // 100}xx"),
-                distribution(m.HTTP_S, route, method),
-                distribution(m.HTTP_REQUEST_BYTES, route),
-                distribution(m.HTTP_RESPONSE_BYTES, route),
-            )
-        by_status, by_class, seconds, request_bytes, response_bytes = served
-        by_status.value += 1
-        by_class.value += 1
-        seconds.observe(event.duration_s)
-        request_bytes.observe(event.request_bytes)
-        response_bytes.observe(event.response_bytes)
-        if self._access_log:
-            self._log.write(http_line(event, self._wall()))
-
     # -- parts ------------------------------------------------------------------------------
 
     def _set_engine(self, labels: tuple[str, str], stats: StepStats) -> None:
@@ -344,32 +257,9 @@ class Observer:
         self._store.value(m.WAITING, model, replica).set(waiting)
         self._store.value(m.WAITING_BY_REASON, model, replica, "capacity").set(waiting)
 
-    def _time(
-        self, metric: m.Metric, stage: str, labels: tuple[str, str], durations: Sequence[float], now: float
-    ) -> None:
-        """Durations in seconds go to their histogram and to the model's recent quantiles."""
-        timed = self._timed.get((stage, labels))
-        if timed is None:
-            timed = self._timed[stage, labels] = (
-                self._store.distribution(metric, *labels),
-                self._store.distribution(m.LATENCY_S, labels[0], stage),
-                self._window(labels[0], stage),
-            )
-        histogram, summary, window = timed
-        for seconds in durations:
-            histogram.observe(seconds)
-            summary.observe(seconds)
-            window.add(seconds, now)
-        if len(durations) > _MANY:
-            histogram.fold()
-            summary.fold()
-
-    def _window(self, model: str, stage: str) -> Window:
-        window = self._windows.get((model, stage))
-        if window is None:
-            window = self._windows[model, stage] = Window(m.QUANTILE_WINDOW_S)
-            self._store.distribution(m.LATENCY_S, model, stage).quantiles = lambda: self._quantiles(window)
-        return window
+    def _open_stage(self, model: str, stage: str) -> None:
+        window = self._requests.window(model, stage)
+        self._store.distribution(m.LATENCY_S, model, stage).quantiles = lambda: self._quantiles(window)
 
     def _quantiles(self, window: Window) -> list[tuple[float, float]]:
         values = window.quantiles(m.QUANTILES, self._now())
@@ -406,7 +296,7 @@ class Observer:
         value(m.QUEUE_TOKENS, model)
         value(m.QUEUE_BYTES, model)
         for stage in m.STAGES:
-            self._window(model, stage)
+            self._open_stage(model, stage)
         value(m.QUEUE_WAITING, model)
         value(m.IN_FLIGHT, model)
         for replica in map(str, range(replicas)):
@@ -434,8 +324,9 @@ class Observer:
                 value(metric, *labels, word)
         value(m.BREAKER_STATE, *labels, m.BREAKER_STATES[0]).set(1)
 
-    def _report(self, event: Event, error: Exception) -> None:
-        """Name the defect without the event's contents. ``write`` cannot raise: the line is plain."""
+    def _defect(self, event: Event, error: Exception) -> None:
+        """Count the defect and name the defect without the event's contents. ``write`` cannot raise: the line is plain."""
+        self._failures.add()
         self._log.write(
             f'{{"level":"error","event":"observer_failure","of":"{type(event).__name__}","error":"{type(error).__name__}"}}'
         )
@@ -448,19 +339,6 @@ def _gained(before: float, after: float) -> float:
 
 def _replica(replica: int | None) -> str:
     return _NO_REPLICA if replica is None else str(replica)
-
-
-def _finished_reasons(event: RequestEnded) -> tuple[str, ...]:
-    """vLLM's word for each answer. One that was cut off has none of its own, so its request's counts."""
-    words = tuple("abort" if reason == "cancelled" else reason for reason in event.finish_reasons)
-    missing = max(0, event.n - len(words))
-    match event.outcome:
-        case "cancelled":
-            return words + ("abort",) * missing
-        case "failed":
-            return words + ("error",) * missing
-        case _:
-            return tuple(word for word in words if word in m.FINISHED_REASONS)
 
 
 def _kinds(cls: type[InferdError]) -> list[str]:

@@ -1,0 +1,210 @@
+"""What every request changes: noted one by one, counted many at a time.
+
+A request touches some thirty series, and finding each costs more than adding to it. So events of requests are
+only put aside as they come, by what they have in common, and are entered together: when a thousand wait, when the
+first of them is a second old, and before anybody reads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from inferd.errors import InferdError
+from inferd.events import HttpServed, RequestEnded
+from inferd.observe import metrics as m
+from inferd.observe.series import Store
+from inferd.types import Timings
+from inferd.window import Window
+
+MAX_NEW = 1024
+"""Events that wait to be entered."""
+
+GAPS_PER_EVENT = 64
+"""So many gaps between tokens weigh as much as an event."""
+
+MAX_AGE_S = 1.0
+"""How much older than the last the first of them may be: windows of time take the last one's for all."""
+
+_NO_REPLICA = "none"
+_Labels = tuple[str, str]  # model and replica
+Todo = list[tuple[Callable[[Any], None], object]]
+"""What is to be added to which series, when all of it is known."""
+
+E = TypeVar("E", RequestEnded, HttpServed)
+
+
+class RequestBooks:
+    """The series of requests. ``model_of`` turns an event's model into a label of the closed set."""
+
+    def __init__(
+        self,
+        store: Store,
+        kinds: frozenset[str],
+        model_of: Callable[[str], str],
+        on_defect: Callable[[RequestEnded | HttpServed, Exception], None],
+    ) -> None:
+        self._on_defect = on_defect
+        self._store = store
+        self._kinds = kinds
+        self._model_of = model_of
+        self._windows: dict[tuple[str, str], Window] = {}
+        self._ended: dict[tuple[str, int | None], list[RequestEnded]] = {}
+        self._served: dict[tuple[str, str, int], list[HttpServed]] = {}
+        self._num_new = 0
+        self._first_at = 0.0
+        self._last_at = 0.0
+
+    def ended(self, event: RequestEnded, now: float) -> None:
+        if not self._num_new or now - self._first_at > MAX_AGE_S or self._num_new >= MAX_NEW:
+            self.enter()
+            self._first_at = now
+        self._last_at = now
+        self._num_new += 1 + len(event.inter_token_s) // GAPS_PER_EVENT
+        key = (event.model, event.replica)
+        group = self._ended.get(key)
+        if group is None:
+            group = self._ended[key] = []
+        group.append(event)
+
+    def served(self, event: HttpServed, route: str, method: str) -> None:
+        if self._num_new >= MAX_NEW:
+            self.enter()
+        self._num_new += 1
+        key = (route, method, event.status)
+        group = self._served.get(key)
+        if group is None:
+            group = self._served[key] = []
+        group.append(event)
+
+    def enter(self) -> None:
+        """Count what waits. Idempotent, and never raises: a defect costs the numbers of those it was met with."""
+        self._num_new = 0
+        for (model, replica), ended in self._ended.items():
+            if ended:
+                events, self._ended[model, replica] = ended, []
+                labels = (self._model_of(model), _NO_REPLICA if replica is None else str(replica))
+                self._enter(functools.partial(self._enter_ended, labels), events)
+        for key, served in self._served.items():
+            if served:
+                http, self._served[key] = served, []
+                self._enter(functools.partial(self._enter_served, *key), http)
+
+    def _enter(self, extract: Callable[[list[E], Todo], None], events: list[E]) -> None:
+        """Read everything, then add. Where one event cannot be read, nothing was added: the others follow one by one."""
+        todo: Todo = []
+        try:
+            extract(events, todo)
+        except Exception as error:  # the sink, as in Observer.emit
+            if len(events) == 1:
+                self._on_defect(events[0], error)
+            else:
+                for event in events:
+                    self._enter(extract, [event])
+            return
+        for add, what in todo:
+            add(what)
+
+    def window(self, model: str, stage: str) -> Window:
+        """A stage's values of the last minute, made when it is first asked for."""
+        window = self._windows.get((model, stage))
+        if window is None:
+            window = self._windows[model, stage] = Window(m.QUANTILE_WINDOW_S)
+        return window
+
+    # -- many at a time ---------------------------------------------------------------------
+
+    def _enter_ended(self, labels: _Labels, events: list[RequestEnded], todo: Todo) -> None:
+        value = self._store.value
+        for outcome, count in Counter([event.outcome for event in events]).items():
+            todo.append((value(m.REQUESTS, *labels, outcome).add, count))
+        usages = [event.usage for event in events]
+        todo.append((value(m.PROMPT_TOKENS, *labels).add, sum([usage.prompt_tokens for usage in usages])))
+        todo.append((value(m.GENERATION_TOKENS, *labels).add, sum([usage.completion_tokens for usage in usages])))
+        todo.append((value(m.CACHED_TOKENS, *labels).add, sum([usage.cached_tokens for usage in usages])))
+        telling = [event for event in events if event.finish_reasons or event.outcome != "done"]
+        for reason, count in Counter([reason for event in telling for reason in finished_reasons(event)]).items():
+            todo.append((value(m.FINISHED, *labels, reason).add, count))
+        for kind, count in Counter([e.error_kind for e in events if e.error_kind is not None]).items():
+            todo.append((value(m.ERRORS, labels[0], kind if kind in self._kinds else InferdError.kind).add, count))
+        firsts = [at for event in events if (at := event.timings.first_token) is not None]
+        self._time(m.FIRST_TOKEN_S, "first_token", labels, firsts, todo)
+        gaps = [event.inter_token_s for event in events if event.inter_token_s]
+        if gaps:
+            self._time(m.INTER_TOKEN_S, "inter_token", labels, [gap for some in gaps for gap in some], todo)
+        done = [event for event in events if event.outcome == "done"]
+        if done:
+            self._enter_done(labels, done, todo)
+
+    def _enter_done(self, labels: _Labels, events: list[RequestEnded], todo: Todo) -> None:
+        """What is asked of requests that were served to their end, so that failures do not flatter it."""
+        distribution = self._store.distribution
+        timings = [event.timings for event in events]
+        self._time(m.REQUEST_S, "total", labels, [t.finished for t in timings if t.finished is not None], todo)
+        if any(t.scheduled is not None for t in timings):
+            self._enter_scheduled(labels, [t for t in timings if t.scheduled is not None], todo)
+        spans = [t.finished - t.first_token for t in timings if t.finished is not None and t.first_token is not None]
+        todo.append((distribution(m.DECODE_S, *labels).take, spans))
+        single = [event for event in events if event.n == 1]
+        per_token = [
+            (t.finished - t.first_token) / (event.usage.completion_tokens - 1)
+            for event in single
+            if event.usage.completion_tokens > 1
+            and (t := event.timings).finished is not None
+            and t.first_token is not None
+        ]
+        self._time(m.PER_OUTPUT_TOKEN_S, "per_output_token", labels, per_token, todo)
+        usages = [event.usage for event in events]
+        todo.append((distribution(m.REQUEST_PROMPT_TOKENS, *labels).take, [u.prompt_tokens for u in usages]))
+        todo.append((distribution(m.REQUEST_GENERATION_TOKENS, *labels).take, [u.completion_tokens for u in usages]))
+        todo.append(
+            (distribution(m.REQUEST_COMPUTED_TOKENS, *labels).take, [u.prompt_tokens - u.cached_tokens for u in usages])
+        )
+        todo.append((distribution(m.REQUEST_N, *labels).take, [event.n for event in events]))
+        todo.append((distribution(m.REQUEST_PREEMPTIONS, *labels).take, [event.num_preemptions for event in events]))
+        todo.append(
+            (distribution(m.REQUEST_LONGEST_TOKENS, *labels).take, [event.usage.completion_tokens for event in single])
+        )
+        limits = [event.max_tokens for event in events if event.max_tokens is not None]
+        todo.append((distribution(m.REQUEST_MAX_TOKENS, *labels).take, limits))
+
+    def _enter_scheduled(self, labels: _Labels, timings: list[Timings], todo: Todo) -> None:
+        waits = [t.scheduled for t in timings if t.scheduled is not None]
+        self._time(m.QUEUE_S, "queue", labels, waits, todo)
+        works = [t.finished - t.scheduled for t in timings if t.finished is not None and t.scheduled is not None]
+        self._time(m.INFERENCE_S, "inference", labels, works, todo)
+        prefills = [
+            t.first_token - t.scheduled for t in timings if t.first_token is not None and t.scheduled is not None
+        ]
+        todo.append((self._store.distribution(m.PREFILL_S, *labels).take, prefills))
+
+    def _enter_served(self, route: str, method: str, status: int, events: list[HttpServed], todo: Todo) -> None:
+        value, distribution = self._store.value, self._store.distribution
+        todo.append((value(m.HTTP_REQUESTS, route, method, str(status)).add, len(events)))
+        todo.append((value(m.HTTP_REQUESTS_BY_CLASS, route, method, f"{status // 100}xx").add, len(events)))
+        todo.append((distribution(m.HTTP_S, route, method).take, [event.duration_s for event in events]))
+        todo.append((distribution(m.HTTP_REQUEST_BYTES, route).take, [event.request_bytes for event in events]))
+        todo.append((distribution(m.HTTP_RESPONSE_BYTES, route).take, [event.response_bytes for event in events]))
+
+    def _time(self, metric: m.Metric, stage: str, labels: _Labels, durations: list[float], todo: Todo) -> None:
+        """Durations in seconds go to their histogram and to the model's recent quantiles."""
+        if durations:
+            todo.append((self._store.distribution(metric, *labels).take, durations))
+            todo.append((self._store.distribution(m.LATENCY_S, labels[0], stage).take, durations))
+            window, now = self.window(labels[0], stage), self._last_at
+            todo.append((lambda values: window.add_many(values, now), durations))
+
+
+def finished_reasons(event: RequestEnded) -> tuple[str, ...]:
+    """vLLM's word for each answer. One that was cut off has none of its own, so its request's counts."""
+    words = tuple("abort" if reason == "cancelled" else reason for reason in event.finish_reasons)
+    missing = max(0, event.n - len(words))
+    match event.outcome:
+        case "cancelled":
+            return words + ("abort",) * missing
+        case "failed":
+            return words + ("error",) * missing
+        case _:
+            return tuple(word for word in words if word in m.FINISHED_REASONS)
