@@ -132,8 +132,11 @@ class Bench:
         idempotent: bool = True,
         wants_usage: bool = False,
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        deadline_s: float | None = None,
     ) -> Heard:
-        request = Request(id=f"r{next(_numbers)}", model="here", idempotent=idempotent)
+        request = Request(
+            id=f"r{next(_numbers)}", model="here", idempotent=idempotent, deadline_s=deadline_s, arrived_at=clock.now()
+        )
         relay = Relay(path="/chat/completions", body=body, stream=stream, wants_usage=wants_usage, headers=headers)
         ticket = Ticket(request, Stream(request.id, lambda: None), 0, clock.now() + 60, relay)
         heard = self.owner.heard[request.id] = Heard(ticket)

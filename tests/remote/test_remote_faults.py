@@ -13,7 +13,7 @@ from tests.remote.fault_server import CHUNKED, DONE, FaultServer, Talk, completi
 from tests.remote.replicas import Bench, Heard, Owner, bench
 
 from inferd.config import RemoteConfig
-from inferd.errors import ConfigError, Overloaded, UpstreamFailed
+from inferd.errors import ConfigError, DeadlineExceeded, Overloaded, UpstreamFailed
 from inferd.events import ReplicaChanged
 from inferd.router.remote_replica import RemoteReplica
 from inferd.types import Usage
@@ -190,6 +190,37 @@ def test_a_server_that_falls_silent_ends_the_stream_with_an_error() -> None:
         assert end.usage.completion_tokens == 1  # counted here, as nobody told
 
     asked(silent_after_one, then, idle_timeout_s=0.1)
+
+
+def test_a_deadline_ends_what_waits_for_an_answer_and_blames_nobody() -> None:
+    async def then(made: Bench, server: FaultServer) -> None:
+        refusal = await made.ask(deadline_s=0.1).refused()
+        assert (type(refusal.error), refusal.counts, refusal.retry) == (DeadlineExceeded, False, False)
+        await asyncio.wait_for(server.lost.wait(), 5)
+
+    asked(silent, then)
+
+
+def test_a_deadline_ends_a_stream_with_an_error() -> None:
+    async def then(made: Bench, server: FaultServer) -> None:
+        heard = made.ask(stream=True, deadline_s=0.3)
+        end = await heard.ended()
+        assert end.failure is not None
+        assert (end.outcome, end.failure.kind) == ("failed", DeadlineExceeded.kind)
+        assert heard.data == event(piece("a"))
+        await asyncio.wait_for(server.lost.wait(), 5)
+
+    asked(silent_after_one, then)
+
+
+def test_an_answer_before_the_deadline_is_not_touched_by_it() -> None:
+    async def then(made: Bench, server: FaultServer) -> None:
+        asking = made.ask(deadline_s=30)
+        assert (await asking.ended()).outcome == "done"
+        timers = [handle for handle in asyncio.get_running_loop()._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
+        assert not [timer for timer in timers if "_expire" in repr(timer)]
+
+    asked(well, then)
 
 
 def test_a_connection_that_is_not_made_in_time_is_given_up() -> None:

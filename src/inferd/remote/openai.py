@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from inferd import __version__, clock
-from inferd.errors import InferdError, InvalidRequest, Overloaded, UpstreamFailed
+from inferd.errors import DeadlineExceeded, InferdError, InvalidRequest, Overloaded, UpstreamFailed
 from inferd.remote.connection import Headers
 from inferd.remote.events import BadAnswer, EventReader, ReportedError, read_answer
 from inferd.remote.origin import Origin
@@ -156,6 +156,16 @@ class Answer:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.cancel()
+
+    def expire(self, error: DeadlineExceeded) -> None:
+        """The answer would come too late: the connection is cut, and nobody over there is to blame."""
+        if self._is_over:
+            return
+        self.cancel()
+        if self._has_begun:
+            self._asker.relayed(Relayed(self._id, end=End("failed", self.usage, Timings(), error.to_failure())))
+        else:
+            self._asker.refused(error, counts=False, retry=False)
 
     # -- what the connection says -----------------------------------------------------------
 

@@ -469,7 +469,7 @@ class Pool:
             if is_cleared and len(self._queue):
                 self._pump()
             return
-        if end.outcome == "failed":
+        if end.outcome == "failed" and not _was_too_late(end):
             member = self.fleet.member_of(replica)
             if member is not None:
                 self.fleet.failed(member, ticket.dispatched_at, now, "an answer broke off")
@@ -784,6 +784,11 @@ def _too_late(request: Request) -> DeadlineExceeded:
         f"The request's deadline of {request.deadline_s:g} s passed while it waited. "
         "Allow more time, or try when the server is less busy."
     )
+
+
+def _was_too_late(end: End) -> bool:
+    """Its own deadline ended it, which says nothing of the replica."""
+    return end.failure is not None and end.failure.kind == DeadlineExceeded.kind
 
 
 def _noted(ticket: Ticket, output: Output) -> Output:

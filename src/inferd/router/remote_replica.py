@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from inferd import clock
 from inferd.config import RemoteConfig
-from inferd.errors import InferdError, Overloaded, UpstreamFailed
+from inferd.errors import DeadlineExceeded, InferdError, Overloaded, UpstreamFailed
 from inferd.events import Emit, ReplicaChanged
 from inferd.remote.connection import Headers
 from inferd.remote.openai import Answer, Letterhead
@@ -248,13 +248,17 @@ class RemoteReplica:
 class _Asking:
     """One ticket's exchange with the server, begun anew at most once: when the kept connection was stale."""
 
-    __slots__ = ("_answer", "_is_fresh", "_replica", "ticket")
+    __slots__ = ("_answer", "_deadline", "_is_fresh", "_replica", "ticket")
 
     def __init__(self, replica: RemoteReplica, ticket: Ticket) -> None:
         self._replica = replica
         self._is_fresh = False
         self._answer: Answer | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self.ticket = ticket
+        if ticket.request.deadline_s is not None:
+            left_s = max(0.0, ticket.deadline_at - clock.now())
+            self._deadline = asyncio.get_running_loop().call_later(left_s, self._expire)
 
     @property
     def exchange(self) -> Exchange | None:
@@ -274,6 +278,9 @@ class _Asking:
     def forget(self) -> None:
         """It is over: let go of what refers back, so that it is freed without a search for cycles."""
         self._answer = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def relayed(self, item: Relayed) -> None:
         self._replica._owner.replica_relayed(self._replica, self.ticket, item)
@@ -291,6 +298,17 @@ class _Asking:
             code="upstream_closed",
         )
         self.refused(error, counts=False, retry=False)
+
+    def _expire(self) -> None:
+        """The other server was not told of the deadline: it is this one's to keep."""
+        self._deadline = None
+        if self._answer is not None:
+            self._answer.expire(
+                DeadlineExceeded(
+                    f"The request's deadline of {self.ticket.request.deadline_s:g} s passed before the answer was "
+                    "complete. Allow more time, or ask for fewer tokens."
+                )
+            )
 
     def cancelled(self) -> None:
         """Some turns of the loop after the cancellation: its one end, unless the owner let go before."""
