@@ -17,7 +17,7 @@ import click
 import pytest
 import yaml
 
-from inferd.cli.main import cli
+from inferd.cli.main import cli, main
 from inferd.cli.serve import curl_line, python_lines
 from inferd.config import load_config
 from inferd.events import Event
@@ -90,6 +90,28 @@ def test_the_configuration_file_in_the_guide_is_valid(tmp_path: Path) -> None:
     path.write_text(example)
     config = load_config(path, {}, {})
     assert set(config.models) == {"chat", "demo"}
+
+
+def test_the_readmes_file_and_commands_bring_up_a_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Checked here, not served: ``tests/test_reload.py`` has status, reload and drain with a server."""
+    readme = ROOT / "README.md"
+    (example,) = fences(readme, "yaml")
+    (tmp_path / "inferd.yaml").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "data"))
+    lines = [words for page, words in commands() if page == "README.md"]
+    named = [words[0] for words in lines if words[0] != "serve" or words[1] == "inferd.yaml"]
+    assert [name for name in named if name != "serve"] == ["check", "keys", "status", "reload", "drain"]
+    (keys,) = [words for words in lines if words[0] == "keys"]
+    assert main(["check", "inferd.yaml"]) == 0
+    assert "API keys are needed as soon as one exists" in capsys.readouterr().out
+    assert main(keys) == 0
+    assert capsys.readouterr().out.startswith("sk-inf-")
+    config = load_config(tmp_path / "inferd.yaml", {}, {})
+    assert config.tenants[keys[keys.index("--tenant") + 1]].rpm == 600
+    assert keys[keys.index("--models") + 1] in config.models
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
