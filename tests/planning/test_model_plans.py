@@ -20,8 +20,8 @@ from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.memory import RUNTIME_BYTES
 from inferd.engine.model.load import load_model
-from inferd.errors import ModelLoadError
-from inferd.planning.memory import MemoryEstimate, plan_config, plan_model
+from inferd.errors import ConfigError, ModelLoadError
+from inferd.planning.memory import MemoryEstimate, bind, plan_config, plan_model
 from inferd.types import GenerateRequest, SamplingParams, TextPrompt
 
 GB = 10**9
@@ -229,3 +229,32 @@ def test_two_models_with_budgets_stay_within_them_under_a_flood(tiny_model: Path
             assert sum(arena.nbytes for arena in (*cache.keys, *cache.values)) == estimate.kv_bytes
     assert ended == {"small": 60, "large": 60}
     assert fullest["small"] > 0.7 * engines["small"][1].num_blocks, "the flood filled it"
+
+
+def test_a_budget_binds_every_model_of_the_start_to_its_part(tmp_path: Path) -> None:
+    budget = 700 * 2**20
+    (tmp_path / "broken").mkdir()
+    models = {
+        "a": ModelConfig(source="demo"),
+        "b": ModelConfig(source="demo"),
+        "later": ModelConfig(source="demo", load="on_demand"),
+        "broken": ModelConfig(source=str(tmp_path / "broken")),
+    }
+    bound = bind(Config(server=ServerConfig(memory_bytes=budget), models=models)).models
+    assert sum(bound[name].memory_bytes or budget for name in ("a", "b")) <= budget
+    assert (bound["later"], bound["broken"]) == (models["later"], models["broken"])
+    for name in ("a", "b"):
+        estimate = plan_model(name, bound[name])
+        assert estimate is not None
+        assert estimate.total_bytes <= (bound[name].memory_bytes or 0)
+
+
+def test_models_that_do_not_fit_together_do_not_start() -> None:
+    config = Config(
+        server=ServerConfig(memory_bytes=400 * 2**20),
+        models={"a": ModelConfig(source="demo"), "b": ModelConfig(source="demo")},
+    )
+    with pytest.raises(ConfigError, match=r"server.memory_bytes = 419 MB .*models.b: A replica of b takes more than"):
+        bind(config)
+    unbound = msgspec.structs.replace(config, server=ServerConfig())
+    assert bind(unbound) is unbound

@@ -141,7 +141,7 @@ async def serve(
         control = Control(config, emit)
         await control.start()
         stack.push_async_callback(control.close)
-        router = Router(config, emit, command=command, patience=patience, plan=plan)
+        router = Router(_bound(config), emit, command=command, patience=patience, plan=plan)
         stack.push_async_callback(router.stop)
         await router.start()  # before the imports below: the workers' own take longer
         await asyncio.to_thread(_import_parts)
@@ -194,7 +194,7 @@ class Site:
         """
         refuse_empty(config)
         refuse_restarts(self.config, config)
-        changes = await self.router.apply(config)
+        changes = await self.router.apply(_bound(config))
         self.control.apply(config)
         for gateway in self.gateways:
             gateway.configure(config)
@@ -202,6 +202,15 @@ class Site:
         changes += changed_settings(self.config, config)
         self.config = config
         return changes
+
+
+def _bound(config: Config) -> Config:
+    """With a budget of memory, every model bound to its part of it. Raises ConfigError when they do not fit."""
+    if config.server.memory_bytes is None:
+        return config
+    from inferd.planning.memory import bind  # most servers have no budget
+
+    return bind(config)
 
 
 def _control_socket(config: Config, port: int) -> ControlSocket | None:

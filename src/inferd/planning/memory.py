@@ -15,7 +15,7 @@ from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes,
 from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, is_ignorable, read_config
 from inferd.engine.model.config import DecoderConfig, Source
 from inferd.engine.safetensors import read_table, weight_files
-from inferd.errors import ModelLoadError
+from inferd.errors import ConfigError, ModelLoadError
 from inferd.registry.source import find
 
 TYPICAL_TOKENS = 1024
@@ -78,7 +78,14 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     itemsize = ITEM_BYTES[dtype]
     weights_bytes = _weights_bytes(folder, dims, itemsize)
     free = available_bytes() if free_bytes is None else free_bytes
-    beside = max(free - weights_bytes - RUNTIME_BYTES, 0)
+    beside = free - weights_bytes - RUNTIME_BYTES
+    if beside <= 0:
+        raise ModelLoadError(
+            f"A replica of {name} takes more than {_size(weights_bytes + RUNTIME_BYTES)} (weights "
+            f"{_size(weights_bytes)}, the process {_size(RUNTIME_BYTES)}, and a KV cache), but {_size(free)} may be used. "
+            "Give it more memory, or take a smaller model.",
+            param="memory_bytes",
+        )
     arena = plan_arena(config, dims, itemsize=itemsize, weights_bytes=weights_bytes, free_bytes=beside)
     typical = min(TYPICAL_TOKENS, arena.max_model_len)
 
@@ -148,6 +155,42 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
         unknown=tuple(unknown),
         problems=tuple(problems),
     )
+
+
+def bind(config: Config) -> Config:
+    """The configuration with every model that is loaded at the start bound to what the plan gives it of
+    ``server.memory_bytes``, so that none takes another's; unchanged where there is no such budget.
+
+    Raises ConfigError, with the plan, when they do not fit together. A model whose files are at fault is
+    left alone: it fails by itself when it loads, and no other with it.
+    """
+    budget = config.server.memory_bytes
+    if budget is None:
+        return config
+    plan = plan_config(config, free_bytes=max(budget, available_bytes()))
+    planned = {estimate.name: estimate for estimate in plan.models}
+    models = dict(config.models)
+    for name, model in config.models.items():
+        if model.load != "startup" or model.num_local == 0 or name in plan.unknown:
+            continue
+        if name in planned:
+            models[name] = msgspec.structs.replace(model, memory_bytes=planned[name].total_bytes)
+        elif _loads_alone(name, model):
+            taken = ", ".join(f"{e.name} {e.replicas} x {_size(e.total_bytes)}" for e in plan.models) or "nothing"
+            problem = next(problem for problem in plan.problems if problem.startswith(f"models.{name}: "))
+            raise ConfigError(
+                f"The models do not fit into server.memory_bytes = {_size(budget)} (planned so far: {taken}). {problem}",
+                param="server.memory_bytes",
+            )
+    return msgspec.structs.replace(config, models=models)
+
+
+def _loads_alone(name: str, model: ModelConfig) -> bool:
+    try:
+        plan_model(name, model, free_bytes=1 << 60)
+    except ModelLoadError:
+        return False
+    return True
 
 
 def _weights_bytes(folder: Path, dims: DecoderConfig, itemsize: int) -> int:
