@@ -139,7 +139,7 @@ def failing_step(field: Field) -> None:
     injects="a request that kills every worker it comes to, among innocent ones",
     holds="given up after two deaths; every innocent one is answered",
     control="two such requests",
-    red="deaths",
+    red="deaths|innocent",
     quick=True,
 )
 def poison(field: Field) -> None:
@@ -152,14 +152,11 @@ def poison(field: Field) -> None:
                 answer = server.client.complete("die")
                 assert answer.status == 503, answer
                 assert answer.code == "poison_request", answer
-                if num_poison == 1:
-                    gate.touch()
             else:  # without output before the deaths are over: what has some is not begun anew
                 answer = server.client.complete(f"gate={gate}", max_tokens=3, seconds=20)
                 assert answer.status == 200, f"an innocent request: {answer}"
 
-        if field.is_control:
-            threading.Timer(3.0, gate.touch).start()
+        threading.Timer(1.5, gate.touch).start()
         together(6, ask)
         server.until(server.is_ready, "ready again", 10)
         deaths = server.metrics().sum("inferd_replica_faults_total", fault="died")

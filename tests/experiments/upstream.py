@@ -274,6 +274,7 @@ def firehose(connection: socket.socket, asked: Asked) -> bool:
     piece = b"".join(event(number, "x" * 1000) for number in range(50))
     for _ in itertools.count():
         connection.sendall(piece)
+        time.sleep(0.002)  # the clients of the experiment run in this process as well
     return False
 
 

@@ -387,7 +387,7 @@ def _state_of(server: Server, replica: str) -> float:
 
 @experiment(
     "F23",
-    injects="40 readers of endless remote streams that take nothing",
+    injects="20 readers of endless remote streams that take nothing",
     holds="memory stays bounded, the remote server is made to wait, another client is served, the readers are cut off",
     control="send_timeout_s: an hour",
     red="laggards",
@@ -399,7 +399,7 @@ def slow_readers(field: Field) -> None:
         slow: list[socket.socket] = []
         try:
             rss = server.rss_bytes
-            for _ in range(40):
+            for _ in range(20):
                 reader = socket.socket()
                 slow.append(reader)
                 reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
