@@ -389,3 +389,73 @@ def test_headers_that_are_just_small_enough_are_taken_in_any_pieces() -> None:
     seen, wire = ours(data.replace(value, value + b"a" * 200), [])
     assert seen == []
     assert b" 431 " in wire.written
+
+
+CHUNKED = b"POST /a HTTP/1.1\r\nhost: x\r\nkept: yes\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"
+
+
+@pytest.mark.parametrize("cuts", [[], [len(CHUNKED)], [len(CHUNKED) + 3, len(CHUNKED) + 20]])
+def test_a_trailer_is_never_taken_for_a_header(cuts: list[int]) -> None:
+    headers = list[tuple[bytes, bytes]]()
+    host = Host()
+
+    def take(exchange: Exchange) -> bool:
+        headers.extend(exchange.headers)
+        return host._take(exchange)
+
+    host.forward = take
+    connection, wire = Connection(host), Wire()
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    sent, begin = CHUNKED + b"authorization: Bearer stolen\r\nkept: no\r\n\r\n", 0
+    for cut in [*cuts, len(sent)]:
+        connection.data_received(sent[begin:cut])
+        begin = cut
+    assert host.seen == [("POST", b"/a", b"hi")]
+    assert headers == [(b"host", b"x"), (b"kept", b"yes"), (b"transfer-encoding", b"chunked")]
+
+
+@pytest.mark.parametrize(
+    "endless", [b"a: b\r\n" * 1000, b"a: " + b"b" * 4096, b"1;" + b"e" * 4096], ids=["trailers", "trailer", "extension"]
+)
+def test_what_comes_with_a_body_and_is_none_is_bounded(endless: bytes) -> None:
+    host, wire = Host(), Wire()
+    connection = Connection(host)
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    connection.data_received(CHUNKED.removesuffix(b"0\r\n") if endless.startswith(b"1;") else CHUNKED)
+    num_bytes = 0
+    while not wire.is_closed:
+        connection.data_received(endless if not num_bytes or b"\n" in endless else endless[-1:] * 4096)
+        num_bytes += len(endless)
+        assert num_bytes < 2 * MAX_HEADER_BYTES
+    assert wire.written.startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_body_in_many_small_chunks_is_a_body() -> None:
+    seen, wire = ours(
+        CHUNKED.removesuffix(b"0\r\n") + b"1;x=y\r\n.\r\n" * MAX_HEADER_BYTES + b"0\r\n\r\n", [70, 300_000, 600_000]
+    )
+    assert [len(body) for _, _, body in seen] == [2 + MAX_HEADER_BYTES]
+    assert not wire.is_closed
+
+
+def test_a_request_that_comes_in_two_parts_behind_another_one_is_read_to_its_end() -> None:
+    first = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/first":
+            await first.wait()
+        await echo(scope, receive, send)
+
+    async def then(server: HttpServer) -> None:
+        server.forward = lambda exchange: False  # so that small bodies are waited for
+        async with socket_to(server) as one:
+            one.writer.write(b"GET /first HTTP/1.1\r\nhost: x\r\n\r\n")
+            one.writer.write(b"POST /second HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
+            while not any(connection._is_read_paused for connection in server.connections):
+                await asyncio.sleep(0.01)
+            one.writer.write(b"hello")
+            first.set()
+            await one.until(b"GET /first ")
+            await one.until(b"POST /second hello")
+
+    served(then, slow)

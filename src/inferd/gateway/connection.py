@@ -81,6 +81,7 @@ class Connection(asyncio.Protocol):
     """Serves the requests of one client, one after the other."""
 
     __slots__ = (
+        "_bare_bytes",
         "_current",
         "_discarded",
         "_drain",
@@ -116,6 +117,7 @@ class Connection(asyncio.Protocol):
         self._header_bytes = 0
         self._header_since = clock.now()  # 0: no headers are under way
         self._reading_bytes = 0  # of the read that is being parsed
+        self._bare_bytes = 0  # read since the last byte of a body: sizes of chunks, their extensions, trailers
         self._idle_since = 0.0  # 0: something is under way
         self._incoming: Exchange | None = None  # whose body is being read
         self._waiting: Exchange | None = None  # whose body is waited for, and nobody knows of it yet
@@ -146,6 +148,7 @@ class Connection(asyncio.Protocol):
             return
         self._idle_since = 0.0
         self._reading_bytes = len(data)
+        self._bare_bytes += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserCallbackError:
@@ -162,6 +165,9 @@ class Connection(asyncio.Protocol):
             if self._header_bytes > MAX_HEADER_BYTES:
                 self._refuse(_HEADERS_TOO_LARGE)
                 return
+        elif self._incoming is not None and self._bare_bytes > MAX_HEADER_BYTES:
+            self._refuse(_HEADERS_TOO_LARGE)  # extensions or trailers without end; the parser keeps a trailer whole
+            return
         self._move()
         incoming = self._incoming
         if (incoming.is_over if incoming is not None else not self._in_headers) and self._current is None:
@@ -209,13 +215,15 @@ class Connection(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if self._in_headers:  # else it is a trailer, which is never taken for a header (RFC 9110, section 6.5.1)
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         parser = self._parser
         if parser.should_upgrade():
             return  # the parser stops here, see ``_decline_upgrade``
         self._in_headers = False
+        self._bare_bytes = 0
         self._header_since = 0.0
         if self._transport.is_closing():
             return
@@ -259,6 +267,7 @@ class Connection(asyncio.Protocol):
         incoming = self._incoming
         if incoming is None or self._transport.is_closing():
             return
+        self._bare_bytes = 0
         if incoming.is_over:
             # An answer sent before the body was read (413) leaves the rest to be thrown away. Up to a limit
             # this goes on, so that a client that writes first and reads later gets to see the answer.
@@ -388,7 +397,9 @@ class Connection(asyncio.Protocol):
             self._read_on()
 
     def _read_on(self) -> None:
-        if self._is_read_paused and not self._transport.is_closing() and not self._queue:
+        # One that is waited for is still in the queue, and the rest of its body is yet to be read.
+        num_ahead = len(self._queue) - (self._waiting is not None)
+        if self._is_read_paused and not self._transport.is_closing() and not num_ahead:
             self._is_read_paused = False
             self._transport.resume_reading()
 
