@@ -134,6 +134,9 @@ def test_files_are_adopted_and_refused_under_load_without_a_dropped_request(
         assert accepted, details
         assert "tenant t was added." in details
         until_now(lambda: names(server) == {"a", "b"}, "the new model is listed")
+        page = httpx.get(server.url + "/metrics").text
+        assert 'inferd_replica_state{model="b",replica="0",state="ready"} 1' in page, "its start is its own"
+        assert 'inferd_replica_state{model="other"' not in page
         load.goes_on()
 
         began = time.time()
@@ -141,6 +144,11 @@ def test_files_are_adopted_and_refused_under_load_without_a_dropped_request(
         accepted, details = outcome_after(began)
         assert accepted, details
         until_now(lambda: names(server) == {"a"}, "the model that left is not listed")
+        assert not [
+            line
+            for line in httpx.get(server.url + "/metrics").text.splitlines()
+            if line.startswith("inferd_replica_state") and ('"b"' in line or '"other"' in line)
+        ]
         load.goes_on()
 
         began = time.time()

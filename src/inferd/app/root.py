@@ -194,7 +194,15 @@ class Site:
         """
         refuse_empty(config)
         refuse_restarts(self.config, config)
-        changes = await self.router.apply(_bound(config))
+        bound = _bound(config)
+        # What models that come and go do meanwhile is theirs: they are known before they are there.
+        known, access_log = _replicas(self.config), self.config.server.access_log
+        self.observer.configure(known | _replicas(config), access_log=access_log)
+        try:
+            changes = await self.router.apply(bound)
+        except BaseException:
+            self.observer.configure(known, access_log=access_log)
+            raise
         self.control.apply(config)
         for gateway in self.gateways:
             gateway.configure(config)
