@@ -459,3 +459,13 @@ def test_a_request_that_comes_in_two_parts_behind_another_one_is_read_to_its_end
             await one.until(b"POST /second hello")
 
     served(then, slow)
+
+
+def test_any_number_of_offers_of_another_protocol_ends_in_a_refusal() -> None:
+    offer = b"GET /a HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    seen, wire = ours(offer * 3000, [])
+    assert seen == []
+    assert wire.written.startswith(b"HTTP/1.1 400 ")
+    assert wire.is_closed
+    seen, wire = ours(offer * MAX_PIPELINED, [])
+    assert seen == [("GET", b"/a", b"")] * MAX_PIPELINED

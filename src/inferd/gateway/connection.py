@@ -180,10 +180,12 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _feed(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
+        while not self._transport.is_closing():
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._decline_upgrade(data[upgrade.args[0] :])
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -285,16 +287,17 @@ class Connection(asyncio.Protocol):
         if incoming.is_over:
             self._idle_since = clock.now()
 
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """Serve a request that offers another protocol as if it had not.
+    def _decline_upgrade(self, rest: bytes) -> bytes:
+        """What to parse instead of a request that offers another protocol, and of what follows it: the same
+        without the offer.
 
         Java's client offers HTTP/2 with every first request. The parser stops after such headers and
-        would take the body for the next request, so it gets the same headers again, without the offer.
+        would take the body for the next request, so it gets the same headers again.
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
             self._refuse(_BAD_REQUEST)
-            return
+            return b""
         kept = [
             (name, value) for name, value in self._headers if name not in (b"upgrade", b"http2-settings", b"connection")
         ]
@@ -307,7 +310,7 @@ class Connection(asyncio.Protocol):
         head = b"%b %b HTTP/%b\r\n" % (method, self._target, self._parser.get_http_version().encode("ascii"))
         head += b"".join(b"%b: %b\r\n" % header for header in kept) + b"\r\n"
         self._parser = httptools.HttpRequestParser(self)
-        self._feed(head + rest)
+        return head + rest
 
     # -- moving on --------------------------------------------------------------------------
 
