@@ -147,3 +147,23 @@ def test_what_goes_along_to_a_remote_server_is_named(server: Running) -> None:
     relay = server.router.relays[-1]
     assert relay is not None
     assert [name for name, _ in relay.headers] == [b"x-request-id"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "k"}], ids=["without a task", "the ordinary way"])
+@pytest.mark.parametrize(
+    ("prompt", "times"), [("a", 1), ([1, 2, 3], 1), ([], 1), (["a", "b", "c"], 3), ([[1, 2], [3]], 2)]
+)
+def test_each_prompt_is_taken_from_the_quota(
+    server: Running, door: FakeDoor, prompt: Any, times: int, headers: dict[str, str]
+) -> None:
+    body = {"model": "far", "prompt": prompt, "max_tokens": 9, "n": 2}
+    reply = post(server, "/v1/completions", body, authorization="Bearer sk-a", **headers)
+    assert reply.status_code == 200, reply.text
+    assert [permit.reserved[1] for permit in door.permits] == [9 * 2 * times]
+
+
+def test_the_larger_of_two_limits_is_taken_from_the_quota(server: Running, door: FakeDoor) -> None:
+    """Some servers go by the one, some by the other."""
+    ask(server, {**CHAT, "max_tokens": 90, "max_completion_tokens": 1})
+    ask(server, {**CHAT, "max_tokens": 1, "max_completion_tokens": 80})
+    assert [permit.reserved[1] for permit in door.permits] == [90, 80]

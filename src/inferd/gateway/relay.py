@@ -74,6 +74,7 @@ class TextFields(RelayFields, frozen=True, kw_only=True):
 
 _chat: Final = msgspec.json.Decoder(ChatFields)
 _text: Final = msgspec.json.Decoder(TextFields)
+_prompts: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class _Elsewhere:
@@ -96,9 +97,9 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
     if isinstance(fields, ChatFields):
         if not fields.messages:
             raise invalid("messages", "messages must not be empty; send at least one message.")
-        max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+        max_tokens, num_prompts = _longest(fields), 1
     else:
-        max_tokens = fields.max_tokens
+        max_tokens, num_prompts = fields.max_tokens, _num_prompts(fields.prompt)
     if max_tokens is not None:
         check_range("max_tokens", max_tokens)
     width = 1
@@ -112,7 +113,12 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
     call.model = name
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
     cost = cost_of(
-        _ELSEWHERE, prompt_bytes=len(body), prompt_tokens=0, num_prompts=1, width=width, max_tokens=max_tokens
+        _ELSEWHERE,
+        prompt_bytes=len(body),
+        prompt_tokens=0,
+        num_prompts=num_prompts,
+        width=width,
+        max_tokens=max_tokens,
     )
     reserve(room, call, name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
     options = fields.stream_options
@@ -139,6 +145,22 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
     made = room.router.submit(request, relay)
     call.streams.append(made)
     return made
+
+
+def _longest(fields: ChatFields) -> int | None:
+    """Which of the two limits a remote server goes by is not known here: the larger one."""
+    limits = [limit for limit in (fields.max_tokens, fields.max_completion_tokens) if limit is not None]
+    return max(limits) if limits else None
+
+
+def _num_prompts(prompt: msgspec.Raw) -> int:
+    """How many prompts a text completion is about. One prompt is a text, or a list of token ids."""
+    given = bytes(prompt).lstrip()
+    if not given.startswith(b"["):
+        return 1
+    prompts = _prompts.decode(given)
+    is_tokens = not prompts or bytes(prompts[0]).lstrip()[:1] not in (b'"', b"[")
+    return 1 if is_tokens else len(prompts)
 
 
 # -- the ordinary way ----------------------------------------------------------------------------
