@@ -197,17 +197,22 @@ class Stream:
         )
 
     def leave(self) -> None:
-        """Close as a program does that ends: FIN."""
+        """Close as a program does that ends: FIN. A thread that still reads is woken, for it holds the connection."""
+        with contextlib.suppress(OSError):  # the other end was first
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self._close()
+
+    def reset(self) -> None:
+        """Close as a program does that crashes: RST."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._close()
+
+    def _close(self) -> None:
         if not self.is_whole:
             self._tally.cut()
         self.response.close()
         self.connection.close()
         self.socket.close()
-
-    def reset(self) -> None:
-        """Close as a program does that crashes: RST."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.leave()
 
 
 def _payload(body: object) -> bytes | None:
