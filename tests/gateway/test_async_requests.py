@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from tests.gateway.fakes import FakeDoor, FakeRouter, Running, running
 
+from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import Overloaded
 from inferd.tenancy.principal import Principal
-from inferd.types import Delta, End, Output, Usage
+from inferd.types import Delta, End, Output, Relay, Relayed, RelayHead, Request, Usage
 
 KEYS = {
     "sk-a": Principal(key_id="a", tenant="a"),
@@ -112,3 +113,28 @@ def test_there_are_bounds(server: Running, monkeypatch: pytest.MonkeyPatch) -> N
     where = begin(server, key="sk-b").headers["location"]
     ask(server, "GET", where, "sk-b", prefer="wait=10")
     assert ask(server, "GET", where, "sk-b").status_code == 404
+
+
+def test_small_answers_are_not_kept_without_number(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused ones cost nobody's quota."""
+    monkeypatch.setattr("inferd.gateway.background.MAX_KEPT", 2)
+    places = [begin(server, {"messages": []}).headers["location"] for _ in range(3)]
+    assert ask(server, "GET", places[-1], prefer="wait=10").json()["http_status"] == 400
+    assert [ask(server, "GET", where).status_code for where in places] == [404, 200, 200]
+
+
+def test_a_remote_servers_page_is_told_as_a_text() -> None:
+    page = b"<html>no</html>"
+
+    def refuse(request: Request, relay: Relay) -> list[Relayed]:
+        return [Relayed(request.id, RelayHead(400, b"text/html"), page, End("refused"))]
+
+    router = FakeRouter("far")
+    router.statuses[0].has_remote, router.statuses[0].info, router.relay_script = True, None, refuse
+    config = Config(
+        models={"far": ModelConfig(source="openai:http://127.0.0.1:9/v1")}, server=ServerConfig(port=0, grace_s=1)
+    )
+    with running(router, config, door=FakeDoor(KEYS)) as server:
+        where = begin(server, CHAT | {"model": "far"}).headers["location"]
+        found = ask(server, "GET", where, prefer="wait=10").json()
+    assert (found["http_status"], found["answer"]) == (400, page.decode())

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal
 
@@ -23,6 +24,7 @@ from inferd.gateway.http import Call, Message, Receive, Response, Scope, Send
 
 MAX_RUNNING: Final = 4096
 MAX_RUNNING_PER_TENANT: Final = 1024
+MAX_KEPT: Final = 16_384
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 KEEP_S: Final = 3600.0
 MAX_WAIT_S: Final = 60.0
@@ -97,22 +99,25 @@ class Background:
     """Runs requests of which only a handle was given out, and keeps their answers."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, _Job] = {}  # oldest first
+        self._jobs: dict[str, _Job] = {}
+        self._kept: dict[str, _Job] = {}  # those that have ended, the first to do so first
         self._kept_bytes = 0
+        self._num_running: Counter[str] = Counter()  # by tenant
 
     def begin(self, application: Application, call: Call, body: bytes) -> Response:
         """Start what ``call`` asks for; the answer is its handle. Raises Overloaded."""
         self._forget_old(clock.wall())
         tenant = call.principal.tenant
-        running = [job for job in self._jobs.values() if not job.finished.is_set()]
-        if len(running) >= MAX_RUNNING or sum(job.tenant == tenant for job in running) >= MAX_RUNNING_PER_TENANT:
+        num_running = self._num_running.total()
+        if num_running >= MAX_RUNNING or self._num_running[tenant] >= MAX_RUNNING_PER_TENANT:
             raise Overloaded(
-                f"{len(running)} requests without a waiting client are already running; collect some, or try again later.",
+                f"{num_running} requests without a waiting client are already running; collect some, or try again later.",
                 code="too_many_async_requests",
                 retry_after_s=10.0,
             )
         job = _Job(tenant)
         self._jobs[job.id] = job
+        self._num_running[tenant] += 1
         job.task = asyncio.get_running_loop().create_task(self._run(application, job, _scope(call), body))
         headers = ((b"location", f"/v1/async/{job.id}".encode()), (b"preference-applied", b"respond-async"))
         return Response(202, msgspec.json.encode(job.report()), headers=headers)
@@ -168,23 +173,37 @@ class Background:
         try:
             await application(scope, receive, send)
         finally:
-            job.answer = b"".join(parts)
+            job.answer = _as_json(b"".join(parts))
             job.is_cancelled = job.is_cancelled or not job.http_status
             job.finished_at = clock.wall()
             job.finished.set()
+            self._num_running[job.tenant] -= 1
+            if not self._num_running[job.tenant]:
+                del self._num_running[job.tenant]
+            self._kept[job.id] = job
             self._kept_bytes += len(job.answer)
-            while self._kept_bytes > MAX_KEPT_BYTES:
-                self._forget(next(old for old in self._jobs.values() if old.finished.is_set()))
+            while self._kept_bytes > MAX_KEPT_BYTES or len(self._kept) > MAX_KEPT:
+                self._forget(next(iter(self._kept.values())))
 
     def _forget_old(self, now: float) -> None:
-        for job in [
-            job for job in self._jobs.values() if job.finished_at is not None and now - job.finished_at > KEEP_S
-        ]:
+        while self._kept:
+            job = next(iter(self._kept.values()))
+            if job.finished_at is None or now - job.finished_at <= KEEP_S:
+                return
             self._forget(job)
 
     def _forget(self, job: _Job) -> None:
-        if self._jobs.pop(job.id, None) is not None:
-            self._kept_bytes -= len(job.answer)
+        del self._jobs[job.id], self._kept[job.id]
+        self._kept_bytes -= len(job.answer)
+
+
+def _as_json(answer: bytes) -> bytes:
+    """What a remote server refuses with may be a page: it is told as a text."""
+    try:
+        msgspec.json.decode(answer)
+    except (msgspec.DecodeError, RecursionError):
+        return msgspec.json.encode(answer.decode("utf-8", "replace"))
+    return answer
 
 
 def is_wanted(call: Call) -> bool:
