@@ -169,6 +169,22 @@ def test_a_slow_server_is_set_aside() -> None:
     asyncio.run(scenario())
 
 
+def test_a_server_that_was_set_aside_is_back_in_time_without_any_request() -> None:
+    async def scenario() -> None:
+        briefly = RoutingConfig(eject_s=0.3)
+        async with remotes((slowly, well, well), routing_config=briefly) as (router, witness, _):
+
+            def states() -> list[str]:
+                return [event.state for event in witness.events if isinstance(event, BreakerChanged)]
+
+            while "ejected" not in states():
+                await asyncio.gather(*(answer(send(router, f"{time.monotonic()}-{number}")) for number in range(6)))
+            await until(lambda: states()[-1] == "closed", "it is back")
+            assert not any(status.ejected for status in router.models()[0].replicas_status)
+
+    asyncio.run(scenario())
+
+
 def test_a_fallback_and_another_region_get_nothing_while_there_is_better() -> None:
     async def scenario() -> None:
         settings: list[dict[str, object]] = [{"region": "eu"}, {"fallback": True, "region": "us"}]

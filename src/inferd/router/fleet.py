@@ -86,6 +86,7 @@ class Fleet:
         self._may_surge = may_surge
         self._members: dict[int, Member] = {}
         self._outliers: dict[Kind, Outliers] = {}
+        self._next_look: asyncio.TimerHandle | None = None  # when one that was set aside comes back
         self._lock = asyncio.Lock()
         self._bell = asyncio.Event()
         self._num_listening = 0
@@ -214,6 +215,14 @@ class Fleet:
                             reason="its answers begin later than its peers'" if member.is_ejected else "",
                         )
                     )
+            if slow and self._next_look is None:  # without traffic nobody else would see that it is back
+                left_s = max(0.0, outliers.next_return(now) - now)
+                self._next_look = asyncio.get_running_loop().call_later(left_s, self._look_again)
+
+    def _look_again(self) -> None:
+        self._next_look = None
+        if not self._is_stopped:
+            self._look_for_slow_ones(clock.now())
 
     def _measure_anew(self) -> None:
         kinds: tuple[Kind, ...] = ("local", "remote")  # a worker here is not measured by a cloud's machines
@@ -248,6 +257,8 @@ class Fleet:
     def halt(self) -> None:
         """Whoever changes something here gives up."""
         self._is_stopped = True
+        if self._next_look is not None:
+            self._next_look.cancel()
         self.ring()
 
     async def stop(self) -> None:

@@ -50,6 +50,10 @@ class Outliers:
         """Who gets no requests for now. Where nobody else can take one, they should: slow is better than no."""
         return frozenset(replica for replica, history in self._history.items() if history.is_ejected(now))
 
+    def next_return(self, now: float) -> float:
+        """When the first of those that are ejected comes back; infinite where there is none."""
+        return min((h.ejected_until for h in self._history.values() if h.is_ejected(now)), default=math.inf)
+
     def forget(self, replica: int) -> None:
         """The replica is gone, or is another one now."""
         if self._history.pop(replica, None) is None:
