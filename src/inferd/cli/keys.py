@@ -200,7 +200,8 @@ def show(tenant: str | None, file: Path | None, as_json: bool) -> None:
         _print_json(infos)
         return
     if not infos:
-        click.echo("There are no keys. Make one: inferd keys create --tenant NAME", err=True)
+        whose = f" of the tenant {tenant}" if tenant else ""
+        click.echo(f"There are no keys{whose}. Make one: inferd keys create --tenant {tenant or 'NAME'}", err=True)
         return
     rows = []
     for info in infos:

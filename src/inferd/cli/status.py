@@ -126,7 +126,8 @@ def models_table(models: list[ModelReport]) -> Table:
 def _add_replica(table: Table, replica: ReplicaReport) -> None:
     from rich.text import Text
 
-    what = replica.state if replica.breaker == "closed" else f"{replica.state}, breaker {replica.breaker}"
+    apart = {"closed": "", "ejected": ", set aside as slow"}.get(replica.breaker, f", breaker {replica.breaker}")
+    what = replica.state + apart
     about = [replica.region, "fallback" if replica.is_fallback else "", replica.detail]
     if replica.restarts:
         about.insert(0, f"{replica.restarts} restarts")
