@@ -33,13 +33,13 @@ from inferd.gateway.openai_wire import (
     ToolCallDelta,
     WireFinishReason,
 )
-from inferd.gateway.relay import Peeked, forwarded
+from inferd.gateway.relay import relayed_answer
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range, check_unsupported, sampling_of
 from inferd.gateway.sse import HEARTBEAT_S, Envelope, encode, endings, stream_answer
 from inferd.gateway.toolcalls import ParsedCall, ToolCallParser, parse_all
 from inferd.gateway.upstream import ModelStatus
-from inferd.types import Delta, FinishReason, Output, Relayed, Usage
+from inferd.types import Delta, FinishReason, Output, Usage
 
 
 async def create_chat_completion(room: Room, call: Call, raw: bytes, body: ChatRequest) -> Answer:
@@ -80,11 +80,9 @@ async def create_chat_completion(room: Room, call: Call, raw: bytes, body: ChatR
             raw=raw,
             return_prompt_ids=bool(body.return_token_ids),
         )
-        if model.has_remote and len(streams) == 1:
-            first = await anext(streams[0])
-            if isinstance(first, Relayed):
-                return await forwarded(call, streams[0], first)
-            streams[0] = Peeked(streams[0], first)
+        relayed = await relayed_answer(call, model, streams)
+        if relayed is not None:
+            return relayed
         if body.stream:
             return await stream_answer(call, streams, write, headers, heartbeat_s=heartbeat_s)
         (collected,) = await collect_all(call, streams, sampling.n)

@@ -26,7 +26,7 @@ from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.idempotency import once
 from inferd.gateway.logprobs import legacy_logprobs, prompt_logprobs
 from inferd.gateway.openai_wire import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs
-from inferd.gateway.relay import Peeked, forwarded
+from inferd.gateway.relay import relayed_answer
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import MAX_PROMPTS, MAX_SEQUENCES, check_range, check_unsupported, sampling_of
 from inferd.gateway.sse import HEARTBEAT_S, Envelope, encode, endings, stream_answer
@@ -35,7 +35,6 @@ from inferd.types import (
     Delta,
     Output,
     PromptReport,
-    Relayed,
     SamplingParams,
     TextPrompt,
     TokenLogprob,
@@ -84,11 +83,9 @@ async def create_completion(room: Room, call: Call, raw: bytes, body: Completion
             raw=raw,
             return_prompt_ids=bool(body.return_token_ids or body.echo),
         )
-        if model.has_remote and len(streams) == 1:
-            first = await anext(streams[0])
-            if isinstance(first, Relayed):
-                return await forwarded(call, streams[0], first)
-            streams[0] = Peeked(streams[0], first)
+        relayed = await relayed_answer(call, model, streams)
+        if relayed is not None:
+            return relayed
         if body.stream:
             return await stream_answer(call, streams, write, headers, heartbeat_s=heartbeat_s)
         collected = await collect_all(call, streams, sampling.n)

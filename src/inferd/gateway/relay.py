@@ -27,7 +27,7 @@ from inferd.gateway.http import EVENTS_HEADERS, Answer, Call, EventStream, Heade
 from inferd.gateway.origin import Origins
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range
-from inferd.gateway.upstream import Item, Stream
+from inferd.gateway.upstream import Item, ModelStatus, Stream
 from inferd.tenancy.principal import Principal
 from inferd.types import ModelInfo, Relay, Relayed, RelayHead, Request, Usage
 
@@ -185,7 +185,7 @@ async def relayed(room: Room, call: Call, name: str, path: str, body: bytes) -> 
     else:
         fields = await decode_body(body, _text)
     stream = submit(room, call, name, path, fields, body)
-    return await forwarded(call, stream, await anext(stream))
+    return await _forwarded(call, stream, await anext(stream))
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -203,7 +203,18 @@ def _model_of(body: bytes) -> str | None:
         return None
 
 
-async def forwarded(call: Call, stream: Stream, first: Item) -> Answer:
+async def relayed_answer(call: Call, model: ModelStatus, streams: list[Stream]) -> Answer | None:
+    """The answer where a remote server gives it; None where it is made here, from ``streams``, whole as they were."""
+    if not model.has_remote or len(streams) != 1:
+        return None
+    first = await anext(streams[0])
+    if isinstance(first, Relayed):
+        return await _forwarded(call, streams[0], first)
+    streams[0] = Peeked(streams[0], first)
+    return None
+
+
+async def _forwarded(call: Call, stream: Stream, first: Item) -> Answer:
     """A relayed answer of which the first item is there. Raises what the request failed with before it."""
     head = first.head if isinstance(first, Relayed) else None
     if head is None:
