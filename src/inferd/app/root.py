@@ -242,13 +242,17 @@ def _is_plain(log_format: str) -> bool:
 @contextlib.contextmanager
 def _logging_into(handler: logging.Handler) -> Iterator[None]:
     """Have Python's logging join the log that waits for nobody: a stuck reader stops no request."""
-    loggers = [logging.getLogger(name) for name in ("inferd", "asyncio")]
+    ours = logging.getLogger("inferd")
+    loggers = [ours, logging.getLogger("asyncio")]
+    level = ours.level
+    ours.setLevel(logging.INFO)  # else what went well, an adopted file above all, is not told
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
     try:
         yield
     finally:
+        ours.setLevel(level)
         for logger in loggers:
             logger.removeHandler(handler)
             logger.propagate = True
