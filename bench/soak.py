@@ -90,7 +90,7 @@ async def call(
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         payload = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nhost: soak\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
         writer.write(head.encode() + payload)
         await writer.drain()
         data = b""

@@ -43,7 +43,6 @@ def guarded(field: Field, config: JSON | None = None, **options: bool) -> Iterat
     holds="known keys are served as before; unknown ones are refused; changing keys fails within bounded time; all is well after it",
     control="every request asks the database",
     red="known key",
-    quick=True,
 )
 def locked_database(field: Field) -> None:
     with field.serve(WITH_KEYS, defects=("every_request_asks_the_database",), wait=False) as server:

@@ -43,7 +43,7 @@ HEAD = """\
 # Experiments
 
 What is done to whole servers on purpose, what must hold, and the defect with which the check was seen to fail. Each runs
-twice: as it is, and with the defect. `make soak` runs all of them; those marked *everyday* run with `make test` as well.
+twice: as it is, and with the defect. `make soak` runs all of them; those marked *everyday* run with `make test` as well, without the defect.
 After each one the books must balance: blocks, queues, descriptors, threads, children, outcomes, usage, golden answers,
 health, and no traceback without a metric (`tests/experiments/books.py`). What each fault looks like to an operator is on
 the page of [failure modes](failure-modes.md); what is defended how, on that of [security](security.md).

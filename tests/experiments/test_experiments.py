@@ -30,6 +30,8 @@ def test_it_holds(row: Experiment, folder: Path) -> None:
     row.run(Field(folder))
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("row", ROWS)
 def test_the_check_fails_where_the_defect_is_present(row: Experiment, folder: Path) -> None:
     with pytest.raises(AssertionError, match=row.red):

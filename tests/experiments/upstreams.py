@@ -172,7 +172,6 @@ def hang_between_tokens(field: Field) -> None:
     holds="502, or an error event where the stream had begun; counted; the server goes on",
     control="answers are forwarded without being read",
     red="was answered with 200",
-    quick=True,
 )
 def garbage(field: Field) -> None:
     settings: JSON = {"breaker": {"enabled": False}, "retry": NO_RETRIES}
