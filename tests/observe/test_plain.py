@@ -40,6 +40,7 @@ def test_probes_that_went_well_are_left_out_and_failures_are_not() -> None:
     assert (
         shown(served(route="/health/ready"), served(route="/metrics"), served(route="/health/ready", status=503)) == []
     )
+    assert shown(served(route="/admin/status")) == []  # status --watch asks every second
     assert len(shown(served(route="/health/ready", status=500))) == 1
 
 

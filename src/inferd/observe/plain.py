@@ -11,7 +11,7 @@ import json
 from inferd.types import JSON
 
 _DID = {"died": "died", "failed": "failed", "hung": "hangs", "stopped": "has stopped"}
-_PROBES = ("/health", "/livez", "/readyz", "/ping", "/metrics")
+_PROBES = ("/health", "/livez", "/readyz", "/ping", "/metrics", "/admin/status")
 
 
 def plain(line: str) -> str | None:
