@@ -190,7 +190,7 @@ ESCAPES = (
 @experiment(
     "SEC-05",
     injects="templates that reach for Python, and one that never ends",
-    holds="nothing is reached; the endless one is stopped within 2 s",
+    holds="nothing is reached; the endless one is stopped within 2 s of processor time",
     control="jinja2's plain environment",
     red="Python was reached",
     quick=True,
@@ -205,11 +205,11 @@ def templates(field: Field) -> None:
         except InvalidRequest:
             continue
         assert not said.strip().isdigit() or said == "0", f"Python was reached by {source}: {said[:100]}"
-    began = time.monotonic()
+    began = time.thread_time()  # waiting for a processor is not the template's fault
     try:
         _render("{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}")
     except InvalidRequest:
-        assert time.monotonic() - began < 2.0
+        assert time.thread_time() - began < 2.0
     else:
         raise AssertionError("an endless template came to an end")
 
