@@ -268,6 +268,16 @@ GARBAGE: dict[str, tuple[bytes, bool, str]] = {
     "bad chunk": (OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n{}", False, "upstream_bad_answer"),
     "two lengths": (OK + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}x", False, "upstream_bad_answer"),
     "endless head": (b"HTTP/1.1 200 OK\r\nx: " + b"a" * 200_000, False, "upstream_bad_answer"),
+    "endless trailer": (
+        OK + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: " + b"a" * 200_000,
+        False,
+        "upstream_bad_answer",
+    ),
+    "endless extension": (
+        OK + b"transfer-encoding: chunked\r\n\r\n2;" + b"a" * 200_000,
+        False,
+        "upstream_bad_answer",
+    ),
     "gzip": (OK + b"content-encoding: gzip\r\ncontent-length: 2\r\n\r\n{}", False, "upstream_bad_answer"),
     "moved": (
         b"HTTP/1.1 302 Found\r\nlocation: http://evil/\r\ncontent-length: 0\r\n\r\n",

@@ -36,6 +36,7 @@ class Connection(asyncio.Protocol):
     """Carries one exchange at a time. ``on_free`` is told when it can be used again, ``on_lost`` when never."""
 
     __slots__ = (
+        "_bare_bytes",
         "_began",
         "_complete",
         "_head_bytes",
@@ -69,6 +70,7 @@ class Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._headers: Headers = []
         self._head_bytes = 0
+        self._bare_bytes = 0  # since the last byte of the body: sizes of chunks, their extensions, trailers
         self._began = self._head_done = self._head_told = self._complete = False
         self._is_dirty = self._is_informational = self._until_close = False
         self._parser = httptools.HttpResponseParser(self)
@@ -95,7 +97,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None, "a connection is used when it is made"
         self._receiver = receiver
         self._headers = []
-        self._head_bytes = 0
+        self._head_bytes = self._bare_bytes = 0
         self._began = self._head_done = self._head_told = self._complete = False
         self._is_informational = self._until_close = False
         self.num_exchanges += 1
@@ -144,6 +146,7 @@ class Connection(asyncio.Protocol):
             self._shut()
             return
         self.last_at = clock.now()
+        self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
@@ -160,8 +163,12 @@ class Connection(asyncio.Protocol):
                 self.fail(_bad(f"the head of its answer is larger than {MAX_HEAD_BYTES} bytes"))
             return
         self._forward(receiver)
-        if self._complete and self._receiver is receiver:
+        if self._receiver is not receiver:
+            return
+        if self._complete:
             self._finish(receiver)
+        elif self._bare_bytes > MAX_HEAD_BYTES:  # the parser keeps a trailer whole
+            self.fail(_bad(f"more than {MAX_HEAD_BYTES} bytes of its answer's body are chunk headers or trailers"))
 
     def _forward(self, receiver: Receiver) -> None:
         """Hand over what has arrived; the receiver may let go meanwhile."""
@@ -210,7 +217,8 @@ class Connection(asyncio.Protocol):
             self._is_dirty = True  # a second answer to one request
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if not self._head_done:  # else it is a trailer, which nobody wants
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._complete:
@@ -223,6 +231,7 @@ class Connection(asyncio.Protocol):
             self._headers = []
             return
         self._head_done = True
+        self._bare_bytes = 0
         framed = status in (204, 304)
         for name, value in self._headers:
             if name == b"content-length" or (name == b"transfer-encoding" and value.strip().lower() == b"chunked"):
@@ -233,6 +242,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         if not self._complete:
+            self._bare_bytes = 0
             self._pieces.append(body)
 
     def on_message_complete(self) -> None:
