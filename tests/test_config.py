@@ -79,6 +79,13 @@ def test_every_problem_is_listed_with_its_path_value_and_remedy(tmp_path: Path) 
     assert "models.chat.threads (from INFERD_MODELS__CHAT__THREADS): 'few' is not an integer, at least 1." in said
 
 
+def test_no_name_in_a_file_reaches_a_terminal_as_a_command(tmp_path: Path) -> None:
+    text = 'models: {"a\\e[2J\\r\\nb\\x9b1m": {source: tiny, oops: 1}}\n'
+    said = refusal(written(tmp_path, text))
+    assert all(line.isprintable() for line in said.splitlines()), ascii(said)
+    assert r'models."a\x1b[2J\r\nb\x9b1m".oops: no such field' in said
+
+
 def test_a_key_given_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
     said = refusal(written(tmp_path, "server:\n  port: 1\n  port: 2\n"))
     assert "line 3" in said

@@ -86,7 +86,8 @@ class Branch:
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it: ``models.chat.remotes[1].url``; names that would be ambiguous are quoted."""
+    """A path as people write it: ``models.chat.remotes[1].url``; names that would be ambiguous are quoted, and
+    what would move a terminal's cursor is escaped."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -94,7 +95,8 @@ def dotted(path: Path) -> str:
         elif part == "[]":
             text += part
         else:
-            text += ("." if text else "") + (part if re.fullmatch(r"[\w*-]+", part) else f'"{part}"')
+            shown = part if part.isprintable() else part.encode("unicode_escape").decode("ascii")
+            text += ("." if text else "") + (part if re.fullmatch(r"[\w*-]+", part) else f'"{shown}"')
     return text
 
 
