@@ -54,6 +54,7 @@ class FakeStatus(msgspec.Struct):
     waiting: int = 0
     in_flight: int = 0
     load: Literal["startup", "on_demand"] = "startup"
+    has_local: bool = True
     has_remote: bool = False
 
 

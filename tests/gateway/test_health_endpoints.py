@@ -48,6 +48,18 @@ def test_a_model_that_is_loaded_when_asked_for_does_not_make_a_server_unready() 
         assert all(server.http.get(server.url + path).status_code == 503 for path in READY)
 
 
+def test_a_remote_server_that_is_away_takes_its_models_and_not_the_others_with_it() -> None:
+    router = FakeRouter("here", "far")
+    far = router.statuses[1]
+    far.has_local, far.has_remote, far.replicas_ready, far.state = False, True, 0, "loading"
+    with running(router) as server:
+        assert server.http.get(server.url + "/health/ready").status_code == 200
+        router.statuses[0].replicas_ready = 0
+        assert server.http.get(server.url + "/health/ready").status_code == 503
+        del router.statuses[0]
+        assert server.http.get(server.url + "/health/ready").status_code == 503
+
+
 def test_a_server_that_is_leaving_is_alive_and_not_ready() -> None:
     router = FakeRouter()
     router.draining = True

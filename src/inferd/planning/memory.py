@@ -127,11 +127,12 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
     unknown: list[str] = []
     problems: list[str] = []
     startup = 0
-    for name, model in config.models.items():
+    in_order = {name: at for at, name in enumerate(config.models)}
+    for name, model in sorted(config.models.items(), key=lambda item: item[1].load == "on_demand"):
         if model.num_local == 0:
             continue
-        # An on-demand model may have the others' room: they leave when it comes.
-        room = budget - startup if model.load == "startup" else budget
+        # An on-demand model may have the others' room: they leave when it comes. Those of the start never do.
+        room = budget - startup
         try:
             estimate = plan_model(name, model, free_bytes=max(room, 0) // model.num_local)
         except ModelLoadError as error:
@@ -148,7 +149,7 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
             f"server.memory_bytes is {config.server.memory_bytes}, but only {_size(free)} are free on this machine. Lower it."
         )
     return Plan(
-        models=tuple(estimates),
+        models=tuple(sorted(estimates, key=lambda estimate: in_order[estimate.name])),
         budget_bytes=budget,
         startup_bytes=startup,
         all_bytes=sum(estimate.total_bytes * estimate.replicas for estimate in estimates),

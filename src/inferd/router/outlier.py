@@ -20,7 +20,9 @@ from inferd.config import RoutingConfig
 
 HALF_LIFE_S: Final = 15.0
 MIN_SAMPLES: Final = 5.0
-MIN_EXCESS_S: Final = 0.005  # a difference below this is the machine's noise, whatever the factor
+MIN_EXCESS_S: Final = (
+    0.05  # a difference below this is noise, whatever the factor: copies on one machine share its cores
+)
 _MAX_DOUBLINGS: Final = 5
 
 
