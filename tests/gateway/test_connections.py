@@ -226,7 +226,9 @@ def test_a_client_that_writes_a_large_body_first_still_reads_the_refusal(server:
 @pytest.mark.parametrize("length", ["abc", "-1", "1e3", ""])
 def test_a_content_length_that_is_no_number_is_refused(server: Running, length: str) -> None:
     with connect(server) as connection:
-        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n".encode())
+        connection.sendall(
+            f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n".encode()
+        )
         connection.shutdown(socket.SHUT_WR)
         received = read_all(connection)
         assert received == b"" or received.startswith(b"HTTP/1.1 400")

@@ -150,6 +150,13 @@ class Answer:
         answered = self._events.num_tokens if self._events is not None else self._num_bytes // BYTES_PER_TOKEN
         return Usage(self._request_bytes // BYTES_PER_TOKEN, answered)
 
+    @property
+    def spent(self) -> Usage:
+        """What a client owes that gave up: at least the prompt, which the server had. What it computed after
+        that, unseen, nobody here can know."""
+        usage = self.usage
+        return usage if usage.prompt_tokens else Usage(self._request_bytes // BYTES_PER_TOKEN, usage.completion_tokens)
+
     def cancel(self) -> None:
         """Nobody wants it any more: the connection is cut, and the asker hears nothing."""
         self._is_over = True

@@ -314,7 +314,7 @@ class _Asking:
         """Some turns of the loop after the cancellation: its one end, unless the owner let go before."""
         replica, ticket, answer = self._replica, self.ticket, self._answer
         if answer is not None and replica._in_flight.get(ticket.request.id) is self:
-            end = End("cancelled", answer.usage)
+            end = End("cancelled", answer.spent)
             replica._owner.replica_relayed(replica, ticket, Relayed(ticket.request.id, end=end))
 
 
