@@ -294,6 +294,8 @@ def test_a_client_that_leaves_ends_the_work_of_the_remote_server() -> None:
             await asyncio.wait_for(site.upstream.lost.wait(), 5)
             served = (await site.of(HttpServed, number))[-1]
             assert (served.status, served.outcome) == (499, "cancelled")
+            assert served.usage is not None
+            assert served.usage.prompt_tokens > 0, "the server had the prompt"
 
     through(script, then)
 
