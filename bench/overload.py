@@ -3,8 +3,9 @@
     python -m bench.overload --seconds 180 --out overload
 
 Starts ``inferd serve`` with a short queue, measures its peak with a closed loop, then offers 1, 2 and 5 times that
-with an open loop (requests arrive whether or not earlier ones were answered), then 1 time again. Last, a flood of
-batch work beside a light interactive load. Writes every figure as JSON and, where matplotlib is installed
+with an open loop (requests arrive whether or not earlier ones were answered), then less again. Then 5 times once more from
+a generator in C++ (``gateway/traffic.cpp``), which leaves the cores to the server, and so times refusals truly; last, a
+flood of batch work from there beside a light interactive load. Writes every figure as JSON and, where matplotlib is installed
 (``pip install matplotlib``), the curves as SVG. Exit status 1 names what did not hold:
 
 - goodput at 5 times is at least 90 % of the peak;
@@ -30,6 +31,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.gateway.__main__ import build
 from inferd.benchmark.dataset import Query
 from inferd.benchmark.load import Target, closed_loop, open_loop
 from inferd.benchmark.stats import Record, percentile, spread
@@ -126,7 +128,23 @@ class Server:
         self._log.close()
 
 
-async def measure(server: Server, seconds: float) -> dict[str, object]:
+async def flood(traffic: Path, folder: Path, rate: float, seconds: float, *headers: str) -> dict[str, object]:
+    """An open loop from outside this process: streamed requests of different prompts."""
+    prompt = "@@@@@@@@ is a number. " + "Say more. " * 12
+    body = {"model": "m", "stream": True, "ignore_eos": True, "temperature": 0, "max_tokens": OUTPUT_TOKENS}
+    path = folder / "flood.json"
+    path.write_text(json.dumps(body | {"messages": [{"role": "user", "content": prompt}]}))
+    words = ["--port", str(PORT), "--body", str(path), "--rate", f"{rate:.3f}", "--seconds", f"{seconds:.3f}"]
+    words += ["--connections", "256", "--stream"]
+    for header in headers:
+        words += ["--header", header]
+    process = await asyncio.create_subprocess_exec(traffic, "load", *words, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    found: dict[str, object] = json.loads(out)
+    return found | {"offered_per_s": rate, "goodput_per_s": _number(found, "answers") / _number(found, "seconds")}
+
+
+async def measure(server: Server, traffic: Path, folder: Path, seconds: float) -> dict[str, object]:
     target = Target(url=f"http://127.0.0.1:{PORT}", model="m", timeout_s=120.0)
     source = queries(200_000)
     taken = 0
@@ -161,9 +179,11 @@ async def measure(server: Server, seconds: float) -> dict[str, object]:
     before = await offer(peak * 0.7, min(60.0, seconds), "0.7x")
     light = max(0.5, peak * 0.05)
     alone = await offer(light, seconds, "interactive alone", **{"x-inferd-priority": "interactive"})
-    flood, beside = await asyncio.gather(
-        offer(peak * 5, seconds, "batch flood", **{"x-inferd-priority": "batch"}),
-        offer(light, seconds, "interactive beside it", **{"x-inferd-priority": "interactive"}),
+    say(f"5x from the other generator: {peak * 5:.1f} requests/s for {seconds:.0f} s")
+    outside = await flood(traffic, folder, peak * 5, seconds)
+    batch, beside = await asyncio.gather(
+        flood(traffic, folder, peak * 5, seconds, "x-inferd-priority: batch"),
+        offer(light, seconds, "interactive beside batch", **{"x-inferd-priority": "interactive"}),
     )
     return {
         "peak_per_s": peak,
@@ -173,7 +193,8 @@ async def measure(server: Server, seconds: float) -> dict[str, object]:
         "after": after,
         "alone": alone,
         "beside": beside,
-        "flood": flood,
+        "outside": outside,
+        "flood": batch,
     }
 
 
@@ -187,8 +208,8 @@ def verdicts(found: dict[str, object]) -> list[tuple[bool, str]]:
     usual = _number(found["before"], "e2e_s", "p95")
     ratio = _number(found["beside"], "ttft_s", "p95") / max(1e-9, _number(found["alone"], "ttft_s", "p95"))
     grown = max(_number(run, "memory_mb") for run in runs) / _number(found, "memory_mb") - 1
-    refusals = max(_number(run, "refusal_p99_ms") for run in runs)
-    failed = sum(_number(run, "failed") for run in runs)
+    refusals = _number(found["outside"], "refusal_p99_ms")
+    failed = sum(_number(run, "failed") for run in runs) + _number(found["outside"], "errors")
     recovered = percentile(sorted(late), 50) if late else float("inf")
     kept = _number(five, "goodput_per_s") / peak
     return [
@@ -199,7 +220,7 @@ def verdicts(found: dict[str, object]) -> list[tuple[bool, str]]:
         (grown <= 0.2, f"memory grew by {grown:.0%}"),
         (ratio <= 2.0, f"interactive p95 TTFT beside batch work is {ratio:.2f} times what it is alone"),
         (
-            _number(found["flood"], "answered") > 0,
+            _number(found["flood"], "answers") > 0,
             f"{_number(found['flood'], 'goodput_per_s'):.1f} batch requests/s went on",
         ),
     ]
@@ -283,7 +304,7 @@ def main() -> int:
         server = Server(Path(folder), options.source, options.queue)
         try:
             server.wait_ready()
-            found = asyncio.run(measure(server, options.seconds))
+            found = asyncio.run(measure(server, build(Path(folder)), Path(folder), options.seconds))
         finally:
             server.stop()
     options.out.with_suffix(".json").write_text(json.dumps(found, indent=1))
@@ -295,11 +316,16 @@ def main() -> int:
     print("| --- | --- | --- | --- | --- | --- | --- |")
     runs = found["runs"]
     assert isinstance(runs, list)
-    for run in (*runs, found["after"], found["alone"], found["beside"], found["flood"]):
+    for run in (*runs, found["after"], found["alone"], found["beside"]):
         ttft = f"{_number(run, 'ttft_s', 'p50'):.3f} / {_number(run, 'ttft_s', 'p95'):.3f}"
         print(
             f"| {run['name']} | {run['offered_per_s']:.1f} | {run['goodput_per_s']:.1f} | {run['refused']} | "
             f"{run['refusal_p99_ms']:.1f} | {ttft} | {_number(run, 'e2e_s', 'p95'):.2f} |"
+        )
+    for name, run in (("5x, generator in C++", found["outside"]), ("batch flood at 5x, C++", found["flood"])):
+        print(
+            f"| {name} | {_number(run, 'offered_per_s'):.1f} | {_number(run, 'goodput_per_s'):.1f} | "
+            f"{_number(run, 'refusals'):.0f} | {_number(run, 'refusal_p99_ms'):.1f} | | |"
         )
     holds = verdicts(found)
     for held, sentence in holds:

@@ -6,6 +6,9 @@
 //   traffic load --port 8000 --connections 64 --seconds 10 --body FILE [--path P] [--header 'Name: value']
 //       Keeps every connection busy: sends the body, reads the answer, sends again. Prints one line of JSON:
 //       answers, errors, and quantiles of the latency, or with --stream of the chunks' delay.
+//       With --rate R it sends R requests a second instead, on whatever connection is free (an open loop); where none
+//       is free the request is missed, which is counted. Answers of 429 and 503 are refusals, with quantiles of their
+//       own. Eight '@' in the body become the request's number.
 //
 // Delays compare CLOCK_MONOTONIC of two processes on one machine. Quantiles are exact: all samples are kept.
 
@@ -92,6 +95,7 @@ struct Connection {
     bool is_open = false;
     bool in_body = false;
     bool is_ok = false;
+    bool is_refused = false;
     bool is_chunked = false;
     size_t body_left = 0;
 };
@@ -320,6 +324,9 @@ public:
                    " HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n";
         for (const string& line : options.headers) request_ += line + "\r\n";
         request_ += "content-length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+        number_at_ = request_.find("@@@@@@@@");
+        double rate = atof(options.text("rate", "0").c_str());
+        if (rate > 0) interval_ns_ = int64_t(1e9 / rate);
     }
 
     int run(int connections, double seconds) {
@@ -327,14 +334,25 @@ public:
         for (int i = 0; i < connections; ++i) {
             all.push_back(std::make_unique<Connection>());
             open(*all.back());
-            begin(*all.back());
+            next(*all.back());
         }
         const int64_t began = now_ns(), end = began + int64_t(seconds * 1e9);
+        int64_t due = began;
         epoll_event events[1024];
         while (true) {
             int64_t now = now_ns();
             if (now >= end) break;
-            int count = loop_.wait(events, 1024, int((end - now) / 1'000'000) + 1);
+            for (; interval_ns_ > 0 && due <= now; due += interval_ns_) {
+                if (idle_.empty()) {
+                    ++missed_;
+                } else {
+                    Connection* c = idle_.back();
+                    idle_.pop_back();
+                    begin(*c);
+                }
+            }
+            int64_t until = interval_ns_ > 0 ? std::min(due, end) : end;
+            int count = loop_.wait(events, 1024, int((until - now) / 1'000'000) + 1);
             for (int i = 0; i < count; ++i) {
                 auto& c = *static_cast<Connection*>(events[i].data.ptr);
                 bool is_alive = true;
@@ -371,16 +389,30 @@ private:
     }
 
     void again(Connection& c) {
+        bool was_idle = !c.is_open;
         close(c.fd);
         c = Connection{};
         open(c);
-        begin(c);
+        if (!was_idle || interval_ns_ == 0) next(c);
+    }
+
+    void next(Connection& c) {
+        if (interval_ns_ > 0) {
+            idle_.push_back(&c);
+        } else {
+            begin(c);
+        }
     }
 
     void begin(Connection& c) {
         c.began = now_ns();
         c.is_open = true;
         c.in_body = false;
+        if (number_at_ != string::npos) {
+            char digits[16];
+            snprintf(digits, sizeof digits, "%08lld", static_cast<long long>(number_++ % 100'000'000));
+            request_.replace(number_at_, 8, digits);
+        }
         c.out += request_;
         flush(loop_, c);
     }
@@ -393,6 +425,7 @@ private:
                 if (end == string::npos) return true;
                 string_view head(c.in.data(), end + 2);
                 c.is_ok = head.substr(9, 3) == "200";
+                c.is_refused = head.substr(9, 3) == "429" || head.substr(9, 3) == "503";
                 c.is_chunked = header(head, "transfer-encoding").find("chunked") != string_view::npos;
                 string_view length = header(head, "content-length");
                 if (!c.is_chunked && length.empty()) return false;
@@ -415,13 +448,15 @@ private:
                 c.in.erase(0, c.body_left);
             }
             c.is_open = false;
-            if (!c.is_ok) {
+            if (c.is_refused) {
+                refusals_.push_back(now_ns() - c.began);
+            } else if (!c.is_ok) {
                 ++errors_;
             } else {
                 ++answers_;
                 if (!is_stream_) samples_.push_back(now_ns() - c.began);
             }
-            begin(c);
+            next(c);
             return true;
         }
     }
@@ -441,13 +476,17 @@ private:
 
     void report(double elapsed) {
         std::sort(samples_.begin(), samples_.end());
-        auto quantile = [&](double share) {
-            return samples_.empty() ? 0.0 : double(samples_[size_t(share * double(samples_.size() - 1))]) / 1e6;
+        std::sort(refusals_.begin(), refusals_.end());
+        auto of = [](const std::vector<int64_t>& sorted, double share) {
+            return sorted.empty() ? 0.0 : double(sorted[size_t(share * double(sorted.size() - 1))]) / 1e6;
         };
+        auto quantile = [&](double share) { return of(samples_, share); };
         printf("{\"seconds\":%.3f,\"answers\":%lld,\"errors\":%lld,\"samples\":%zu,\"p50_ms\":%.4f,\"p90_ms\":%.4f,"
-               "\"p99_ms\":%.4f,\"max_ms\":%.4f}\n",
+               "\"p99_ms\":%.4f,\"max_ms\":%.4f,\"refusals\":%zu,\"refusal_p50_ms\":%.4f,\"refusal_p99_ms\":%.4f,"
+               "\"missed\":%lld}\n",
                elapsed, static_cast<long long>(answers_), static_cast<long long>(errors_), samples_.size(), quantile(0.5),
-               quantile(0.9), quantile(0.99), quantile(1.0));
+               quantile(0.9), quantile(0.99), quantile(1.0), refusals_.size(), of(refusals_, 0.5), of(refusals_, 0.99),
+               static_cast<long long>(missed_));
     }
 
     Loop loop_;
@@ -457,6 +496,12 @@ private:
     int64_t answers_ = 0;
     int64_t errors_ = 0;
     std::vector<int64_t> samples_;
+    std::vector<int64_t> refusals_;
+    std::vector<Connection*> idle_;
+    int64_t interval_ns_ = 0;  // between two requests of an open loop; 0: a closed one
+    int64_t missed_ = 0;
+    int64_t number_ = 0;
+    size_t number_at_ = string::npos;
 };
 
 }  // namespace
