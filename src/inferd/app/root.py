@@ -89,7 +89,7 @@ def _collect_seldom() -> None:
     """What was imported lives as long as the process, and requests leave no cycles behind: the collector need not
     look at either with every few of them. Only in a process that is a server's alone."""
     gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
+    gc.set_threshold(2_000, 10, 10)
 
 
 async def serve(
