@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +69,6 @@ def run(
     with contextlib.suppress(ImportError):
         from uvloop import new_event_loop as factory
     with asyncio.Runner(loop_factory=factory) as runner:
-        _collect_seldom()
         return runner.run(
             serve(
                 config,
@@ -83,13 +81,6 @@ def run(
                 plan=plan,
             )
         )
-
-
-def _collect_seldom() -> None:
-    """What was imported lives as long as the process, and requests leave no cycles behind: the collector need not
-    look at either with every few of them. Only in a process that is a server's alone."""
-    gc.freeze()
-    gc.set_threshold(2_000, 10, 10)
 
 
 async def serve(
