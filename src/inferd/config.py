@@ -80,6 +80,13 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         Meta(description="A client that takes no byte of its answer for this long is cut off.", gt=0),
     ] = 60.0
     reload: Annotated[bool, Meta(description="Follow changes of the configuration file while serving.")] = True
+    body_timeout_s: Annotated[
+        float,
+        Meta(
+            description="Longest time for the whole body of a request, to which every 16 KiB that arrive add a second.",
+            gt=0,
+        ),
+    ] = 120.0
 
 
 class StateConfig(Section, frozen=True, kw_only=True):

@@ -345,6 +345,26 @@ def test_an_idle_connection_is_closed_after_a_while() -> None:
     served(then, keep_alive_s=0.2)
 
 
+def test_the_rest_of_a_body_that_nobody_wants_is_taken_for_a_while_only() -> None:
+    async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def then(server: HttpServer) -> None:
+        async with socket_to(server) as one:
+            one.writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 999999\r\n\r\n")
+            await one.until(b"\r\n\r\n")
+            end = asyncio.ensure_future(one.rest())
+            with contextlib.suppress(ConnectionError):
+                async with asyncio.timeout(10):
+                    while not end.done():
+                        one.writer.write(b"x")
+                        await asyncio.wait((end,), timeout=0.02)
+                assert end.result() == b""
+
+    served(then, refusing, rest_s=0.3)
+
+
 def test_a_client_that_takes_nothing_is_cut_off_and_the_application_learns_of_it() -> None:
     async def endless(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -119,6 +120,37 @@ def test_the_text_of_a_patient_answer_is_an_ordinary_stream(loading: Running) ->
     loading.router.script = FakeRouter().script
     reply = post(loading, "/v1/completions", {"prompt": "x", "stream": True})
     assert sse(reply.text)[-1] == "data: [DONE]"
+
+
+# -- a client that sends slowly --------------------------------------------------------------------
+
+
+def test_a_body_that_only_drips_is_refused_when_its_time_is_over() -> None:
+    with running(config=ServerConfig(port=0, grace_s=1, body_timeout_s=0.4)) as server, connect(server) as connection:
+        connection.sendall(head(b" " * 1_000_000)[:-999_000])
+        received = b""
+        began = time.monotonic()
+        while not received and time.monotonic() - began < 10:
+            connection.sendall(b" ")
+            if select.select([connection], [], [], 0.02)[0]:
+                received = connection.recv(65536)
+        with contextlib.suppress(ConnectionError):
+            while piece := connection.recv(65536):
+                received += piece
+        assert received.startswith(b"HTTP/1.1 408 ")
+        assert b"connection: close\r\n" in received
+        assert b"server.body_timeout_s" in received
+        event = server.served()
+        assert (event.status, event.error_code) == (408, "request_timeout")
+
+
+def test_a_large_body_has_more_time_as_it_arrives() -> None:
+    with running(config=ServerConfig(port=0, grace_s=1, body_timeout_s=0.2)) as server, connect(server) as connection:
+        whole = head(CHAT + b" " * 500_000)  # is worth half a minute
+        connection.sendall(whole[:-10])
+        assert not select.select([connection], [], [], 0.6)[0], connection.recv(65536)
+        connection.sendall(whole[-10:])
+        read_until(connection, b"data: [DONE]\n\n")
 
 
 # -- a client that does not read -----------------------------------------------------------------

@@ -78,7 +78,7 @@ async def list_keys(room: Room, call: Call) -> Response:
 
 async def create_key(room: Room, call: Call) -> Response:
     require_json(call)
-    spec = await decode_body(await read_body(call, MAX_BODY_BYTES), _spec_decoder)
+    spec = await decode_body(await read_body(call, MAX_BODY_BYTES, room.body_timeout_s), _spec_decoder)
     return _secret(await _control(room).keys.create_key(spec, call.principal), 201)
 
 
@@ -88,7 +88,7 @@ async def revoke_key(room: Room, call: Call, key_id: str) -> Response:
 
 
 async def rotate_key(room: Room, call: Call, key_id: str) -> Response:
-    body = await read_body(call, MAX_BODY_BYTES)
+    body = await read_body(call, MAX_BODY_BYTES, room.body_timeout_s)
     if body:
         require_json(call)
     asked = await decode_body(body, _rotate_decoder) if body else RotateRequest()

@@ -59,6 +59,7 @@ class Waits(NamedTuple):
     header_s: float = 30.0  # for a request's headers, from its first byte or the connection's beginning
     keep_alive_s: float = 75.0  # between two requests
     send_s: float = 60.0  # without taking a byte of its answer
+    rest_s: float = 60.0  # for the rest of a body, all of which its answer did not need
 
 
 class Host(Protocol):
@@ -97,6 +98,7 @@ class Connection(asyncio.Protocol):
         "_parser",
         "_queue",
         "_reading_bytes",
+        "_rest_since",
         "_stuck_bytes",
         "_stuck_since",
         "_target",
@@ -120,6 +122,7 @@ class Connection(asyncio.Protocol):
         self._bare_bytes = 0  # read since the last byte of a body: sizes of chunks, their extensions, trailers
         self._idle_since = 0.0  # 0: something is under way
         self._incoming: Exchange | None = None  # whose body is being read
+        self._rest_since = 0.0  # 0: nothing that is left of a body is being thrown away
         self._waiting: Exchange | None = None  # whose body is waited for, and nobody knows of it yet
         self._waiting_since = 0.0
         self._current: Exchange | None = None  # which is being answered
@@ -281,6 +284,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         incoming, self._incoming = self._incoming, None
+        self._rest_since = 0.0
         if incoming is None or self._transport.is_closing():
             return
         incoming.end_body()
@@ -394,6 +398,8 @@ class Connection(asyncio.Protocol):
             return
         if exchange.is_body_complete:
             self._idle_since = clock.now()
+        else:
+            self._rest_since = clock.now()
         if self._queue:
             self._move()
         if self._is_read_paused:
@@ -434,7 +440,9 @@ class Connection(asyncio.Protocol):
         elif self._header_since:
             if now - self._header_since > waits.header_s:
                 self._refuse(_HEADERS_TOO_SLOW)
-        elif self._idle_since and now - self._idle_since > waits.keep_alive_s:
+        elif (self._idle_since and now - self._idle_since > waits.keep_alive_s) or (
+            self._rest_since and now - self._rest_since > waits.rest_s
+        ):
             self._close()
 
     def _refuse(self, answer: bytes) -> None:

@@ -121,6 +121,8 @@ def error_headers(error: InferdError) -> tuple[tuple[bytes, bytes], ...]:
         return ((b"allow", error.allow.encode("ascii")),)
     if isinstance(error, Unauthenticated):
         return ((b"www-authenticate", b"Bearer"),)
+    if isinstance(error, BodyTimeout):
+        return ((b"connection", b"close"),)  # the rest of the body is not waited for
     if isinstance(error, DeadlineExceeded):
         return ((b"x-should-retry", b"false"),)  # the client's own time is over; OpenAI's clients would retry a 408
     retry_after_s = kind_of(error).retry_after_s

@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeVar
 
+from inferd import clock
 from inferd.errors import InvalidRequest
 from inferd.gateway.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType, printable
 from inferd.gateway.upstream import Stream
@@ -30,6 +31,7 @@ JSON_TYPE: Final = b"application/json"
 HTML_TYPE: Final = b"text/html; charset=utf-8"
 EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
 BODY_IDLE_TIMEOUT_S: Final = 60.0
+SLOWEST_BODY: Final = 16 * 1024  # bytes per second, behind which a body's time is not prolonged
 SEND_PIECE_BYTES: Final = 64 * 1024  # of a large answer that are handed to the connection at a time
 
 EVENTS_HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -258,8 +260,10 @@ def require_json(call: Call) -> None:
     raise UnsupportedMediaType(f"Content-Type {name!r} is not supported; send application/json.")
 
 
-async def read_body(call: Call, max_bytes: int) -> bytes:
-    """The whole body, refused as soon as it is known to be larger than ``max_bytes``."""
+async def read_body(call: Call, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body, refused as soon as it is known to be larger than ``max_bytes``, or when it takes longer
+    than ``timeout_s`` and a second for every ``SLOWEST_BODY`` that arrived. Raises InvalidRequest,
+    BodyTooLarge, BodyTimeout and ClientLeft."""
     length = call.header(b"content-length")
     if length is not None:
         if not length.isdigit():
@@ -267,12 +271,14 @@ async def read_body(call: Call, max_bytes: int) -> bytes:
         if len(length) > 18 or int(length) > max_bytes:
             raise _too_large(max_bytes)
     chunks: list[bytes] = []
+    began = clock.now()
     while True:
+        left = began + timeout_s + call.request_bytes / SLOWEST_BODY - clock.now()
         try:
-            async with asyncio.timeout(BODY_IDLE_TIMEOUT_S):
+            async with asyncio.timeout(min(left, BODY_IDLE_TIMEOUT_S)):
                 message = await call.receive()
         except TimeoutError:
-            raise BodyTimeout(f"No part of the body arrived for {BODY_IDLE_TIMEOUT_S:.0f} s.") from None
+            raise _too_slow(call, left, timeout_s) from None
         if message["type"] == "http.disconnect":
             raise ClientLeft
         chunk: bytes = message.get("body", b"")
@@ -283,6 +289,15 @@ async def read_body(call: Call, max_bytes: int) -> bytes:
             chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_slow(call: Call, left: float, timeout_s: float) -> BodyTimeout:
+    if left > BODY_IDLE_TIMEOUT_S:
+        return BodyTimeout(f"No part of the body arrived for {BODY_IDLE_TIMEOUT_S:.0f} s; send it again.")
+    return BodyTimeout(
+        f"The body did not arrive within {timeout_s:g} s and a second for every {SLOWEST_BODY >> 10} KiB of it "
+        f"({call.request_bytes} bytes did); send it faster, or raise server.body_timeout_s."
+    )
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:

@@ -40,6 +40,10 @@ class Room(NamedTuple):
     def max_body_bytes(self) -> int:
         return self.config.server.max_body_bytes
 
+    @property
+    def body_timeout_s(self) -> float:
+        return self.config.server.body_timeout_s
+
     def caching_of(self, model: str) -> ModelCacheConfig:
         """Whether and for how long a model's answers are kept."""
         config = self.config.models.get(model)

@@ -69,7 +69,7 @@ class Route(NamedTuple):
 
 async def _chat(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
-    raw = await read_body(call, room.max_body_bytes)
+    raw = await read_body(call, room.max_body_bytes, room.body_timeout_s)
     name = target_of(room, call, raw)
     if name is not None:
         return await call.watched(_elsewhere(room, call, name, CHAT, raw))
@@ -79,7 +79,7 @@ async def _chat(room: Room, call: Call, rest: str) -> Answer:
 
 async def _completion(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
-    raw = await read_body(call, room.max_body_bytes)
+    raw = await read_body(call, room.max_body_bytes, room.body_timeout_s)
     name = target_of(room, call, raw)
     if name is not None:
         return await call.watched(_elsewhere(room, call, name, TEXT, raw))
@@ -101,13 +101,13 @@ async def _elsewhere(room: Room, call: Call, name: str, path: str, raw: bytes) -
 
 async def _tokenize(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
-    body = await decode_body(await read_body(call, room.max_body_bytes), tokenize_decoder)
+    body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), tokenize_decoder)
     return await call.watched(tokenize(room, call, body))
 
 
 async def _detokenize(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
-    body = await decode_body(await read_body(call, room.max_body_bytes), detokenize_decoder)
+    body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), detokenize_decoder)
     return await call.watched(detokenize(room, call, body))
 
 

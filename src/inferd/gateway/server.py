@@ -165,7 +165,7 @@ class Gateway:
     async def _begin(self, call: Call) -> Response:
         """A handle instead of an answer: the same request comes in again, and nobody waits for it."""
         require_json(call)
-        body = await read_body(call, self._room.max_body_bytes)
+        body = await read_body(call, self._room.max_body_bytes, self._room.body_timeout_s)
         refuse_stream(body)
         return self._room.background.begin(self, call, body)
 
