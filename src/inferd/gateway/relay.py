@@ -19,7 +19,7 @@ from inferd import clock
 from inferd.config import Config
 from inferd.errors import InferdError, InternalError
 from inferd.gateway.admission import authenticate, cost_of, reserve, terms_of
-from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
+from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body, may_repeat_keys
 from inferd.gateway.errors import invalid
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.generation import error_frame, failure_of, forwarded_headers, note_end
@@ -315,7 +315,7 @@ class Relays:
         except (msgspec.DecodeError, RecursionError):
             return False
         name = fields.model
-        if name not in self._names:
+        if name not in self._names or may_repeat_keys(body):
             return False
         call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
         if call.header(b"idempotency-key") is not None or call.header(b"prefer") is not None:
