@@ -179,3 +179,15 @@ def test_the_larger_of_two_limits_is_taken_from_the_quota(server: Running, door:
     ask(server, {**CHAT, "max_tokens": 90, "max_completion_tokens": 1})
     ask(server, {**CHAT, "max_tokens": 1, "max_completion_tokens": 80})
     assert [permit.reserved[1] for permit in door.permits] == [90, 80]
+
+
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("more", [{}, {"idempotency-key": "k"}], ids=["straight", "ordinary"])
+def test_no_browser_guesses_what_another_server_said(server: Running, status: int, more: dict[str, str]) -> None:
+    page = b"<script>alert(1)</script>"
+    server.router.relay_script = lambda request, relay: [
+        Relayed(request.id, RelayHead(status, b"text/plain"), page, End("done", Usage(5, 7)))
+    ]
+    reply = ask(server, CHAT, **more)
+    assert (reply.status_code, reply.content) == (status, page)
+    assert reply.headers["x-content-type-options"] == "nosniff"

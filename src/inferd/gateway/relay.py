@@ -34,6 +34,7 @@ from inferd.types import ModelInfo, Relay, Relayed, RelayHead, Request, Usage
 CHAT: Final = "/chat/completions"
 TEXT: Final = "/completions"
 _TARGETS: Final = {b"/v1/chat/completions": CHAT, b"/v1/completions": TEXT}
+_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # another server's words, and its word for what they are
 
 _log = logging.getLogger("inferd.gateway")
 
@@ -234,7 +235,7 @@ async def _forwarded(call: Call, stream: Stream, first: Item) -> Answer:
         end = item.end
     if end is not None:
         note_end(call, end)
-    return Response(head.status, b"".join(pieces), head.content_type, head.headers)
+    return Response(head.status, b"".join(pieces), head.content_type, (*head.headers, _NOSNIFF))
 
 
 async def _frames(call: Call, stream: Stream, first: Relayed) -> AsyncGenerator[bytes, None]:
@@ -414,7 +415,7 @@ class _Answering:
             headers += call.permit.headers()
         if is_whole:
             call.is_complete = True
-            exchange.answer(head.status, headers, data)
+            exchange.answer(head.status, (*headers, _NOSNIFF), data)
         else:
             exchange.begin(head.status, headers + EVENTS_HEADERS, None)
             if data:
