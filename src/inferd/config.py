@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +20,7 @@ from inferd.config_tree import Problem, Text, branches, check, dotted
 from inferd.errors import ConfigError
 from inferd.types import PriorityClass
 
+Runtime = Literal["auto", "llm", "onnx", "torch", "sklearn", "xgboost", "lightgbm", "encoder", "python", "pipeline"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 REMOTE_PREFIX = "openai:"
 
@@ -79,7 +80,6 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         float,
         Meta(description="A client that takes no byte of its answer for this long is cut off.", gt=0),
     ] = 60.0
-    reload: Annotated[bool, Meta(description="Follow changes of the configuration file while serving.")] = True
     body_timeout_s: Annotated[
         float,
         Meta(
@@ -87,6 +87,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 120.0
+    reload: Annotated[bool, Meta(description="Follow changes of the configuration file while serving.")] = True
 
 
 class StateConfig(Section, frozen=True, kw_only=True):
@@ -287,6 +288,80 @@ class KVCacheConfig(Section, frozen=True, kw_only=True):
     ] = None
 
 
+class BatchingConfig(Section, frozen=True, kw_only=True):
+    """How predictions that arrive together are computed together (predictive models)."""
+
+    mode: Annotated[
+        Literal["dynamic", "static", "off"],
+        Meta(
+            description="dynamic: what has arrived, waiting at most max_delay_ms while waiting pays; static: always max_batch_size, however long that takes (a baseline for measurements); off: one request at a time."
+        ),
+    ] = "dynamic"
+    max_batch_size: Annotated[
+        Annotated[int, Meta(ge=1, le=65536)] | None,
+        Meta(description="Rows computed together; unset: what the artifact allows and memory holds, probed at load."),
+    ] = None
+    max_delay_ms: Annotated[
+        float, Meta(description="No request is held back for company longer than this.", ge=0, le=60_000)
+    ] = 2.0
+    preferred_sizes: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...],
+        Meta(description="Batch sizes that the model computes best: a batch that reaches one goes at once."),
+    ] = ()
+    latency_budget_ms: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Requests are not held back when the model's own time already takes half of this budget."),
+    ] = None
+    max_batch_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Tokens computed together by models that read text; unset: chosen for the machine."),
+    ] = None
+    pad: Annotated[
+        bool,
+        Meta(description="Pad inputs of different lengths to one shape (with a mask where the model takes one)."),
+    ] = False
+    buckets: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...],
+        Meta(description="Lengths to which variable dimensions are padded; unset: the longest of the batch."),
+    ] = ()
+
+
+class SequenceConfig(Section, frozen=True, kw_only=True):
+    """State that is kept between requests of one sequence (stateful models)."""
+
+    max_sequences: Annotated[int, Meta(description="Sequences with a state at the same time.", ge=1)] = 1024
+    idle_s: Annotated[float, Meta(description="Seconds without a request after which a state is dropped.", gt=0)] = 60.0
+    states: Annotated[
+        dict[str, str],
+        Meta(description="State outputs to the inputs they become at the next request: stateN: state."),
+    ] = {}
+
+
+class StepConfig(Section, frozen=True, kw_only=True):
+    """One step of a pipeline: a built-in operation, or a model."""
+
+    name: Annotated[str, Meta(description="Unique in the pipeline; its outputs are called name.output.")]
+    op: Annotated[str | None, Meta(description="A built-in operation: image.decode, image.resize, labels, boxes.")] = (
+        None
+    )
+    model: Annotated[
+        str | None, Meta(description="The name of a model of this file, loaded into the pipeline's worker.")
+    ] = None
+    inputs: Annotated[
+        dict[str, str], Meta(description="The step's inputs from the pipeline's inputs or earlier steps' outputs.")
+    ] = {}
+    options: Annotated[dict[str, Any], Meta(description="The operation's own options.")] = {}
+
+
+class PipelineConfig(Section, frozen=True, kw_only=True):
+    """Several steps as one model: a directed acyclic graph, run in one worker."""
+
+    steps: tuple[StepConfig, ...] = ()
+    outputs: Annotated[
+        dict[str, str], Meta(description="The pipeline's outputs from steps' outputs: label: classify.label.")
+    ] = {}
+
+
 class ModelConfig(Section, frozen=True, kw_only=True):
     """One model: where it comes from and how it runs."""
 
@@ -296,6 +371,25 @@ class ModelConfig(Section, frozen=True, kw_only=True):
             description="A folder, a Hugging Face Hub id (optionally id@revision), 'demo' for the bundled chat model, or openai:https://host/v1 for a remote server."
         ),
     ]
+    runtime: Annotated[
+        Runtime,
+        Meta(description="What computes the model; auto: what its files ask for."),
+    ] = "auto"
+    task: Annotated[
+        Literal["auto", "predict", "embed", "rerank", "classify", "token_classify"],
+        Meta(description="What a text encoder is asked for; auto: what its checkpoint was made for."),
+    ] = "auto"
+    allow_code: Annotated[
+        bool,
+        Meta(
+            description="Run code that comes with the model: a Python class, TorchScript, custom operators. Only for models you trust as you trust this server's own code."
+        ),
+    ] = False
+    allow_pickle: Annotated[
+        bool,
+        Meta(description="Open pickles, which can run any code when they are read. Only for files you made yourself."),
+    ] = False
+    options: Annotated[dict[str, Any], Meta(description="The runtime's or Python class's own options.")] = {}
     replicas: Annotated[int, Meta(description="Copies of the model, each in its own worker process.", ge=1, le=64)] = 1
     dtype: Annotated[
         DType,
@@ -364,6 +458,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     drain_s: Annotated[
         float, Meta(description="Seconds that requests get to finish on a replica that is replaced or unloaded.", ge=0)
     ] = 300.0
+    batching: BatchingConfig = BatchingConfig()
+    sequence: SequenceConfig = SequenceConfig()
+    pipeline: PipelineConfig = PipelineConfig()
     remote: RemoteSettings = RemoteSettings()
     remotes: tuple[RemoteConfig, ...] = ()
     scheduler: SchedulerConfig = SchedulerConfig()

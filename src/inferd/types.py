@@ -25,6 +25,7 @@ def class_of(priority: Priority) -> PriorityClass:
     return CLASSES[min(max(priority, -2), 1) + 2]
 
 
+ModelKind = Literal["generate", "predict"]
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 
@@ -171,6 +172,31 @@ class GenerateRequest(Request, frozen=True, kw_only=True, tag="generate", omit_d
         return self.sampling.width
 
 
+class PredictRequest(Request, frozen=True, kw_only=True, tag="predict", omit_defaults=True):
+    """One request for a prediction, its payload as the client wrote it.
+
+    Only the worker knows the model's inputs, so it decodes ``body``: the gateway's process reads no tensor.
+    ``dialect`` names the codec (``inferd.predict.codecs``) that reads the body and writes the answer.
+    """
+
+    dialect: str
+    body: bytes
+    header_bytes: int = -1  # KServe v2's binary extension: length of the JSON part; -1: there is none
+    version: str = ""  # of the model, where the client named one
+    sequence: str = ""  # requests of one sequence share a state; empty: none
+    sequence_start: bool = False
+    sequence_end: bool = False
+    may_wait: bool = True  # False: computed at once, with whoever is there, never held back for a larger batch
+
+
+class Prediction(msgspec.Struct, frozen=True, array_like=True):
+    """An answer in its dialect's own bytes, to be sent as it is."""
+
+    body: bytes
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """A token's log-probability (natural log) and the best alternatives, best first."""
 
@@ -210,7 +236,8 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
     """When each stage was reached, in seconds after the request's arrival at the gateway.
 
     None: the stage was never reached. The stages are the pipeline's: receive (0), queue, infer,
-    stream.
+    stream. For a prediction ``tokenized`` says when its inputs were decoded and checked, ``scheduled`` when
+    its batch began, ``first_token`` when the model had computed, and ``finished`` when the answer was written.
     """
 
     dispatched: float | None = None  # left the router's queue for a replica
@@ -258,6 +285,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     deltas: tuple[Delta, ...] = ()
     prompt: PromptReport | None = None
     end: End | None = None
+    prediction: Prediction | None = None
 
 
 class Relayed(msgspec.Struct, frozen=True):
@@ -276,6 +304,16 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int = 0
     kv_bytes_per_token: int = 0
     activation_bytes: int = 0
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One input or output of a predictive model, in the words of KServe v2 (Open Inference Protocol)."""
+
+    name: str
+    datatype: str  # BOOL, UINT8 ... INT64, FP16, BF16, FP32, FP64, BYTES
+    shape: tuple[int, ...]  # with the batch dimension where there is one; -1: of any size
+    is_optional: bool = False
+    labels: tuple[str, ...] = ()  # names of the last dimension's places: classes
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,6 +335,15 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = "reference"
     memory: MemoryPlan = MemoryPlan()
     load_s: dict[str, float] = {}  # phase -> seconds
+    kind: ModelKind = "generate"
+    platform: str = (
+        "inferd_llm"  # KServe v2's word for the runtime: onnxruntime_onnx, pytorch_pt2, python, ensemble, ...
+    )
+    tasks: tuple[str, ...] = ("generate",)  # what it can be asked for: generate, predict, embed, rerank, classify, ...
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    max_batch_size: int = 0  # rows computed together; 0: the model has no batch dimension
+    is_stateful: bool = False  # requests of one sequence must reach the same replica
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
@@ -315,4 +362,6 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     prefix_hit_tokens: int = 0  # this step
     tokenizer_cache_hits: int = 0  # cumulative
     tokenizer_cache_queries: int = 0  # cumulative
-    tokenize_s: float = 0.0  # cumulative seconds spent rendering and tokenizing
+    tokenize_s: float = 0.0  # cumulative seconds spent rendering and tokenizing, or decoding inputs
+    batch_rows: int = 0  # a prediction's step: rows computed together, without padding
+    padded_rows: int = 0  # what padding added, in rows (or tokens, where rows are padded to one length)

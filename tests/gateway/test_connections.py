@@ -153,6 +153,30 @@ def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
     assert received.index(b"x-request-id: one") < received.index(b"x-request-id: two")
 
 
+def test_a_client_that_sent_ahead_and_left_cancels_what_was_running(server: Running) -> None:
+    server.router.script = None
+    with connect(server) as connection:
+        connection.sendall(request("/v1/chat/completions", BODY) * 3)
+        assert server.router.submitted.acquire(timeout=10)
+    assert server.router.streams[0].closed.wait(5)
+    assert server.served().status == 499
+    assert len(server.router.streams) == 1
+
+
+@pytest.mark.parametrize("at_once", [1, 20, 60])
+def test_any_number_of_requests_may_be_sent_ahead(server: Running, at_once: int) -> None:
+    one = request("/v1/completions", b'{"prompt": "a"}')
+    with connect(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(120 // at_once):
+            connection.sendall(one * at_once)
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK") < 120:
+            piece = connection.recv(65536)
+            assert piece, received[-500:]
+            received += piece
+
+
 @pytest.mark.parametrize("cut", [0, 40, 10_000])
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])
 def test_an_offer_of_another_protocol_is_declined_and_the_request_served(

@@ -125,7 +125,7 @@ class FakeSupervisor:
             assert message.request.id not in self.holds, "submitted twice to one worker"
             self.holds[message.request.id] = 0
             self.cancelled.discard(message.request.id)
-            if message.request.resumes is not None:
+            if isinstance(message.request, GenerateRequest) and message.request.resumes is not None:
                 self.resumed[message.request.id] = message.request.resumes
         elif isinstance(message, Cancel):
             self.cancelled.add(message.request_id)

@@ -95,7 +95,13 @@ def _default(leaf: Leaf) -> str:
 
 SERVER_LEAVES = leaves(ServerConfig, skip=("memory_bytes", "reload"))
 # What concerns several replicas or servers is for the file, where it can be seen as a whole.
-MODEL_LEAVES = leaves(ModelConfig, skip=("source", "remote", "remotes", "routing", "breaker", "retry", "cache", "load"))
+MODEL_LEAVES = leaves(
+    ModelConfig,
+    skip=(
+        *("source", "remote", "remotes", "routing", "breaker", "retry", "cache", "load"),
+        *("options", "pipeline", "sequence", "batching.buckets", "batching.preferred_sizes"),
+    ),
+)
 
 
 def _flags(of: list[Leaf]) -> Callable[[Decorated], Decorated]:

@@ -24,6 +24,10 @@ from inferd.gateway.http import Receive, Scope, Send
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_DISCARDED_BYTES: Final = 64 * 1024 * 1024
 MAX_PIPELINED: Final = 64
+# Requests and bytes of them that are read while another is answered. Not more, and not less: who leaves is only
+# noticed while reading.
+PIPELINE_AHEAD: Final = 8
+PIPELINE_AHEAD_BYTES: Final = 64 * 1024
 WRITE_AHEAD_BYTES: Final = 64 * 1024
 GATHER_BYTES: Final = 64 * 1024  # a body up to this size is waited for before the application hears of it
 GATHER_S: Final = 1.0
@@ -82,6 +86,7 @@ class Connection(asyncio.Protocol):
     """Serves the requests of one client, one after the other."""
 
     __slots__ = (
+        "_ahead_bytes",
         "_bare_bytes",
         "_current",
         "_discarded",
@@ -127,6 +132,7 @@ class Connection(asyncio.Protocol):
         self._waiting_since = 0.0
         self._current: Exchange | None = None  # which is being answered
         self._queue: deque[Exchange] = deque()
+        self._ahead_bytes = 0  # read while requests waited for the one that is being answered
         self._is_moving = False
         self._is_read_paused = False
         self._discarded = 0
@@ -175,8 +181,11 @@ class Connection(asyncio.Protocol):
         incoming = self._incoming
         if (incoming.is_over if incoming is not None else not self._in_headers) and self._current is None:
             self._idle_since = clock.now()
+        num_ahead = len(self._queue) - (self._current is None)
+        self._ahead_bytes = self._ahead_bytes + len(data) if num_ahead > 0 else 0
         if (
-            len(self._queue) > (self._current is None)
+            num_ahead >= PIPELINE_AHEAD
+            or self._ahead_bytes > PIPELINE_AHEAD_BYTES
             or (incoming is not None and not incoming.is_over and incoming.num_buffered > READ_AHEAD_BYTES)
         ) and not self._is_read_paused:
             self._is_read_paused = True

@@ -28,6 +28,7 @@ from inferd import clock
 from inferd.backend import Backend
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, ModelLoadError
+from inferd.types import GenerateRequest
 from inferd.worker.channel import BlockingChannel, ChannelError
 from inferd.worker.intake import Intake
 from inferd.worker.loop import Halt, Inbox, StepLoop, StepsFailedError
@@ -150,7 +151,7 @@ class Worker:
             _log.error("a %s came before the model was ready", type(message).__name__)
             return
         match message:
-            case Submit(request):
+            case Submit(GenerateRequest() as request):
                 intake.submit(request)
             case Cancel(request_id):
                 intake.cancel(request_id)

@@ -11,7 +11,7 @@ import struct
 import msgspec
 
 from inferd.config import ModelConfig
-from inferd.types import Chat, Failure, GenerateRequest, ModelInfo, Output, StepStats, TextPrompt
+from inferd.types import Chat, Failure, GenerateRequest, ModelInfo, Output, PredictRequest, StepStats, TextPrompt
 
 # -- gateway to worker -------------------------------------------------------------------------
 
@@ -22,7 +22,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    request: GenerateRequest
+    request: GenerateRequest | PredictRequest
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

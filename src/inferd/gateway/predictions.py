@@ -1,0 +1,108 @@
+"""Requests for predictions, whatever their dialect: admitted here, decoded by the worker that knows the model.
+
+The endpoints of the dialects (KServe v2, embeddings, rerank, ...) say what they read of a body; the rest goes
+through as it came, and the worker's answer goes back as it is. Knows no tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from inferd.errors import InternalError, InvalidRequest
+from inferd.gateway.admission import find_model, reserve, terms_of
+from inferd.gateway.generation import failure_of, note_end
+from inferd.gateway.http import Answer, Call, Response
+from inferd.gateway.room import Room
+from inferd.gateway.upstream import ModelStatus, Stream
+from inferd.types import Output, Prediction, PredictRequest
+
+BYTES_PER_TOKEN: Final = 4
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a dialect's endpoint has read of a request."""
+
+    dialect: str
+    body: bytes
+    header_bytes: int = -1
+    version: str = ""
+    sequence: str = ""
+    sequence_start: bool = False
+    sequence_end: bool = False
+    may_wait: bool = True
+    priority: int | None = None  # as in ``Request``
+    timeout: float | None = None  # seconds
+    tokens: int = 0  # an upper bound of what it costs a tenant's quota of tokens; 0: it is not counted in tokens
+
+
+async def predict(room: Room, call: Call, name: str | None, asked: Asked, *, task: str) -> Answer:
+    """The answer of the model ``name`` (None: the only one there is), in the dialect's own words. ``task`` is what
+    the model must be able to do; None of its business where the model is still loading: the worker refuses then.
+
+    Raises ModelNotFound, InvalidRequest, QuotaExceeded, what the router raises and what the request failed with.
+    """
+    model = find_model(room, call, name)
+    check_task(model, task)
+    stream = submit(room, call, model, asked)
+    prediction: Prediction | None = None
+    async for output in stream:
+        if isinstance(output, Output):
+            prediction = output.prediction or prediction
+            if output.end is not None:
+                note_end(call, output.end)
+                error = failure_of(output.end)
+                if error is not None:
+                    raise error
+    if prediction is None:
+        raise InternalError("The model answered nothing. This is a bug.")
+    return response_of(prediction)
+
+
+def check_task(model: ModelStatus, task: str) -> None:
+    """Raises InvalidRequest when the model is known and cannot do it."""
+    info = model.info
+    if info is not None and task not in info.tasks:
+        raise InvalidRequest(
+            f"The model {model.name!r} cannot {task.replace('_', ' ')}; it can {', '.join(info.tasks)}.",
+            param="model",
+            code="unsupported_task",
+        )
+
+
+def submit(room: Room, call: Call, model: ModelStatus, asked: Asked) -> Stream:
+    """Admit it and put it into the model's queue. The call owns the stream."""
+    call.model = model.name
+    terms = terms_of(call, priority=asked.priority, timeout=asked.timeout)
+    reserve(room, call, model.name, prompt_tokens=asked.tokens)
+    request = PredictRequest(
+        id=call.response_id("predict"),
+        model=model.name,
+        priority=terms.priority,
+        deadline_s=terms.deadline_s,
+        tenant=terms.tenant,
+        weight=terms.weight,
+        session=asked.sequence or terms.session,
+        region=terms.region,
+        num_tokens=asked.tokens or max(1, len(asked.body) // BYTES_PER_TOKEN),
+        num_bytes=len(asked.body),
+        arrived_at=call.started_at,
+        idempotent=not asked.sequence,  # a state must not be moved on twice
+        dialect=asked.dialect,
+        body=asked.body,
+        header_bytes=asked.header_bytes,
+        version=asked.version,
+        sequence=asked.sequence,
+        sequence_start=asked.sequence_start,
+        sequence_end=asked.sequence_end,
+        may_wait=asked.may_wait,
+    )
+    stream = room.router.submit(request)
+    call.streams.append(stream)
+    return stream
+
+
+def response_of(prediction: Prediction) -> Response:
+    headers = tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in prediction.headers])
+    return Response(200, prediction.body, prediction.content_type.encode("latin-1"), headers)

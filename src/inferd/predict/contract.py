@@ -1,0 +1,62 @@
+"""What a predictive model takes and gives: names, datatypes, shapes, in the words of KServe v2.
+
+Knows numpy's arrays and the Open Inference Protocol's datatypes; knows no runtime and no dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from inferd.types import TensorSpec
+
+Array = npt.NDArray[np.generic]
+Tensors = Mapping[str, Array]
+"""Named arrays. BYTES are arrays of dtype object that hold ``bytes``; BF16 are uint16 (the upper half of a float32)."""
+
+NUMPY: Final[Mapping[str, np.dtype[np.generic]]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BF16": np.dtype(np.uint16),
+    "BYTES": np.dtype(np.object_),
+}
+_DATATYPES: Final[Mapping[np.dtype[np.generic], str]] = {dtype: name for name, dtype in NUMPY.items() if name != "BF16"}
+
+
+def datatype_of(dtype: np.dtype[np.generic]) -> str:
+    """The protocol's word for a numpy dtype. Raises KeyError for one it has no word for."""
+    if dtype.kind in "SU":
+        return "BYTES"
+    return _DATATYPES[dtype]
+
+
+class Contract(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded model says of its inputs and outputs.
+
+    Shapes have the batch dimension in front where ``max_batch_size`` is not 0; -1 stands for any size.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int = 0  # rows that the artifact itself can compute together; 0: it has no batch dimension
+    tasks: tuple[str, ...] = ("predict",)  # also embed, rerank, score, classify, token_classify, generate
+    platform: str = "python"
+    is_stateful: bool = False
+    refuses_nan: bool = False  # NaN in an input is the client's error
+    num_parameters: int = 0
+    dtype: str = "float32"
+    max_tokens: int = 0  # of one text, for models that read text; 0: none do

@@ -1,0 +1,69 @@
+"""The one interface of a predictive model: a contract, and a function from items to results.
+
+``inferd.predict.backend`` drives it from the worker's only compute thread. A runtime never sees a dialect, a socket or
+a queue; what it is given has been checked against its contract, and it may refuse an item on its own (``prepare``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from inferd.errors import InferdError
+from inferd.predict.contract import Contract, Tensors
+
+Parameters = Mapping[str, object]
+"""A request's own parameters as its dialect carries them: numbers, texts, truth values."""
+
+
+class Item(msgspec.Struct, kw_only=True, eq=False):
+    """One request's inputs, ready to be computed. ``rows`` is its size along the batch dimension.
+
+    ``size`` is what it takes of a batch's budget in the runtime's own measure (tokens for texts, rows otherwise);
+    items with another ``bucket`` are never computed together (other shapes, another task).
+    """
+
+    request_id: str
+    inputs: Tensors
+    wanted: tuple[str, ...] = ()  # names of outputs; empty: all
+    parameters: Parameters = {}
+    rows: int = 1
+    size: int = 1
+    bucket: object = None
+    priority: int = 0
+    expires_at: float | None = None  # clock.now() after which nobody wants the answer
+    may_wait: bool = True
+    sequence: str = ""
+    sequence_start: bool = False
+    sequence_end: bool = False
+    prepared: object = None  # what the runtime's ``prepare`` made of the inputs
+
+
+class Result(msgspec.Struct, kw_only=True, eq=False):
+    """What a model answered for one item."""
+
+    outputs: Tensors
+    num_tokens: int = 0  # read for it, for usage; 0: the model knows no tokens
+    parameters: Parameters = {}  # of the answer, where the dialect carries some
+    stages_s: Mapping[str, float] = {}  # seconds per step of a pipeline
+
+
+class Runtime(Protocol):
+    """All methods are called from one thread."""
+
+    @property
+    def contract(self) -> Contract: ...
+
+    def prepare(self, item: Item) -> None:
+        """Everything that concerns one item alone and can fail: tokenize, decode an image; sets ``prepared``,
+        ``size`` and ``bucket``. Its inputs have the contract's names, datatypes and shapes. Raises InvalidRequest."""
+        ...
+
+    def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
+        """Compute the items together, one result or error each, in order. ``sum(rows)`` is within the batch limit.
+        An exception fails them all: the backend then computes each alone, so that one bad item fails alone."""
+        ...
+
+    def close(self) -> None: ...
