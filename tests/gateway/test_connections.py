@@ -163,15 +163,15 @@ def test_a_client_that_sent_ahead_and_left_cancels_what_was_running(server: Runn
     assert len(server.router.streams) == 1
 
 
-@pytest.mark.parametrize("at_once", [1, 20, 60])
-def test_any_number_of_requests_may_be_sent_ahead(server: Running, at_once: int) -> None:
+@pytest.mark.parametrize("at_once", [1, 5, 25])
+def test_many_requests_may_be_sent_ahead(server: Running, at_once: int) -> None:
     one = request("/v1/completions", b'{"prompt": "a"}')
     with connect(server) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(120 // at_once):
+        for _ in range(50 // at_once):
             connection.sendall(one * at_once)
         received = b""
-        while received.count(b"HTTP/1.1 200 OK") < 120:
+        while received.count(b"HTTP/1.1 200 OK") < 50:
             piece = connection.recv(65536)
             assert piece, received[-500:]
             received += piece

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inferd.config import ServerConfig
-from inferd.gateway.connection import MAX_HEADER_BYTES, MAX_PIPELINED, Connection, Waits
+from inferd.gateway.connection import MAX_HEADER_BYTES, MAX_PIPELINED, PIPELINE_AHEAD, Connection, Waits
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.http import Message, Receive, Scope, Send
 from inferd.gateway.listener import HttpServer
@@ -458,7 +458,7 @@ def test_a_body_in_many_small_chunks_is_a_body() -> None:
     assert not wire.is_closed
 
 
-def test_a_request_that_comes_in_two_parts_behind_another_one_is_read_to_its_end() -> None:
+def test_a_request_that_comes_in_two_parts_behind_others_is_read_to_its_end() -> None:
     first = asyncio.Event()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
@@ -469,7 +469,8 @@ def test_a_request_that_comes_in_two_parts_behind_another_one_is_read_to_its_end
     async def then(server: HttpServer) -> None:
         server.forward = lambda exchange: False  # so that small bodies are waited for
         async with socket_to(server) as one:
-            one.writer.write(b"GET /first HTTP/1.1\r\nhost: x\r\n\r\n")
+            for path in (b"/first", *[b"/next"] * (PIPELINE_AHEAD - 1)):
+                one.writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path)
             one.writer.write(b"POST /second HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
             while not any(connection._is_read_paused for connection in server.connections):
                 await asyncio.sleep(0.01)
