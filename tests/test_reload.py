@@ -274,3 +274,18 @@ def test_the_control_socket_asks_for_no_key_and_the_port_does(tmp_path: Path, mo
         wait_for(lambda: httpx.get(server.url + "/v1/models").status_code == 401)
         shown = inferd("status", "--url", server.url, "--key", key, "--json")
         assert json.loads(shown.output)["pid"] == server.process.pid
+
+
+def test_limits_of_connections_are_adopted_and_who_is_refused_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path, monkeypatch, text("a")) as (server, path):
+        with httpx.Client(base_url=server.url) as client:
+            assert client.get("/health").status_code == 200
+            began = time.time()
+            replace(path, text("a").replace("port: 0", "port: 0, max_connections: 1"))
+            assert outcome_after(began) == (True, ("server.max_connections is now 1.",))
+            assert httpx.get(server.url + "/health").json()["error"]["code"] == "too_many_connections"
+            assert client.get("/health").status_code == 200
+            assert "\ninferd_http_connections_refused_total 1.0\n" in client.get("/metrics").text
+        wait_for(lambda: httpx.get(server.url + "/health").status_code == 200)

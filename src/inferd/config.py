@@ -80,6 +80,13 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         float,
         Meta(description="A client that takes no byte of its answer for this long is cut off.", gt=0),
     ] = 60.0
+    max_connections: Annotated[
+        int,
+        Meta(
+            description="Client connections at a time; a further one gets 503 and its end. Never more than half of the files that the process may open.",
+            ge=1,
+        ),
+    ] = 10_000
     body_timeout_s: Annotated[
         float,
         Meta(

@@ -116,6 +116,10 @@ class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings | None = None
 
 
+class ClientTurnedAway(msgspec.Struct, frozen=True, kw_only=True):
+    """A connection beyond the number that there may be was refused before anything was read."""
+
+
 class BreakerChanged(msgspec.Struct, frozen=True, kw_only=True):
     """A replica's breaker, or its being set aside for slowness, changed."""
 
@@ -170,6 +174,7 @@ Event = (
     | ReplicaChanged
     | LoadProgress
     | HttpServed
+    | ClientTurnedAway
     | BreakerChanged
     | Retried
     | CacheLooked

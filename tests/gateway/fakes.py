@@ -406,7 +406,7 @@ class Running:
         self.loop = asyncio.get_running_loop()
         self.app = create_app(self.router, self._config, self._emit, metrics=lambda: b"# metrics\n", **self._app)
         server = self._config.server if isinstance(self._config, Config) else self._config
-        self.server = HttpServer(self.app, server)
+        self.server = HttpServer(self.app, server, emit=self._emit)
         self.port = self.server.port
         self._started.set()
         await self.server.serve()

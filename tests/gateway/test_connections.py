@@ -13,7 +13,8 @@ from tests.gateway.fakes import FakeRouter, Running, post, running
 
 from inferd.config import ServerConfig
 from inferd.errors import ConfigError
-from inferd.gateway.listener import MAX_HEADER_BYTES, bind
+from inferd.events import ClientTurnedAway
+from inferd.gateway.listener import MAX_HEADER_BYTES, MAX_TURNED_AWAY, bind
 from inferd.types import Delta, End, Output, PromptReport, Usage
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
@@ -134,6 +135,33 @@ def test_a_client_that_does_not_read_is_waited_for_and_not_buffered_for(server: 
             pieces.append(connection.recv(1 << 20))
             assert pieces[-1], "closed early"
         assert b"".join(pieces).count(big.encode()) == 200
+
+
+def test_a_client_more_than_there_may_be_is_told_so_and_the_others_are_served() -> None:
+    asks = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with running(config=ServerConfig(port=0, grace_s=1, max_connections=2)) as server:
+        kept = [connect(server), connect(server)]
+        for one in kept:
+            one.sendall(asks)
+            assert read_until(one, b"}").startswith(b"HTTP/1.1 200")
+        for _ in range(MAX_TURNED_AWAY + 10):
+            with connect(server) as another:
+                another.sendall(asks)
+                refusal = read_all(another)
+                assert refusal.startswith(b"HTTP/1.1 503 ")
+                assert b"\r\nretry-after: 1\r\n" in refusal
+                assert b"\r\nconnection: close\r\n" in refusal
+                assert json.loads(refusal.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+        assert server.events.count(ClientTurnedAway()) == MAX_TURNED_AWAY + 10
+        kept[0].sendall(asks)
+        assert read_until(kept[0], b"}").startswith(b"HTTP/1.1 200")
+        kept.pop().close()
+        with connect(server) as another:
+            another.sendall(asks)
+            assert read_until(another, b"}").startswith(b"HTTP/1.1 200")
+        server.loop.call_soon_threadsafe(server.server.configure, ServerConfig(max_connections=3))
+        assert server.http.get(server.url + "/health").status_code == 200
+        kept.pop().close()
 
 
 def test_several_requests_share_a_connection(server: Running) -> None:

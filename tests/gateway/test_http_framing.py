@@ -60,6 +60,8 @@ async def _never(scope: Scope, receive: Receive, send: Send) -> None:
 class Host:
     """Takes every whole request and answers at once."""
 
+    max_connections = 1
+
     def __init__(self) -> None:
         self.seen: list[Seen] = []
         self.waits = Waits()
@@ -78,6 +80,7 @@ class Host:
         serving.close()  # of requests that are not whole
 
     def connection_gone(self, connection: Connection) -> None: ...
+    def turn_away(self, transport: asyncio.Transport) -> None: ...
 
 
 def ours(data: bytes, cuts: list[int]) -> tuple[list[Seen], Wire]:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from inferd.observe.logs import LogStream
 
 FAREWELL_S = 1.0  # for the last bytes of answers that are over
+MAX_FILES = 65_536  # that are asked for; every connection is one
 
 _log = logging.getLogger("inferd.app")
 
@@ -69,6 +71,7 @@ def run(
     with contextlib.suppress(ImportError):
         from uvloop import new_event_loop as factory
     with asyncio.Runner(loop_factory=factory) as runner:
+        _allow_files()
         return runner.run(
             serve(
                 config,
@@ -81,6 +84,14 @@ def run(
                 plan=plan,
             )
         )
+
+
+def _allow_files() -> None:
+    """Raise the number of open files, which is low for the sake of programs that use select(), to what may be had."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def serve(
@@ -157,10 +168,11 @@ async def serve(
             idempotency=control.idempotency,
         )
         site.gateways.append(create())
-        servers = [HttpServer(site.gateways[0], config.server, listener)]
+        servers = [HttpServer(site.gateways[0], config.server, listener, emit=emit)]
         if control_socket is not None:
             site.gateways.append(create(principal=OPERATOR))
             servers.append(HttpServer(site.gateways[1], config.server, control_socket.listener))
+        site.servers += servers
         if reloader is not None and config.server.reload:
             following = asyncio.create_task(reloader.follow())
             stack.callback(following.cancel)
@@ -177,6 +189,7 @@ class Site:
         self.control = control
         self.observer = observer
         self.gateways: list[Gateway] = []
+        self.servers: list[HttpServer] = []
 
     async def adopt(self, config: Config) -> list[str]:
         """Make another configuration the one in use, without a dropped request; says what changed.
@@ -197,6 +210,8 @@ class Site:
         self.control.apply(config)
         for gateway in self.gateways:
             gateway.configure(config)
+        for server in self.servers:
+            server.configure(config.server)
         self.observer.configure(_replicas(config), access_log=config.server.access_log)
         changes += changed_settings(self.config, config)
         self.config = config

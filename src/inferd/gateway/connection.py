@@ -37,10 +37,10 @@ _CLOSE = b"content-type: application/json\r\nconnection: close\r\ncontent-length
 _log = logging.getLogger("inferd.gateway")
 
 
-def _refusal(status: bytes, message: bytes, code: bytes) -> bytes:
+def _refusal(status: bytes, message: bytes, code: bytes, more: bytes = b"") -> bytes:
     kind = b"server_error" if status.startswith(b"5") else b"invalid_request_error"
     body = b'{"error":{"message":"%b","type":"%b","param":null,"code":"%b"}}' % (message, kind, code)
-    return b"HTTP/1.1 " + status + b"\r\n" + _CLOSE + str(len(body)).encode() + b"\r\n\r\n" + body
+    return b"HTTP/1.1 " + status + b"\r\n" + more + _CLOSE + str(len(body)).encode() + b"\r\n\r\n" + body
 
 
 _BAD_REQUEST = _refusal(b"400 Bad Request", b"This is not a valid HTTP/1.1 request.", b"invalid_http")
@@ -54,6 +54,12 @@ _HEADERS_TOO_SLOW = _refusal(
 )
 _DEFECT = _refusal(
     b"500 Internal Server Error", b"The server met an internal error; the log has the details.", b"internal_error"
+)
+NO_ROOM: Final = _refusal(
+    b"503 Service Unavailable",
+    b"The server has as many connections as it may; come back in a second, or raise server.max_connections.",
+    b"too_many_connections",
+    b"retry-after: 1\r\n",
 )
 
 
@@ -75,10 +81,14 @@ class Host(Protocol):
 
     waits: Waits
     connections: set[Connection]
+    max_connections: int
 
     is_stopping: bool
 
     def spawn(self, serving: Coroutine[Any, Any, None]) -> None: ...
+    def turn_away(self, transport: asyncio.Transport) -> None:
+        """There is no room for this connection: it is nobody's from now on."""
+
     def connection_gone(self, connection: Connection) -> None: ...
 
 
@@ -145,12 +155,16 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if len(self._host.connections) >= self._host.max_connections:
+            self._host.turn_away(self._transport)
+            return
         self._transport.set_write_buffer_limits(WRITE_AHEAD_BYTES)
         self._host.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._give_up()
         self._host.connection_gone(self)
+        del self._parser  # refers back here; without it the connection is freed now, and with it what its requests held
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, cast
@@ -15,7 +17,8 @@ from typing import Any, Final, cast
 from inferd import clock
 from inferd.config import ServerConfig
 from inferd.errors import ConfigError
-from inferd.gateway.connection import MAX_HEADER_BYTES, Connection, Waits
+from inferd.events import ClientTurnedAway, Emit, ignore
+from inferd.gateway.connection import MAX_HEADER_BYTES, NO_ROOM, Connection, Waits
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.http import Receive, Scope, Send
 
@@ -25,6 +28,11 @@ LOOK_EVERY_S: Final = 1.0
 BACKLOG: Final = 2048
 # A peer that vanished without a word (power, cable, NAT) is found after 60 + 4 * 15 s.
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+TURNED_AWAY_S: Final = 1.0  # for a client without room to read why
+MAX_TURNED_AWAY: Final = 256  # who get that time; others are cut off at once
+TELL_EVERY_S: Final = 60.0
+
+_log = logging.getLogger("inferd.gateway")
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -74,10 +82,10 @@ class HttpServer:
         config: ServerConfig,
         listener: socket.socket | None = None,
         waits: Waits | None = None,
+        emit: Emit = ignore,
     ) -> None:
         """Binds at once, so that a port in use is known before anything is loaded."""
         self._listener = listener if listener is not None else bind(config)
-        self._grace_s = config.grace_s
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
         self._empty = asyncio.Event()
@@ -85,9 +93,22 @@ class HttpServer:
         self._timer: asyncio.TimerHandle | None = None
         self.app = app
         self.forward = cast("Callable[[Exchange], bool] | None", getattr(app, "forward", None))
-        self.waits = waits if waits is not None else Waits(send_s=config.send_timeout_s)
+        self._emit = emit
+        self._num_turned_away = 0
+        self._told_at = 0.0
         self.connections: set[Connection] = set()
         self.is_stopping = False
+        self.configure(config)
+        if waits is not None:
+            self.waits = waits
+
+    def configure(self, config: ServerConfig) -> None:
+        """From now on other limits count."""
+        self.waits = Waits(send_s=config.send_timeout_s)
+        self.max_connections = _num_files() // 2
+        if self._listener.family != socket.AF_UNIX:  # the operator comes in when nobody else does
+            self.max_connections = min(self.max_connections, config.max_connections)
+        self._grace_s = config.grace_s
 
     @property
     def port(self) -> int:
@@ -161,6 +182,20 @@ class HttpServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def turn_away(self, transport: asyncio.Transport) -> None:
+        self._emit(ClientTurnedAway())
+        now = clock.now()
+        if not self._told_at or now - self._told_at > TELL_EVERY_S:
+            self._told_at = now
+            _log.warning("clients are turned away: there are %d connections, and no more may be", len(self.connections))
+        self._num_turned_away += 1
+        transport.set_protocol(_TurnedAway(transport, self._turned_away_gone))
+        if self._num_turned_away > MAX_TURNED_AWAY:
+            transport.close()
+
+    def _turned_away_gone(self) -> None:
+        self._num_turned_away -= 1
+
     def connection_gone(self, connection: Connection) -> None:
         self.connections.discard(connection)
         if not self.connections:
@@ -173,3 +208,26 @@ class HttpServer:
             connection.look(now)
         every = min(LOOK_EVERY_S, min(self.waits) / 4)
         self._timer = asyncio.get_running_loop().call_later(every, self._look)
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A client for whom there is no room. What it asks is read and not looked at: an answer from a connection
+    with unread bytes would be lost."""
+
+    __slots__ = ("_gone", "_timer")
+
+    def __init__(self, transport: asyncio.Transport, gone: Callable[[], None]) -> None:
+        self._gone = gone
+        self._timer = asyncio.get_running_loop().call_later(TURNED_AWAY_S, transport.abort)
+        transport.write(NO_ROOM)
+        transport.write_eof()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self._gone()
+
+
+def _num_files() -> int:
+    """How many files this process may open. A relayed request needs two; so do workers, and the database."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if limit == resource.RLIM_INFINITY else limit

@@ -536,6 +536,13 @@ HTTP_RESPONSE_BYTES = Metric(
     "HttpServed",
     (Alias("http_response_size_bytes", ("handler",)),),
 )
+TURNED_AWAY = Metric(
+    "inferd_http_connections_refused_total",
+    "counter",
+    "Connections refused with 503 because there were server.max_connections already.",
+    (),
+    "ClientTurnedAway",
+)
 
 # -- the observer itself -----------------------------------------------------------------------
 

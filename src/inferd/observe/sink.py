@@ -18,6 +18,7 @@ from inferd.errors import InferdError
 from inferd.events import (
     BreakerChanged,
     CacheLooked,
+    ClientTurnedAway,
     ConfigReloaded,
     Event,
     HttpServed,
@@ -89,6 +90,7 @@ class Observer:
         self._store.value(m.CONFIG_OK).set(1)
         self._store.value(m.STATE_AVAILABLE).set(1)
         self._store.value(m.STATE_OUTAGES)
+        self._store.value(m.TURNED_AWAY)
         form = plain_line if plain else None
         self._log = LineWriter(sys.stderr if stream is None else stream, self._dropped.add, form=form)
         # For logging.getLogger(...).addHandler: what Python's logging says joins the same log.
@@ -176,6 +178,8 @@ class Observer:
             case StateChanged():
                 self._store.value(m.STATE_AVAILABLE).set(int(event.available))
                 self._store.value(m.STATE_OUTAGES).add(int(not event.available))
+            case ClientTurnedAway():
+                self._store.value(m.TURNED_AWAY).add()
             case LoadProgress():
                 pass  # for whoever watches the start; the phases' seconds come with ReplicaChanged
 
