@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from tests.gateway.fakes import FakeDoor, FakeRouter, Running, running
 
@@ -121,6 +122,25 @@ def test_small_answers_are_not_kept_without_number(server: Running, monkeypatch:
     places = [begin(server, {"messages": []}).headers["location"] for _ in range(3)]
     assert ask(server, "GET", places[-1], prefer="wait=10").json()["http_status"] == 400
     assert [ask(server, "GET", where).status_code for where in places] == [404, 200, 200]
+
+
+@pytest.mark.parametrize(("limit", "room"), [("MAX_KEPT", 4), ("MAX_KEPT_BYTES", 0)])
+def test_who_keeps_much_makes_room_and_not_who_keeps_little(
+    server: Running, monkeypatch: pytest.MonkeyPatch, limit: str, room: int
+) -> None:
+    def ended(key: str) -> Any:
+        where = begin(server, key=key).headers["location"]
+        assert ask(server, "GET", where, key, prefer="wait=10").json()["status"] == "done"
+        return where
+
+    little = ended("sk-b")
+    size = len(msgspec.json.encode(ask(server, "GET", little, "sk-b").json()["answer"]))
+    monkeypatch.setattr(f"inferd.gateway.background.{limit}", room or size * 9 // 2)
+    much = [ended("sk-a") for _ in range(6)]
+    assert ask(server, "GET", little, "sk-b").status_code == 200
+    assert [ask(server, "GET", where).status_code for where in much] == [404, 404, 404, 200, 200, 200]
+    ended("sk-b")
+    assert [ask(server, "GET", where).status_code for where in much[3:]] == [404, 200, 200]
 
 
 def test_a_remote_servers_page_is_told_as_a_text() -> None:

@@ -2,7 +2,8 @@
 
 ``Prefer: respond-async`` on an inference request answers 202 with an id at once; the same request then goes
 through the same gateway with nobody at its other end. Answers are kept in this process's memory for a
-while, bounded in number and bytes; a restart forgets them. A handle is seen by its tenant alone.
+while, bounded in number and bytes; a restart forgets them. Where there is no more room the tenant with the
+largest share of it loses its oldest answer. A handle is seen by its tenant alone.
 """
 
 from __future__ import annotations
@@ -95,6 +96,16 @@ class _Job:
         )
 
 
+class _Share:
+    """What is kept for one tenant."""
+
+    __slots__ = ("jobs", "num_bytes")
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, _Job] = {}  # the first to end first
+        self.num_bytes = 0
+
+
 class Background:
     """Runs requests of which only a handle was given out, and keeps their answers."""
 
@@ -102,6 +113,7 @@ class Background:
         self._jobs: dict[str, _Job] = {}
         self._kept: dict[str, _Job] = {}  # those that have ended, the first to do so first
         self._kept_bytes = 0
+        self._shares: dict[str, _Share] = {}  # of what is kept, by tenant
         self._num_running: Counter[str] = Counter()  # by tenant
 
     def begin(self, application: Application, call: Call, body: bytes) -> Response:
@@ -180,10 +192,20 @@ class Background:
             self._num_running[job.tenant] -= 1
             if not self._num_running[job.tenant]:
                 del self._num_running[job.tenant]
-            self._kept[job.id] = job
-            self._kept_bytes += len(job.answer)
-            while self._kept_bytes > MAX_KEPT_BYTES or len(self._kept) > MAX_KEPT:
-                self._forget(next(iter(self._kept.values())))
+            self._keep(job)
+
+    def _keep(self, job: _Job) -> None:
+        share = self._shares.setdefault(job.tenant, _Share())
+        self._kept[job.id] = share.jobs[job.id] = job
+        share.num_bytes += len(job.answer)
+        self._kept_bytes += len(job.answer)
+        while self._kept_bytes > MAX_KEPT_BYTES:
+            self._forget_first(max(self._shares.values(), key=lambda share: share.num_bytes))
+        while len(self._kept) > MAX_KEPT:
+            self._forget_first(max(self._shares.values(), key=lambda share: len(share.jobs)))
+
+    def _forget_first(self, share: _Share) -> None:
+        self._forget(next(iter(share.jobs.values())))
 
     def _forget_old(self, now: float) -> None:
         while self._kept:
@@ -196,6 +218,11 @@ class Background:
         del self._jobs[job.id], self._kept[job.id]
         self._kept_bytes -= len(job.answer)
 
+        share = self._shares[job.tenant]
+        del share.jobs[job.id]
+        share.num_bytes -= len(job.answer)
+        if not share.jobs:
+            del self._shares[job.tenant]
 
 def _as_json(answer: bytes) -> bytes:
     """What a remote server refuses with may be a page: it is told as a text."""
