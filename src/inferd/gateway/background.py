@@ -188,6 +188,7 @@ class Background:
             job.answer = _as_json(b"".join(parts))
             job.is_cancelled = job.is_cancelled or not job.http_status
             job.finished_at = clock.wall()
+            job.task = None  # what is kept is the answer, and not the request
             job.finished.set()
             self._num_running[job.tenant] -= 1
             if not self._num_running[job.tenant]:
@@ -217,12 +218,12 @@ class Background:
     def _forget(self, job: _Job) -> None:
         del self._jobs[job.id], self._kept[job.id]
         self._kept_bytes -= len(job.answer)
-
         share = self._shares[job.tenant]
         del share.jobs[job.id]
         share.num_bytes -= len(job.answer)
         if not share.jobs:
             del self._shares[job.tenant]
+
 
 def _as_json(answer: bytes) -> bytes:
     """What a remote server refuses with may be a page: it is told as a text."""

@@ -198,11 +198,27 @@ class Collected:
 
 
 def failure_of(end: End) -> InferdError | None:
-    """The error an end stands for; None when the request was done."""
+    """The error an end stands for, to be told; None when the request was done."""
+    return None if _is_done(end) else _error_of(end)
+
+
+def check_end(end: End) -> None:
+    """Raises the error an end stands for.
+
+    No frame that is left by it has it in a variable: error, traceback and frame would be a circle, and keep the
+    request with its prompt until the collector comes by. So raise with this, and not what ``failure_of`` returned.
+    """
+    if not _is_done(end):
+        raise _error_of(end)
+
+
+def _is_done(end: End) -> bool:
+    return end.failure is None and end.outcome == "done"
+
+
+def _error_of(end: End) -> InferdError:
     if end.failure is not None:
         return from_failure(end.failure)
-    if end.outcome == "done":
-        return None
     if end.outcome == "cancelled":
         return Cancelled("The request was cancelled by the server; try again.")
     return InternalError("The request failed; the log has the details.")
@@ -225,9 +241,7 @@ async def collect(call: Call, stream: Stream, n: int) -> Collected:
     if end is None:
         raise InternalError("The request ended without a result; try again.")
     note_end(call, end)
-    error = failure_of(end)
-    if error is not None:
-        raise error
+    check_end(end)
     return collected
 
 
@@ -292,11 +306,9 @@ async def started(outputs: AsyncGenerator[tuple[int, Output], None], call: Call)
     """The first output, before any status is sent: a failure here is still a proper HTTP error."""
     try:
         number, output = await anext(outputs)
-        if output.end is not None:
-            error = failure_of(output.end)
-            if error is not None:
-                note_end(call, output.end)
-                raise error
+        if output.end is not None and not _is_done(output.end):
+            note_end(call, output.end)
+            check_end(output.end)
     except StopAsyncIteration:
         raise InternalError("The request ended without a result; try again.") from None
     except BaseException:

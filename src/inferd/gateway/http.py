@@ -179,6 +179,7 @@ class Call:
         """The call is over, whatever happened: nothing of it goes on."""
         if self.watcher is not None:
             self.watcher.cancel()
+            self.watcher = None  # its end is an error whose traceback leads back here
         self.close_streams()
         for close in self.closers:
             close()

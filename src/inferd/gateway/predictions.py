@@ -12,7 +12,7 @@ import msgspec
 
 from inferd.errors import InternalError, InvalidRequest
 from inferd.gateway.admission import find_model, reserve, terms_of
-from inferd.gateway.generation import failure_of, note_end
+from inferd.gateway.generation import check_end, note_end
 from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.room import Room
 from inferd.gateway.upstream import ModelStatus, Stream
@@ -52,9 +52,7 @@ async def predict(room: Room, call: Call, name: str | None, asked: Asked, *, tas
             prediction = output.prediction or prediction
             if output.end is not None:
                 note_end(call, output.end)
-                error = failure_of(output.end)
-                if error is not None:
-                    raise error
+                check_end(output.end)
     if prediction is None:
         raise InternalError("The model answered nothing. This is a bug.")
     return response_of(prediction)

@@ -22,7 +22,7 @@ from inferd.gateway.admission import authenticate, cost_of, reserve, terms_of
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body, may_repeat_keys
 from inferd.gateway.errors import invalid
 from inferd.gateway.exchange import Exchange
-from inferd.gateway.generation import error_frame, failure_of, forwarded_headers, note_end
+from inferd.gateway.generation import check_end, error_frame, failure_of, forwarded_headers, note_end
 from inferd.gateway.http import EVENTS_HEADERS, Answer, Call, EventStream, Headers, Response, require_json
 from inferd.gateway.origin import Origins
 from inferd.gateway.room import Room
@@ -221,9 +221,7 @@ async def _forwarded(call: Call, stream: Stream, first: Item) -> Answer:
     if head is None:
         if first.end is not None:
             note_end(call, first.end)
-            error = failure_of(first.end)
-            if error is not None:
-                raise error
+            check_end(first.end)
         raise InternalError("The remote server's answer has no beginning.")
     assert isinstance(first, Relayed)
     if call.stream and head.status == 200:

@@ -139,7 +139,10 @@ class Pool:
             error, reason = self._make_room(ticket, now)
         if error is not None:
             self._emit(RequestRefused(model=self.name, reason=reason, tenant=ticket.request.tenant))
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame: a circle, which would keep the request for long
 
     def _make_room(self, ticket: Ticket, now: float) -> Verdict:
         """Why the queue has no place for it, even if others of lower classes give up theirs."""

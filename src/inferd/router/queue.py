@@ -78,7 +78,10 @@ class RequestQueue:
         """Raises Overloaded (queue_full, tenant_queue_full) when the request may not wait as well."""
         problem = self._problem(request, self._total, self._tenants.get(request.tenant, _Sum()))
         if problem is not None:
-            raise problem
+            try:
+                raise problem
+            finally:
+                del problem  # its traceback has this frame: a circle, which would be freed late
 
     def make_room(self, request: Request) -> list[Ticket]:
         """Take out waiting requests of lower classes, the lowest and youngest first, if the request can
