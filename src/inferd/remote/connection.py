@@ -198,6 +198,7 @@ class Connection(asyncio.Protocol):
         receiver, self._receiver = self._receiver, None
         if not was_closed:
             self._on_lost(self)
+        del self._parser  # refers back here; without it the connection is freed now
         if receiver is None:
             return
         if self._head_done and self._until_close and exc is None:
