@@ -21,6 +21,7 @@ from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, model_flags, se
 from inferd.cli.terminal import Told, is_live, loading, warn
 from inferd.config import REMOTE_PREFIX, Config, load_config, model_name, stray_variables
 from inferd.errors import ConfigError, ModelLoadError
+from inferd.registry.artifact import artifact_of
 from inferd.registry.source import is_remote, resolve, silent
 
 
@@ -133,8 +134,8 @@ def ready_to_load(config: Config, showing: Callable[[str], AbstractContextManage
             if not model.is_remote and is_remote(model.source):
                 with showing(model.source) as tell:
                     model = msgspec.structs.replace(model, source=str(resolve(model.source, tell)))
-            elif not model.is_remote:
-                resolve(model.source)
+            if not model.is_remote:
+                artifact_of(model)
         except ModelLoadError as error:
             missing.append(error if len(config.models) == 1 else ModelLoadError(f"models.{name}: {error.message}"))
         models[name] = model

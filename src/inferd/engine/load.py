@@ -29,7 +29,7 @@ from inferd.engine.scheduler import Scheduler
 from inferd.engine.sequence import Sequence
 from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import ModelLoadError
-from inferd.registry.source import resolve
+from inferd.registry.source import check_folder, resolve
 from inferd.types import ModelInfo, SamplingParams
 
 Progress = Callable[[str, int, int], None]
@@ -54,7 +54,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
     phases = _Phases()
     device = _device(config.device)
     torch.set_num_threads(config.threads or num_threads(config.replicas))
-    folder = resolve(config.source, progress)
+    folder = check_folder(resolve(config.source, progress))
     phases.done("resolve")
     defaults = load_generation_defaults(folder)
     # A large vocabulary takes a second to read, as long as the weights: side by side.

@@ -16,7 +16,8 @@ from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, is_ignorabl
 from inferd.engine.model.config import DecoderConfig, Source
 from inferd.engine.safetensors import read_table, weight_files
 from inferd.errors import ConfigError, ModelLoadError
-from inferd.registry.source import find
+from inferd.registry.artifact import artifact_of
+from inferd.registry.source import find, is_remote
 
 TYPICAL_TOKENS = 1024
 """Prompt and answer of a conversation's turn, for the concurrency that people will see."""
@@ -69,7 +70,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     cache whose size is not configured. Raises ModelLoadError, with the remedy, when the replica does
     not fit within ``memory_bytes`` or ``free_bytes``, or its files are at fault.
     """
-    folder = None if config.is_remote else find(config.source)
+    folder = _checkpoint(config)
     if folder is None:
         return None
     source = Source(folder / "config.json")
@@ -184,6 +185,19 @@ def bind(config: Config) -> Config:
                 param="server.memory_bytes",
             )
     return msgspec.structs.replace(config, models=models)
+
+
+def _checkpoint(config: ModelConfig) -> Path | None:
+    """The folder of a language model that is here."""
+    if config.is_remote:
+        return None
+    if is_remote(config.source):
+        found = find(config.source)
+        if found is None:
+            return None
+        config = msgspec.structs.replace(config, source=str(found))
+    artifact = artifact_of(config)
+    return artifact.path if artifact.runtime == "llm" and isinstance(artifact.path, Path) else None
 
 
 def _loads_alone(name: str, model: ModelConfig) -> bool:

@@ -1,7 +1,7 @@
-"""Where a model's files are: a source as people write it becomes a folder that can be loaded.
+"""Where a model's files are: a source as people write it becomes a file or folder that can be loaded.
 
-Knows the bundled models, folders and the name of the hub. Does not know what is inside the files;
-the loader checks that.
+Knows the bundled models, files, folders and the name of the hub. Does not know what is inside the files:
+``registry/artifact.py`` looks, and the loader checks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from inferd.errors import ModelLoadError
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, total); for the phase 'download' both are bytes."""
 
+_CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*|.+\.py:[A-Za-z_]\w*", re.DOTALL)
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
 
@@ -25,34 +26,33 @@ def silent(phase: str, done: int, total: int) -> None:
     """A progress that nobody watches."""
 
 
-def resolve(source: str, progress: Progress = silent) -> Path:
-    """The folder that holds the model's files, downloaded first where ``source`` is a hub id.
+def is_code(source: str) -> bool:
+    """Whether the source names a Python class: ``module:Class`` or ``path/file.py:Class``."""
+    return bool(_CODE.fullmatch(source)) and not Path(source).expanduser().exists()
 
-    ``source`` is 'demo', a folder, or ``organisation/name[@revision]``. An existing folder wins over
+
+def resolve(source: str, progress: Progress = silent) -> Path:
+    """The file or folder that is the model, downloaded first where ``source`` is a hub id.
+
+    ``source`` is 'demo', a file, a folder, or ``organisation/name[@revision]``. What exists here wins over
     a hub id of the same spelling. Raises ModelLoadError that names what is missing and the remedy.
     """
     if source in models.NAMES:
         return models.path(source)
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return check_folder(folder)
-    if folder.is_file():
-        raise ModelLoadError(
-            f"{source} is a file; a model is a folder with config.json, tokenizer.json and *.safetensors. "
-            f"Give the folder, for example {folder.parent}.",
-            param="source",
-        )
+    path = Path(source).expanduser()
+    if path.is_dir() or path.is_file():
+        return path
     if source.startswith((".", "/", "~")):
-        raise ModelLoadError(f"The folder {source} does not exist; check the path.", param="source")
+        raise ModelLoadError(f"There is no file or folder {source}; check the path.", param="source")
     hub_id = _HUB_ID.fullmatch(source)
     if hub_id is not None:
         from inferd.registry.hub import download
 
-        return check_folder(download(hub_id["repo"], hub_id["revision"], progress))
+        return download(hub_id["repo"], hub_id["revision"], progress)
     close = difflib.get_close_matches(source, models.NAMES, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ModelLoadError(
-        f"{source!r} is no model source: there is no such folder, it is not a bundled model ({', '.join(models.NAMES)}) "
+        f"{source!r} is no model source: there is no such file or folder, it is not a bundled model ({', '.join(models.NAMES)}) "
         f"and not a hub id such as Qwen/Qwen3-0.6B.{hint}",
         param="source",
     )
@@ -66,8 +66,7 @@ def find(source: str) -> Path | None:
 
     hub_id = _HUB_ID.fullmatch(source)
     assert hub_id is not None
-    folder = cached(hub_id["repo"], hub_id["revision"])
-    return None if folder is None else check_folder(folder)
+    return cached(hub_id["repo"], hub_id["revision"])
 
 
 def is_remote(source: str) -> bool:
