@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from inferd.config_pipelines import with_models
 from inferd.config_rules import problems_between
 from inferd.config_tree import Problem, Text, branches, check, dotted
 from inferd.errors import ConfigError
@@ -347,7 +348,13 @@ class SequenceConfig(Section, frozen=True, kw_only=True):
 class StepConfig(Section, frozen=True, kw_only=True):
     """One step of a pipeline: a built-in operation, or a model."""
 
-    name: Annotated[str, Meta(description="Unique in the pipeline; its outputs are called name.output.")]
+    name: Annotated[
+        str,
+        Meta(
+            description="Unique in the pipeline; its outputs are called name.output. Unset: the last word of the operation's name, or the model's.",
+            pattern=r"^[\w-]*$",
+        ),
+    ] = ""
     op: Annotated[str | None, Meta(description="A built-in operation: image.decode, image.resize, labels, boxes.")] = (
         None
     )
@@ -355,17 +362,32 @@ class StepConfig(Section, frozen=True, kw_only=True):
         str | None, Meta(description="The name of a model of this file, loaded into the pipeline's worker.")
     ] = None
     inputs: Annotated[
-        dict[str, str], Meta(description="The step's inputs from the pipeline's inputs or earlier steps' outputs.")
+        dict[str, str],
+        Meta(
+            description="The step's inputs from the pipeline's inputs or other steps' outputs; unset: what the step before gives."
+        ),
     ] = {}
     options: Annotated[dict[str, Any], Meta(description="The operation's own options.")] = {}
 
 
 class PipelineConfig(Section, frozen=True, kw_only=True):
-    """Several steps as one model: a directed acyclic graph, run in one worker."""
+    """Several steps as one model (source: pipeline): a directed acyclic graph, run in one worker."""
 
+    inputs: Annotated[
+        dict[str, str],
+        Meta(
+            description="What a request brings: names, each with a datatype and shape such as FP32 [-1, 30], or auto: what the steps that read it ask for."
+        ),
+    ] = {}
     steps: tuple[StepConfig, ...] = ()
     outputs: Annotated[
         dict[str, str], Meta(description="The pipeline's outputs from steps' outputs: label: classify.label.")
+    ] = {}
+    models: Annotated[
+        dict[str, Any],
+        Meta(
+            description="Models that this pipeline alone uses, each with a model's settings; they are not served by themselves."
+        ),
     ] = {}
 
 
@@ -375,7 +397,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     source: Annotated[
         str,
         Meta(
-            description="A folder, a Hugging Face Hub id (optionally id@revision), 'demo' for the bundled chat model, or openai:https://host/v1 for a remote server."
+            description="A folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class), a Hugging Face Hub id (optionally id@revision), 'demo' for the bundled chat model, or openai:https://host/v1 for a remote server."
         ),
     ]
     runtime: Annotated[
@@ -467,6 +489,14 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     ] = 300.0
     batching: BatchingConfig = BatchingConfig()
     sequence: SequenceConfig = SequenceConfig()
+    preprocess: Annotated[
+        tuple[StepConfig, ...],
+        Meta(description="Operations before the model, each on what the one before gives."),
+    ] = ()
+    postprocess: Annotated[
+        tuple[StepConfig, ...],
+        Meta(description="Operations after the model, each on what the one before gives."),
+    ] = ()
     pipeline: PipelineConfig = PipelineConfig()
     remote: RemoteSettings = RemoteSettings()
     remotes: tuple[RemoteConfig, ...] = ()
@@ -483,6 +513,11 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     def is_remote(self) -> bool:
         """Whether ``source`` itself is a remote server, so that there are no local replicas."""
         return self.source.startswith(REMOTE_PREFIX)
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether it consists of steps, so that ``source`` names no files."""
+        return bool(self.pipeline.steps)
 
     @property
     def num_local(self) -> int:
@@ -536,7 +571,7 @@ def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[st
     if problems:
         raise ConfigError(_sentence(problems, origins, where), param=dotted(problems[0].path))
     try:
-        return msgspec.convert(checked, Config)
+        return with_models(msgspec.convert(checked, Config))
     except msgspec.ValidationError as error:  # a type that ``check`` leaves to msgspec
         raise ConfigError(f"The configuration {f'in {where} ' if where else ''}is not valid: {error}.") from None
 
@@ -556,10 +591,14 @@ def single_model_config(
 
 
 def model_name(source: str) -> str:
-    """The name clients use for a source given without one: a folder's own name, or the hub id."""
-    folder = Path(source).expanduser()
-    if folder.is_dir() or source.startswith((".", "/", "~")):
-        return folder.resolve().name or "model"
+    """The name clients use for a source given without one: a file's stem, a folder's own name, a class's, or the hub id."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path.stem.removesuffix(".pkl").removesuffix(".joblib") or "model"  # classifier.pkl.onnx: classifier
+    if re.fullmatch(r"(\w+\.)*\w+:\w+|.+\.py:\w+", source):
+        return source.rpartition(":")[2]
+    if path.is_dir() or source.startswith((".", "/", "~")):
+        return path.resolve().name or "model"
     return source.partition("@")[0]
 
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from inferd.config_pipelines import problems_of
 from inferd.config_tree import Path as Place
 from inferd.config_tree import Problem, size_text
 
@@ -34,6 +35,7 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
     yield from _state(config)
     for name, model in config.models.items():
         yield from _model(name, model, env)
+        yield from problems_of(("models", name), model, config.models)
     yield from _memory(config)
     yield from _regions(config)
 

@@ -99,7 +99,8 @@ MODEL_LEAVES = leaves(
     ModelConfig,
     skip=(
         *("source", "remote", "remotes", "routing", "breaker", "retry", "cache", "load"),
-        *("options", "pipeline", "sequence", "batching.buckets", "batching.preferred_sizes"),
+        *("options", "pipeline", "preprocess", "postprocess", "sequence"),
+        *("batching.buckets", "batching.preferred_sizes"),
     ),
 )
 
