@@ -1,0 +1,120 @@
+"""From a JSON body's bytes to a wire struct, and from a decoder's complaint to a sentence.
+
+Knows JSON and msgspec's words; no dialect. A document in which an object has a key twice is refused: parsers disagree
+on which one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from inferd.errors import InvalidRequest
+
+T = TypeVar("T")
+SHOWN_CHARS: Final = 64
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<at>.*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
+_STEP = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+)\]")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _DuplicateKey(ValueError):
+    pass
+
+
+def read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Raises InvalidRequest that names the field at fault, what was expected and what came."""
+    try:
+        decoded = decoder.decode(body)
+        if _may_repeat_keys(decoded, body):
+            json.loads(body.decode("utf-8"), object_pairs_hook=_refuse_duplicates)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), body) from None
+    except msgspec.DecodeError as error:
+        raise _no_json(str(error)) from None
+    except UnicodeDecodeError:
+        raise InvalidRequest("The body is not valid UTF-8; encode the JSON as UTF-8.", code="invalid_utf8") from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply; flatten it.", code="invalid_json") from None
+    except _DuplicateKey as error:
+        name = shown(str(error))
+        raise InvalidRequest(
+            f"The key {name} appears twice in one object; send it once.", param=str(error)[:64], code="duplicate_key"
+        ) from None
+    except ValueError as error:
+        raise _no_json(str(error)) from None
+    return decoded
+
+
+def shown(text: str) -> str:
+    """A client's text in a sentence: quoted, in one line, bounded."""
+    return repr(text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "...")
+
+
+def _no_json(said: str) -> InvalidRequest:
+    return InvalidRequest(f"The body is not valid JSON ({said[:200]}); send one JSON object.", code="invalid_json")
+
+
+def _may_repeat_keys(decoded: object, body: bytes) -> bool:
+    """False only for documents in which no object has a key twice.
+
+    Every key has one colon. What was decoded, written again, has no fewer colons than the body unless something
+    was dropped: a repeated key, a field that a struct leaves out, or an escape that hid a colon.
+    """
+    if b"\\u003" in body:
+        return True
+    return _encode(decoded).count(b":") != body.count(b":")
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateKey(key)
+            seen.add(key)
+    return found
+
+
+def _explain(text: str, body: bytes) -> InvalidRequest:
+    """A msgspec message such as "Expected `int`, got `str` - at `$.n`" as our sentence."""
+    match = _AT.match(text)
+    what, at = (match["what"], match["at"] or "") if match else (text, "")
+    param = at.removeprefix("$").removeprefix(".")
+    if unknown := _UNKNOWN.match(what):
+        name = unknown["name"][:SHOWN_CHARS]
+        full = f"{param}.{name}" if param else name
+        return InvalidRequest(f"The field {full!r} is not known here; remove it.", param=full, code="unknown_parameter")
+    if missing := _MISSING.match(what):
+        full = f"{param}.{missing['name']}" if param else missing["name"]
+        return InvalidRequest(
+            f"The required field {full!r} is missing; add it.", param=full, code="missing_required_parameter"
+        )
+    if not param:
+        return InvalidRequest(f"The body must be a JSON object: {what}.", code="invalid_type")
+    return InvalidRequest(
+        f"Invalid value for {param!r}{_value_at(param, body)}: {what}. Correct it or leave the field out.",
+        param=param[:200],
+        code="invalid_type",
+    )
+
+
+def _value_at(path: str, body: bytes) -> str:
+    """The value at a path such as ``inputs[0].shape`` in parentheses; nothing where it cannot be named."""
+    try:
+        value = msgspec.json.decode(body)
+        for name, index in _STEP.findall(f".{path}"):
+            value = value[name] if name else value[int(index)]
+        said = _encode(value)
+    except (msgspec.DecodeError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return ""
+    text = said[: SHOWN_CHARS + 1].decode("utf-8", "replace")
+    return f" ({text if len(said) <= SHOWN_CHARS else text[:SHOWN_CHARS] + '...'})"

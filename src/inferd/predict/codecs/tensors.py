@@ -1,0 +1,283 @@
+"""Tensors as texts and as bytes: JSON lists and KServe v2's binary layout, to numpy arrays and back.
+
+Knows shapes and datatypes, no request. Nothing takes memory for what a shape promises: the values are counted
+first. Sources: the Open Inference Protocol's "Tensor Data" and its binary tensor extension (little-endian, row-major;
+a BYTES element is its length as uint32 and its bytes).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+import struct
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from inferd.errors import InvalidRequest
+from inferd.predict.codecs.reading import shown
+from inferd.predict.contract import NUMPY, Array
+
+MAX_RANK: Final = 32
+
+
+class _Kind(NamedTuple):
+    """What JSON values stand for a datatype."""
+
+    value: type
+    noun: str
+    flat: msgspec.json.Decoder[list[Any]]
+
+
+_ANY: Final = msgspec.json.Decoder()
+_FLOAT: Final = _Kind(float, "numbers", msgspec.json.Decoder(list[float]))
+_INT: Final = _Kind(int, "whole numbers", msgspec.json.Decoder(list[int]))
+_KINDS: Final[dict[str, _Kind]] = {
+    "FP32": _FLOAT,
+    "FP64": _FLOAT,
+    **{name: _INT for name in NUMPY if "INT" in name},
+    "BOOL": _Kind(bool, "true or false", msgspec.json.Decoder(list[bool])),
+    "BYTES": _Kind(str, "texts", msgspec.json.Decoder(list[str])),
+}
+_OPENING: Final = re.compile(rb"[\s\[]*")
+_UINT32: Final = struct.Struct("<I")
+
+
+def num_elements(name: str, shape: Sequence[int]) -> int:
+    """The product of a shape's dimensions. Raises InvalidRequest where it is no shape."""
+    if len(shape) > MAX_RANK:
+        raise _wrong(name, f"has {len(shape)} dimensions; at most {MAX_RANK} are expected")
+    for size in shape:
+        if not 0 <= size < 1 << 63:
+            text = str(size) if size.bit_length() <= 64 else f"an integer of {size.bit_length()} bits"
+            raise _wrong(name, f"has a dimension of {text} in its shape; sizes from 0 are expected")
+    return math.prod(shape)
+
+
+def check_datatype(name: str, datatype: str) -> None:
+    """Raises InvalidRequest for a word that is no datatype."""
+    if datatype not in NUMPY:
+        raise _wrong(name, f"has the datatype {shown(datatype)}; expected one of {', '.join(NUMPY)}")
+
+
+# -- JSON ----------------------------------------------------------------------------------------
+
+
+def from_json(name: str, datatype: str, shape: list[int], data: bytes, *, is_base64: bool = False) -> Array:
+    """The array of a JSON value: a flat list in row-major order, or lists nested as ``shape`` says.
+
+    Raises InvalidRequest for another number of values, ragged lists, and values that the datatype cannot hold.
+    """
+    count = num_elements(name, shape)
+    kind = _KINDS.get(datatype)
+    if kind is None:
+        check_datatype(name, datatype)
+        raise _wrong(name, f"is {datatype}, which has no form in JSON; send it as binary data (binary_data_size)")
+    opening = _OPENING.match(data)
+    depth = opening.group().count(b"[") if opening is not None else 0
+    if depth == 0:
+        raise _wrong(name, f"has {_said(data)} as its data; a list of {_values(count)} is expected")
+    if depth == 1:
+        if datatype != "BYTES" and data.count(b",") >= max(count, 1):
+            raise _miscounted(name, datatype, shape, count, data.count(b",") + 1)
+        values = _decoded(name, datatype, kind, kind.flat, data)
+    else:
+        values = _flattened(name, datatype, kind, shape, depth, data)
+    if len(values) != count:
+        raise _miscounted(name, datatype, shape, count, len(values))
+    return _array(name, datatype, values, is_base64=is_base64).reshape(shape)
+
+
+def _decoded(name: str, datatype: str, kind: _Kind, decoder: msgspec.json.Decoder[list[Any]], data: bytes) -> list[Any]:
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        said = str(error).replace("`$", "`data")[:200]
+        raise _wrong(name, f"is {datatype}, whose data are {kind.noun}: {said}") from None
+    except (ValueError, RecursionError) as error:
+        raise _wrong(name, f"has data that is not valid JSON ({str(error)[:100]})") from None
+
+
+def _flattened(name: str, datatype: str, kind: _Kind, shape: list[int], depth: int, data: bytes) -> list[Any]:
+    """The values of nested lists, in row-major order. Raises InvalidRequest where they do not nest as ``shape`` says;
+    dimensions of one may be left out or added."""
+    if depth > MAX_RANK:
+        raise _wrong(name, f"has data nested {depth} deep; at most {MAX_RANK} are expected")
+    level = _decoded(name, datatype, kind, _nested(kind.value, depth), data)
+    found = [len(level)]
+    for _ in range(depth - 1):
+        sizes = set(map(len, level))
+        if len(sizes) > 1:
+            raise _wrong(name, f"has data nested in lists of different lengths ({min(sizes)} and {max(sizes)})")
+        found.append(sizes.pop() if sizes else 0)
+        level = list(chain.from_iterable(level))
+    if [size for size in found if size != 1] != [size for size in shape if size != 1]:
+        raise _wrong(name, f"has the shape {_short(shape)}, and its data are nested as {_short(found)}")
+    return level
+
+
+_nested_decoders: Final[dict[tuple[type, int], msgspec.json.Decoder[list[Any]]]] = {}
+
+
+def _nested(value: type, depth: int) -> msgspec.json.Decoder[list[Any]]:
+    decoder = _nested_decoders.get((value, depth))
+    if decoder is None:
+        wanted: Any = value
+        for _ in range(depth):
+            wanted = list[wanted]
+        decoder = _nested_decoders[value, depth] = msgspec.json.Decoder(wanted)
+    return decoder
+
+
+def _array(name: str, datatype: str, values: list[Any], *, is_base64: bool) -> Array:
+    try:
+        if datatype == "FP32":  # packing refuses what float32 cannot hold, which a cast would make infinite
+            return np.frombuffer(struct.pack(f"<{len(values)}f", *values), np.float32)
+        if datatype == "BYTES":
+            return bytes_array(
+                [base64.b64decode(value, validate=True) if is_base64 else value.encode("utf-8") for value in values]
+            )
+        return np.array(values, NUMPY[datatype])
+    except (OverflowError, struct.error):
+        raise _wrong(name, f"has a value that is out of the range of {datatype}") from None
+    except UnicodeEncodeError:
+        raise _wrong(name, "has a text with half a surrogate pair, which has no bytes") from None
+    except binascii.Error as error:
+        raise _wrong(name, f"has the content_type base64 and a text that is not base64 ({error})") from None
+
+
+def to_json(name: str, datatype: str, array: Array) -> list[object]:
+    """The flat list of an array's values. NaN and infinities become null when it is written.
+
+    Raises InvalidRequest where JSON has no form for them.
+    """
+    flat: list[object]
+    if datatype == "BYTES":
+        try:
+            flat = [value.decode("utf-8") if isinstance(value, bytes) else str(value) for value in array.ravel()]
+        except UnicodeDecodeError:
+            raise InvalidRequest(
+                f"The output {name!r} holds bytes that are not text, which JSON cannot carry; ask for it with the "
+                "parameter binary_data: true.",
+                param="outputs",
+            ) from None
+        return flat
+    if datatype in ("FP16", "BF16"):
+        raise InvalidRequest(
+            f"The output {name!r} is {datatype}, which has no form in JSON; ask for it with the parameter "
+            "binary_data: true.",
+            param="outputs",
+        )
+    flat = array.ravel().tolist()
+    return flat
+
+
+# -- binary --------------------------------------------------------------------------------------
+
+
+def from_bytes(name: str, datatype: str, shape: list[int], body: bytes, start: int, size: int) -> Array:
+    """The array of ``size`` bytes at ``start``; numbers stay where they are in ``body``, and read-only.
+
+    Raises InvalidRequest where they are not exactly what datatype and shape take.
+    """
+    count = num_elements(name, shape)
+    dtype = NUMPY.get(datatype)
+    if dtype is None:
+        check_datatype(name, datatype)
+        raise AssertionError(datatype)
+    if datatype == "BYTES":
+        return bytes_array(_elements(name, shape, count, body, start, size)).reshape(shape)
+    if count * dtype.itemsize != size:
+        raise _wrong(
+            name,
+            f"is {datatype} of shape {_short(shape)}, which takes {_digits(count * dtype.itemsize)} bytes; {size} came",
+        )
+    if size == 0:
+        return np.zeros(shape, dtype)
+    if datatype == "BOOL" and np.frombuffer(body, np.uint8, count, start).max() > 1:
+        raise _wrong(name, "is BOOL and has a byte that is neither 0 nor 1")
+    array = np.frombuffer(body, dtype, count, start)
+    if not array.flags.aligned:
+        array = array.copy()
+    return array.reshape(shape)
+
+
+def _elements(name: str, shape: list[int], count: int, body: bytes, start: int, size: int) -> list[bytes]:
+    if count * 4 > size:
+        raise _wrong(
+            name,
+            f"is BYTES of shape {_short(shape)}: {_digits(count)} elements and their lengths take at least "
+            f"{_digits(count * 4)} bytes; {size} came",
+        )
+    found: list[bytes] = []
+    at, end = start, start + size
+    for index in range(count):
+        if at + 4 > end:
+            raise _wrong(name, f"is BYTES of {count} elements and ends within the length of element {index}")
+        (length,) = _UINT32.unpack_from(body, at)
+        at += 4
+        if at + length > end:
+            raise _wrong(
+                name, f"is BYTES, and its element {index} has a length of {length} bytes; {end - at} are left of it"
+            )
+        found.append(body[at : at + length])
+        at += length
+    if at != end:
+        raise _wrong(name, f"is BYTES of {count} elements, behind which {end - at} bytes are left over")
+    return found
+
+
+def to_bytes(datatype: str, array: Array) -> bytes:
+    """An array in the binary layout."""
+    if datatype != "BYTES":
+        return array.tobytes()
+    parts: list[bytes] = []
+    for value in array.ravel():
+        element = value if isinstance(value, bytes) else str(value).encode("utf-8")
+        parts += (_UINT32.pack(len(element)), element)
+    return b"".join(parts)
+
+
+# -- both ----------------------------------------------------------------------------------------
+
+
+def bytes_array(values: list[bytes]) -> Array:
+    """A BYTES tensor of one dimension."""
+    array = np.empty(len(values), np.object_)
+    array[:] = values
+    return array
+
+
+def _wrong(name: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"The input {shown(name)} {what}.", param=f"inputs.{name[:64]}")
+
+
+def _miscounted(name: str, datatype: str, shape: list[int], count: int, found: int) -> InvalidRequest:
+    return _wrong(name, f"is {datatype} of shape {_short(shape)}, which takes {_values(count)}; {found} came")
+
+
+def _values(count: int) -> str:
+    return "1 value" if count == 1 else f"{_digits(count)} values"
+
+
+def _digits(count: int) -> str:
+    return str(count) if count < 1 << 64 else f"more than 2**{count.bit_length() - 1}"
+
+
+def _short(shape: list[int]) -> str:
+    return str(list(shape)) if len(shape) <= 8 else f"{str(list(shape[:8]))[:-1]}, ...]"
+
+
+def _said(data: bytes) -> str:
+    """A JSON value that is no list, in a sentence."""
+    try:
+        value = _ANY.decode(data)
+    except (ValueError, RecursionError):
+        return "something"
+    words = {dict: "an object", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
+    return words.get(type(value), "null")
