@@ -88,7 +88,7 @@ _decoder: Final = msgspec.json.Decoder(WireRequest)
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class Codec:
+class V2Codec:
     """Dialect ``v2``."""
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
