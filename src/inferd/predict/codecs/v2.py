@@ -150,7 +150,7 @@ class V2Codec:
             datatype = spec.datatype if spec is not None else datatype_of(array.dtype)
             choice = form.choices.get(name) if form.choices else None
             if choice is not None and choice.num_classes:
-                array = _classes(array, datatype, spec, choice.num_classes, batched=info.max_batch_size > 0)
+                array = classes_of(array, datatype, spec, choice.num_classes, batched=info.max_batch_size > 0)
                 datatype = "BYTES"
             tensor = WireTensor(name, datatype, array.shape)
             if choice.is_binary if choice is not None else form.is_binary:
@@ -319,7 +319,7 @@ def _raw(body: bytes, contract: Contract) -> Question:
 # -- writing -------------------------------------------------------------------------------------
 
 
-def _classes(array: Array, datatype: str, spec: TensorSpec | None, num_classes: int, *, batched: bool) -> Array:
+def classes_of(array: Array, datatype: str, spec: TensorSpec | None, num_classes: int, *, batched: bool) -> Array:
     """The best ``num_classes`` places of each row as "value:index" or "value:index:label", best first."""
     if datatype in ("BYTES", "BF16"):
         raise InvalidRequest(
