@@ -37,21 +37,31 @@ class Followed:
         self.outcomes: asyncio.Queue[ReloadReport] = asyncio.Queue()
         self.reads = 0
         self.path = path
-        self.reloader = Reloader(ConfigSource(path, self._read), self._adopt, self._note, poll_s=POLL_S)
+        self.meanwhile: Callable[[], None] | None = None  # happens to the file while it is read
+        self.reloader = Reloader(
+            ConfigSource(path, self._read), self._adopt, self._note, poll_s=POLL_S, settle_s=POLL_S
+        )
 
     def _read(self) -> Config:
         self.reads += 1
-        return load_config(self.path, {}, {})
+        try:
+            return load_config(self.path, {}, {})
+        finally:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
 
     async def _adopt(self, config: Config) -> list[str]:
         if config.server.port == DEFECT:
             raise RuntimeError("a defect")
+        assert self.reloader.since is not None
         self.adopted.append(config)
         return [f"the port is {config.server.port}"]
 
     def _note(self, event: Event) -> None:
         self.events.append(event)
         assert self.reloader.last is not None
+        assert self.reloader.since is None
         self.outcomes.put_nowait(self.reloader.last)
 
     async def outcome(self) -> ReloadReport:
@@ -129,18 +139,48 @@ def test_a_configmaps_swapped_link_is_noticed(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_file_that_is_missing_for_a_while_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("port", [1, 2], ids=["the same", "another"])
+def test_a_file_that_is_gone_is_told_once_and_read_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, port: int
+) -> None:
     path = tmp_path / "inferd.yaml"
     path.write_text(text(1))
 
     async def scenario() -> None:
         async with following(path) as followed:
-            path.unlink()
+            path.rename(tmp_path / "aside")
+            gone = await followed.outcome()
+            assert not gone.accepted
+            assert gone.details == (f"{path} is gone; put it back, as a restart would not find it.",)
             await followed.looks()
-            assert followed.reads == 0
-            path.write_text(text(2))
+            assert (followed.reads, len(followed.events)) == (0, 1)
+            if port != 1:
+                (tmp_path / "aside").write_text(text(port))
+            (tmp_path / "aside").rename(path)
             assert (await followed.outcome()).accepted
-            assert followed.ports == [2]
+            assert followed.ports == [port]
+            await followed.looks()
+            assert followed.reads == 1
+
+    asyncio.run(scenario())
+    assert caplog.text.count("is gone") == 1
+
+
+def test_what_was_read_while_the_file_changed_is_not_adopted(tmp_path: Path) -> None:
+    """Its first half is a valid configuration, and nothing tells that there will be another."""
+    path = tmp_path / "inferd.yaml"
+    path.write_text(text(1))
+
+    async def scenario() -> None:
+        followed = Followed(path)
+        path.write_text("server: {port: 2}\n")
+        followed.meanwhile = lambda: in_place(path, text(2))
+        assert (await followed.reloader.reload()).accepted
+        assert [list(config.models) for config in followed.adopted] == [["m"]]
+        path.write_text("server: {port: ")
+        followed.meanwhile = lambda: in_place(path, text(3))
+        assert (await followed.reloader.reload()).accepted
+        assert (followed.ports, followed.reads) == ([2, 3], 4)
 
     asyncio.run(scenario())
 
@@ -163,6 +203,27 @@ def test_a_file_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
                 half.write("models: {m: {source: demo}, n: {source: demo}}\n")
             assert (await followed.outcome()).accepted
             assert [list(config.models) for config in followed.adopted] == [["m", "n"]]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="leases are Linux's")
+def test_a_reload_that_was_asked_for_waits_until_nobody_writes(tmp_path: Path) -> None:
+    path = tmp_path / "inferd.yaml"
+    path.write_text(text(1))
+
+    async def scenario() -> None:
+        followed = Followed(path)
+        with path.open("w") as half:
+            half.write("server: {port: 2}\n")
+            half.flush()
+            reload = asyncio.create_task(followed.reloader.reload())
+            await followed.looks()
+            assert not reload.done()
+            assert followed.reloader.since is not None
+            half.write("models: {m: {source: demo}}\n")
+        assert (await reload).accepted
+        assert [list(config.models) for config in followed.adopted] == [["m"]]
 
     asyncio.run(scenario())
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
+from inferd import clock
 from inferd.app.control_socket import open_control_socket
 from inferd.cli.control import find_server, model_path
 from inferd.cli.main import main
-from inferd.cli.status import duration, exit_code
+from inferd.cli.status import duration, exit_code, rendered
 from inferd.errors import InferdError, InvalidRequest, Unauthenticated, Unavailable
 from inferd.gateway.control import ModelReport, ServerReport
 
@@ -150,6 +154,7 @@ def report(status: str, *states: str) -> ServerReport:
         started_at=0,
         config_path=None,
         last_reload=None,
+        reload_since=None,
         memory_bytes=0,
         memory_budget_bytes=None,
         models=models,
@@ -160,6 +165,18 @@ def test_the_exit_code_says_whether_every_model_can_be_used() -> None:
     assert exit_code(report("serving", "ready", "degraded", "unloaded")) == 0
     assert exit_code(report("serving", "ready", "failed")) == 1
     assert exit_code(report("draining", "ready")) == 1
+
+
+def shown(report: ServerReport) -> str:
+    written = io.StringIO()
+    Console(file=written, width=200).print(rendered(report, "here"))
+    return written.getvalue()
+
+
+def test_a_reload_that_takes_its_time_is_shown() -> None:
+    quiet = report("serving", "ready")
+    assert "reload" not in shown(quiet)
+    assert "reload   under way for 1 min 1" in shown(msgspec.structs.replace(quiet, reload_since=clock.wall() - 61))
 
 
 @pytest.mark.parametrize(

@@ -353,6 +353,7 @@ class FakeControl:
             started_at=1.0,
             config_path=None,
             last_reload=None,
+            reload_since=None,
             memory_bytes=5,
             memory_budget_bytes=None,
             models=[self._report("tiny")],

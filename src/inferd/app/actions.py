@@ -75,6 +75,7 @@ class Actions:
             started_at=self._started_at,
             config_path=None if self._config_path is None else str(self._config_path),
             last_reload=None if self._reloader is None else self._reloader.last,
+            reload_since=None if self._reloader is None else self._reloader.since,
             memory_bytes=sum(model.memory_bytes for model in models),
             memory_budget_bytes=config.server.memory_bytes,
             models=models,

@@ -19,6 +19,7 @@ from inferd.events import ConfigReloaded, Emit
 from inferd.gateway.control import ReloadReport
 
 POLL_S = 0.5
+SETTLE_S = 0.1  # between two looks at a file that is to be read: as it was, nobody is at it
 MAX_WRITING_S = 10.0  # a program that keeps the file open for writing for longer is no longer waited for
 
 _log = logging.getLogger("inferd.app")
@@ -35,14 +36,18 @@ class Reloader:
         emit: Emit,
         *,
         poll_s: float = POLL_S,
+        settle_s: float = SETTLE_S,
     ) -> None:
         self._source = source
         self._adopt = adopt
         self._emit = emit
         self._poll_s = poll_s
+        self._settle_s = settle_s
+        self._is_gone = False
         self._one_at_a_time = asyncio.Lock()
         self._read_version = version(source.path)
         self.last: ReloadReport | None = None
+        self.since: float | None = None  # of the reload under way, in seconds since the epoch
 
     async def follow(self) -> None:
         """Poll until cancelled. A version is read when two looks in a row saw it and nobody writes."""
@@ -53,8 +58,13 @@ class Reloader:
             found = await asyncio.to_thread(version, self._source.path)
             is_still = found == seen
             seen = found
-            if found is None or found == self._read_version or not is_still:
-                continue  # missing for a moment, nothing new, or still changing
+            if not is_still:
+                continue  # missing for a moment, or still changing
+            if found is None:
+                self._miss()
+                continue
+            if found == self._read_version and not self._is_gone:
+                continue
             if await asyncio.to_thread(is_being_written, self._source.path):
                 writing_since = writing_since or clock.now()
                 if clock.now() - writing_since < MAX_WRITING_S:
@@ -68,18 +78,50 @@ class Reloader:
     async def reload(self) -> ReloadReport:
         """Read now and adopt what was read, or say why not."""
         async with self._one_at_a_time:
-            # Before reading: a change that comes meanwhile is then read once more.
-            self._read_version = await asyncio.to_thread(version, self._source.path)
+            self.since = clock.wall()
             try:
-                config = await asyncio.to_thread(self._source.read)
+                config = await self._read_whole()
+                _log.info("%s is being adopted", self._source.path)
                 details = tuple(await self._adopt(config))
             except InferdError as error:
                 outcome = ReloadReport(at=clock.wall(), accepted=False, details=_problems(error))
             else:
                 outcome = ReloadReport(at=clock.wall(), accepted=True, details=details)
+            finally:
+                self.since = None
             self.last = outcome
         self._tell(outcome)
         return outcome
+
+    async def _read_whole(self) -> Config:
+        """What the file says while nobody changes it: half of one is often valid as well. Raises InferdError."""
+        path, patient_until = self._source.path, clock.now() + MAX_WRITING_S
+        while True:
+            # What is noted as read is the version before: a change that comes meanwhile is then read once more.
+            before = self._read_version = await asyncio.to_thread(version, path)
+            self._is_gone = False
+            await asyncio.sleep(self._settle_s)
+            is_over = clock.now() >= patient_until
+            if not is_over and await asyncio.to_thread(is_being_written, path):
+                continue
+            try:
+                config = await asyncio.to_thread(self._source.read)
+            except InferdError:
+                if is_over or await asyncio.to_thread(version, path) == before:
+                    raise
+            else:
+                if is_over or await asyncio.to_thread(version, path) == before:
+                    return config
+
+    def _miss(self) -> None:
+        """The file is not there, for longer than replacing it takes. Said once."""
+        if self._is_gone:
+            return
+        self._is_gone = True
+        said = f"{self._source.path} is gone; put it back, as a restart would not find it."
+        self.last = ReloadReport(at=clock.wall(), accepted=False, details=(said,))
+        _log.error("%s The configuration in use keeps serving.", said)
+        self._emit(ConfigReloaded(accepted=False, detail=said))
 
     def _tell(self, outcome: ReloadReport) -> None:
         said = "\n  - ".join(("", *outcome.details)) if outcome.details else " nothing changed"

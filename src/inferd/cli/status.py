@@ -79,6 +79,8 @@ def rendered(report: ServerReport, name: str) -> RenderableType:
         lines.append(Text(f"memory   {bytes_text(report.memory_bytes)}{budget}"))
     if report.config_path is not None:
         lines.append(Text(f"config   {report.config_path}"))
+    if report.reload_since is not None:
+        lines.append(Text(f"reload   under way for {duration(clock.wall() - report.reload_since)}", style="yellow"))
     if report.last_reload is not None:
         lines += reload_lines(report.last_reload)
     lines += [Text(), models_table(report.models)]

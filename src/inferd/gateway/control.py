@@ -71,6 +71,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float  # seconds since the epoch
     config_path: str | None
     last_reload: ReloadReport | None
+    reload_since: float | None  # seconds since the epoch; None: no reload is under way
     memory_bytes: int  # of all local models
     memory_budget_bytes: int | None
     models: list[ModelReport]
