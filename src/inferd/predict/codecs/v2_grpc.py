@@ -7,7 +7,6 @@ where their alignment allows it, and answers are raw bytes, as Triton's are.
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -24,7 +23,6 @@ from inferd.predict.codecs.protowire import (
     broken,
     fields,
     head,
-    number,
     packed,
     signed,
     sized,
@@ -34,6 +32,7 @@ from inferd.predict.codecs.protowire import (
 from inferd.predict.codecs.reading import shown
 from inferd.predict.codecs.tensors import bytes_array, check_datatype, from_bytes, num_elements, to_bytes
 from inferd.predict.codecs.v2 import DEFAULT_VERSION, RESERVED, classes_of
+from inferd.predict.codecs.v2_parameters import parameter, parameter_entry
 from inferd.predict.contract import NUMPY, Array, Contract, datatype_of
 from inferd.predict.runtime import Result
 from inferd.types import ModelInfo, Prediction, PredictRequest
@@ -213,29 +212,6 @@ def _wanted(message: bytes) -> tuple[str, int]:
     return name, num_classes
 
 
-def parameter(body: bytes, start: int, end: int) -> tuple[str, bool | int | str | float | None]:
-    """An entry of a map of InferParameters; None: its value is none."""
-    key, content = "", b""
-    for field, wire, at, stop in fields(body, start, end):
-        if wire == LENGTH and field == 1:
-            key = text(body, at, stop)
-        elif wire == LENGTH and field == 2:
-            content += body[at:stop]
-    found: bool | int | str | float | None = None
-    for field, wire, at, stop in fields(content, 0, len(content)):
-        if wire == VARINT and field == 1:
-            found = at != 0
-        elif wire == VARINT and field == 2:
-            found = signed(at)
-        elif wire == VARINT and field == 5:
-            found = at
-        elif wire == LENGTH and field == 3:
-            found = text(content, at, stop)
-        elif wire == FIXED64 and field == 4:
-            (found,) = struct.unpack_from("<d", content, at)
-    return key, found
-
-
 def _from_raw(body: bytes, described: Sequence[_Tensor], raws: Sequence[tuple[int, int]]) -> dict[str, Array]:
     if len(raws) != len(described):
         raise InvalidRequest(
@@ -297,7 +273,8 @@ def _numbers(body: bytes, field: int, wire: int, start: int, end: int) -> Array:
         dtype, alone = (np.dtype("<f4"), FIXED32) if field == 6 else (np.dtype("<f8"), FIXED64)
         if wire not in (LENGTH, alone) or (end - start) % dtype.itemsize:
             raise broken(start, f"{_CONTENTS_NAMES[field]} holds no numbers")
-        return np.frombuffer(body, dtype, (end - start) // dtype.itemsize, start).copy()
+        floats: Array = np.frombuffer(body, dtype, (end - start) // dtype.itemsize, start).copy()
+        return floats
     values = varints(body, start, end) if wire == LENGTH else np.array(_varints_of(body, wire, start, end), np.uint64)
     if field == 1:
         return values != 0
@@ -370,16 +347,3 @@ def _names(model: str, version: str) -> bytes:
 def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     """An InferOutputTensor without contents, as field 5 of the answer."""
     return sized(5, sized(1, name.encode()) + sized(2, datatype.encode()) + packed(3, shape))
-
-
-def parameter_entry(key: str, value: object) -> bytes:
-    """An entry of a map of InferParameters."""
-    if isinstance(value, bool):
-        choice = b"\x08" + number(int(value))
-    elif isinstance(value, int):
-        choice = b"\x10" + number(value)
-    elif isinstance(value, float):
-        choice = b"\x21" + struct.pack("<d", value)
-    else:
-        choice = sized(3, str(value).encode())
-    return sized(1, key.encode()) + sized(2, choice)
