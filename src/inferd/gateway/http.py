@@ -161,9 +161,7 @@ class Call:
         When it leaves, in the queue or in the middle of a stream, its requests are cancelled at once
         and so is the task that serves the call.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        self.watcher = asyncio.create_task(self._watch(task))
+        self.watcher = asyncio.create_task(self._watch(_this_task()))
         return await answer
 
     async def _watch(self, serving: asyncio.Task[Any]) -> None:
@@ -183,6 +181,7 @@ class Call:
         self.close_streams()
         for close in self.closers:
             close()
+        self.closers.clear()  # they know of the call
         if self.permit is not None:
             self.permit.settle(self.cost(), self.final_outcome)
 
@@ -227,6 +226,13 @@ class Call:
         if self.given_request_id is None:
             return f"{prefix}-{self.unique}"
         return f"{prefix}-{self.given_request_id}-{self.unique[:12]}"
+
+
+def _this_task() -> asyncio.Task[Any]:
+    """Apart, as no frame may hold the task that it is in: what ends it has a traceback with all its frames."""
+    task = asyncio.current_task()
+    assert task is not None, "a call is served in a task"
+    return task
 
 
 def _given_request_id(header: Callable[[bytes], bytes | None]) -> str | None:

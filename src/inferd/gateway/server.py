@@ -98,9 +98,10 @@ class Gateway:
             call.gone = True
             await _hear_ends(call)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not call.gone or task is None:
+            if not call.gone:
                 raise
+            task = asyncio.current_task()
+            assert task is not None, "only who is in a task can be cancelled"
             task.uncancel()
             await _hear_ends(call)
         finally:

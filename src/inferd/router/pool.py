@@ -139,6 +139,7 @@ class Pool:
             error, reason = self._make_room(ticket, now)
         if error is not None:
             self._emit(RequestRefused(model=self.name, reason=reason, tenant=ticket.request.tenant))
+            ticket.stream.let_go()
             try:
                 raise error
             finally:

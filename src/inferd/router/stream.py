@@ -67,7 +67,7 @@ class Stream:
         if output.end is not None:
             self._is_over = True
             self._cost = output.end.usage
-            self._let_go()
+            self.let_go()
         elif self.is_closed:
             return  # nobody reads this; the end still says what it cost
         if self._sink is not None:
@@ -91,7 +91,7 @@ class Stream:
         if item.end is not None:
             self._is_over = True
             self._cost = item.end.usage
-            self._let_go()
+            self.let_go()
         elif self.is_closed:
             return
         if self._sink is not None:
@@ -103,7 +103,7 @@ class Stream:
             self.pause()
         self._wake()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Of whom nothing is asked any more: they refer back here, and would be freed late."""
         self._on_close, self._on_pause = _nothing, None
 
