@@ -426,14 +426,15 @@ class Pool:
                 replica.release(ticket)
                 has_room = True
             if ticket.runner is not replica or ticket.reserve is not None:
-                is_word = output.deltas or output.prompt is not None or (end is not None and end.outcome == "done")
+                has_news = output.deltas or output.prompt is not None or output.prediction is not None
+                is_word = has_news or (end is not None and end.outcome == "done")
                 if is_word and replica in (ticket.runner, ticket.reserve):
                     self._take_word(ticket, replica)
                 else:
                     if end is not None:
                         self._is_out(ticket, replica)
                     continue
-            if output.deltas or end is not None:
+            if output.deltas or output.prediction is not None or end is not None:
                 self._clear(ticket)
                 if not ticket.stream.progress.has_output:
                     self._note_first(ticket, replica, now)
@@ -631,8 +632,10 @@ class Pool:
         if isinstance(last, Relayed):
             stream.relay(Relayed(request.id, last.head, last.data, end), now)
         else:
-            deltas, prompt = (last.deltas, last.prompt) if last is not None else ((), None)
-            stream.push(Output(request.id, deltas, prompt, end), now)
+            deltas, prompt, prediction = (
+                (last.deltas, last.prompt, last.prediction) if last is not None else ((), None, None)
+            )
+            stream.push(Output(request.id, deltas, prompt, end, prediction), now)
         num_tokens = end.usage.prompt_tokens + end.usage.completion_tokens
         if num_tokens or end.outcome != "done":  # else the replica did not say
             self._queue.settle(ticket, num_tokens)

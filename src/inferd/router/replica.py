@@ -22,6 +22,7 @@ from inferd.types import (
     GenerateRequest,
     ModelInfo,
     Output,
+    PredictRequest,
     Relayed,
     StepStats,
     TextPrompt,
@@ -252,7 +253,7 @@ class LocalReplica:
 
     def dispatch(self, ticket: Ticket) -> None:
         request = ticket.request
-        assert isinstance(request, GenerateRequest)
+        assert isinstance(request, GenerateRequest | PredictRequest)
         self._in_flight[request.id] = ticket
         self._by_class[_line(ticket)] += 1
         self.outstanding += request.width
