@@ -60,3 +60,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int = 0
     dtype: str = "float32"
     max_tokens: int = 0  # of one text, for models that read text; 0: none do
+    max_items: int = 0  # requests computed together although they have no batch dimension; 0: each alone
+    max_size: int = 0  # sum of ``Item.size`` computed together (tokens, mostly); 0: no such limit
+    any_rank: tuple[str, ...] = ()  # inputs whose number of dimensions is free; their shape is told as [-1]
+    is_decoupled: bool = False  # one request may have several answers (or none): the runtime is a ``Streaming``

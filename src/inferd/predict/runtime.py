@@ -6,8 +6,8 @@ a queue; what it is given has been checked against its contract, and it may refu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -67,3 +67,12 @@ class Runtime(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A runtime whose contract says ``is_decoupled``: its answers to one request come one after the other."""
+
+    def stream(self, item: Item) -> Iterator[Result]:
+        """The answers, computed as they are asked for; closed early when nobody waits for more. May raise."""
+        ...

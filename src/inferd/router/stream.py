@@ -8,6 +8,7 @@ exactly one last item, with ``end``. Knows nothing of queues or replicas.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from inferd.types import Delta, End, FinishReason, Output, PromptReport, Relayed, TokenLogprob, Usage
@@ -26,6 +27,7 @@ class Stream:
     """
 
     __slots__ = (
+        "_answers",
         "_cost",
         "_is_over",
         "_on_close",
@@ -52,6 +54,7 @@ class Stream:
         self._on_pause = on_pause
         self._cost: Usage | None = None  # told by the end
         self._pending: Output | _Merged | None = None
+        self._answers: deque[Output] = deque()  # after the pending one: of requests with several predictions
         self._relayed: list[Relayed] = []
         self._relayed_bytes = 0
         self._sink: Sink | None = None
@@ -75,6 +78,8 @@ class Stream:
             return
         if self._pending is None:
             self._pending = output
+        elif output.prediction is not None or self._answers or self._holds_prediction:
+            self._answers.append(output)  # whole answers never merge
         elif isinstance(self._pending, _Merged):
             self._pending.add(output)
         else:
@@ -110,6 +115,10 @@ class Stream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    @property
+    def _holds_prediction(self) -> bool:
+        return isinstance(self._pending, Output) and self._pending.prediction is not None
 
     @property
     def is_over(self) -> bool:
@@ -163,7 +172,7 @@ class Stream:
             self._relayed_bytes = 0
             self.resume()
             return item
-        pending, self._pending = self._pending, None
+        pending, self._pending = self._pending, self._answers.popleft() if self._answers else None
         return pending.output() if isinstance(pending, _Merged) else pending
 
     def close(self) -> None:
@@ -173,6 +182,7 @@ class Stream:
         self.is_closed = True
         if not self._is_over:
             self._pending = None
+            self._answers.clear()
             self._relayed.clear()
             self._relayed_bytes = 0
             self._on_close()
@@ -212,6 +222,8 @@ class Progress:
         self._num_tokens = 0
 
     def note(self, output: Output, now: float) -> None:
+        if output.prediction is not None:
+            self.has_output = True
         if output.prompt is not None:
             self._num_prompt = output.prompt.num_tokens
             self.cached_tokens = output.prompt.cached_tokens

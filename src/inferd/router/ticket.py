@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from inferd.router.stream import Stream
-from inferd.types import GenerateRequest, Relay, Request
+from inferd.types import GenerateRequest, PredictRequest, Relay, Request
 
 if TYPE_CHECKING:
     from inferd.router.replica import Replica
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Ticket:
     """What is known of a request and of its tries.
 
-    ``request`` is a GenerateRequest where a local replica may run it; ``relay`` is there where a remote
+    ``request`` is a GenerateRequest or a PredictRequest where a local replica may run it; ``relay`` is there where a remote
     one may. ``number`` orders arrivals; ``expires_at`` is when it has waited too long.
     """
 
@@ -73,7 +73,7 @@ class Ticket:
     @property
     def is_local(self) -> bool:
         """Whether a local replica can run it."""
-        return isinstance(self.request, GenerateRequest)
+        return isinstance(self.request, GenerateRequest | PredictRequest)
 
     def __lt__(self, other: Ticket) -> bool:
         return (self.request.priority, self.number) < (other.request.priority, other.number)

@@ -15,6 +15,7 @@ filling memory. Neither knows what the messages mean.
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +66,8 @@ class Frames(Generic[T]):
             if end > len(buffer):
                 break
             try:
-                messages = self._decoder.decode(bytes(buffer[start:end]))
+                with memoryview(buffer) as whole, whole[start:end] as frame:
+                    messages = self._decoder.decode(frame)
             except (msgspec.DecodeError, RecursionError) as error:
                 raise ChannelError(f"A frame of {size} bytes is not a list of messages: {error}") from None
             at = end
@@ -180,11 +182,12 @@ class Channel(asyncio.Protocol):
 class BlockingChannel:
     """The worker's end: any thread sends, one thread receives."""
 
-    __slots__ = ("_lock", "_socket")
+    __slots__ = ("_lock", "frames", "socket")
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(True)
-        self._socket = connected
+        self.socket = connected
+        self.frames: Frames[ToWorker] = Frames(to_worker_decoder)
         self._lock = threading.Lock()
 
     def send(self, messages: list[FromWorker]) -> None:
@@ -193,10 +196,21 @@ class BlockingChannel:
         if len(frame) - HEADER.size > MAX_FRAME_BYTES:
             raise ChannelError(f"A frame of {len(frame)} bytes is larger than {MAX_FRAME_BYTES}.")
         with self._lock:
-            self._socket.sendall(frame)
+            self.socket.sendall(frame)
 
     def __iter__(self) -> Iterator[list[ToWorker]]:
         """Frames until the peer closes. Raises ChannelError or OSError."""
-        frames: Frames[ToWorker] = Frames(to_worker_decoder)
-        while data := self._socket.recv(_RECEIVE_BYTES):
-            yield from frames.feed(data)
+        while data := self.socket.recv(_RECEIVE_BYTES):
+            yield from self.frames.feed(data)
+
+    def receive_until(self, taken_over: socket.socket) -> Iterator[list[ToWorker]]:
+        """Likewise, or until ``taken_over`` can be read: ``socket`` and ``frames``, with not a byte lost, are then
+        another thread's to receive with."""
+        waiting = select.poll()  # descriptors may be beyond select's set
+        for end in (self.socket, taken_over):
+            waiting.register(end, select.POLLIN)
+        while all(descriptor != taken_over.fileno() for descriptor, _ in waiting.poll()):
+            data = self.socket.recv(_RECEIVE_BYTES)
+            if not data:
+                return
+            yield from self.frames.feed(data)

@@ -1,8 +1,10 @@
 """The worker process: ``python -m inferd.worker --fd N``, started by the supervisor.
 
-Five threads: the main one loads the model and runs the step loop; one reads the channel; two prepare
-requests and answer calls of the tokenizer (``inferd.worker.intake``); one sends a heartbeat every second. The process lives exactly as
-long as the other end of its channel: when the gateway is gone, however it went, so is the worker.
+Five threads for a model that generates: the main one loads the model and runs the step loop; one reads the channel;
+two prepare requests and answer calls of the tokenizer (``inferd.worker.intake``); one sends a heartbeat every second.
+Two for one that predicts: once it is loaded, the main thread reads and computes in turn (``inferd.worker.direct``).
+The process lives exactly as long as the other end of its channel: when the gateway is gone, however it went, so is the
+worker.
 
 Signals that people and service managers send to whole process groups (SIGINT, SIGTERM, SIGHUP) are
 ignored: the gateway gets them too and decides how long requests in flight may go on. SIGUSR1 writes
@@ -30,6 +32,7 @@ from inferd.config import ModelConfig
 from inferd.errors import InferdError, ModelLoadError
 from inferd.types import GenerateRequest
 from inferd.worker.channel import BlockingChannel, ChannelError
+from inferd.worker.direct import DirectLoop, GoneError, Predictor
 from inferd.worker.intake import Intake
 from inferd.worker.loop import Halt, Inbox, StepLoop, StepsFailedError
 from inferd.worker.messages import (
@@ -58,14 +61,21 @@ EXIT_STEPS_FAIL = 4
 EXIT_DEFECT = 5
 
 Progress = Callable[[str, int, int], None]
-Create = Callable[[str, ModelConfig, Progress], Backend]
+Create = Callable[[str, ModelConfig, Progress], Backend | Predictor]
 
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger("inferd.worker")
 
 
-def create_backend(name: str, config: ModelConfig, progress: Progress) -> Backend:
-    """The model's backend. Imported here: nothing else in this room knows torch."""
+def create_backend(name: str, config: ModelConfig, progress: Progress) -> Backend | Predictor:
+    """The model's backend, by what its files are. Imported here: nothing else in this room knows torch or a runtime."""
+    from inferd.registry.artifact import artifact_of
+
+    artifact = artifact_of(config, progress)
+    if artifact.kind == "predict":
+        from inferd.predict.load import load_predictor
+
+        return load_predictor(name, artifact, config, progress)
     from inferd.engine.load import create_backend as create
 
     # ``add`` takes what the engine's own ``prepare`` returned, which the interface calls an object.
@@ -81,11 +91,13 @@ class Worker:
         self._inbox: Inbox = queue.SimpleQueue()
         self._load: queue.SimpleQueue[Load] = queue.SimpleQueue()
         self._intake: Intake | None = None
-        self._loop: StepLoop | None = None
+        self._loop: StepLoop | DirectLoop | None = None
+        self._take_over, self._taken_over = socket.socketpair()  # closing the first ends the reading thread
+        self._is_taken_over = False
 
     def run(self) -> int:
         """Load, serve until told to stop; the exit code."""
-        self._start("read", self._read)
+        reader = self._start("read", self._read)
         load = self._load.get()
         self._start("heartbeat", self._beat)
         settle(load.model.priority)  # before the model's threads are there: they inherit it
@@ -100,6 +112,11 @@ class Worker:
             failure = ModelLoadError(f"The model could not be loaded: {type(error).__name__}: {error}.")
             self._send(LoadFailed(failure.to_failure()))
             return EXIT_LOAD_FAILED
+        if isinstance(backend, Predictor):
+            self._is_taken_over = True
+            self._take_over.close()
+            reader.join()
+            return self._predict(backend)
         intake = Intake(backend, self._inbox, self._send)
         loop = StepLoop(backend, self._inbox, self._send)
         self._start("prepare", intake.run)
@@ -113,9 +130,21 @@ class Worker:
             return EXIT_STEPS_FAIL
         return EXIT_DONE
 
+    def _predict(self, backend: Predictor) -> int:
+        loop = self._loop = DirectLoop(backend, self._channel.socket, self._channel.frames, self._send)
+        self._send(Ready(backend.info))
+        try:
+            loop.run()
+        except GoneError:
+            return EXIT_ORPHANED
+        except ChannelError as error:
+            _log.critical("the gateway's channel broke: %s", error)
+            return EXIT_ORPHANED
+        return EXIT_DONE
+
     # -- threads ----------------------------------------------------------------------------
 
-    def _start(self, name: str, target: Callable[[], None]) -> None:
+    def _start(self, name: str, target: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:
             try:
                 target()
@@ -125,16 +154,19 @@ class Worker:
                 _log.critical("the %s thread failed", name, exc_info=True)
                 _exit(EXIT_DEFECT)
 
-        threading.Thread(target=guarded, name=f"inferd-{name}", daemon=True).start()
+        thread = threading.Thread(target=guarded, name=f"inferd-{name}", daemon=True)
+        thread.start()
+        return thread
 
     def _read(self) -> None:
         try:
-            for messages in self._channel:
+            for messages in self._channel.receive_until(self._taken_over):
                 for message in messages:
                     self._take(message)
         except ChannelError as error:
             _log.critical("the gateway's channel broke: %s", error)
-        _exit(EXIT_ORPHANED)
+        if not self._is_taken_over:
+            _exit(EXIT_ORPHANED)
 
     def _take(self, message: ToWorker) -> None:
         match message:
@@ -163,8 +195,10 @@ class Worker:
         while True:
             loop, intake = self._loop, self._intake
             steps, busy = 0, False
-            if loop is not None and intake is not None:
-                steps, busy = loop.steps + intake.num_done, loop.is_busy or intake.is_busy
+            if loop is not None:
+                steps, busy = loop.steps, loop.is_busy
+            if intake is not None:
+                steps, busy = steps + intake.num_done, busy or intake.is_busy
             self._send(Heartbeat(steps, busy, _rss_bytes()))
             pause.wait(HEARTBEAT_S)
 

@@ -1,0 +1,389 @@
+"""A predictive model in a worker: decode, check, batch, compute, encode, in one thread.
+
+Sees to it that every request it was given ends exactly once. Knows codecs, the batcher and one runtime; knows no
+socket. ``inferd.worker.direct`` drives it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from inferd import clock
+from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest, Overloaded
+from inferd.predict.batcher import Batcher
+from inferd.predict.check import Checker
+from inferd.predict.codecs.port import Codec, Question
+from inferd.predict.codecs.registry import codec_for
+from inferd.predict.contract import Array, Contract
+from inferd.predict.runtime import Item, Result, Runtime, Streaming
+from inferd.types import End, ModelInfo, Output, PredictRequest, StepStats, Timings, Usage
+
+_log = logging.getLogger("inferd.predict")
+
+_Answer = Result | InferdError
+
+
+class Asked:
+    """One request between its arrival and its end. A large one is computed in ``parts``, each an item of its own."""
+
+    __slots__ = (
+        "answers",
+        "codec",
+        "computed_s",
+        "item_ids",
+        "num_open",
+        "question",
+        "request",
+        "scheduled_s",
+        "stream",
+        "tokenized_s",
+    )
+
+    def __init__(self, request: PredictRequest, codec: Codec, question: Question, tokenized_s: float) -> None:
+        self.request = request
+        self.codec = codec
+        self.question = question
+        self.tokenized_s = tokenized_s
+        self.scheduled_s: float | None = None
+        self.computed_s: float | None = None
+        self.item_ids: tuple[str, ...] = (request.id,)
+        self.answers: list[Result | None] = [None]
+        self.num_open = 1
+        self.stream: Iterator[Result] | None = None
+
+
+class PredictBackend:
+    """All methods belong to one thread. Times are of ``clock.now()``."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        batcher: Batcher,
+        info: ModelInfo,
+        *,
+        codecs: Callable[[str], Codec] = codec_for,
+    ) -> None:
+        self.info = info
+        self._runtime = runtime
+        self._contract: Contract = runtime.contract
+        self._checker = Checker(runtime.contract)
+        self._batcher = batcher
+        self._codecs = codecs
+        self._asked: dict[str, Asked] = {}
+        self._owners: dict[str, tuple[Asked, int]] = {}  # of parts: whose they are, and which
+        self._streams: dict[str, Asked] = {}  # begun, with answers to come
+        self._news: list[Output] = []  # to be told with the next step
+        self._decode_s = 0.0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._batcher)
+
+    # -- in ---------------------------------------------------------------------------------
+
+    def submit(self, request: PredictRequest, now: float) -> None:
+        """Take ownership: decode, check, and put it into the batcher. Whatever is wrong with it ends it, by an
+        output of the next step."""
+        if request.id in self._asked:
+            _log.error("request %s was submitted twice; the second is ignored", request.id)
+            return
+        try:
+            if request.deadline_s is not None and now >= request.arrived_at + request.deadline_s:
+                raise _too_late(request)
+            codec = self._codecs(request.dialect)
+            question = codec.decode(request, self._contract)
+            items = self._items(request, question)
+        except Exception as error:
+            self._news.append(_failed(request, error))
+            return
+        done = clock.now()
+        self._decode_s += done - now
+        asked = self._asked[request.id] = Asked(request, codec, question, done - request.arrived_at)
+        if len(items) > 1:
+            asked.item_ids = tuple(item.request_id for item in items)
+            asked.answers = [None] * len(items)
+            asked.num_open = len(items)
+            for place, item in enumerate(items):
+                self._owners[item.request_id] = (asked, place)
+        for item in items:
+            self._batcher.add(item, done)
+
+    def _items(self, request: PredictRequest, question: Question) -> list[Item]:
+        """The checked and prepared items of a request: one, or several for more rows than a batch may have."""
+        inputs, rows = self._checker.check(question)
+        deadline_s = request.deadline_s
+        item = Item(
+            request_id=request.id,
+            inputs=inputs,
+            wanted=question.wanted,
+            parameters=question.parameters,
+            rows=rows,
+            size=rows,
+            priority=request.priority,
+            expires_at=None if deadline_s is None else request.arrived_at + deadline_s,
+            may_wait=request.may_wait,
+            sequence=request.sequence,
+            sequence_start=request.sequence_start,
+            sequence_end=request.sequence_end,
+        )
+        max_rows = self._batcher.limits.max_rows
+        items = [item]
+        if rows > max_rows and self._contract.max_batch_size and not self._contract.is_stateful:
+            items = _parts(item, max_rows)
+        for part in items:
+            self._runtime.prepare(part)
+        return items
+
+    def cancel(self, request_id: str, now: float) -> None:
+        """Idempotent. What has not begun never runs; the end is told with the next step."""
+        asked = self._asked.get(request_id)
+        if asked is not None:
+            self._end(asked, End("cancelled", timings=Timings(finished=now - asked.request.arrived_at)))
+
+    def halt(self, now: float) -> list[Output]:
+        """The ends of all that is left."""
+        for request_id in tuple(self._asked):
+            self.cancel(request_id, now)
+        news, self._news = self._news, []
+        return news
+
+    # -- out --------------------------------------------------------------------------------
+
+    def due(self, now: float) -> float | None:
+        """When to step: ``now`` or later; None: when something arrives."""
+        if self._news or self._streams:
+            return now
+        return self._batcher.due(now)
+
+    def step(self, now: float) -> tuple[list[Output], StepStats | None]:
+        """Compute one batch, if one is ready. What has expired or was refused is told as well."""
+        for item in self._batcher.expire(now):
+            asked = self._owner(item.request_id)[0]
+            self._fail(asked, _too_late(asked.request))
+        for asked in tuple(self._streams.values()):
+            self._next_answer(asked)
+        items = self._batcher.take(now)
+        stats = self._run(items, now) if items else None
+        news, self._news = self._news, []
+        return news, stats
+
+    def close(self) -> None:
+        for asked in self._streams.values():
+            _close(asked.stream)
+        self._runtime.close()
+
+    # -- computing --------------------------------------------------------------------------
+
+    def _run(self, items: list[Item], now: float) -> StepStats:
+        for item in items:
+            asked = self._owner(item.request_id)[0]
+            if asked.scheduled_s is None:
+                asked.scheduled_s = now - asked.request.arrived_at
+        if self._contract.is_decoupled:
+            self._begin_streams(items)
+            computed = clock.now()
+        else:
+            results = self._compute(items)
+            computed = clock.now()
+            for item, result in zip(items, results, strict=True):
+                self._take_result(item, result, computed)
+        rows = size = 0
+        for item in items:
+            rows += item.rows
+            size += item.size
+        self._batcher.cost.note(size if self._batcher.limits.max_size else rows, computed - now)
+        return StepStats(
+            num_waiting=len(self._batcher),
+            num_running=len(items),
+            step_tokens=size if self._batcher.limits.max_size else 0,
+            step_sequences=len(items),
+            step_s=computed - now,
+            tokenize_s=self._decode_s,
+            batch_rows=rows,
+            padded_rows=_padding_of(self._runtime),
+        )
+
+    def _compute(self, items: Sequence[Item]) -> Sequence[_Answer]:
+        """One answer each. When the whole batch fails, each is computed alone: one bad item fails alone."""
+        try:
+            results = self._runtime.predict(items)
+            if len(results) == len(items):
+                return results
+            raise InternalError(f"The runtime gave {len(results)} results for {len(items)} items.")
+        except Exception as error:
+            if len(items) == 1:
+                return [_known(items[0].request_id, error)]
+            _log.warning("a batch of %d failed (%s); each is computed alone", len(items), type(error).__name__)
+        return [self._compute([item])[0] for item in items]
+
+    def _take_result(self, item: Item, result: _Answer, computed: float) -> None:
+        asked, place = self._owner(item.request_id)
+        if asked.request.id not in self._asked:
+            return  # another part of it failed
+        if isinstance(result, InferdError):
+            self._fail(asked, result)
+            return
+        asked.answers[place] = result
+        asked.num_open -= 1
+        if asked.num_open:
+            return
+        asked.computed_s = computed - asked.request.arrived_at
+        whole = result if len(asked.answers) == 1 else _joined(asked.answers, self._contract)
+        self._answer(asked, whole, is_last=True)
+
+    def _answer(self, asked: Asked, result: Result, *, is_last: bool) -> None:
+        request = asked.request
+        try:
+            prediction = asked.codec.encode(request, asked.question, result, self.info)
+        except Exception as error:
+            self._fail(asked, error)
+            return
+        if not is_last:
+            self._news.append(Output(request.id, prediction=prediction))
+            return
+        timings = Timings(
+            None, asked.tokenized_s, asked.scheduled_s, asked.computed_s, clock.now() - request.arrived_at
+        )
+        self._forget(asked)
+        end = End("done", Usage(result.num_tokens), timings)
+        self._news.append(Output(request.id, (), None, end, prediction))
+
+    # -- several answers --------------------------------------------------------------------
+
+    def _begin_streams(self, items: list[Item]) -> None:
+        runtime = self._runtime
+        assert isinstance(runtime, Streaming), "a decoupled contract needs a runtime that streams"
+        for item in items:
+            asked = self._owner(item.request_id)[0]
+            try:
+                asked.stream = runtime.stream(item)
+            except Exception as error:
+                self._fail(asked, error)
+                continue
+            self._streams[asked.request.id] = asked
+            self._next_answer(asked)
+
+    def _next_answer(self, asked: Asked) -> None:
+        """One more answer of one stream: the others get their turn in between."""
+        request = asked.request
+        assert asked.stream is not None
+        try:
+            now = clock.now()
+            if request.deadline_s is not None and now >= request.arrived_at + request.deadline_s:
+                raise _too_late(request)
+            result = next(asked.stream, None)
+        except Exception as error:
+            self._fail(asked, error)
+            return
+        if result is not None:
+            if asked.computed_s is None:
+                asked.computed_s = clock.now() - request.arrived_at
+            self._answer(asked, result, is_last=False)
+            return
+        timings = Timings(
+            None, asked.tokenized_s, asked.scheduled_s, asked.computed_s, clock.now() - request.arrived_at
+        )
+        self._end(asked, End("done", timings=timings))
+
+    # -- ends -------------------------------------------------------------------------------
+
+    def _owner(self, item_id: str) -> tuple[Asked, int]:
+        owned = self._owners.get(item_id)
+        return owned if owned is not None else (self._asked[item_id], 0)
+
+    def _fail(self, asked: Asked, error: Exception) -> None:
+        if asked.request.id in self._asked:
+            self._forget(asked)
+            self._news.append(_failed(asked.request, error))
+
+    def _end(self, asked: Asked, end: End) -> None:
+        self._forget(asked)
+        self._news.append(Output(asked.request.id, (), None, end))
+
+    def _forget(self, asked: Asked) -> None:
+        request_id = asked.request.id
+        del self._asked[request_id]
+        if self._streams.pop(request_id, None) is not None:
+            _close(asked.stream)
+        if asked.num_open:
+            for item_id in asked.item_ids:
+                self._batcher.remove(item_id)
+        if len(asked.item_ids) > 1:
+            for item_id in asked.item_ids:
+                self._owners.pop(item_id, None)
+
+
+def _parts(item: Item, max_rows: int) -> list[Item]:
+    """The item as several of at most ``max_rows`` rows each."""
+    parts = []
+    for begin in range(0, item.rows, max_rows):
+        end = min(begin + max_rows, item.rows)
+        parts.append(
+            Item(
+                request_id=f"{item.request_id}/{begin}",
+                inputs={name: array[begin:end] for name, array in item.inputs.items()},
+                wanted=item.wanted,
+                parameters=item.parameters,
+                rows=end - begin,
+                size=end - begin,
+                priority=item.priority,
+                expires_at=item.expires_at,
+                may_wait=item.may_wait,
+            )
+        )
+    return parts
+
+
+def _joined(answers: Sequence[Result | None], contract: Contract) -> Result:
+    """The parts' results as one."""
+    results = [answer for answer in answers if answer is not None]
+    outputs: dict[str, Array] = {
+        name: np.concatenate([np.asarray(result.outputs[name]) for result in results]) for name in results[0].outputs
+    }
+    stages: dict[str, float] = {}
+    for result in results:
+        for stage, seconds in result.stages_s.items():
+            stages[stage] = stages.get(stage, 0.0) + seconds
+    num_tokens = sum(result.num_tokens for result in results)
+    return Result(outputs=outputs, num_tokens=num_tokens, parameters=results[0].parameters, stages_s=stages)
+
+
+def _padding_of(runtime: Runtime) -> int:
+    """What the last batch computed for nothing, where the runtime says."""
+    padded = getattr(runtime, "padded_rows", 0)
+    return padded if isinstance(padded, int) else 0
+
+
+def _close(stream: Iterator[Result] | None) -> None:
+    close = getattr(stream, "close", None)
+    if close is not None:
+        try:
+            close()
+        except Exception:
+            _log.exception("a stream of answers could not be closed")
+
+
+def _too_late(request: PredictRequest) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"The request's deadline of {request.deadline_s} s passed before it could begin. "
+        "Allow more time, or try when the server is less busy."
+    )
+
+
+def _known(request_id: str, error: Exception) -> InferdError:
+    if isinstance(error, InferdError):
+        return error
+    _log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
+    return InternalError("The model failed while working on this request; the server's log has the details.")
+
+
+def _failed(request: PredictRequest, error: Exception) -> Output:
+    known = _known(request.id, error)
+    timings = Timings(finished=clock.now() - request.arrived_at)
+    is_refused = isinstance(known, InvalidRequest | Overloaded)
+    return Output(
+        request.id, (), None, End("refused" if is_refused else "failed", timings=timings, failure=known.to_failure())
+    )

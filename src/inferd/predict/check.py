@@ -1,0 +1,178 @@
+"""A question's inputs against the model's contract: names, datatypes, shapes.
+
+What a runtime computes with has passed here. Every error names the input, what was expected and what came. Knows no
+dialect and no runtime; copies nothing that already fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from inferd.errors import InvalidRequest
+from inferd.predict.codecs.port import Question
+from inferd.predict.contract import NUMPY, Array, Contract, Tensors, datatype_of
+from inferd.types import TensorSpec
+
+_FLOATS: Final = frozenset({"FP16", "FP32", "FP64"})
+_INTEGERS: Final = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"})
+
+
+class Checker:
+    """One contract's, made once: a request costs a few comparisons."""
+
+    def __init__(self, contract: Contract) -> None:
+        self._contract = contract
+        self._specs = {spec.name: spec for spec in contract.inputs}
+        self._required = tuple(spec.name for spec in contract.inputs if not spec.is_optional)
+        self._outputs = frozenset(spec.name for spec in contract.outputs)
+        self._has_rows = contract.max_batch_size > 0
+        self._any_rank = frozenset(contract.any_rank)
+
+    def check(self, question: Question) -> tuple[Tensors, int]:
+        """The inputs as the model takes them, and their size along the batch dimension (1 where there is none).
+
+        Raises InvalidRequest.
+        """
+        inputs, said = question.inputs, question.datatypes
+        if len(inputs) != len(self._specs) or inputs.keys() != self._specs.keys():
+            self._check_names(inputs)
+        for name in question.wanted:
+            if name not in self._outputs:
+                raise InvalidRequest(
+                    f"The model has no output {name!r}; its outputs are {_listed(self._outputs)}.", param="outputs"
+                )
+        checked: dict[str, Array] = {}
+        rows = 0
+        for name, array in inputs.items():
+            spec = self._specs[name]
+            array = _typed(spec, array, None if said is None else said.get(name))
+            if name not in self._any_rank:
+                _check_shape(spec, array)
+            if self._has_rows:
+                rows = self._same_rows(name, array, rows, inputs)
+            if self._contract.refuses_nan:
+                _check_finite(spec, array)
+            checked[name] = array
+        return checked, rows or 1
+
+    def _check_names(self, inputs: Tensors) -> None:
+        for name in inputs:
+            if name not in self._specs:
+                raise InvalidRequest(
+                    f"The model has no input {name!r}; its inputs are {_listed(self._specs)}.", param="inputs"
+                )
+        for name in self._required:
+            if name not in inputs:
+                raise InvalidRequest(
+                    f"The input {name!r} is missing; expected {_told(self._specs[name])}, got the inputs "
+                    f"{_listed(inputs)}.",
+                    param="inputs",
+                )
+
+    def _same_rows(self, name: str, array: Array, rows: int, inputs: Tensors) -> int:
+        size = array.shape[0] if array.ndim else 0
+        if not size:
+            raise InvalidRequest(
+                f"The input {name!r} has the shape {_shape(array.shape)}; expected at least one row in its first dimension.",
+                param="inputs",
+            )
+        if rows and size != rows:
+            shapes = ", ".join(f"{other!r} {_shape(np.shape(value))}" for other, value in inputs.items())
+            raise InvalidRequest(
+                f"The inputs must have the same number of rows in their first dimension; got {shapes}.", param="inputs"
+            )
+        return size
+
+
+def _typed(spec: TensorSpec, array: Array, said: str | None) -> Array:
+    """The array in the contract's datatype. Where the client named one it must be that; where he did not, values
+    are cast when none of them changes."""
+    wanted = NUMPY[spec.datatype]
+    if said is not None:
+        if said != spec.datatype:
+            raise _unfit(spec, f"got the datatype {said}")
+        if array.dtype == wanted:
+            return array
+    if array.dtype == wanted and spec.datatype != "BF16":
+        return array
+    return _cast(spec, array, wanted)
+
+
+def _cast(spec: TensorSpec, array: Array, wanted: np.dtype[np.generic]) -> Array:
+    try:
+        has = datatype_of(array.dtype)
+    except KeyError:
+        raise _unfit(spec, f"got values of the type {array.dtype}") from None
+    if spec.datatype == "BYTES":
+        if has != "BYTES":
+            raise _unfit(spec, f"got {has}")
+        texts = [value.encode() if isinstance(value, str) else bytes(value) for value in array.ravel().tolist()]
+        made = np.empty(len(texts), dtype=np.object_)
+        made[:] = texts
+        return made.reshape(array.shape)
+    if has == "BYTES" or (spec.datatype == "BOOL") != (has == "BOOL"):
+        raise _unfit(spec, f"got {has}")
+    if spec.datatype == "BF16":
+        if has not in _FLOATS and has not in _INTEGERS:
+            raise _unfit(spec, f"got {has}")
+        return _to_bfloat16(array.astype(np.float32))
+    if spec.datatype in _FLOATS:
+        with np.errstate(over="ignore"):
+            cast = array.astype(wanted)
+        if not np.isfinite(cast).all() and np.isfinite(array.astype(np.float64)).all():
+            raise _unfit(spec, f"got {has} values that are too large for it")
+        return cast
+    if has in _FLOATS and not np.isfinite(array.astype(np.float64)).all():
+        raise _unfit(spec, f"got {has} values that are no numbers")
+    limits = np.iinfo(wanted)
+    if array.size and (array.min() < limits.min or array.max() > limits.max):  # type: ignore[operator]
+        raise _unfit(spec, f"got {has} values beyond {limits.min} to {limits.max}")
+    cast = array.astype(wanted)
+    if has in _FLOATS and not np.array_equal(cast, array):
+        raise _unfit(spec, f"got {has} values with fractions")
+    return cast
+
+
+def _to_bfloat16(array: Array) -> Array:
+    """The upper halves of float32, rounded to the nearest even."""
+    bits = array.view(np.uint32)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return np.where(np.isnan(array), np.uint16(0x7FC0), (rounded >> 16).astype(np.uint16))  # type: ignore[call-overload, no-any-return]
+
+
+def _check_shape(spec: TensorSpec, array: Array) -> None:
+    expected, got = spec.shape, array.shape
+    if len(expected) == len(got):
+        for want, has in zip(expected, got, strict=True):
+            if want != has and want != -1:
+                break
+        else:
+            return
+    raise _unfit(spec, f"got the shape {_shape(got)}")
+
+
+def _check_finite(spec: TensorSpec, array: Array) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InvalidRequest(
+            f"The input {spec.name!r} holds NaN or infinity, which this model does not take; expected finite numbers.",
+            param="inputs",
+        )
+
+
+def _unfit(spec: TensorSpec, got: str) -> InvalidRequest:
+    return InvalidRequest(f"The input {spec.name!r} does not fit: expected {_told(spec)}, {got}.", param="inputs")
+
+
+def _told(spec: TensorSpec) -> str:
+    return f"{spec.datatype} of the shape {_shape(spec.shape)}"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _listed(names: Mapping[str, object] | frozenset[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names)) or "none"

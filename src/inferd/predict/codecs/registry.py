@@ -1,0 +1,36 @@
+"""Which codec speaks which dialect. A codec is imported when the first request of its dialect comes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Final, cast
+
+from inferd.errors import InvalidRequest
+from inferd.predict.codecs.port import Codec
+
+_CODECS: Final[dict[str, str]] = {
+    "v2": "inferd.predict.codecs.v2:V2Codec",
+    "v2.grpc": "inferd.predict.codecs.v2_grpc:V2GrpcCodec",
+    "v1": "inferd.predict.codecs.v1:V1Codec",
+    "invocations": "inferd.predict.codecs.invocations:InvocationsCodec",
+    "openai.embeddings": "inferd.predict.codecs.openai_embeddings:OpenAIEmbeddingsCodec",
+    "cohere.embed": "inferd.predict.codecs.cohere_embed:CohereEmbedCodec",
+    "rerank": "inferd.predict.codecs.rerank:RerankCodec",
+    "score": "inferd.predict.codecs.score:ScoreCodec",
+    "classify": "inferd.predict.codecs.classify:ClassifyCodec",
+    "tei.embed": "inferd.predict.codecs.tei:TeiEmbedCodec",
+    "tei.rerank": "inferd.predict.codecs.tei:TeiRerankCodec",
+    "tei.predict": "inferd.predict.codecs.tei:TeiPredictCodec",
+    "pooling": "inferd.predict.codecs.pooling:PoolingCodec",
+}
+
+
+@functools.cache
+def codec_for(dialect: str) -> Codec:
+    """The one instance that reads and writes the dialect. Raises InvalidRequest for one that nobody speaks."""
+    place = _CODECS.get(dialect)
+    if place is None:
+        raise InvalidRequest(f"No codec speaks the dialect {dialect!r}; there are {', '.join(sorted(_CODECS))}.")
+    module, _, name = place.partition(":")
+    return cast(Codec, getattr(importlib.import_module(module), name)())

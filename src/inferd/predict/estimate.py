@@ -1,0 +1,70 @@
+"""What the batcher expects: how soon the next request comes, and how long a batch takes. Pure; time is an argument."""
+
+from __future__ import annotations
+
+import math
+
+MEMORY_S = 0.05
+"""Arrivals further back than this hardly count: a rate must follow its clients within some tens of milliseconds."""
+
+_FORGET = 0.98  # of what is known of batch times, kept at each new one
+_MIN_SPREAD = 0.02  # relative variance of batch sizes below which nothing can be told of their effect
+
+
+class Arrivals:
+    """The rate of arrivals, by exponentially decaying counts."""
+
+    __slots__ = ("_at", "_count", "_memory_s")
+
+    def __init__(self, memory_s: float = MEMORY_S) -> None:
+        self._memory_s = memory_s
+        self._count = 0.0
+        self._at = -math.inf
+
+    def note(self, now: float) -> None:
+        self._count = self._decayed(now) + 1.0
+        self._at = now
+
+    @property
+    def last_at(self) -> float:
+        return self._at
+
+    def gap_s(self, now: float) -> float:
+        """Seconds between arrivals, on average; infinite before the second."""
+        others = self._decayed(now) - 1.0 if self._at == now else self._decayed(now)
+        return self._memory_s / others if others > 0.0 else math.inf
+
+    def _decayed(self, now: float) -> float:
+        return self._count * math.exp((self._at - now) / self._memory_s) if self._count else 0.0
+
+
+class BatchCost:
+    """Seconds of a batch as ``fixed_s + per_unit_s * size``: least squares over the recent past, older batches
+    counting less. As long as sizes have not differed, nothing counts as fixed: waiting is not known to pay."""
+
+    __slots__ = ("_n", "_nn", "_nt", "_t", "_w", "fixed_s", "per_unit_s")
+
+    def __init__(self) -> None:
+        self._w = self._n = self._nn = self._t = self._nt = 0.0
+        self.fixed_s = 0.0
+        self.per_unit_s = 0.0
+
+    def note(self, size: float, seconds: float) -> None:
+        self._w = self._w * _FORGET + 1.0
+        self._n = self._n * _FORGET + size
+        self._nn = self._nn * _FORGET + size * size
+        self._t = self._t * _FORGET + seconds
+        self._nt = self._nt * _FORGET + size * seconds
+        mean_n, mean_t = self._n / self._w, self._t / self._w
+        variance = self._nn / self._w - mean_n * mean_n
+        if variance > _MIN_SPREAD * mean_n * mean_n:
+            slope = (self._nt / self._w - mean_n * mean_t) / variance
+            self.per_unit_s = min(max(slope, 0.0), mean_t / mean_n)
+        else:
+            # Sizes that do not differ tell the level alone: the share that was known to be fixed stays so.
+            known = self.seconds(mean_n)
+            self.per_unit_s = self.per_unit_s * mean_t / known if known > 0.0 else mean_t / mean_n
+        self.fixed_s = max(mean_t - self.per_unit_s * mean_n, 0.0)
+
+    def seconds(self, size: float) -> float:
+        return self.fixed_s + self.per_unit_s * size

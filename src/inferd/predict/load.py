@@ -1,0 +1,134 @@
+"""From a model's configuration to a predictive backend that is ready: recognise, load, probe, warm up."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, cast
+
+from inferd import clock
+from inferd.config import ModelConfig
+from inferd.errors import ModelLoadError
+from inferd.predict.backend import PredictBackend
+from inferd.predict.batcher import Batcher, Limits
+from inferd.predict.contract import Contract
+from inferd.predict.runtime import Runtime
+from inferd.registry.artifact import Artifact, artifact_of
+from inferd.types import MemoryPlan, ModelInfo
+
+Progress = Callable[[str, int, int], None]
+Load = Callable[[str, Path | str, ModelConfig, Progress], Runtime]
+
+_RUNTIMES: Final[dict[str, str]] = {
+    name: f"inferd.predict.runtimes.{name}"
+    for name in ("onnx", "torch", "sklearn", "xgboost", "lightgbm", "encoder", "python", "pipeline")
+}
+DEFAULT_MAX_ROWS: Final = 256
+"""Rows computed together where neither the artifact nor the configuration says less."""
+
+
+def create_backend(name: str, config: ModelConfig, progress: Progress) -> PredictBackend:
+    """Load the predictive model ``config.source`` names. Raises ModelLoadError with the remedy."""
+    return load_predictor(name, artifact_of(config, progress), config, progress)
+
+
+def load_predictor(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> PredictBackend:
+    """Likewise what has been recognised already."""
+    began = clock.now()
+    runtime = load_runtime(name, artifact, config, progress)
+    loaded = clock.now()
+    contract = runtime.contract
+    batcher = Batcher(limits_for(contract, config))
+    info = model_info(name, config, artifact, contract, batcher.limits.max_rows)
+    seconds = {"runtime": round(loaded - began, 4)}
+    return PredictBackend(runtime, batcher, _with_load_s(info, seconds))
+
+
+def load_runtime(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> Runtime:
+    """The model itself, by its runtime's own file. Raises ModelLoadError."""
+    place = _RUNTIMES.get(artifact.runtime)
+    if place is None:
+        raise ModelLoadError(f"The runtime {artifact.runtime!r} makes no predictions.", param="runtime")
+    load = cast(Load, importlib.import_module(place).load)
+    return load(name, artifact.path, config, progress)
+
+
+def limits_for(contract: Contract, config: ModelConfig) -> Limits:
+    """What bounds a batch: the configuration within what the artifact allows."""
+    batching = config.batching
+    able = contract.max_batch_size or contract.max_items or 1
+    wanted = batching.max_batch_size or min(able, DEFAULT_MAX_ROWS)
+    if able == 1 and wanted > 1 and batching.max_batch_size:
+        raise ModelLoadError(
+            f"batching.max_batch_size is {wanted}, but the model computes one request at a time: its artifact has no "
+            "batch dimension. Leave the setting out, or export the model with a dynamic first dimension.",
+            param="batching.max_batch_size",
+        )
+    if wanted > able:
+        raise ModelLoadError(
+            f"batching.max_batch_size is {wanted}, but the artifact computes at most {able} rows together. Lower it, or "
+            "export the model with a larger or dynamic batch dimension.",
+            param="batching.max_batch_size",
+        )
+    budget_ms = batching.latency_budget_ms
+    return Limits(
+        mode="off" if able == 1 else batching.mode,
+        max_rows=wanted,
+        max_size=batching.max_batch_tokens or contract.max_size if contract.max_size else 0,
+        max_delay_s=batching.max_delay_ms / 1000,
+        preferred=batching.preferred_sizes,
+        latency_budget_s=None if budget_ms is None else budget_ms / 1000,
+        aging_every=config.queue.aging_every,
+    )
+
+
+def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Contract, max_rows: int) -> ModelInfo:
+    has_rows = contract.max_batch_size > 0
+    return ModelInfo(
+        name=name,
+        source=config.source,
+        architecture=contract.platform,
+        dtype=contract.dtype,
+        max_model_len=contract.max_tokens,
+        vocab_size=0,
+        num_parameters=contract.num_parameters,
+        num_blocks=0,
+        block_size=0,
+        max_num_seqs=max_rows,
+        fingerprint=_fingerprint(artifact),
+        attention="none",
+        memory=MemoryPlan(),
+        kind="predict",
+        platform=contract.platform,
+        tasks=contract.tasks,
+        inputs=contract.inputs,
+        outputs=contract.outputs,
+        max_batch_size=max_rows if has_rows else 0,
+        is_stateful=contract.is_stateful,
+    )
+
+
+def num_threads(config: ModelConfig) -> int:
+    """Compute threads of one replica: the machine's cores shared out among the replicas."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return config.threads or max(1, cores // max(1, config.replicas))
+
+
+def _with_load_s(info: ModelInfo, seconds: dict[str, float]) -> ModelInfo:
+    import msgspec
+
+    return msgspec.structs.replace(info, load_s=seconds)
+
+
+def _fingerprint(artifact: Artifact) -> str:
+    """A digest of what decides the answers: the file's identity (name, size, first bytes), not every byte."""
+    digest = hashlib.blake2b(digest_size=6)
+    digest.update(f"{artifact.runtime}:{artifact.path}".encode())
+    path = Path(artifact.path)
+    if path.is_file():
+        with path.open("rb") as file:
+            digest.update(f"{path.stat().st_size}".encode() + file.read(65536))
+    return "fp_" + digest.hexdigest()

@@ -1,0 +1,129 @@
+"""The loop of a predictive model: one thread that reads, decodes, batches, computes and answers.
+
+A prediction may take microseconds, so nothing is handed from thread to thread: the loop reads every frame that has
+arrived, gives the requests to the backend, and sends all answers of a batch in one frame. It waits on the socket, for
+as long as the batcher allows. Knows frames and messages, nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from inferd import clock
+from inferd.errors import InvalidRequest
+from inferd.types import End, ModelInfo, Output, PredictRequest, StepStats, Timings
+from inferd.worker.channel import ChannelError, Frames
+from inferd.worker.messages import Cancel, Outputs, Stop, Submit, ToWorker
+
+_RECEIVE_BYTES = 256 * 1024
+_MAX_READS = 16
+"""Pieces read before computing: a flood of requests must not keep those that are here from being computed."""
+
+_MAX_SELECT = 1024  # descriptors from here on are beyond select's set
+
+_log = logging.getLogger("inferd.worker")
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """The backend of a predictive model, as ``inferd.predict.backend`` has it."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+    def submit(self, request: PredictRequest, now: float) -> None: ...
+    def cancel(self, request_id: str, now: float) -> None: ...
+    def due(self, now: float) -> float | None: ...
+    def step(self, now: float) -> tuple[list[Output], StepStats | None]: ...
+    def halt(self, now: float) -> list[Output]: ...
+    def close(self) -> None: ...
+
+
+class GoneError(Exception):
+    """The other end of the channel was closed."""
+
+
+class DirectLoop:
+    """Owns the backend and the reading end of the socket. ``steps`` and ``is_busy`` may be read by others."""
+
+    def __init__(
+        self,
+        backend: Predictor,
+        connected: socket.socket,
+        frames: Frames[ToWorker],
+        send: Callable[[Outputs], None],
+    ) -> None:
+        self._backend = backend
+        self._socket = connected if connected.fileno() < _MAX_SELECT else connected.dup()
+        self._frames = frames
+        self._send = send
+        self._is_stopped = False
+        self.is_busy = False
+        self.steps = 0
+
+    def run(self) -> None:
+        """Until Stop. Raises GoneError when the gateway is gone, ChannelError when it cannot be understood."""
+        backend = self._backend
+        while True:
+            self._read()
+            if self._is_stopped:
+                self._deliver(backend.halt(clock.now()), None)
+                backend.close()
+                return
+            now = clock.now()
+            due = backend.due(now)
+            if due is not None and due <= now:
+                self.is_busy = True
+                outputs, stats = backend.step(now)
+                if outputs or stats is not None:
+                    self._deliver(outputs, stats)
+                self.steps += 1
+            else:
+                self.is_busy = False
+                select.select([self._socket], [], [], None if due is None else due - now)
+
+    def _read(self) -> None:
+        """Take everything that has arrived."""
+        for _ in range(_MAX_READS):
+            try:
+                data = self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            if not data:
+                raise GoneError
+            for messages in self._frames.feed(data):
+                for message in messages:
+                    self._take(message)
+            if len(data) < _RECEIVE_BYTES:
+                return
+
+    def _take(self, message: ToWorker) -> None:
+        match message:
+            case Submit(PredictRequest() as request):
+                self._backend.submit(request, clock.now())
+            case Cancel(request_id):
+                self._backend.cancel(request_id, clock.now())
+            case Stop():
+                self._is_stopped = True
+            case _:
+                _log.error("a %s is nothing that a predictive model takes", type(message).__name__)
+
+    def _deliver(self, outputs: list[Output], stats: StepStats | None) -> None:
+        try:
+            self._send(Outputs(outputs, stats))
+        except ChannelError:  # too large for a frame as a whole
+            for output in outputs:
+                self._deliver_large(output)
+
+    def _deliver_large(self, output: Output) -> None:
+        try:
+            self._send(Outputs([output]))
+        except ChannelError as error:
+            _log.error("the answer to request %s is too large: %s", output.request_id, error)
+            failure = InvalidRequest("The answer is too large to be sent; ask for fewer rows or outputs.").to_failure()
+            timings = output.end.timings if output.end is not None else Timings()
+            self._backend.cancel(output.request_id, clock.now())
+            self._send(Outputs([Output(output.request_id, (), None, End("refused", timings=timings, failure=failure))]))
