@@ -6,6 +6,7 @@ Also the few failures that exist only in HTTP. Nothing else in inferd knows a st
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -83,9 +84,15 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every error answer."""
+    """The body of an error answer, unless a dialect has another one."""
 
     error: ErrorDetail
+
+
+class ErrorText(msgspec.Struct, frozen=True):
+    """The body of an error answer in KServe's dialects."""
+
+    error: str
 
 
 CLIENT_LEFT: Final = 499
@@ -109,10 +116,31 @@ def kind_of(error: InferdError) -> ErrorKind:
 
 def error_body(error: InferdError) -> bytes:
     """The JSON of an error; an unnamed kind shows nothing but that it is internal."""
-    if error.kind not in TABLE:
-        error = InternalError("The server met an internal error; the log has the details.")
+    error = _named(error)
     detail = ErrorDetail(printable(error.message, MAX_MESSAGE_CHARS), kind_of(error).type, error.param, error.code)
     return msgspec.json.encode(ErrorBody(detail))
+
+
+def error_text(error: InferdError) -> bytes:
+    """As ``error_body``, in KServe's form."""
+    return msgspec.json.encode(ErrorText(printable(_named(error).message, MAX_MESSAGE_CHARS)))
+
+
+def _named(error: InferdError) -> InferdError:
+    if error.kind in TABLE:
+        return error
+    return InternalError("The server met an internal error; the log has the details.")
+
+
+class ErrorShape(NamedTuple):
+    """How a dialect tells of an error."""
+
+    wire: type[msgspec.Struct]
+    encode: Callable[[InferdError], bytes]
+
+
+OPENAI_ERRORS: Final = ErrorShape(ErrorBody, error_body)
+KSERVE_ERRORS: Final = ErrorShape(ErrorText, error_text)
 
 
 def error_headers(error: InferdError) -> tuple[tuple[bytes, bytes], ...]:

@@ -15,7 +15,14 @@ from typing import Any, Final, TypeVar
 
 from inferd import clock
 from inferd.errors import InvalidRequest
-from inferd.gateway.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType, printable
+from inferd.gateway.errors import (
+    OPENAI_ERRORS,
+    BodyTimeout,
+    BodyTooLarge,
+    ErrorShape,
+    UnsupportedMediaType,
+    printable,
+)
 from inferd.gateway.upstream import Stream
 from inferd.tenancy.principal import LOCAL, Permit, Principal
 from inferd.types import Timings, Usage
@@ -79,6 +86,7 @@ class Call:
         "closers",
         "common_headers",
         "error_code",
+        "errors",
         "finish_reasons",
         "given_request_id",
         "gone",
@@ -143,6 +151,7 @@ class Call:
         self.outcome: str | None = None
         self.finish_reasons: tuple[str, ...] = ()
         self.error_code: str | None = None
+        self.errors: ErrorShape = OPENAI_ERRORS  # of the dialect that the route belongs to
         self.usage: Usage | None = None
         self.timings: Timings | None = None
         self.watcher: asyncio.Task[None] | None = None

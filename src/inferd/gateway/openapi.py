@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from inferd import __version__
-from inferd.gateway.errors import ErrorBody
 from inferd.gateway.routes import ROUTES, Route
 from inferd.gateway.sampling import RANGES
 
@@ -33,11 +32,10 @@ _KEY = "apiKey"
 
 def openapi_document() -> bytes:
     """The document as JSON."""
-    wires: list[type[msgspec.Struct]] = [ErrorBody]
+    wires: list[type[msgspec.Struct]] = []
     for route in ROUTES:
-        wires += [
-            wire for wire in (route.request, route.response, route.chunk) if wire is not None and wire not in wires
-        ]
+        of_route = (route.errors.wire, route.request, route.response, route.chunk)
+        wires += [wire for wire in of_route if wire is not None and wire not in wires]
     schemas, components = msgspec.json.schema_components(wires, ref_template="#/components/schemas/{name}")
     refs = dict(zip(wires, schemas, strict=True))
     for wire in wires:
@@ -90,7 +88,7 @@ def _operation(route: Route, refs: dict[type[msgspec.Struct], Any]) -> dict[str,
     for status in route.statuses:
         responses[str(status)] = {
             "description": _REASONS[status],
-            "content": {"application/json": {"schema": refs[ErrorBody]}},
+            "content": {"application/json": {"schema": refs[route.errors.wire]}},
         }
     operation: dict[str, Any] = {
         "operationId": f"{route.method.lower()}_{route.pattern.strip('/').replace('/', '_').replace('{', '').replace('}', '') or 'start'}",
@@ -99,9 +97,14 @@ def _operation(route: Route, refs: dict[type[msgspec.Struct], Any]) -> dict[str,
         "security": [] if route.scope == "public" else [{_KEY: [route.scope]}, {}],
     }
     if "{" in route.pattern:
-        name = route.pattern.partition("{")[2].partition("}")[0]
         operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            {
+                "name": part.partition("}")[0],
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "minLength": 1},
+            }
+            for part in route.pattern.split("{")[1:]
         ]
     if route.request is not None:
         operation["requestBody"] = {

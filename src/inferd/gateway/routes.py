@@ -20,6 +20,7 @@ from inferd.gateway.completions import create_completion
 from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, UnloadReport
 from inferd.gateway.decode import decode_body
 from inferd.gateway.docs_page import docs_page, start_page
+from inferd.gateway.errors import OPENAI_ERRORS, ErrorShape
 from inferd.gateway.http import HTML_TYPE, Answer, Call, Response, read_body, require_json
 from inferd.gateway.idempotency import once
 from inferd.gateway.openai_wire import (
@@ -65,6 +66,7 @@ class Route(NamedTuple):
     success: int = 200
     also: tuple[int, ...] = ()  # further statuses whose answer is a ``response``
     needs_body: bool = True  # where there is a ``request``
+    errors: ErrorShape = OPENAI_ERRORS
 
 
 async def _chat(room: Room, call: Call, rest: str) -> Answer:
@@ -332,6 +334,10 @@ class Match(NamedTuple):
         return next(iter(self.by_method.values())).scope
 
     @property
+    def errors(self) -> ErrorShape:
+        return next(iter(self.by_method.values())).errors
+
+    @property
     def allow(self) -> str:
         methods = list(self.by_method)
         if "GET" in self.by_method:
@@ -340,7 +346,7 @@ class Match(NamedTuple):
 
 
 class RouteTable:
-    """Finds the routes of a path."""
+    """Finds the routes of a path. Where a pattern has two names, what is between them is found in what they stand for."""
 
     __slots__ = ("_exact", "_open_ended")
 
@@ -349,17 +355,24 @@ class RouteTable:
         found: dict[str, dict[str, Route]] = {}
         for route in routes:
             (found if "{" in route.pattern else self._exact).setdefault(route.pattern, {})[route.method] = route
-        self._open_ended = [
-            (pattern.partition("{")[0], pattern.partition("}")[2], pattern, by_method)
-            for pattern, by_method in found.items()
-        ]
-        self._open_ended.sort(key=lambda entry: -len(entry[1]))  # what asks for more of the path goes first
+        self._open_ended = [(*_literals(pattern), pattern, by_method) for pattern, by_method in found.items()]
+        # What asks for more of the path goes first.
+        self._open_ended.sort(key=lambda entry: -len(entry[1]) - len(entry[2]))
 
     def find(self, path: str) -> Match | None:
         exact = self._exact.get(path)
         if exact is not None:
             return Match(path, exact, "")
-        for prefix, suffix, pattern, by_method in self._open_ended:
+        for prefix, between, suffix, pattern, by_method in self._open_ended:
             if path.startswith(prefix) and path.endswith(suffix) and len(path) > len(prefix) + len(suffix):
-                return Match(pattern, by_method, path[len(prefix) : len(path) - len(suffix)])
+                rest = path[len(prefix) : len(path) - len(suffix)]
+                if not between or between in rest[1:-1]:
+                    return Match(pattern, by_method, rest)
         return None
+
+
+def _literals(pattern: str) -> tuple[str, str, str]:
+    """What a path has before, between and behind a pattern's names."""
+    prefix, _, rest = pattern.partition("{")
+    between, _, suffix = rest.partition("}")[2].rpartition("{")
+    return (prefix, between, suffix.partition("}")[2]) if between else (prefix, "", rest.partition("}")[2])

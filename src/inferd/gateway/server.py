@@ -22,9 +22,9 @@ from inferd.gateway.background import Background, is_wanted, refuse_stream
 from inferd.gateway.control import ControlActions
 from inferd.gateway.errors import (
     CLIENT_LEFT,
+    KSERVE_ERRORS,
     MethodNotAllowed,
     RouteNotFound,
-    error_body,
     error_headers,
     kind_of,
     printable,
@@ -139,8 +139,11 @@ class Gateway:
             return Response(204, headers=((b"allow", b"GET, HEAD, POST, DELETE, OPTIONS"),))
         match = self._table.find(call.path)
         if match is None:
+            if call.path.startswith("/v2/"):
+                call.errors = KSERVE_ERRORS
             raise RouteNotFound(f"There is nothing at {printable(call.path, 200)!r}; /docs lists what there is.")
         call.route = match.pattern
+        call.errors = match.errors
         route = match.by_method.get("GET" if call.method == "HEAD" else call.method)
         scope = self._scope_of_metrics if match.pattern == "/metrics" else match.scope if route is None else route.scope
         if self._principal is not None:
@@ -176,7 +179,7 @@ class Gateway:
         headers = error_headers(error)
         if status == 503 and self._room.router.draining:
             headers = (*headers, (b"connection", b"close"))
-        return Response(status, error_body(error), headers=headers)
+        return Response(status, call.errors.encode(error), headers=headers)
 
 
 def _not_allowed(call: Call, match: Match) -> MethodNotAllowed:
