@@ -273,11 +273,10 @@ def _numbers(body: bytes, field: int, wire: int, start: int, end: int) -> Array:
         dtype, alone = (np.dtype("<f4"), FIXED32) if field == 6 else (np.dtype("<f8"), FIXED64)
         if wire not in (LENGTH, alone) or (end - start) % dtype.itemsize:
             raise broken(start, f"{_CONTENTS_NAMES[field]} holds no numbers")
-        floats: Array = np.frombuffer(body, dtype, (end - start) // dtype.itemsize, start).copy()
-        return floats
+        return np.frombuffer(body, dtype, (end - start) // dtype.itemsize, start).copy()
     values = varints(body, start, end) if wire == LENGTH else np.array(_varints_of(body, wire, start, end), np.uint64)
     if field == 1:
-        return values != 0
+        return values.astype(np.bool_)
     if field == 2:
         return values.astype(np.uint32).view(np.int32)
     if field == 3:
