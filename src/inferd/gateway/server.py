@@ -93,24 +93,24 @@ class Gateway:
         try:
             await self._serve(call)
             if call.num_ended < len(call.streams):
-                await _hear_ends(call)
+                await hear_ends(call)
         except ClientLeft:
             call.gone = True
-            await _hear_ends(call)
+            await hear_ends(call)
         except asyncio.CancelledError:
             if not call.gone:
                 raise
             task = asyncio.current_task()
             assert task is not None, "only who is in a task can be cancelled"
             task.uncancel()
-            await _hear_ends(call)
+            await hear_ends(call)
         finally:
             self.close(call)
 
     def close(self, call: Call) -> None:
         """The call is over, whichever way it went."""
         call.finish()
-        self._room.emit(_served(call, clock.now()))
+        self._room.emit(served(call, clock.now()))
 
     async def _serve(self, call: Call) -> None:
         begun = False
@@ -188,7 +188,7 @@ def _not_allowed(call: Call, match: Match) -> MethodNotAllowed:
     )
 
 
-async def _hear_ends(call: Call) -> None:
+async def hear_ends(call: Call) -> None:
     """The client left, or a part of its request failed; what its requests had cost by then still belongs into the log."""
     call.close_streams()
     with contextlib.suppress(TimeoutError, InferdError):
@@ -199,7 +199,7 @@ async def _hear_ends(call: Call) -> None:
                         note_end(call, output.end)
 
 
-def _served(call: Call, now: float) -> HttpServed:
+def served(call: Call, now: float) -> HttpServed:
     return HttpServed(
         request_id=call.request_id,
         method=printable(call.method, 16),
