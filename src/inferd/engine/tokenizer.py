@@ -78,6 +78,11 @@ class Tokenizer:
             raise ModelLoadError(f"{path} has no tokens. Use the tokenizer that came with the checkpoint.")
         return tokenizer
 
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's own tokenizer, without truncation or padding: for pairs of texts and for offsets."""
+        return self._backend
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; the caller owns the list. Raises InvalidRequest."""
         key = (text, add_special_tokens)
