@@ -192,6 +192,9 @@ def test_the_operators_commands_find_the_server_and_say_what_they_did(
         said = inferd("reload")
         assert (said.exit_code, said.output) == (0, "Reloaded; nothing changed.\n")
         good = path.read_text()
+        pids = {replica.pid for model in report().models for replica in model.replicas}
+        assert None not in pids
+        assert all(f"process {pid}" in inferd("status").output for pid in (*pids, server.process.pid))
         path.write_text("models: 3\n")
         said = inferd("reload")
         assert said.exit_code == 1

@@ -63,6 +63,15 @@ def test_a_model_whose_replicas_all_failed_says_why() -> None:
     assert "chat: The folder has no config.json." in drawn(board)
 
 
+def test_a_remote_server_that_is_away_has_not_failed() -> None:
+    board = Board({"chat": ModelConfig(source="openai:https://far/v1")})
+    board.take(changed(0, "died", reason="The remote server takes no connection."))
+    assert re.search(r"chat +unavailable +0/1 \(1 remote\)", row(board, "chat"))
+    assert drawn(board).rstrip().endswith("chat: The remote server takes no connection.")
+    board.take(changed(0, "ready"))
+    assert re.search(r"chat +ready +1/1 \(1 remote\)", row(board, "chat"))
+
+
 def test_events_of_others_are_none_of_its_business() -> None:
     board = Board(MODELS)
     board.take(ReplicaChanged(model="unknown", replica=0, state="ready"))

@@ -51,7 +51,7 @@ def test_a_model_that_is_loaded_when_asked_for_does_not_make_a_server_unready() 
 def test_a_remote_server_that_is_away_takes_its_models_and_not_the_others_with_it() -> None:
     router = FakeRouter("here", "far")
     far = router.statuses[1]
-    far.has_local, far.has_remote, far.replicas_ready, far.state = False, True, 0, "loading"
+    far.has_local, far.has_remote, far.replicas_ready, far.state = False, True, 0, "unavailable"
     with running(router) as server:
         assert server.http.get(server.url + "/health/ready").status_code == 200
         router.statuses[0].replicas_ready = 0

@@ -112,6 +112,7 @@ class FakeSupervisor:
         self.was_ready = False
         self.is_writable = True
         self.pid = None
+        self.reason = ""
         self.rss_bytes = 100
         self.holds: dict[str, int] = {}
         self.resumed: dict[str, Continuation] = {}
@@ -147,7 +148,7 @@ class FakeRemote:
     made: list[FakeRemote] = []
     kind = "remote"
     info = failure = None
-    name, region, weight, is_fallback = "there", "", 1.0, False
+    name, region, reason, weight, is_fallback = "there", "", "", 1.0, False
 
     def __init__(self, model: str, index: int, config: RemoteConfig, owner: ReplicaOwner, emit: object) -> None:
         self.owner = owner

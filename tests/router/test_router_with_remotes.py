@@ -252,3 +252,27 @@ def test_remote_servers_come_and_go_under_load() -> None:
             assert [status.kind for status in router.models()[0].replicas_status] == ["remote"]
 
     asyncio.run(scenario())
+
+
+def test_a_model_whose_servers_are_away_is_unavailable_and_says_why() -> None:
+    async def scenario() -> None:
+        ill = True
+
+        async def probe(talk: Talk) -> None:
+            await talk.answer(b"{}", 503 if ill else 200)
+
+        async with FaultServer(well, probe).running() as server:
+            config = Config(models={"tiny": ModelConfig(source=f"openai:{server.url}")})
+            async with routing(config, until_ready=False) as (router, _):
+                assert router.models()[0].state == "loading"
+                await asyncio.wait_for(router.settled(), 5)
+                (status,) = router.models()
+                assert (status.state, status.detail) == ("unavailable", "replica 0 is unreachable")
+                assert status.replicas_status[0].detail == "The remote server answers a probe with status 503."
+                with pytest.raises(Unavailable):
+                    send(router, "a")
+                ill = False
+                await until(lambda: router.models()[0].state == "ready", "it is back")
+                assert router.models()[0].replicas_status[0].detail == ""
+
+    asyncio.run(scenario())

@@ -67,7 +67,7 @@ class Actions:
 
     def status(self) -> ServerReport:
         config = self._config()
-        models = [_model(status) for status in self._router.models()]
+        models = [model_report(status) for status in self._router.models()]
         return ServerReport(
             status="draining" if self._router.draining else "serving",
             version=__version__,
@@ -95,7 +95,7 @@ class Actions:
         return await self._reloader.reload()
 
     async def load(self, model: str) -> ModelReport:
-        return _model(await self._router.load(model))
+        return model_report(await self._router.load(model))
 
     async def unload(self, model: str) -> UnloadReport:
         gone = await self._router.unload(model)
@@ -103,7 +103,7 @@ class Actions:
 
     async def restart(self, model: str) -> ModelReport:
         await self._router.restart(model)
-        return next(_model(status) for status in self._router.models() if status.name == model)
+        return next(model_report(status) for status in self._router.models() if status.name == model)
 
 
 def _tenants(quotas: Sequence[QuotaUse]) -> list[TenantReport]:
@@ -118,7 +118,7 @@ def _tenants(quotas: Sequence[QuotaUse]) -> list[TenantReport]:
     ]
 
 
-def _model(status: ModelStatus) -> ModelReport:
+def model_report(status: ModelStatus) -> ModelReport:
     return ModelReport(
         name=status.name,
         state=status.state,
@@ -146,4 +146,6 @@ def _replica(replica: ReplicaStatus) -> ReplicaReport:
         is_fallback=replica.is_fallback,
         restarts=replica.restarts,
         memory_bytes=replica.rss_bytes,
+        pid=replica.pid,
+        detail=replica.detail,
     )

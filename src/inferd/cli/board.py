@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 REFRESHES_PER_S: Final = 8
 _BAR_WIDTH: Final = 10
 _PHASES: Final = {"weights": "reading the weights", "tokenizer": "reading the tokenizer"}
-_COLOURS: Final = {"ready": "green", "failed": "red", "died": "red", "hung": "red", "remote": "green"}
+_COLOURS: Final = {
+    "ready": "green",
+    "failed": "red",
+    "unavailable": "red",
+    "died": "red",
+    "hung": "red",
+    "remote": "green",
+}
 _OVER: Final = ("ready", "failed")
 _SHOWN: Final = re.compile(r"[\d:]+ \S+/\d+ is (starting|loading|ready)\n")
 """Lines of the log that say what the table shows."""
@@ -61,11 +68,13 @@ class Row:
         broken = sum(state in ("hung", "died", "failed") for state in self.states.values())
         if self.num_ready:
             return "degraded" if broken else "ready" if self.num_ready >= self.num_replicas else "loading"
-        return "failed" if broken and broken == len(self.states) >= self.num_replicas else "loading"
+        if broken and broken == len(self.states) >= self.num_replicas:
+            return "unavailable" if self.num_remote == self.num_replicas else "failed"
+        return "loading"
 
     @property
     def is_broken(self) -> bool:
-        return self.state in ("failed", "degraded")
+        return self.state in ("failed", "unavailable", "degraded")
 
     @property
     def replicas(self) -> str:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-_STYLES: Final = {"ready": "green", "serving": "green", "failed": "red", "died": "red", "hung": "red", "open": "red"}
+_STYLES: Final = dict.fromkeys(("ready", "serving"), "green") | dict.fromkeys(
+    ("failed", "died", "hung", "open", "unavailable", "unreachable"), "red"
+)
 
 
 @click.command("status")
@@ -110,6 +112,8 @@ def models_table(models: list[ModelReport]) -> Table:
     for heading in ("model", "state", "replicas", "waiting", "in flight", "memory", ""):
         table.add_column(heading, justify="right" if heading in ("waiting", "in flight", "memory") else "left")
     for model in models:
+        is_one = len(model.replicas) == 1 and model.replicas[0].kind == "local"
+        about = [model.detail or ("on demand" if model.load == "on_demand" else "")]
         table.add_row(
             Text(model.name, style="bold"),
             Text(model.state, style=_STYLES.get(model.state, "yellow")),
@@ -117,9 +121,9 @@ def models_table(models: list[ModelReport]) -> Table:
             str(model.waiting),
             str(model.in_flight),
             bytes_text(model.memory_bytes) if model.memory_bytes else "",
-            Text(model.detail or ("on demand" if model.load == "on_demand" else "")),
+            Text(", ".join(filter(None, about + (_about(model.replicas[0]) if is_one else [])))),
         )
-        if len(model.replicas) > 1 or any(replica.kind == "remote" for replica in model.replicas):
+        if not is_one:
             for replica in model.replicas:
                 _add_replica(table, replica)
     return table
@@ -130,9 +134,6 @@ def _add_replica(table: Table, replica: ReplicaReport) -> None:
 
     apart = {"closed": "", "ejected": ", set aside as slow"}.get(replica.breaker, f", breaker {replica.breaker}")
     what = replica.state + apart
-    about = [replica.region, "fallback" if replica.is_fallback else "", replica.detail]
-    if replica.restarts:
-        about.insert(0, f"{replica.restarts} restarts")
     table.add_row(
         Text(f"  {replica.name}", style="dim"),
         Text(what, style=_STYLES.get(replica.state if replica.breaker == "closed" else "open", "yellow")),
@@ -140,8 +141,18 @@ def _add_replica(table: Table, replica: ReplicaReport) -> None:
         "",
         str(replica.in_flight),
         bytes_text(replica.memory_bytes) if replica.memory_bytes else "",
-        Text(", ".join(filter(None, about)), style="dim"),
+        Text(", ".join(filter(None, _about(replica))), style="dim"),
     )
+
+
+def _about(replica: ReplicaReport) -> list[str]:
+    return [
+        f"process {replica.pid}" if replica.pid is not None else "",
+        f"{replica.restarts} restarts" if replica.restarts else "",
+        replica.region,
+        "fallback" if replica.is_fallback else "",
+        replica.detail,
+    ]
 
 
 def tenants_table(tenants: list[TenantReport]) -> Table:

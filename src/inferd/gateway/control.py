@@ -30,7 +30,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     is_fallback: bool = False
     restarts: int = 0
     memory_bytes: int = 0  # 0: unknown, or elsewhere
-    detail: str = ""
+    pid: int | None = None  # of its worker
+    detail: str = ""  # why it is in this state
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,10 @@ from typing import Literal, Protocol
 
 from inferd.types import Chat, ModelInfo, Output, Relay, Relayed, Request, TextPrompt, Usage
 
-ModelState = Literal["loading", "ready", "degraded", "failed", "stopped", "unloaded"]
+if TYPE_CHECKING:
+    from inferd.router.express import Way
+
+ModelState = Literal["loading", "ready", "degraded", "unavailable", "failed", "stopped", "unloaded"]
 
 
 class ModelStatus(Protocol):

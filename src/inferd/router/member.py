@@ -104,4 +104,6 @@ class Member:
             region=self.region,
             is_fallback=self.is_fallback,
             restarts=replica.restarts if isinstance(replica, LocalReplica) else 0,
+            pid=replica.pid if isinstance(replica, LocalReplica) else None,
+            detail=replica.reason,
         )

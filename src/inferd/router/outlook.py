@@ -164,7 +164,12 @@ class Outlook:
             return "degraded"
         if self.load_failure is not None:
             return "failed"
-        return "unloaded" if is_away else "loading"
+        if is_away:
+            return "unloaded"
+        members = [member for member in self._fleet.members if not member.is_leaving]
+        # A failed worker is not mended by waiting, so beside it the server that is away decides.
+        is_hopeless = members and all(m.replica.failure or m.replica.state == "unreachable" for m in members)
+        return "unavailable" if is_hopeless else "loading"
 
     def _detail(self) -> str:
         """Fit for everybody's eyes: what exactly went wrong, with its paths, is in the log."""

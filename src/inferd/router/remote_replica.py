@@ -51,6 +51,7 @@ class RemoteReplica:
         "is_fallback",
         "is_ready",
         "outstanding",
+        "reason",
         "region",
         "state",
         "was_ready",
@@ -79,6 +80,7 @@ class RemoteReplica:
         self.info: ModelInfo | None = None
         self.failure: Failure | None = None
         self.state: RemoteState = "starting"
+        self.reason = ""
         self.is_ready = False
         self.was_ready = False
         self.capacity = config.max_in_flight
@@ -177,7 +179,7 @@ class RemoteReplica:
         self._owner.replica_ready(self)
 
     def _set(self, state: RemoteState, reason: str = "") -> None:
-        self.state = state
+        self.state, self.reason = state, reason
         told: Literal["starting", "died", "ready", "stopped"] = "died" if state == "unreachable" else state
         self._emit(ReplicaChanged(model=self._model, replica=self.index, state=told, reason=reason))
 

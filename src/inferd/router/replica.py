@@ -64,6 +64,11 @@ class Replica(Protocol):
     @property
     def state(self) -> ReplicaState: ...
     @property
+    def reason(self) -> str:
+        """Why it is in this state, for its operator; empty where there is nothing to say."""
+        ...
+
+    @property
     def is_ready(self) -> bool: ...
     @property
     def was_ready(self) -> bool: ...
@@ -200,6 +205,10 @@ class LocalReplica:
     @property
     def state(self) -> State:
         return self._supervisor.state
+
+    @property
+    def reason(self) -> str:
+        return self.failure.message if self.failure is not None else self._supervisor.reason
 
     @property
     def rss_bytes(self) -> int:

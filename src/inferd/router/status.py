@@ -10,7 +10,8 @@ from inferd.router.breaker import BreakerState
 from inferd.router.replica import Kind, ReplicaState
 from inferd.types import ModelInfo
 
-ModelState = Literal["loading", "ready", "degraded", "failed", "stopped", "unloaded"]
+ModelState = Literal["loading", "ready", "degraded", "unavailable", "failed", "stopped", "unloaded"]
+"""unavailable: none of its remote servers can be reached"""
 Residency = Literal["resident", "loading", "unloading", "absent"]
 
 
@@ -28,6 +29,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     region: str = ""
     is_fallback: bool = False
     restarts: int = 0  # of its worker
+    pid: int | None = None  # of its worker
+    detail: str = ""  # why it is in this state, for its operator
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):

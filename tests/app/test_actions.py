@@ -1,0 +1,87 @@
+"""What the operator is told is what the router knows."""
+
+from __future__ import annotations
+
+import msgspec
+
+from inferd.app.actions import model_report
+from inferd.gateway.control import ModelReport, ReplicaReport
+from inferd.router.status import ModelStatus, ReplicaStatus
+
+REPLICA = ReplicaStatus(
+    index=1,
+    kind="remote",
+    name="https://far",
+    state="unreachable",
+    in_flight=2,
+    outstanding=3,
+    breaker="open",
+    ejected=False,
+    rss_bytes=4,
+    weight=5.0,
+    region="eu",
+    is_fallback=True,
+    restarts=6,
+    pid=7,
+    detail="It does not answer.",
+)
+MODEL = ModelStatus(
+    name="m",
+    state="unavailable",
+    info=None,
+    replicas=1,
+    replicas_ready=0,
+    detail="replica 1 is unreachable",
+    created=0.0,
+    waiting=8,
+    in_flight=9,
+    waiting_tokens=10,
+    load="on_demand",
+    memory_bytes=11,
+    replicas_status=(REPLICA,),
+)
+
+
+def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
+    assert model_report(MODEL) == ModelReport(
+        name="m",
+        state="unavailable",
+        load="on_demand",
+        replicas_ready=0,
+        replicas=[
+            ReplicaReport(
+                index=1,
+                kind="remote",
+                name="https://far",
+                state="unreachable",
+                in_flight=2,
+                breaker="open",
+                weight=5.0,
+                region="eu",
+                is_fallback=True,
+                restarts=6,
+                memory_bytes=4,
+                pid=7,
+                detail="It does not answer.",
+            )
+        ],
+        waiting=8,
+        in_flight=9,
+        waiting_tokens=10,
+        memory_bytes=11,
+        detail="replica 1 is unreachable",
+    )
+
+
+def test_every_field_of_the_reports_is_filled_in() -> None:
+    """A field that nobody fills would be documented, and always at its default."""
+    made = model_report(MODEL)
+    for report in (made, *made.replicas):
+        for field in msgspec.structs.fields(report):
+            assert getattr(report, field.name) != field.default, f"{type(report).__name__}.{field.name}"
+
+
+def test_a_replica_that_was_set_aside_is_told_by_its_breaker() -> None:
+    slow = msgspec.structs.replace(REPLICA, ejected=True, breaker="closed")
+    (replica,) = model_report(msgspec.structs.replace(MODEL, replicas_status=(slow,))).replicas
+    assert replica.breaker == "ejected"
