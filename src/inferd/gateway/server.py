@@ -82,6 +82,11 @@ class Gateway:
         self._scope_of_metrics: KeyScope = "public" if room.config.server.public_metrics else "metrics"
         self._relays = Relays(room, self._origins, self._principal, self)
 
+    @property
+    def room(self) -> Room:
+        """As it is now; a reload replaces it."""
+        return self._room
+
     def forward(self, exchange: Exchange) -> bool:
         """Serve a whole request without a task, if it is of a kind that can be (``Relays``)."""
         return self._relays.forward(exchange)
