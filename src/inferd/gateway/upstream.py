@@ -11,9 +11,6 @@ from typing import Literal, Protocol
 
 from inferd.types import Chat, ModelInfo, Output, Relay, Relayed, Request, TextPrompt, Usage
 
-if TYPE_CHECKING:
-    from inferd.router.express import Way
-
 ModelState = Literal["loading", "ready", "degraded", "unavailable", "failed", "stopped", "unloaded"]
 
 
