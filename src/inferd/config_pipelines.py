@@ -37,6 +37,7 @@ class Spec(NamedTuple):
 
     datatype: str
     shape: tuple[int, ...] | None
+    labels: tuple[str, ...] = ()  # names of the last dimension's places
 
 
 def read_spec(text: str) -> Spec | None:

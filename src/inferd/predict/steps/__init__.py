@@ -1,0 +1,1 @@
+"""The built-in operations of pipelines: each a small pure function from arrays to arrays, with typed options."""

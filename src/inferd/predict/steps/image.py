@@ -1,0 +1,306 @@
+"""Operations on images: decoding, sizes, encoding. Pixels are uint8 with channels last: [rows, height, width, channels].
+
+Knows Pillow (the extra ``vision``), imported when a model with such an operation is loaded. The bytes come from
+anybody: only the listed formats are opened, and no pixel is decoded before the size in the header has been checked.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from inferd.config_pipelines import Spec
+from inferd.errors import InvalidRequest, ModelLoadError
+from inferd.predict.contract import Array, Tensors
+from inferd.predict.steps.operation import Function, Operation, stack, texts
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Mode = Literal["RGB", "BGR", "L", "RGBA"]
+Side = Annotated[int, Meta(ge=1, le=16_384)]
+TRANSFORM: Final = 8
+"""Numbers by which a row's coordinates are found again: scale x, y; offset x, y; original width, height; new ones."""
+
+_CHANNELS: Final[dict[Mode, int]] = {"RGB": 3, "BGR": 3, "L": 1, "RGBA": 4}
+# How the first bytes of JPEG, PNG, WebP and GIF look in base64.
+_BASE64: Final = (b"/9j/", b"iVBORw0KGgo", b"UklGR", b"R0lGOD")
+# What Pillow's decoders raise for bytes that are no image, beside OSError.
+_BROKEN: Final = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error)
+
+
+def _pillow() -> None:
+    """Raises ModelLoadError where Pillow is missing."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise ModelLoadError(
+            "Operations on images need the package pillow; install it with pip install 'inferd[vision]'."
+        ) from None
+
+
+class Decode(Operation, frozen=True, kw_only=True):
+    """Files of images (JPEG, PNG, WebP; also as base64 text) to pixels, turned as their EXIF orientation says.
+
+    Rows of one size come as one array, others as images of different sizes, for ``image.resize`` to make equal.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("image",)
+    gives: ClassVar[tuple[str, ...]] = ("image",)
+
+    mode: Mode = "RGB"
+    formats: tuple[Literal["JPEG", "PNG", "WEBP", "BMP", "GIF"], ...] = ("JPEG", "PNG", "WEBP")
+    max_pixels: Annotated[int, Meta(ge=1, le=80_000_000)] = 40_000_000
+    orient: bool = True
+
+    def expects(self, name: str) -> Spec | None:
+        return Spec("BYTES", (-1,))
+
+    def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
+        spec = inputs["image"]
+        if spec.datatype != "BYTES" or (spec.shape is not None and len(spec.shape) != 1):
+            raise ValueError("its input 'image' must be BYTES of the shape [-1], a file in each row")
+        return {"image": Spec("UINT8", (spec.shape[0] if spec.shape else -1, -1, -1, _CHANNELS[self.mode]))}
+
+    def load(self) -> Function:
+        _pillow()
+        return self.run
+
+    def run(self, inputs: Tensors) -> Tensors:
+        files = inputs["image"].tolist()
+        left = self.max_pixels
+        images = []
+        for row, file in enumerate(files):
+            images.append(self._decode(file, row, left))
+            left -= images[-1].shape[0] * images[-1].shape[1]
+        return {"image": stack(images)}
+
+    def _decode(self, file: object, row: int, max_pixels: int) -> Array:
+        from PIL import Image, ImageOps
+
+        if not isinstance(file, bytes):
+            raise _refused(row, "is no file")
+        try:
+            opened: Image.Image = Image.open(io.BytesIO(_plain(file, row)), formats=self.formats)
+            width, height = opened.size
+            if width * height > max_pixels:
+                raise _refused(
+                    row,
+                    f"has {width} x {height} pixels; expected at most {self.max_pixels:,} in all images of a request",
+                )
+            if self.orient:
+                opened = ImageOps.exif_transpose(opened)
+            pixels = np.asarray(_in_mode(opened, self.mode))
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise _refused(row, f"is too large: {error}") from None
+        except InvalidRequest:
+            raise
+        except _BROKEN as error:
+            formats = ", ".join(self.formats)
+            raise _refused(
+                row, f"cannot be decoded ({type(error).__name__}); expected a whole file of {formats}"
+            ) from None
+        if self.mode == "L":
+            return pixels[..., np.newaxis]
+        return pixels[..., ::-1] if self.mode == "BGR" else pixels
+
+
+def _in_mode(image: Image, mode: Mode) -> Image:
+    wanted = "RGB" if mode == "BGR" else mode
+    if image.mode.startswith("I") or image.mode == "F":  # 16 bits a channel: Pillow would cut, not scale
+        values = np.asarray(image).astype(np.float64)
+        top = 65535.0 if values.max(initial=0) > 255 else 255.0
+        from PIL import Image as Images
+
+        image = Images.fromarray(np.clip(values * (255.0 / top), 0, 255).astype(np.uint8))
+    return image if image.mode == wanted else image.convert(wanted)
+
+
+def _plain(file: bytes, row: int) -> bytes:
+    """The file itself where it came as base64 or as a data URL, which is all that JSON can carry."""
+    text = file
+    if file.startswith(b"data:"):
+        head, comma, text = file[:128].partition(b",")
+        if not comma or not head.endswith(b";base64"):
+            raise _refused(row, "is a data URL without base64 content")
+        text = file[len(head) + 1 :]
+    elif not file.startswith(_BASE64):
+        return file
+    try:
+        return base64.b64decode(text, validate=False)
+    except binascii.Error:
+        raise _refused(row, "is not valid base64") from None
+
+
+def _refused(row: int, what: str) -> InvalidRequest:
+    return InvalidRequest(f"The image in row {row} {what}.", param="inputs")
+
+
+class Resize(Operation, frozen=True, kw_only=True):
+    """Pixels to one size. ``stretch`` changes proportions, ``letterbox`` keeps them and fills the rest with ``fill``
+    around the middle, ``cover`` keeps them and cuts what stands over.
+
+    ``transform`` tells operations on boxes the way back to the original image: [rows, 8].
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("image",)
+    gives: ClassVar[tuple[str, ...]] = ("image", "transform")
+
+    width: Side
+    height: Side
+    fit: Literal["stretch", "letterbox", "cover"] = "stretch"
+    fill: Annotated[int, Meta(ge=0, le=255)] = 114
+    filter: Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"] = "bilinear"
+
+    def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
+        spec = _pixels(inputs["image"])
+        assert spec.shape is not None
+        return {
+            "image": Spec("UINT8", (spec.shape[0], self.height, self.width, spec.shape[3])),
+            "transform": Spec("FP32", (spec.shape[0], TRANSFORM)),
+        }
+
+    def load(self) -> Function:
+        _pillow()
+        return self.run
+
+    def run(self, inputs: Tensors) -> Tensors:
+        made = [self._resize(row) for row in inputs["image"]]
+        transform = np.stack([way for _, way in made])
+        return {"image": stack([image for image, _ in made]), "transform": transform}
+
+    def _resize(self, image: Array) -> tuple[Array, Array]:
+        height, width = image.shape[:2]
+        if not height or not width:
+            raise InvalidRequest("An image has no pixels.", param="inputs")
+        if self.fit == "stretch":
+            new_width, new_height = self.width, self.height
+        else:
+            ratios = (self.width / width, self.height / height)
+            ratio = min(ratios) if self.fit == "letterbox" else max(ratios)
+            new_width, new_height = max(1, round(width * ratio)), max(1, round(height * ratio))
+        left, top = (self.width - new_width) // 2, (self.height - new_height) // 2
+        # Of what is cut away nothing is computed: a thin strip would become an enormous image.
+        cut = (max(0, -left), max(0, -top))
+        scale = (new_width / width, new_height / height)
+        box = (
+            cut[0] / scale[0],
+            cut[1] / scale[1],
+            min(width, (cut[0] + min(self.width, new_width)) / scale[0]),
+            min(height, (cut[1] + min(self.height, new_height)) / scale[1]),
+        )
+        size = (min(self.width, new_width), min(self.height, new_height))
+        pixels = resized(image, size, self.filter, box)
+        if self.fit == "letterbox" and size != (self.width, self.height):
+            framed = np.full((self.height, self.width, image.shape[2]), self.fill, dtype=np.uint8)
+            framed[top : top + size[1], left : left + size[0]] = pixels
+            pixels = framed
+        way = np.array([*scale, left, top, width, height, self.width, self.height], dtype=np.float32)
+        return pixels, way
+
+
+def resized(image: Array, size: tuple[int, int], filter: str, box: tuple[float, float, float, float]) -> Array:
+    """The pixels inside ``box`` (left, top, right, bottom) at ``size`` (width, height), by Pillow's filters."""
+    from PIL import Image
+
+    channels = image.shape[2]
+    flat = np.ascontiguousarray(image[..., 0] if channels == 1 else image)
+    if (image.shape[1], image.shape[0]) == size and box == (0, 0, *size):
+        return image
+    made = Image.fromarray(flat).resize(size, Image.Resampling[filter.upper()], box=box)
+    pixels = np.asarray(made)
+    return pixels[..., np.newaxis] if channels == 1 else pixels
+
+
+class Crop(Operation, frozen=True, kw_only=True):
+    """A rectangle of each image: around the middle, or from ``left`` and ``top``. Copies nothing."""
+
+    takes: ClassVar[tuple[str, ...]] = ("image",)
+    gives: ClassVar[tuple[str, ...]] = ("image",)
+
+    width: Side
+    height: Side
+    left: Annotated[int, Meta(ge=0)] | None = None
+    top: Annotated[int, Meta(ge=0)] | None = None
+
+    def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
+        spec = _pixels(inputs["image"])
+        assert spec.shape is not None
+        return {"image": Spec("UINT8", (spec.shape[0], self.height, self.width, spec.shape[3]))}
+
+    def run(self, inputs: Tensors) -> Tensors:
+        return {"image": stack([self._crop(row) for row in inputs["image"]])}
+
+    def _crop(self, image: Array) -> Array:
+        height, width = image.shape[:2]
+        left = (width - self.width) // 2 if self.left is None else self.left
+        top = (height - self.height) // 2 if self.top is None else self.top
+        if min(left, top) < 0 or left + self.width > width or top + self.height > height:
+            raise InvalidRequest(
+                f"An image of {width} x {height} pixels is too small; expected one that holds {self.width} x {self.height} "
+                f"from ({max(left, 0)}, {max(top, 0)}).",
+                param="inputs",
+            )
+        return image[top : top + self.height, left : left + self.width]
+
+
+class Encode(Operation, frozen=True, kw_only=True):
+    """Pixels (grey, RGB or RGBA) to files."""
+
+    takes: ClassVar[tuple[str, ...]] = ("image",)
+    gives: ClassVar[tuple[str, ...]] = ("image",)
+
+    format: Literal["PNG", "JPEG", "WEBP"] = "PNG"
+    quality: Annotated[int, Meta(ge=1, le=100)] = 90
+
+    def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
+        spec = _pixels(inputs["image"])
+        assert spec.shape is not None
+        if spec.shape[3] == 4 and self.format == "JPEG":
+            raise ValueError("JPEG has no fourth channel; choose PNG or WEBP")
+        return {"image": Spec("BYTES", (spec.shape[0],))}
+
+    def load(self) -> Function:
+        _pillow()
+        return self.run
+
+    def run(self, inputs: Tensors) -> Tensors:
+        from PIL import Image
+
+        files = []
+        for image in inputs["image"]:
+            flat = np.ascontiguousarray(image[..., 0] if image.shape[2] == 1 else image)
+            file = io.BytesIO()
+            Image.fromarray(flat).save(file, self.format, **({} if self.format == "PNG" else {"quality": self.quality}))
+            files.append(file.getvalue())
+        return {"image": texts(files)}
+
+
+class Way(msgspec.Struct, frozen=True):
+    """One row of ``transform``, by name."""
+
+    scale_x: float
+    scale_y: float
+    offset_x: float
+    offset_y: float
+    width: float
+    height: float
+    new_width: float
+    new_height: float
+
+
+def _pixels(spec: Spec) -> Spec:
+    if spec.datatype != "UINT8" or spec.shape is None or len(spec.shape) != 4:
+        raise ValueError("its input 'image' must be pixels: UINT8 of the shape [rows, height, width, channels]")
+    if spec.shape[3] not in (1, 3, 4, -1):
+        raise ValueError(f"its input 'image' has {spec.shape[3]} channels; expected 1, 3 or 4 in the last dimension")
+    return spec
