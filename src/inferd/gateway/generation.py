@@ -249,13 +249,21 @@ async def collect_all(call: Call, streams: Sequence[Stream], n: int) -> list[Col
     """All prompts' answers; the first failure ends the others."""
     if len(streams) == 1:
         return [await collect(call, streams[0], n)]
+    tasks = [asyncio.create_task(collect(call, stream, n)) for stream in streams]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(collect(call, stream, n)) for stream in streams]
-    except BaseExceptionGroup as errors:
+        return await asyncio.gather(*tasks)
+    except BaseException:
         call.close_streams()
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
+        await _stop(tasks)
+        raise
+    finally:
+        tasks.clear()  # they hold what they failed with: see ``check_end``
+
+
+async def _stop(tasks: Sequence[asyncio.Task[Collected]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 async def merge(call: Call, streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Output], None]:

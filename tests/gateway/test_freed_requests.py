@@ -1,0 +1,227 @@
+"""What a request took is given back when it is over, and not when the collector comes by.
+
+An error that a frame of its own traceback holds, a task that its owner holds, a parser that calls back: such
+circles keep a request, prompt and all, for thousands of others. Here the collector is off, and finds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import uvloop
+from tests.worker.watching import routing, until
+
+from inferd.cache.memory import MemoryCache
+from inferd.config import CacheConfig, Config, ModelCacheConfig, ModelConfig, QueueConfig, ServerConfig
+from inferd.gateway.connection import Connection
+from inferd.gateway.exchange import Exchange
+from inferd.gateway.http import Call
+from inferd.gateway.listener import HttpServer
+from inferd.gateway.server import create_app
+from inferd.router.router import Router
+from inferd.tenancy.idempotency import IdempotencyStore
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+PER_REQUEST = (Call, Exchange, Connection)
+LONG = "pace=0.01"  # a prompt whose answer takes its time
+
+
+class Site:
+    """A gateway and a router with real workers, in this process: the model ``tiny``, and ``never``, which never
+    becomes ready and lets one request wait."""
+
+    def __init__(self, server: HttpServer, router: Router) -> None:
+        self.server = server
+        self.router = router
+        self._always = asyncio.all_tasks()
+
+    @contextlib.asynccontextmanager
+    async def asked(
+        self, path: str, body: object, *headers: str, method: str = "POST"
+    ) -> AsyncIterator[asyncio.StreamReader]:
+        """A request on a connection of its own, which is cut at the end of the block."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        lines = [f"{method} {path} HTTP/1.1", "host: localhost", "connection: close", *headers]
+        lines += ["content-type: application/json", f"content-length: {len(data)}"]
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
+        try:
+            yield reader
+        finally:
+            writer.transport.abort()
+
+    async def ask(self, path: str, body: object, *headers: str, method: str = "POST") -> tuple[int, bytes]:
+        async with self.asked(path, body, *headers, method=method) as reader:
+            head, _, answer = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        return int(head.split(b" ")[1]), answer
+
+    async def told(self, status: int, path: str, body: object, *headers: str) -> None:
+        found, answer = await self.ask(path, body, *headers)
+        assert found == status, answer
+
+    async def is_over(self) -> None:
+        """Nobody is connected, and what that set in motion has come to rest."""
+        await until(lambda: not self.server.connections, "all connections are gone")
+        await until(lambda: not asyncio.all_tasks() - self._always, "all tasks have ended")
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def site() -> AsyncIterator[Site]:
+    never = ModelConfig(source="gate=/nowhere/at/all", queue=QueueConfig(max_requests=1))
+    tiny = ModelConfig(source="tiny", cache=ModelCacheConfig(enabled=True))
+    config = Config(
+        models={"tiny": tiny, "never": never},
+        server=ServerConfig(port=0, grace_s=1),
+        cache=CacheConfig(max_entry_bytes=4096),
+    )
+    async with routing(config, until_ready=False) as (router, witness):
+        await until(lambda: router.models()[0].replicas_ready == 1, "the replica is ready")
+        app = create_app(router, config, witness, cache=MemoryCache(config.cache), idempotency=IdempotencyStore(60))
+        server = HttpServer(app, config.server)
+        async with server.running():
+            yield Site(server, router)
+
+
+def chat(text: str = "hello", **more: object) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
+
+
+def texts(*prompts: str, **more: object) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": list(prompts), "max_tokens": 4, **more}
+
+
+async def answered(site: Site) -> None:
+    await site.told(200, CHAT, chat())
+
+
+async def streamed(site: Site) -> None:
+    await site.told(200, CHAT, chat(stream=True))
+
+
+async def several_prompts(site: Site) -> None:
+    await site.told(200, TEXT, texts("a", "b"))
+    await site.told(200, TEXT, texts("a", "b", stream=True))
+
+
+async def refused_by_the_worker(site: Site) -> None:
+    await site.told(400, CHAT, chat("invalid"))
+    await site.told(400, CHAT, chat("invalid", stream=True))
+
+
+async def one_of_several_refused(site: Site) -> None:
+    await site.told(400, TEXT, texts(LONG, "invalid"))
+    await site.told(400, TEXT, texts(LONG, "invalid", stream=True))
+    await site.told(200, TEXT, texts("pace=0.02", "raise@2", stream=True))
+    await site.told(500, TEXT, texts("hello", "raise@2"))
+
+
+async def failed_in_the_middle(site: Site) -> None:
+    for streams in (False, True):
+        status, answer = await site.ask(CHAT, chat("pace=0.02 raise@2", stream=streams))
+        assert (status, b'"error"' in answer) == ((200, True) if streams else (500, True))
+
+
+async def not_understood(site: Site) -> None:
+    await site.told(400, CHAT, b'{"model": "tiny", "messages": [')
+    await site.told(404, CHAT, chat(model="nobody"))
+    await site.told(404, "/nowhere", b"")
+    await site.told(400, CHAT, chat(temperature=-1))
+
+
+async def left_in_the_middle(site: Site) -> None:
+    async with site.asked(CHAT, chat(LONG, stream=True, max_tokens=400)) as reader:
+        await reader.readuntil(b"data: ")
+    async with site.asked(CHAT, chat(LONG, max_tokens=400)):
+        await until(lambda: site.router.models()[0].in_flight == 1, "it is worked on")
+
+
+async def left_in_the_queue_and_refused_by_it(site: Site) -> None:
+    async with site.asked(CHAT, chat(model="never")):
+        await until(lambda: site.router.models()[1].waiting == 1, "it waits")
+        await site.told(503, CHAT, chat(model="never"))
+        await site.told(503, CHAT, chat(model="never", stream=True))
+
+
+async def asked_again(site: Site) -> None:
+    for _ in range(2):
+        await site.told(200, TEXT, texts("again", temperature=0))
+        await site.told(200, TEXT, texts("once"), "idempotency-key: one")
+    await site.told(400, TEXT, texts("invalid", temperature=0))
+    await site.told(400, TEXT, texts("invalid"), "idempotency-key: two")
+
+
+async def cancelled_with_nobody_waiting(site: Site) -> None:
+    _, handle = await site.ask(CHAT, chat(LONG, max_tokens=400), "prefer: respond-async")
+    where = f"/v1/async/{json.loads(handle)['id']}"
+    await until(lambda: site.router.models()[0].in_flight == 1, "it is worked on")
+    assert (await site.ask(where, b"", method="DELETE"))[0] == 204
+    _, found = await site.ask(where, b"", "prefer: wait=10", method="GET")
+    assert json.loads(found)["status"] == "cancelled"
+
+
+KINDS = (
+    answered,
+    streamed,
+    several_prompts,
+    refused_by_the_worker,
+    one_of_several_refused,
+    failed_in_the_middle,
+    not_understood,
+    left_in_the_middle,
+    left_in_the_queue_and_refused_by_it,
+    asked_again,
+    cancelled_with_nobody_waiting,
+)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Within the block garbage is found and kept, in ``gc.garbage``, when it is searched for, and not before."""
+    flags = gc.get_debug()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield
+    finally:
+        gc.set_debug(flags)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def ours(found: list[Any]) -> Counter[str]:
+    return Counter(
+        f"{type(thing).__module__}.{type(thing).__qualname__}"
+        for thing in found
+        if type(thing).__module__.startswith("inferd.")
+    )
+
+
+def test_a_request_that_is_over_has_left_nothing_behind() -> None:
+    left: dict[str, Counter[str]] = {}
+
+    async def main() -> None:
+        async with site() as running:
+            for kind in KINDS:
+                await kind(running)  # what is made once is made now
+                await running.is_over()
+                with uncollected():
+                    await kind(running)
+                    await running.is_over()
+                    gc.collect()
+                    found = ours(gc.garbage)
+                found += ours([thing for thing in gc.get_objects() if isinstance(thing, PER_REQUEST)])
+                if found:
+                    left[kind.__name__] = found
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+    assert not left
