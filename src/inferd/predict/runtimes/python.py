@@ -1,0 +1,272 @@
+"""A Python class as a model: ``load``, ``predict``, and ``predict_batch`` where it computes several requests together.
+
+The class is the operator's own code and runs only where ``allow_code`` says so. Its inputs and outputs are declared by
+attributes, or read from the annotations of ``predict`` (``signature``). Knows nothing of requests and dialects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from inferd.config import ModelConfig
+from inferd.errors import InferdError, InternalError, ModelLoadError
+from inferd.predict.contract import Array, Contract
+from inferd.predict.runtime import Item, Result
+from inferd.predict.runtimes.python_requires import check_requirements
+from inferd.predict.runtimes.python_signature import Signature, read_signature
+from inferd.predict.stacked import Stacked
+
+Progress = Callable[[str, int, int], None]
+
+MAX_ITEMS = 32
+"""Requests given to ``predict_batch``, or awaited together, where neither class nor configuration says."""
+
+
+def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -> PythonModel:
+    """Import the class, check what it requires, and load it. Raises ModelLoadError."""
+    if not config.allow_code:
+        raise ModelLoadError(
+            f"The model {name} is a Python class ({path}), and running it is not allowed. Set allow_code: true "
+            "(--allow-code) if you trust it as you trust this server's own code.",
+            param="allow_code",
+        )
+    cls = _find_class(str(path), config.source)
+    model = _made(cls, config)
+    runner = asyncio.Runner()
+    try:
+        _load_model(model, config, runner)
+        signature = read_signature(model, str(path))
+        return PythonModel(model, signature, config, runner)
+    except BaseException:
+        runner.close()
+        raise
+
+
+class PythonModel:
+    """A ``Runtime``, and a ``Streaming`` where ``predict`` is a generator."""
+
+    def __init__(self, model: object, signature: Signature, config: ModelConfig, runner: asyncio.Runner) -> None:
+        self._model = model
+        self._signature = signature
+        self._runner = runner
+        self._predict = _method(model, "predict")
+        self._predict_batch = getattr(model, "predict_batch", None)
+        self._is_async = inspect.iscoroutinefunction(self._predict)
+        is_stream = inspect.isgeneratorfunction(self._predict) or inspect.isasyncgenfunction(self._predict)
+        max_rows = signature.max_batch_size
+        max_items = 0
+        if not max_rows and not is_stream and (self._predict_batch is not None or self._is_async):
+            max_items = config.batching.max_batch_size or MAX_ITEMS
+        self.contract = Contract(
+            inputs=signature.inputs,
+            outputs=signature.outputs,
+            max_batch_size=max_rows,
+            max_items=max_items,
+            tasks=("predict",),
+            platform="python",
+            any_rank=signature.any_rank,
+            is_decoupled=is_stream,
+        )
+        self._stacked: Stacked | None = None
+        if max_rows and self._predict_batch is None and not is_stream:
+            self._stacked = Stacked(self.contract, self._stacked_predict, config.batching)
+            self.contract = self._stacked.contract
+
+    @property
+    def padded_rows(self) -> int:
+        return self._stacked.padded_rows if self._stacked is not None else 0
+
+    def prepare(self, item: Item) -> None:
+        if self._stacked is not None:
+            self._stacked.prepare(item)
+
+    def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
+        if self._predict_batch is not None:
+            return self._batched(items)
+        if self._stacked is not None:
+            return self._stacked.predict(items)
+        if self._is_async and len(items) > 1:
+            return self._together(items)
+        return [self._result(self._called(self._predict, item)) for item in items]
+
+    def stream(self, item: Item) -> Iterator[Result]:
+        answers = self._predict(**self._signature.arguments(item.inputs, item.parameters))
+        if inspect.isasyncgen(answers):
+            return self._awaited(answers)
+        return (self._result(answer) for answer in answers)
+
+    def close(self) -> None:
+        try:
+            close = getattr(self._model, "close", None)
+            if close is not None:
+                _wait(self._runner, close())
+        finally:
+            self._runner.close()
+
+    # -- calling ----------------------------------------------------------------------------
+
+    def _called(self, function: Callable[..., object], item: Item) -> object:
+        return _wait(self._runner, function(**self._signature.arguments(item.inputs, item.parameters)))
+
+    def _stacked_predict(self, inputs: dict[str, Array]) -> Mapping[str, Array]:
+        answer = _wait(self._runner, self._predict(**self._signature.arguments(inputs, {})))
+        return self._signature.outputs_of(answer)
+
+    def _batched(self, items: Sequence[Item]) -> list[Result | InferdError]:
+        """``predict_batch`` gets a list of each request's inputs, and answers in the same order; an exception among
+        its answers is that request's own."""
+        assert self._predict_batch is not None
+        answers = _wait(self._runner, self._predict_batch([self._signature.named(item.inputs) for item in items]))
+        if not isinstance(answers, Sequence | np.ndarray) or len(answers) != len(items):
+            count = len(answers) if isinstance(answers, Sequence | np.ndarray) else type(answers).__name__
+            raise InternalError(
+                f"predict_batch must return a list of {len(items)} answers, one per request; got {count}."
+            )
+        return [self._outcome(item, answer) for item, answer in zip(items, answers, strict=True)]
+
+    def _together(self, items: Sequence[Item]) -> list[Result | InferdError]:
+        async def all_of() -> list[object]:
+            calls = [self._predict(**self._signature.arguments(item.inputs, item.parameters)) for item in items]
+            return list(await asyncio.gather(*calls, return_exceptions=True))
+
+        answers = self._runner.run(all_of())
+        return [self._outcome(item, answer) for item, answer in zip(items, answers, strict=True)]
+
+    def _outcome(self, item: Item, answer: object) -> Result | InferdError:
+        if isinstance(answer, InferdError):
+            return answer
+        if isinstance(answer, Exception):
+            raise answer  # the batch is computed again one by one, and this one is told and logged as its own
+        return self._result(answer)
+
+    def _result(self, answer: object) -> Result:
+        return answer if isinstance(answer, Result) else Result(outputs=self._signature.outputs_of(answer))
+
+    def _awaited(self, answers: object) -> Iterator[Result]:
+        assert inspect.isasyncgen(answers)
+        try:
+            while True:
+                try:
+                    answer = self._runner.run(_next(answers))
+                except StopAsyncIteration:
+                    return
+                yield self._result(answer)
+        finally:
+            self._runner.run(answers.aclose())
+
+
+async def _next(answers: object) -> object:
+    assert inspect.isasyncgen(answers)
+    return await anext(answers)
+
+
+def _wait(runner: asyncio.Runner, answer: object) -> object:
+    """What a call gave, awaited where it must be."""
+
+    async def awaited() -> object:
+        assert inspect.isawaitable(answer)
+        return await answer
+
+    return runner.run(awaited()) if inspect.isawaitable(answer) else answer
+
+
+def _method(model: object, name: str) -> Callable[..., object]:
+    found = getattr(model, name, None)
+    if not callable(found):
+        raise ModelLoadError(
+            f"{type(model).__name__} has no method {name}; a model is a class with predict, and load where there is "
+            "something to load.",
+            param="source",
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _find_class(path: str, source: str) -> type:
+    """The class that ``module:Class``, ``file.py:Class`` or a folder with model.py names."""
+    place, _, name = path.rpartition(":") if ":" in path else (path, "", "")
+    place, name = (place, name) if place else (path, "Model")
+    if not name.isidentifier():
+        place, name = path, "Model"
+    file = Path(place).expanduser()
+    if file.is_dir():
+        file = file / "model.py"
+    try:
+        module = _import_file(file) if file.suffix == ".py" else _import_module(place)
+    except InferdError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(
+            f"{source} could not be imported: {type(error).__name__}: {error}.", param="source"
+        ) from error
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type) and hasattr(value, "predict")]
+        hint = f" It has {', '.join(classes)}." if classes else ""
+        raise ModelLoadError(f"{place} has no class {name}.{hint}", param="source")
+    return found
+
+
+def _import_file(file: Path) -> object:
+    if not file.is_file():
+        raise ModelLoadError(f"There is no file {file}; check the path.", param="source")
+    sys.path.insert(0, str(file.resolve().parent))  # for the modules beside it
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(file.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_module(name: str) -> object:
+    sys.path.insert(0, os.getcwd())  # as the operator sees it from where he started the server
+    if importlib.util.find_spec(name) is None:
+        raise ModelLoadError(
+            f"There is no module {name} in {os.getcwd()} or installed; start inferd in its folder, or give the file: "
+            f"path/to/{name.rpartition('.')[2]}.py:Class.",
+            param="source",
+        )
+    return importlib.import_module(name)
+
+
+def _made(cls: type, config: ModelConfig) -> object:
+    check_requirements(cls.__name__, getattr(cls, "requires", ()))
+    try:
+        return cls()
+    except Exception as error:
+        raise ModelLoadError(
+            f"{cls.__name__}() failed: {type(error).__name__}: {error}. It is made without arguments; what it needs of "
+            "the configuration is given to load(options).",
+            param="source",
+        ) from error
+
+
+def _load_model(model: object, config: ModelConfig, runner: asyncio.Runner) -> None:
+    load = getattr(model, "load", None)
+    if load is None:
+        if config.options:
+            raise ModelLoadError(
+                f"{type(model).__name__} has no load(options), so options cannot be given to it.", param="options"
+            )
+        return
+    takes_options = bool(inspect.signature(load).parameters)
+    if config.options and not takes_options:
+        raise ModelLoadError(f"{type(model).__name__}.load takes no options; leave them out.", param="options")
+    try:
+        _wait(runner, load(dict(config.options)) if takes_options else load())
+    except InferdError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(
+            f"{type(model).__name__}.load failed: {type(error).__name__}: {error}.", param="source"
+        ) from error
