@@ -18,6 +18,7 @@ from msgspec import Meta
 from inferd.config_pipelines import with_models
 from inferd.config_rules import problems_between
 from inferd.config_tree import Problem, Text, branches, check, dotted
+from inferd.config_versions import expand_versions
 from inferd.errors import ConfigError
 from inferd.types import PriorityClass
 
@@ -48,6 +49,13 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     grace_s: Annotated[float, Meta(description="Seconds that requests in flight get to finish at shutdown.", ge=0)] = (
         30.0
     )
+    v2_name: Annotated[
+        str,
+        Meta(
+            description="The server's name in KServe v2's metadata; Triton's own example clients insist on 'triton'.",
+            min_length=1,
+        ),
+    ] = "inferd"
     access_log: Annotated[bool, Meta(description="Write one line per request to the log (never its text).")] = True
     log_format: Annotated[
         Literal["auto", "json", "text"],
@@ -391,6 +399,19 @@ class PipelineConfig(Section, frozen=True, kw_only=True):
     ] = {}
 
 
+class VersionsConfig(Section, frozen=True, kw_only=True):
+    """Which versions of a model are served whose folder has numbered subfolders: 1/, 2/, ..."""
+
+    policy: Annotated[
+        Literal["latest", "specific", "all"],
+        Meta(description="latest: the highest numbers; specific: those in 'only'; all: every one."),
+    ] = "latest"
+    count: Annotated[int, Meta(description="How many versions are served by the policy latest.", ge=1)] = 1
+    only: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...], Meta(description="The versions that the policy specific serves.")
+    ] = ()
+
+
 class ModelConfig(Section, frozen=True, kw_only=True):
     """One model: where it comes from and how it runs."""
 
@@ -487,6 +508,13 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     drain_s: Annotated[
         float, Meta(description="Seconds that requests get to finish on a replica that is replaced or unloaded.", ge=0)
     ] = 300.0
+    version: Annotated[
+        str,
+        Meta(
+            description="What KServe v2 calls this version; a version from a numbered folder has the folder's number.",
+            pattern=r"^[1-9][0-9]{0,17}$",
+        ),
+    ] = "1"
     batching: BatchingConfig = BatchingConfig()
     sequence: SequenceConfig = SequenceConfig()
     preprocess: Annotated[
@@ -502,6 +530,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     remotes: tuple[RemoteConfig, ...] = ()
     scheduler: SchedulerConfig = SchedulerConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()
+    versions: VersionsConfig = VersionsConfig()
     queue: QueueConfig = QueueConfig()
     routing: RoutingConfig = RoutingConfig()
     breaker: BreakerConfig = BreakerConfig()
@@ -571,9 +600,10 @@ def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[st
     if problems:
         raise ConfigError(_sentence(problems, origins, where), param=dotted(problems[0].path))
     try:
-        return with_models(msgspec.convert(checked, Config))
+        config = msgspec.convert(checked, Config)
     except msgspec.ValidationError as error:  # a type that ``check`` leaves to msgspec
         raise ConfigError(f"The configuration {f'in {where} ' if where else ''}is not valid: {error}.") from None
+    return with_models(expand_versions(config))
 
 
 def single_model_config(

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from inferd.config_versions import base_of
 from inferd.types import Priority, Usage
 
 Scope = Literal["public", "infer", "models", "metrics", "admin"]
@@ -46,7 +47,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return scope == "public" or scope in self.scopes or "admin" in self.scopes
 
     def may_use(self, model: str) -> bool:
-        return not self.models or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
+        """Whoever may use a model may use its versions."""
+        if not self.models:
+            return True
+        names = (model, base_of(model))
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.models for name in names)
 
 
 LOCAL = Principal()

@@ -1,0 +1,91 @@
+"""A folder's numbered subfolders become entries of the configuration, by policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferd.config import Config, load_config
+from inferd.config_versions import base_of, versions_of
+from inferd.errors import ConfigError
+from inferd.tenancy.principal import Principal
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in ("1", "2", "10"):
+        (tmp_path / "digits" / number).mkdir(parents=True)
+        (tmp_path / "digits" / number / "model.onnx").write_bytes(b"onnx")
+    (tmp_path / "digits" / "3").mkdir()  # nothing has been copied there yet
+    (tmp_path / "digits" / "notes").mkdir()
+    return tmp_path / "digits"
+
+
+def load(folder: Path, **model: object) -> Config:
+    return load_config(None, {}, {"models": {"digits": {"source": str(folder), **model}}})
+
+
+def served(config: Config) -> dict[str, tuple[str, str]]:
+    return {name: (Path(model.source).name, model.version) for name, model in config.models.items()}
+
+
+def test_the_newest_version_has_the_model_s_name(folder: Path) -> None:
+    assert served(load(folder)) == {"digits": ("10", "10")}
+
+
+def test_the_latest_are_the_highest_numbers_not_the_last_words(folder: Path) -> None:
+    config = load(folder, versions={"policy": "latest", "count": 2})
+    assert served(config) == {"digits@2": ("2", "2"), "digits": ("10", "10")}
+    assert versions_of(config.models, "digits") == {"2": "digits@2", "10": "digits"}
+
+
+def test_all_versions_are_served_at_once(folder: Path) -> None:
+    config = load(folder, versions={"policy": "all"}, threads=1)
+    assert versions_of(config.models, "digits") == {"1": "digits@1", "2": "digits@2", "10": "digits"}
+    assert {model.threads for model in config.models.values()} == {1}
+
+
+def test_specific_versions_are_those_named(folder: Path) -> None:
+    config = load(folder, versions={"policy": "specific", "only": [2, 1]})
+    assert served(config) == {"digits@1": ("1", "1"), "digits": ("2", "2")}
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({"policy": "specific", "only": [7]}, "no version 7; the folder has 1, 2, 10"),
+        ({"policy": "specific"}, "needs 'only'"),
+        ({"policy": "latest", "count": 0}, "count"),
+    ],
+)
+def test_a_policy_that_cannot_be_met_says_what_there_is(folder: Path, policy: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(folder, versions=policy)
+    assert said in refused.value.message
+
+
+def test_a_name_that_a_version_takes_is_refused(folder: Path) -> None:
+    models = {"digits": {"source": str(folder), "versions": {"policy": "all"}}, "digits@1": {"source": "demo"}}
+    with pytest.raises(ConfigError, match="digits@1"):
+        load_config(None, {}, {"models": models})
+
+
+def test_a_checkpoint_with_numbered_folders_is_one_model(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    assert served(load(folder)) == {"digits": ("digits", "1")}
+
+
+def test_a_model_that_only_looks_like_a_version_is_none(folder: Path) -> None:
+    models = {"digits": {"source": str(folder)}, "digits@5": {"source": "demo"}}
+    config = load_config(None, {}, {"models": models})
+    assert versions_of(config.models, "digits") == {"10": "digits"}
+
+
+def test_a_key_for_a_model_is_one_for_its_versions_and_for_no_other_model() -> None:
+    principal = Principal(models=("digits", "team-*"))
+    assert principal.may_use("digits@2")
+    assert principal.may_use("team-a@1")
+    assert not principal.may_use("letters@1")
+    assert not principal.may_use("digits2@1")
+    assert base_of("team@host") == "team@host"
