@@ -22,7 +22,7 @@ from inferd.cli.terminal import Told, is_live, loading, warn
 from inferd.config import REMOTE_PREFIX, Config, load_config, model_name, stray_variables
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.registry.artifact import artifact_of
-from inferd.registry.source import is_remote, resolve, silent
+from inferd.registry.source import is_code, is_remote, resolve, silent
 
 
 @click.command("serve")
@@ -80,6 +80,8 @@ def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Con
     if name is None and source.startswith(REMOTE_PREFIX):
         raise click.UsageError("Say with --name which of that server's models is to be served.")
     chosen = name if name is not None else model_name(source)
+    if is_code(source):
+        model.setdefault("allow_code", True)  # the operator named the class himself
     overrides = {"server": server, "models": {chosen: {"source": source, **model}}}
     return load_config(None, os.environ, overrides)
 

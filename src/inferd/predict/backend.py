@@ -7,7 +7,7 @@ socket. ``inferd.worker.direct`` drives it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
