@@ -215,6 +215,9 @@ class FakeRouter:
         self.submitted.release()
         return stream
 
+    def find_way(self, model: str, now: float) -> None:
+        """There is no short way through a fake."""
+
     async def tokenize(
         self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False
     ) -> tuple[list[int], list[str] | None]:

@@ -61,6 +61,7 @@ class Host:
     """Takes every whole request and answers at once."""
 
     max_connections = 1
+    express = None
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 import httptools
 
 from inferd import clock
-from inferd.gateway.exchange import READ_AHEAD_BYTES, BadTarget, Exchange
+from inferd.gateway.exchange import READ_AHEAD_BYTES, BadTarget, Exchange, Serving
 from inferd.gateway.http import Receive, Scope, Send
 
 MAX_HEADER_BYTES: Final = 64 * 1024
@@ -29,6 +29,7 @@ MAX_PIPELINED: Final = 64
 PIPELINE_AHEAD: Final = 8
 PIPELINE_AHEAD_BYTES: Final = 64 * 1024
 WRITE_AHEAD_BYTES: Final = 64 * 1024
+MAX_FAMILIAR_BYTES: Final = 4096  # of a head that is looked up before it is parsed
 GATHER_BYTES: Final = 64 * 1024  # a body up to this size is waited for before the application hears of it
 GATHER_S: Final = 1.0
 
@@ -79,6 +80,9 @@ class Host(Protocol):
     forward: Callable[[Exchange], bool] | None
     """Takes a whole request over without a task, or says that it does not."""
 
+    express: Callable[[Connection, bytes], bool] | None
+    """Likewise one that has just been read, and is all that was, if its head is familiar."""
+
     waits: Waits
     connections: set[Connection]
     max_connections: int
@@ -97,10 +101,12 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_ahead_bytes",
+        "_at_boundary",
         "_bare_bytes",
         "_current",
         "_discarded",
         "_drain",
+        "_express",
         "_header_bytes",
         "_header_since",
         "_headers",
@@ -112,6 +118,7 @@ class Connection(asyncio.Protocol):
         "_is_read_paused",
         "_parser",
         "_queue",
+        "_raw_head",
         "_reading_bytes",
         "_rest_since",
         "_stuck_bytes",
@@ -127,9 +134,12 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._express = host.express
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._at_boundary = True  # nothing of a request has been read that is not complete
+        self._raw_head = b""  # of the request that is being read, if it came in one piece
         self._in_headers = True
         self._header_bytes = 0
         self._header_since = clock.now()  # 0: no headers are under way
@@ -140,7 +150,7 @@ class Connection(asyncio.Protocol):
         self._rest_since = 0.0  # 0: nothing that is left of a body is being thrown away
         self._waiting: Exchange | None = None  # whose body is waited for, and nobody knows of it yet
         self._waiting_since = 0.0
-        self._current: Exchange | None = None  # which is being answered
+        self._current: Serving | None = None  # what is being answered
         self._queue: deque[Exchange] = deque()
         self._ahead_bytes = 0  # read while requests waited for the one that is being answered
         self._is_moving = False
@@ -170,6 +180,11 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._idle_since = 0.0
+        if self._at_boundary and self._current is None:
+            if self._express is not None and self._express(self, data):
+                return
+            end = data.find(b"\r\n\r\n")
+            self._raw_head = data[:end] if 0 < end < MAX_FAMILIAR_BYTES else b""
         self._reading_bytes = len(data)
         self._bare_bytes += len(data)
         try:
@@ -217,21 +232,20 @@ class Connection(asyncio.Protocol):
         self.is_writable = False
         self._stuck_since = clock.now()
         self._stuck_bytes = self._transport.get_write_buffer_size()
-        current = self._current
-        if current is not None and current.on_room is not None:
-            current.on_room(False)
+        if self._current is not None:
+            self._current.room(False)
 
     def resume_writing(self) -> None:
         self.is_writable = True
         self._stuck_since = 0.0
         self._wake_drain()
-        current = self._current
-        if current is not None and current.on_room is not None:
-            current.on_room(True)
+        if self._current is not None:
+            self._current.room(True)
 
     # -- the parser's side ------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        self._at_boundary = False
         self._target = b""
         self._headers = []
         self._discarded = 0
@@ -288,6 +302,7 @@ class Connection(asyncio.Protocol):
         if len(self._queue) >= MAX_PIPELINED:
             self._refuse(_BAD_REQUEST)
             return
+        exchange.raw_head, self._raw_head = self._raw_head, b""
         self._incoming = exchange
         self._queue.append(exchange)
 
@@ -306,6 +321,7 @@ class Connection(asyncio.Protocol):
         incoming.put_body(body)
 
     def on_message_complete(self) -> None:
+        self._at_boundary = True
         incoming, self._incoming = self._incoming, None
         self._rest_since = 0.0
         if incoming is None or self._transport.is_closing():
@@ -321,6 +337,7 @@ class Connection(asyncio.Protocol):
         Java's client offers HTTP/2 with every first request. The parser stops after such headers and
         would take the body for the next request, so it gets the same headers again.
         """
+        self._raw_head = b""
         method = self._parser.get_method()
         if method == b"CONNECT":
             self._refuse(_BAD_REQUEST)
@@ -409,7 +426,17 @@ class Connection(asyncio.Protocol):
     def wants_body(self) -> None:
         self._read_on()
 
-    def exchange_over(self, exchange: Exchange) -> None:
+    def serve(self, serving: Serving) -> None:
+        """What was read last is answered by this one: a familiar request, or what a transit is turned into."""
+        self._current = serving
+        self._header_since = 0.0
+        self._in_headers = False
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._host.is_stopping
+
+    def exchange_over(self, exchange: Serving) -> None:
         """An answer is complete: on to the next request."""
         if exchange is not self._current:
             return

@@ -33,6 +33,21 @@ class BadTarget(Exception):
     """The request's target is no path."""
 
 
+class Serving(Protocol):
+    """What a connection is busy with."""
+
+    keep_alive: bool
+    is_started: bool
+
+    @property
+    def is_body_complete(self) -> bool: ...
+    def leave(self) -> None:
+        """The client is gone, or the connection is given up."""
+
+    def room(self, is_writable: bool) -> None:
+        """Whether there is room to write has changed."""
+
+
 class Line(Protocol):
     """The connection, as an exchange sees it."""
 
@@ -40,7 +55,7 @@ class Line(Protocol):
 
     def write(self, data: bytes) -> None: ...
     def abort(self) -> None: ...
-    def exchange_over(self, exchange: Exchange) -> None: ...
+    def exchange_over(self, exchange: Serving) -> None: ...
     def wants_body(self) -> None:
         """The body that was read ahead is used up: read on."""
 
@@ -70,6 +85,7 @@ class Exchange:
         "num_buffered",
         "on_leave",
         "on_room",
+        "raw_head",
         "target",
     )
 
@@ -97,6 +113,7 @@ class Exchange:
         self.expects_continue = False
         self.is_body_complete = False
         self.num_buffered = 0
+        self.raw_head = b""  # as it came, where it came alone and in one piece; without the empty line
         self.is_started = False  # some of the answer was sent
         self.is_over = False  # all of it was
         self.has_left = False
@@ -122,6 +139,10 @@ class Exchange:
         self._wake()
         if self.on_leave is not None and not self.is_over:
             self.on_leave()
+
+    def room(self, is_writable: bool) -> None:
+        if self.on_room is not None:
+            self.on_room(is_writable)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -216,6 +237,11 @@ class Exchange:
         self.begin(status, headers, len(body))
         self.write(body, last=True)
 
+    def go_on(self) -> None:
+        """The head of a stream was sent, and maybe some of its body."""
+        self._framing = "chunked"
+        self.is_started = True
+
     def begin(self, status: int, headers: Headers | list[tuple[bytes, bytes]], length: int | None) -> None:
         """The head; it goes out with the first bytes of the body. ``length``: None where it is not known."""
         assert self._head is None, "an answer has one head"
@@ -239,7 +265,7 @@ class Exchange:
             self._framing = "none" if self.method == "HEAD" else "chunked"
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
-        lines.append(_date())
+        lines.append(date_line())
         self._head = b"".join(lines)
 
     def write(self, data: bytes, *, last: bool = False) -> None:
@@ -314,7 +340,7 @@ _date_line = b""
 _date_at = 0
 
 
-def _date() -> bytes:
+def date_line() -> bytes:
     """The Date header and the empty line behind the head, made once a second."""
     global _date_line, _date_at  # noqa: PLW0603
     now = int(clock.wall())

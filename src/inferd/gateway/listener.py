@@ -73,7 +73,7 @@ class HttpServer:
     """An application on a socket. ``serve`` runs until ``stop``; requests in flight get ``grace_s``.
 
     An application with a method ``forward`` is offered every request whose body is complete, and may take
-    it over without a task of its own.
+    it over without a task of its own; with a method ``express`` likewise whatever is read between two requests.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class HttpServer:
         self._timer: asyncio.TimerHandle | None = None
         self.app = app
         self.forward = cast("Callable[[Exchange], bool] | None", getattr(app, "forward", None))
+        self.express = cast("Callable[[Connection, bytes], bool] | None", getattr(app, "express", None))
         self._emit = emit
         self._num_turned_away = 0
         self._told_at = 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -19,22 +19,25 @@ from inferd import clock
 from inferd.config import Config
 from inferd.errors import InferdError, InternalError
 from inferd.gateway.admission import authenticate, cost_of, reserve, terms_of
+from inferd.gateway.answering import NOSNIFF, Answering, Books
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body, may_repeat_keys
 from inferd.gateway.errors import invalid
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.generation import check_end, error_frame, failure_of, forwarded_headers, note_end
-from inferd.gateway.http import EVENTS_HEADERS, Answer, Call, EventStream, Headers, Response, require_json
+from inferd.gateway.http import Answer, Call, EventStream, Response, require_json
 from inferd.gateway.origin import Origins
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range
 from inferd.gateway.upstream import Item, ModelStatus, Stream
 from inferd.tenancy.principal import Principal
-from inferd.types import ModelInfo, Relay, Relayed, RelayHead, Request, Usage
+from inferd.types import ModelInfo, Relay, Relayed, Request, Usage
+
+if TYPE_CHECKING:
+    from inferd.gateway.express import Lane
 
 CHAT: Final = "/chat/completions"
 TEXT: Final = "/completions"
 _TARGETS: Final = {b"/v1/chat/completions": CHAT, b"/v1/completions": TEXT}
-_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # another server's words, and its word for what they are
 
 _log = logging.getLogger("inferd.gateway")
 
@@ -56,25 +59,54 @@ class RelayFields(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
     max_tokens: int | None = None
     n: int | None = None
     best_of: int | None = None
     priority: int | None = None
     timeout: float | None = None
 
+    @property
+    def wants_usage(self) -> bool:
+        options = self.stream_options
+        return isinstance(options, _StreamOptions) and options.include_usage is True
+
+    @property
+    def has_terms(self) -> bool:
+        """It asks for more than one plain answer, or for terms of its own."""
+        return not (self.n is None and self.best_of is None and self.priority is None and self.timeout is None)
+
 
 class ChatFields(RelayFields, frozen=True, kw_only=True):
     messages: list[_Message]
     max_completion_tokens: int | None = None
 
+    @property
+    def longest(self) -> int | None:
+        """Which of the two limits a remote server goes by is not known here: the larger one."""
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        return max(self.max_completion_tokens, self.max_tokens or 0)
+
+    @property
+    def is_plain(self) -> bool:
+        return bool(self.messages) and not self.has_terms
+
 
 class TextFields(RelayFields, frozen=True, kw_only=True):
     prompt: msgspec.Raw
 
+    @property
+    def longest(self) -> int | None:
+        return self.max_tokens
 
-_chat: Final = msgspec.json.Decoder(ChatFields)
-_text: Final = msgspec.json.Decoder(TextFields)
+    @property
+    def is_plain(self) -> bool:
+        return bytes(self.prompt)[:1] == b'"' and not self.has_terms
+
+
+chat_decoder: Final = msgspec.json.Decoder(ChatFields)
+text_decoder: Final = msgspec.json.Decoder(TextFields)
 _prompts: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -84,7 +116,7 @@ class _Elsewhere:
     info: ModelInfo | None = None
 
 
-_ELSEWHERE: Final = _Elsewhere()
+ELSEWHERE: Final = _Elsewhere()
 
 
 def remote_models(config: Config) -> frozenset[str]:
@@ -98,9 +130,9 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
     if isinstance(fields, ChatFields):
         if not fields.messages:
             raise invalid("messages", "messages must not be empty; send at least one message.")
-        max_tokens, num_prompts = _longest(fields), 1
+        max_tokens, num_prompts = fields.longest, 1
     else:
-        max_tokens, num_prompts = fields.max_tokens, _num_prompts(fields.prompt)
+        max_tokens, num_prompts = fields.longest, _num_prompts(fields.prompt)
     if max_tokens is not None:
         check_range("max_tokens", max_tokens)
     width = 1
@@ -114,7 +146,7 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
     call.model = name
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
     cost = cost_of(
-        _ELSEWHERE,
+        ELSEWHERE,
         prompt_bytes=len(body),
         prompt_tokens=0,
         num_prompts=num_prompts,
@@ -122,12 +154,11 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
         max_tokens=max_tokens,
     )
     reserve(room, call, name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
-    options = fields.stream_options
     relay = Relay(
         path=path,
         body=body,
         stream=stream,
-        wants_usage=options is not None and options.include_usage is True,
+        wants_usage=fields.wants_usage,
         headers=forwarded_headers(call),
     )
     request = Request(
@@ -146,12 +177,6 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
     made = room.router.submit(request, relay)
     call.streams.append(made)
     return made
-
-
-def _longest(fields: ChatFields) -> int | None:
-    """Which of the two limits a remote server goes by is not known here: the larger one."""
-    limits = [limit for limit in (fields.max_tokens, fields.max_completion_tokens) if limit is not None]
-    return max(limits) if limits else None
 
 
 def _num_prompts(prompt: msgspec.Raw) -> int:
@@ -182,9 +207,9 @@ async def relayed(room: Room, call: Call, name: str, path: str, body: bytes) -> 
     """The answer for such a model. Raises InferdError for everything that is known before the first byte."""
     fields: ChatFields | TextFields
     if path == CHAT:
-        fields = await decode_body(body, _chat)
+        fields = await decode_body(body, chat_decoder)
     else:
-        fields = await decode_body(body, _text)
+        fields = await decode_body(body, text_decoder)
     stream = submit(room, call, name, path, fields, body)
     return await _forwarded(call, stream, await anext(stream))
 
@@ -233,7 +258,7 @@ async def _forwarded(call: Call, stream: Stream, first: Item) -> Answer:
         end = item.end
     if end is not None:
         note_end(call, end)
-    return Response(head.status, b"".join(pieces), head.content_type, (*head.headers, _NOSNIFF))
+    return Response(head.status, b"".join(pieces), head.content_type, (*head.headers, NOSNIFF))
 
 
 async def _frames(call: Call, stream: Stream, first: Relayed) -> AsyncGenerator[bytes, None]:
@@ -275,27 +300,17 @@ class Peeked:
 # -- without a task ------------------------------------------------------------------------------
 
 
-class Books(Protocol):
-    """What is done with every call, whichever way it went."""
-
-    def error_response(self, call: Call, error: InferdError) -> Response:
-        """The answer an error makes, noted in the call."""
-        ...
-
-    def close(self, call: Call) -> None:
-        """The call is over: settle and tell."""
-
-
 class Relays:
     """Takes over the requests that can be forwarded without a task. Made anew with each configuration."""
 
-    __slots__ = ("_books", "_max_body_bytes", "_names", "_origins", "_principal", "_room")
+    __slots__ = ("_books", "_lane", "_max_body_bytes", "_names", "_origins", "_principal", "_room")
 
-    def __init__(self, room: Room, origins: Origins, principal: Principal | None, books: Books) -> None:
+    def __init__(self, room: Room, origins: Origins, principal: Principal | None, books: Books, lane: Lane) -> None:
         self._room = room
         self._origins = origins
         self._principal = principal
         self._books = books
+        self._lane = lane
         self._max_body_bytes = min(room.max_body_bytes, OFF_LOOP_BYTES)
         self._names = frozenset(
             name for name in remote_models(room.config) if not room.config.models[name].cache.enabled
@@ -307,10 +322,10 @@ class Relays:
         if path is None or not self._names or exchange.method != "POST":
             return False
         body = exchange.whole_body()
-        if len(body) > self._max_body_bytes or not (body.isascii() or _is_text(body)):
+        if len(body) > self._max_body_bytes or not (body.isascii() or is_text(body)):
             return False
         try:
-            fields = _chat.decode(body) if path == CHAT else _text.decode(body)
+            fields = chat_decoder.decode(body) if path == CHAT else text_decoder.decode(body)
         except (msgspec.DecodeError, RecursionError):
             return False
         name = fields.model
@@ -321,7 +336,7 @@ class Relays:
             return False
         call.route = "/v1" + path
         call.request_bytes = len(body)
-        answering = _Answering(call, exchange, self._books)
+        answering = Answering(call, exchange, self._books)
         try:
             if self._principal is not None:
                 call.principal = self._principal
@@ -345,120 +360,15 @@ class Relays:
         exchange.on_leave = answering.leave
         exchange.on_room = answering.room
         stream.attach(answering)
+        if exchange.raw_head:
+            self._lane.learn(exchange, call, path)
         return True
 
 
-def _is_text(body: bytes) -> bool:
+def is_text(body: bytes) -> bool:
     """Proper UTF-8, also where nobody here reads it."""
     try:
         body.decode("utf-8")
     except UnicodeDecodeError:
         return False
     return True
-
-
-class _Answering:
-    """Writes what a stream says straight to the client's connection."""
-
-    __slots__ = ("_books", "_call", "_exchange", "_has_begun", "_is_over", "stream")
-
-    def __init__(self, call: Call, exchange: Exchange, books: Books) -> None:
-        self._call = call
-        self._exchange = exchange
-        self._books = books
-        self._has_begun = False
-        self._is_over = False
-        self.stream: Stream | None = None
-
-    def __call__(self, item: Item) -> None:
-        end, exchange, call = item.end, self._exchange, self._call
-        if isinstance(item, Relayed):
-            data = item.data
-            if item.head is not None:
-                self._begin(item.head, data, is_whole=end is not None)
-            elif data:
-                call.response_bytes += len(data)
-                exchange.write(data)
-            if end is None:
-                if not exchange.is_writable and self.stream is not None:
-                    self.stream.pause()
-                return
-        if end is None:
-            return
-        note_end(call, end)
-        error = failure_of(end)
-        if error is not None and not call.gone:
-            if not self._has_begun:
-                self._answer(self._books.error_response(call, error))
-            elif call.status == 200:
-                frame = error_frame(call, error)
-                call.response_bytes += len(frame)
-                exchange.write(frame)
-        if not exchange.is_over:
-            exchange.finish()
-        self._over()
-
-    def _begin(self, head: RelayHead, data: bytes, *, is_whole: bool) -> None:
-        call, exchange = self._call, self._exchange
-        self._has_begun = True
-        call.status = head.status
-        call.response_bytes += len(data)
-        headers: Headers = (
-            (b"x-request-id", call.request_id.encode("ascii")),
-            *call.common_headers,
-            *head.headers,
-            (b"content-type", head.content_type),
-        )
-        if call.permit is not None:
-            headers += call.permit.headers()
-        if is_whole:
-            call.is_complete = True
-            exchange.answer(head.status, (*headers, _NOSNIFF), data)
-        else:
-            exchange.begin(head.status, headers + EVENTS_HEADERS, None)
-            if data:
-                exchange.write(data)
-
-    def refuse(self, error: InferdError) -> None:
-        """It came to nothing before anybody was asked."""
-        self._exchange.take_body()
-        self._answer(self._books.error_response(self._call, error))
-        self._over()
-
-    def _answer(self, response: Response) -> None:
-        call = self._call
-        call.status = response.status
-        call.response_bytes += len(response.body)
-        call.is_complete = True
-        headers: Headers = (
-            (b"x-request-id", call.request_id.encode("ascii")),
-            *call.common_headers,
-            *response.headers,
-            (b"content-type", response.content_type),
-        )
-        if call.permit is not None:
-            headers += call.permit.headers()
-        self._exchange.answer(response.status, headers, response.body)
-
-    def leave(self) -> None:
-        """The client is gone: so is the request; its end says what it cost."""
-        self._call.gone = True
-        if self.stream is not None:
-            self.stream.close()
-
-    def room(self, is_writable: bool) -> None:
-        if self.stream is not None:
-            if is_writable:
-                self.stream.resume()
-            else:
-                self.stream.pause()
-
-    def _over(self) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        call, exchange = self._call, self._exchange
-        self._books.close(call)
-        # What refers to itself is freed late, by a search that costs every request something.
-        exchange.on_leave = exchange.on_room = self.stream = None
-        call.streams.clear()

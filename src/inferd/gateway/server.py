@@ -19,6 +19,7 @@ from inferd.errors import InferdError, InternalError
 from inferd.events import Emit, HttpServed
 from inferd.gateway.admission import authenticate
 from inferd.gateway.background import Background, is_wanted, refuse_stream
+from inferd.gateway.connection import Connection
 from inferd.gateway.control import ControlActions
 from inferd.gateway.errors import (
     CLIENT_LEFT,
@@ -30,6 +31,7 @@ from inferd.gateway.errors import (
     printable,
 )
 from inferd.gateway.exchange import Exchange
+from inferd.gateway.express import Lane
 from inferd.gateway.generation import error_frame, note_end
 from inferd.gateway.http import (
     Call,
@@ -65,7 +67,7 @@ class Gateway:
     ``principal``: whoever reaches this application is that one (the control socket), and no web page does.
     """
 
-    __slots__ = ("_origins", "_principal", "_relays", "_room", "_scope_of_metrics", "_table")
+    __slots__ = ("_lane", "_origins", "_principal", "_relays", "_room", "_scope_of_metrics", "_table")
 
     def __init__(self, room: Room, principal: Principal | None) -> None:
         self._principal = principal
@@ -80,7 +82,8 @@ class Gateway:
         self._room = room
         self._origins = Origins(room.config.server)
         self._scope_of_metrics: KeyScope = "public" if room.config.server.public_metrics else "metrics"
-        self._relays = Relays(room, self._origins, self._principal, self)
+        self._lane = Lane(room, self._principal, self)
+        self._relays = Relays(room, self._origins, self._principal, self, self._lane)
 
     @property
     def room(self) -> Room:
@@ -90,6 +93,10 @@ class Gateway:
     def forward(self, exchange: Exchange) -> bool:
         """Serve a whole request without a task, if it is of a kind that can be (``Relays``)."""
         return self._relays.forward(exchange)
+
+    def express(self, client: Connection, data: bytes) -> bool:
+        """Likewise what has just been read, if it is a whole request that begins like one before (``Lane``)."""
+        return self._lane.take(client, data)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -7,9 +7,12 @@ gateway asks for nothing else and never sees a replica or a worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from inferd.types import Chat, ModelInfo, Output, Relay, Relayed, Request, TextPrompt, Usage
+
+if TYPE_CHECKING:
+    from inferd.router.express import Way
 
 ModelState = Literal["loading", "ready", "degraded", "unavailable", "failed", "stopped", "unloaded"]
 
@@ -75,6 +78,11 @@ class Upstream(Protocol):
     def draining(self) -> bool: ...
     def submit(self, request: Request, relay: Relay | None = None) -> Stream:
         """Raises ModelNotFound, Overloaded or Unavailable."""
+        ...
+
+    def find_way(self, model: str, now: float) -> Way | None:
+        """The short way to a remote server, where nobody is ahead; None: ``submit`` is the way. One that was found
+        must be taken."""
         ...
 
     async def tokenize(

@@ -8,8 +8,9 @@ never taken for the next answer. Knows nothing of what is asked, nor of other co
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 import httptools
 
@@ -19,11 +20,24 @@ from inferd.errors import UpstreamFailed
 MAX_HEAD_BYTES: Final = 64 * 1024
 
 Headers = list[tuple[bytes, bytes]]
+_MAX_FAMILIAR: Final = 512
+_MAX_FAMILIAR_BYTES: Final = 2048
+_SIZE = re.compile(rb"[0-9a-fA-F]{1,7}")
+
+
+class Head(NamedTuple):
+    """The head of an answer that keeps its connection open."""
+
+    status: int
+    headers: Headers
+    length: int  # of the body; -1: it comes in chunks
 
 
 class Receiver(Protocol):
-    """Who gets an answer: one ``answer_head``, any number of ``answer_data``, and one of the last two."""
+    """Who gets an answer: one ``answer_head``, any number of ``answer_data``, and one of the last two; or all of
+    it at once by ``answer_whole``."""
 
+    def answer_whole(self, head: Head, body: bytes) -> None: ...
     def answer_head(self, status: int, headers: Headers) -> None: ...
     def answer_data(self, data: bytes) -> None: ...
     def answer_ended(self) -> None: ...
@@ -33,12 +47,19 @@ class Receiver(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """Carries one exchange at a time. ``on_free`` is told when it can be used again, ``on_lost`` when never."""
+    """Carries one exchange at a time. ``on_free`` is told when it can be used again, ``on_lost`` when never.
+
+    Most answers of a server begin with the same bytes: heads that the parser has read once are remembered (for all
+    connections), and where one comes again with a whole body behind it, or with chunks that are whole, nothing is
+    parsed twice. The parser gets everything else, and the head again when a remembered one was the beginning.
+    """
 
     __slots__ = (
         "_bare_bytes",
         "_began",
+        "_chunked_head",
         "_complete",
+        "_first_bytes",
         "_head_bytes",
         "_head_done",
         "_head_told",
@@ -73,6 +94,8 @@ class Connection(asyncio.Protocol):
         self._bare_bytes = 0  # since the last byte of the body: sizes of chunks, their extensions, trailers
         self._began = self._head_done = self._head_told = self._complete = False
         self._is_dirty = self._is_informational = self._until_close = False
+        self._first_bytes = b""  # of this answer, while a single read holds all of it
+        self._chunked_head = b""  # a familiar one whose chunks the parser has not seen
         self._parser = httptools.HttpResponseParser(self)
         self.is_closed = False
         self.is_paused = False
@@ -100,9 +123,15 @@ class Connection(asyncio.Protocol):
         self._head_bytes = self._bare_bytes = 0
         self._began = self._head_done = self._head_told = self._complete = False
         self._is_informational = self._until_close = False
+        self._first_bytes = self._chunked_head = b""
         self.num_exchanges += 1
         self.sent_at = self.last_at = clock.now()
         self._transport.write(request)
+
+    def hand_to(self, receiver: Receiver) -> None:
+        """Somebody else gets the rest of the answer under way."""
+        assert self._receiver is not None, "there is no answer under way"
+        self._receiver = receiver
 
     def pause(self) -> None:
         if not self.is_paused and self._transport is not None and not self.is_closed:
@@ -146,6 +175,69 @@ class Connection(asyncio.Protocol):
             self._shut()
             return
         self.last_at = clock.now()
+        if self._chunked_head:
+            if not self._take_chunks(data, 0):
+                self._parse(data)
+            return
+        if not self._head_bytes and not self._head_done:
+            end = data.find(b"\r\n\r\n")
+            head = _familiar.get(data[:end])
+            if head is not None:
+                if head.length == len(data) - end - 4:
+                    self._receiver = None
+                    self.idle_since = self.last_at
+                    if self.is_paused:
+                        self._shut()
+                    else:
+                        self._on_free(self)
+                    receiver.answer_whole(head, data[end + 4 :])
+                    return
+                if head.length < 0 and not self._head_bytes:
+                    self._begin_chunks(receiver, head, data, end)
+                    return
+            self._first_bytes = data if 0 < end < _MAX_FAMILIAR_BYTES else b""
+        self._parse(data)
+
+    def _begin_chunks(self, receiver: Receiver, head: Head, data: bytes, end: int) -> None:
+        self._chunked_head = data[: end + 4]
+        self._head_done = self._head_told = True
+        receiver.answer_head(head.status, head.headers)
+        if self._receiver is not None and len(data) > end + 4 and not self._take_chunks(data, end + 4):
+            self._parse(data[end + 4 :])
+
+    def _take_chunks(self, data: bytes, at: int) -> bool:
+        """Hand over the chunks from ``at`` on if they are whole; False: they are the parser's, which has been
+        shown the head."""
+        pieces: list[bytes] = []
+        length = len(data)
+        is_last = False
+        while at < length:
+            line_end = data.find(b"\r\n", at, at + 10)
+            if line_end < 0 or not _SIZE.fullmatch(data, at, line_end):
+                break
+            size = int(data[at:line_end], 16)
+            begin = line_end + 2
+            at = begin + size + 2
+            if at > length or data[at - 2 : at] != b"\r\n" or is_last:
+                break
+            if size:
+                pieces.append(data[begin : at - 2])
+            else:
+                is_last = True
+        else:
+            receiver = self._receiver
+            assert receiver is not None
+            if pieces:
+                self._began = True
+                receiver.answer_data(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            if is_last and (receiver := self._receiver) is not None:
+                self._finish(receiver)
+            return True
+        head, self._chunked_head = self._chunked_head, b""
+        self._parser.feed_data(head)
+        return False
+
+    def _parse(self, data: bytes) -> None:
         self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -153,7 +245,7 @@ class Connection(asyncio.Protocol):
             raise  # a defect of ours
         except httptools.HttpParserError as error:
             if not self._complete:
-                self._forward(receiver)
+                self._forward()
                 self.fail(_bad(f"its answer is no valid HTTP ({type(error).__name__})"))
                 return
             self._is_dirty = True
@@ -162,24 +254,25 @@ class Connection(asyncio.Protocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.fail(_bad(f"the head of its answer is larger than {MAX_HEAD_BYTES} bytes"))
             return
-        self._forward(receiver)
-        if self._receiver is not receiver:
+        self._forward()
+        receiver = self._receiver
+        if receiver is None:
             return
         if self._complete:
             self._finish(receiver)
         elif self._bare_bytes > MAX_HEAD_BYTES:  # the parser keeps a trailer whole
             self.fail(_bad(f"more than {MAX_HEAD_BYTES} bytes of its answer's body are chunk headers or trailers"))
 
-    def _forward(self, receiver: Receiver) -> None:
-        """Hand over what has arrived; the receiver may let go meanwhile."""
-        if self._head_done and not self._head_told:
+    def _forward(self) -> None:
+        """Hand over what has arrived; the receiver may let go meanwhile, or pass the rest on to another."""
+        if self._head_done and not self._head_told and self._receiver is not None:
             self._head_told = True
-            receiver.answer_head(self._parser.get_status_code(), self._headers)
-        if self._pieces and self._receiver is receiver:
+            self._receiver.answer_head(self._parser.get_status_code(), self._headers)
+        if self._pieces and self._receiver is not None:
             data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             self._pieces.clear()
             self._began = True
-            receiver.answer_data(data)
+            self._receiver.answer_data(data)
 
     def _finish(self, receiver: Receiver) -> None:
         self._receiver = None
@@ -230,7 +323,10 @@ class Connection(asyncio.Protocol):
                 self._is_dirty = True
             self._is_informational = True
             self._headers = []
+            self._first_bytes = b""
             return
+        if self._head_done:
+            return  # a familiar one, which was told when it came
         self._head_done = True
         self._bare_bytes = 0
         framed = status in (204, 304)
@@ -240,6 +336,32 @@ class Connection(asyncio.Protocol):
             elif name == b"keep-alive":
                 self.keep_s = _keep_s(value)
         self._until_close = not framed
+        first, self._first_bytes = self._first_bytes, b""
+        if first and not self._is_dirty:
+            self._remember(first, status)
+
+    def _remember(self, first: bytes, status: int) -> None:
+        """``first``: the one read that the whole head came with."""
+        names = [name for name, _ in self._headers]
+        if not self._parser.should_keep_alive() or status in (204, 304) or b"keep-alive" in names:
+            return
+        values = dict(self._headers)
+        length = values.get(b"content-length", b"")
+        if names.count(b"content-length") == 1 and b"transfer-encoding" not in names:
+            if not length.isdigit() or len(length) > 7:
+                return
+            size = int(length)
+        elif (
+            names.count(b"transfer-encoding") == 1
+            and b"content-length" not in names
+            and values[b"transfer-encoding"].lower() == b"chunked"
+        ):
+            size = -1
+        else:
+            return
+        if len(_familiar) >= _MAX_FAMILIAR:
+            _familiar.clear()  # a server that dates its answers makes a new one each second
+        _familiar[first[: first.find(b"\r\n\r\n")]] = Head(status, self._headers, size)
 
     def on_body(self, body: bytes) -> None:
         if not self._complete:
@@ -253,6 +375,10 @@ class Connection(asyncio.Protocol):
         self._complete = True
         if not self._parser.should_keep_alive():
             self._is_dirty = True
+
+
+_familiar: dict[bytes, Head] = {}
+"""Heads without the empty line behind them. What they mean does not depend on who sent them."""
 
 
 def _keep_s(value: bytes) -> float | None:

@@ -14,7 +14,7 @@ import msgspec
 
 from inferd import __version__, clock
 from inferd.errors import DeadlineExceeded, InferdError, InvalidRequest, Overloaded, UpstreamFailed
-from inferd.remote.connection import Headers
+from inferd.remote.connection import Head, Headers
 from inferd.remote.events import BadAnswer, EventReader, ReportedError, read_answer
 from inferd.remote.origin import Origin
 from inferd.remote.pool import Exchange
@@ -56,6 +56,20 @@ class Letterhead:
 
     def get(self, path: str) -> bytes:
         return self._head("GET", path) + b"\r\n"
+
+    def ask(self, path: str, request_id: bytes, body: bytes) -> bytes:
+        """A whole request around a body that needs no change, or has been changed."""
+        return b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+            self._head("POST", path),
+            request_id,
+            len(body),
+            body,
+        )
+
+    @property
+    def model(self) -> str:
+        """Its name over there."""
+        return self._model
 
     def body(self, relay: Relay) -> bytes:
         """The client's JSON with what must differ over there. Everything else keeps its bytes."""
@@ -140,6 +154,12 @@ class Answer:
         self._is_over = False
         self.exchange: Exchange | None = None
 
+    def go_on(self, events: EventReader, *, has_begun: bool) -> None:
+        """Somebody else read the answer's head, and the stream so far."""
+        self._status = 200
+        self._events = events
+        self._has_begun = has_begun
+
     @property
     def usage(self) -> Usage:
         """What it has cost so far: what the server said, or an estimate by what was seen here."""
@@ -176,6 +196,12 @@ class Answer:
 
     # -- what the connection says -----------------------------------------------------------
 
+    def answer_whole(self, head: Head, body: bytes) -> None:
+        self.answer_head(head.status, head.headers)
+        if body:
+            self.answer_data(body)
+        self.answer_ended()
+
     def answer_head(self, status: int, headers: Headers) -> None:
         self._status = status
         content_type = b""
@@ -211,7 +237,11 @@ class Answer:
             else:
                 self._pieces.append(data)
             return
-        whole = self._events.feed(data)
+        self.pass_on(self._events.feed(data))
+
+    def pass_on(self, whole: bytes) -> None:
+        """Forward what the reader made of a stream's bytes, and see whether that was all it could."""
+        assert self._events is not None, "this is no stream"
         if whole:
             if self._has_begun:
                 self._asker.relayed(Relayed(self._id, None, whole))

@@ -14,7 +14,7 @@ from typing import Final
 
 from inferd import clock
 from inferd.errors import UpstreamFailed
-from inferd.remote.connection import Connection, Receiver
+from inferd.remote.connection import Connection, Head, Receiver
 from inferd.remote.origin import Origin, Patience
 
 MAX_AGE_S: Final = 300.0
@@ -61,11 +61,20 @@ class Exchange:
         if connection is not None:
             connection.abort()
 
+    def adopt(self, connection: Connection) -> None:
+        """Go on with an exchange that was begun without this one."""
+        self.connection = connection
+        connection.hand_to(self)
+
     def run_on(self, connection: Connection) -> None:
         self.connection = connection
         connection.send(self._request, self)
         if self._is_paused:
             connection.pause()
+
+    def answer_whole(self, head: Head, body: bytes) -> None:
+        self.connection = None
+        self._receiver.answer_whole(head, body)
 
     def answer_ended(self) -> None:
         self.connection = None
@@ -119,6 +128,15 @@ class Pool:
             self._connecting.add(exchange.task)
             exchange.task.add_done_callback(self._connecting.discard)
         return exchange
+
+    def lend(self, now: float) -> Connection | None:
+        """An idle connection for an exchange that its user carries on himself; None: there is none. It comes back when
+        its answer has ended."""
+        return None if self._is_closed else self._take(now)
+
+    def give_back(self, connection: Connection) -> None:
+        """It was lent and not used."""
+        self._freed(connection)
 
     def _take(self, now: float) -> Connection | None:
         """The connection that was used last, so that those too many grow old."""

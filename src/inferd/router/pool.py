@@ -84,8 +84,9 @@ class Pool:
         self.outlook = Outlook(name, config, self._queue, self.fleet)
         self._prefixes = PrefixIndex(MAX_PREFIXES)
         self._budget = RetryBudget(config.retry.budget)
-        self._random = Random()
+        self.random = Random()
         self._live: dict[str, Ticket] = {}
+        self._num_transits = 0  # on the short way, each known to its replica
         self._resting: dict[str, asyncio.TimerHandle] = {}
         self._losers: set[str] = set()  # have ended, and a replica still works on them
         self._num_accepted = 0
@@ -120,8 +121,7 @@ class Pool:
             self._check(ticket, now)
         self._num_accepted += 1
         self._live[request.id] = ticket
-        if len(self._live) == 1:
-            self.idle.clear()
+        self.idle.clear()
         if able:
             self._dispatch(ticket, able, now)
             self._tell()
@@ -258,7 +258,7 @@ class Pool:
             text = text_of(request, ticket.relay)
         chosen = choose(
             able,
-            random=self._random,
+            random=self.random,
             now=now,
             prefer=self._prefixes.best(request.tenant, text) if text else None,
             session=request.session,
@@ -312,6 +312,50 @@ class Pool:
             self._refuse_or_fail(ticket, error)
         self._pump()
 
+    # -- the short way (``express``) --------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Nobody is ahead, and nothing but one replica's answer is to be waited for."""
+        return not self._is_stopped and not len(self._queue) and self.config.retry.hedge_after_s is None
+
+    def transit_begins(self, member: Member, now: float) -> None:
+        self._budget.note(now)
+        self._num_transits += 1
+        if self._num_transits == 1:
+            self.idle.clear()
+        self.fleet.begin(member, now)
+        if not self._is_telling:
+            self._tell()
+
+    def transit_ended(self, ended: RequestEnded, now: float) -> None:
+        """It was answered."""
+        self._num_transits -= 1
+        self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
+        self.last_used_at = now
+        self._emit(ended)
+        if not self._num_transits and not self._live:
+            self._now_idle()
+        if not self._is_telling:
+            self._tell()
+        self._made_room()
+
+    def take_over(
+        self, request: Request, relay: Relay, member: Member, sent_at: float, first_at: float | None
+    ) -> Ticket:
+        """A transit becomes an ordinary request, in flight as if it had always been one."""
+        self._num_transits -= 1
+        stream = Stream(request.id, lambda: self._cancel(ticket), lambda is_paused: self._pause(ticket, is_paused))
+        ticket = Ticket(request, stream, self._num_accepted, clock.now() + self.config.queue.timeout_s, relay)
+        self._num_accepted += 1
+        ticket.attempts = 1
+        ticket.dispatched_at = ticket.first_dispatched_at = sent_at
+        ticket.runner, ticket.replica = member.replica, member.index
+        stream.progress.first_at = first_at
+        stream.progress.has_output = first_at is not None
+        self._live[request.id] = ticket
+        return ticket
+
     # -- second tries -----------------------------------------------------------------------
 
     def _may_retry(self, ticket: Ticket, now: float) -> bool:
@@ -326,7 +370,7 @@ class Pool:
     def _rest(self, ticket: Ticket) -> None:
         """Another try in a moment: not at once, and not when everybody else tries again."""
         shortest, longest = _REST_S
-        delay = min(longest, shortest * 2.0 ** (ticket.attempts - 1)) * self._random.random()
+        delay = min(longest, shortest * 2.0 ** (ticket.attempts - 1)) * self.random.random()
         ticket.runner = None
         loop = asyncio.get_running_loop()
         self._resting[ticket.request.id] = loop.call_later(delay, self._rested, ticket)
@@ -641,11 +685,14 @@ class Pool:
             self._queue.settle(ticket, num_tokens)
         self.last_used_at = now
         self._emit(_ended(ticket, end))
-        if not self._live:
-            self.idle.set()
-            self.fleet.ring()
-            self._on_idle(self)
+        if self.is_idle:
+            self._now_idle()
         self._tell()
+
+    def _now_idle(self) -> None:
+        self.idle.set()
+        self.fleet.ring()
+        self._on_idle(self)
 
     def abort(self, error: InferdError | None = None) -> None:
         """End everything that is still alive, and accept nothing more. ``error``: why, if not because the
@@ -710,7 +757,7 @@ class Pool:
 
     @property
     def is_idle(self) -> bool:
-        return not self._live
+        return not self._live and not self._num_transits
 
     # -- telling ----------------------------------------------------------------------------
 

@@ -7,20 +7,24 @@ pool's to judge, by what it is told here.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from inferd import clock
 from inferd.config import RemoteConfig
 from inferd.errors import DeadlineExceeded, InferdError, Overloaded, UpstreamFailed
 from inferd.events import Emit, ReplicaChanged
-from inferd.remote.connection import Headers
+from inferd.remote.connection import Connection, Head, Headers
+from inferd.remote.events import EventReader
 from inferd.remote.openai import Answer, Letterhead
 from inferd.remote.origin import Patience, origin_of, trust
 from inferd.remote.pool import Exchange, Pool
 from inferd.remote.secret import Secret, environment
 from inferd.router.replica import Kind, ReplicaOwner
 from inferd.router.ticket import Ticket
-from inferd.types import End, Failure, ModelInfo, Relayed
+from inferd.types import End, Failure, ModelInfo, Relay, Relayed
+
+if TYPE_CHECKING:
+    from inferd.router.express import Transit
 
 PROBE_PATH: Final = "/models"
 PROBE_TIMEOUT_S: Final = 5.0
@@ -37,7 +41,6 @@ class RemoteReplica:
         "_config",
         "_emit",
         "_in_flight",
-        "_letterhead",
         "_model",
         "_origin",
         "_owner",
@@ -50,10 +53,12 @@ class RemoteReplica:
         "info",
         "is_fallback",
         "is_ready",
+        "letterhead",
         "outstanding",
         "reason",
         "region",
         "state",
+        "transits",
         "was_ready",
         "weight",
     )
@@ -70,9 +75,10 @@ class RemoteReplica:
         self._owner = owner
         self._emit = emit
         self._origin = origin
-        self._letterhead = Letterhead(origin, secret, config.model or model)
+        self.letterhead = Letterhead(origin, secret, config.model or model)
         self._pool = Pool(origin, patience, config.max_in_flight + 1, context)  # and one to probe with
         self._in_flight: dict[str, _Asking] = {}
+        self.transits: set[Transit] = set()  # in flight as well, on the short way
         self._probing: asyncio.Task[None] | None = None
         self._busy_until = 0.0
         self._wake: asyncio.TimerHandle | None = None
@@ -99,13 +105,13 @@ class RemoteReplica:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._in_flight)
+        return len(self._in_flight) + len(self.transits)
 
     @property
     def can_take(self) -> bool:
         return (
             self.is_ready
-            and len(self._in_flight) < self.capacity
+            and len(self._in_flight) + len(self.transits) < self.capacity
             and (not self._busy_until or clock.now() >= self._busy_until)
         )
 
@@ -139,6 +145,7 @@ class RemoteReplica:
             await asyncio.wait((probing,))
         if self._wake is not None:
             self._wake.cancel()
+        self._convert_all()
         for asking in self._in_flight.values():
             asking.cut()
         self.is_ready = False
@@ -164,7 +171,7 @@ class RemoteReplica:
     async def _look(self) -> UpstreamFailed | None:
         """Whether the server answers a request that costs it nothing."""
         probing = _Probe()
-        exchange = self._pool.send(self._letterhead.get(PROBE_PATH), probing)
+        exchange = self._pool.send(self.letterhead.get(PROBE_PATH), probing)
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 return await probing.result
@@ -191,6 +198,34 @@ class RemoteReplica:
         self._in_flight[ticket.request.id] = asking
         self.outstanding += ticket.request.width
         asking.send(fresh=False)
+
+    def lend(self, now: float) -> Connection | None:
+        """A kept connection for a transit; None: there is none."""
+        return self._pool.lend(now)
+
+    def give_back(self, connection: Connection) -> None:
+        """It was not used."""
+        self._pool.give_back(connection)
+
+    def take_over(
+        self,
+        ticket: Ticket,
+        relay: Relay,
+        request: bytes,
+        connection: Connection | None,
+        events: EventReader | None,
+        *,
+        has_begun: bool,
+    ) -> Answer:
+        """A transit becomes an ordinary request in flight. ``connection``: on which its answer is still to come."""
+        asking = _Asking(self, ticket)
+        self._in_flight[ticket.request.id] = asking
+        self.outstanding += ticket.request.width
+        return asking.take_over(relay, request, connection, events, has_begun=has_begun)
+
+    def _convert_all(self) -> None:
+        for transit in tuple(self.transits):
+            transit.convert()
 
     def cancel(self, request_id: str) -> None:
         """Cut the connection, which tells the server. The request's end follows soon, not within this call."""
@@ -221,6 +256,7 @@ class RemoteReplica:
 
     def release_all(self) -> list[Ticket]:
         """Let go of everything; what is still asked for is cut off."""
+        self._convert_all()
         askings = list(self._in_flight.values())
         self._in_flight.clear()
         self.outstanding = 0
@@ -271,7 +307,24 @@ class _Asking:
         assert relay is not None, "a remote server can only be given what its client wrote"
         self._is_fresh = fresh
         self._answer = answer = Answer(self.ticket.request.id, relay, self)
-        answer.exchange = replica._pool.send(replica._letterhead.post(relay), answer, fresh=fresh)
+        answer.exchange = replica._pool.send(replica.letterhead.post(relay), answer, fresh=fresh)
+
+    def take_over(
+        self,
+        relay: Relay,
+        request: bytes,
+        connection: Connection | None,
+        events: EventReader | None,
+        *,
+        has_begun: bool,
+    ) -> Answer:
+        self._answer = answer = Answer(self.ticket.request.id, relay, self)
+        if events is not None:
+            answer.go_on(events, has_begun=has_begun)
+        if connection is not None:
+            answer.exchange = exchange = Exchange(request, answer)
+            exchange.adopt(connection)
+        return answer
 
     def cut(self) -> None:
         if self._answer is not None:
@@ -326,6 +379,10 @@ class _Probe:
     def __init__(self) -> None:
         self._status = 0
         self.result: asyncio.Future[UpstreamFailed | None] = asyncio.get_running_loop().create_future()
+
+    def answer_whole(self, head: Head, body: bytes) -> None:
+        self._status = head.status
+        self.answer_ended()
 
     def answer_head(self, status: int, headers: Headers) -> None:
         self._status = status

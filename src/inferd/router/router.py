@@ -6,10 +6,11 @@ Runs in the gateway's event loop. Knows no HTTP and no torch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from inferd.config import Config, ModelConfig
-from inferd.errors import ModelNotFound, Unavailable
+from inferd.errors import InvalidRequest, ModelNotFound, Unavailable
 from inferd.events import Emit, RequestRefused, ignore
 from inferd.router.loading import Loading, Plan, plan_model
 from inferd.router.pool import Pool
@@ -19,6 +20,9 @@ from inferd.router.stream import Stream
 from inferd.types import Chat, Failure, Relay, Request, TextPrompt
 from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
+
+if TYPE_CHECKING:
+    from inferd.router.express import Way
 
 __all__ = ["ModelStatus", "ReplicaStatus", "Router", "Stream", "Unloaded"]
 
@@ -48,10 +52,15 @@ class Router:
         self._changing = asyncio.Lock()
         self._draining = False
         self._refusing = False
+        self._find_way: Callable[[Pool, float], Way | None] | None = None
         for name, model in config.models.items():
             self._pools[name] = self._make(name, model)
 
     def _make(self, name: str, model: ModelConfig) -> Pool:
+        if model.upstreams and self._find_way is None:
+            from inferd.router.express import find_way  # not needed where every model is here
+
+            self._find_way = find_way
         return Pool(
             name,
             model,
@@ -78,6 +87,13 @@ class Router:
             raise _leaving()
         return pool.submit(request, relay)
 
+    def find_way(self, model: str, now: float) -> Way | None:
+        """The short way to a remote server, for a request that could go at once (``express``)."""
+        pool = self._pools.get(model)
+        if pool is None or self._refusing or self._find_way is None:
+            return None
+        return self._find_way(pool, now)
+
     async def tokenize(
         self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False
     ) -> tuple[list[int], list[str] | None]:
@@ -93,6 +109,17 @@ class Router:
             raise ModelNotFound(
                 f"The model {model[:64]!r} does not exist; this server has: {', '.join(self._pools) or 'no model'}.",
                 param="model",
+            )
+        return pool
+
+    def _local_pool(self, model: str) -> Pool:
+        pool = self._pool(model)
+        if pool.config.num_local == 0 and not pool.fleet.locals:
+            raise InvalidRequest(
+                f"The model {model!r} runs on remote servers alone, so nothing of it is in this machine's memory; "
+                "to serve it no more, take it out of the configuration file.",
+                param="model",
+                code="model_is_remote",
             )
         return pool
 
@@ -122,23 +149,24 @@ class Router:
     # -- changes while it runs --------------------------------------------------------------
 
     async def load(self, model: str) -> ModelStatus:
-        """Bring a model into memory and wait until it is ready. Raises ModelNotFound; Overloaded, with the plan,
-        when it does not fit; ModelLoadError; Unavailable."""
+        """Bring a model into memory and wait until each of its replicas is ready or cannot be. Raises ModelNotFound;
+        Overloaded, with the plan, when it does not fit; ModelLoadError where none can be; Unavailable."""
         pool = self._pool(model)
         await self._loading.load(pool)
+        await pool.fleet.settle()
         return pool.status
 
     async def unload(self, model: str) -> Unloaded:
         """Take a model out of memory once what it has is finished. A model with ``load: on_demand`` comes back
-        with the next request, any other when it is loaded again. Raises ModelNotFound; Unavailable when it
-        has work for longer than its drain_s."""
-        pool = self._pool(model)
+        with the next request, any other when it is loaded again. Raises ModelNotFound; InvalidRequest for a model
+        that has nothing here; Unavailable when it has work for longer than its drain_s."""
+        pool = self._local_pool(model)
         return Unloaded(name=model, freed_bytes=await self._loading.unload(pool, "asked"))
 
     async def restart(self, model: str) -> None:
         """Another worker in the place of each, one after the other, without a refused request. Raises
-        ModelNotFound; ModelLoadError, with the old ones serving on."""
-        await self._pool(model).fleet.replace_all()
+        ModelNotFound; InvalidRequest for a model that has nothing here; ModelLoadError, with the old ones serving on."""
+        await self._local_pool(model).fleet.replace_all()
 
     async def apply(self, config: Config) -> list[str]:
         """Be what another configuration says, without a dropped request; sentences for what changed and for

@@ -1,0 +1,139 @@
+"""Writes what a stream says straight to its client's connection, without a task.
+
+Knows the client's exchange and the call's books; knows neither how a request came to be nor who answers it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from inferd.errors import InferdError
+from inferd.gateway.exchange import Exchange
+from inferd.gateway.generation import error_frame, failure_of, note_end
+from inferd.gateway.http import EVENTS_HEADERS, Call, Headers, Response
+from inferd.gateway.upstream import Item, Stream
+from inferd.types import Relayed, RelayHead
+
+NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # another server's words, and its word for what they are
+
+
+class Books(Protocol):
+    """What is done with every call, whichever way it went."""
+
+    def error_response(self, call: Call, error: InferdError) -> Response:
+        """The answer an error makes, noted in the call."""
+        ...
+
+    def close(self, call: Call) -> None:
+        """The call is over: settle and tell."""
+
+
+class Answering:
+    """Writes what a stream says straight to the client's connection."""
+
+    __slots__ = ("_books", "_call", "_exchange", "_has_begun", "_is_over", "stream")
+
+    def __init__(self, call: Call, exchange: Exchange, books: Books) -> None:
+        self._call = call
+        self._exchange = exchange
+        self._books = books
+        self._has_begun = False
+        self._is_over = False
+        self.stream: Stream | None = None
+
+    def __call__(self, item: Item) -> None:
+        end, exchange, call = item.end, self._exchange, self._call
+        if isinstance(item, Relayed):
+            data = item.data
+            if item.head is not None:
+                self._begin(item.head, data, is_whole=end is not None)
+            elif data:
+                call.response_bytes += len(data)
+                exchange.write(data)
+            if end is None:
+                if not exchange.is_writable and self.stream is not None:
+                    self.stream.pause()
+                return
+        if end is None:
+            return
+        note_end(call, end)
+        error = failure_of(end)
+        if error is not None and not call.gone:
+            if not self._has_begun:
+                self._answer(self._books.error_response(call, error))
+            elif call.status == 200:
+                frame = error_frame(call, error)
+                call.response_bytes += len(frame)
+                exchange.write(frame)
+        if not exchange.is_over:
+            exchange.finish()
+        self._over()
+
+    def _begin(self, head: RelayHead, data: bytes, *, is_whole: bool) -> None:
+        call, exchange = self._call, self._exchange
+        self._has_begun = True
+        call.status = head.status
+        call.response_bytes += len(data)
+        headers: Headers = (
+            (b"x-request-id", call.request_id.encode("ascii")),
+            *call.common_headers,
+            *head.headers,
+            (b"content-type", head.content_type),
+        )
+        if call.permit is not None:
+            headers += call.permit.headers()
+        if is_whole:
+            call.is_complete = True
+            exchange.answer(head.status, (*headers, NOSNIFF), data)
+        else:
+            exchange.begin(head.status, headers + EVENTS_HEADERS, None)
+            if data:
+                exchange.write(data)
+
+    def go_on(self) -> None:
+        """The answer's head, and maybe some of its body, was written by somebody else."""
+        self._has_begun = True
+
+    def refuse(self, error: InferdError) -> None:
+        """It came to nothing before anybody was asked."""
+        self._exchange.take_body()
+        self._answer(self._books.error_response(self._call, error))
+        self._over()
+
+    def _answer(self, response: Response) -> None:
+        call = self._call
+        call.status = response.status
+        call.response_bytes += len(response.body)
+        call.is_complete = True
+        headers: Headers = (
+            (b"x-request-id", call.request_id.encode("ascii")),
+            *call.common_headers,
+            *response.headers,
+            (b"content-type", response.content_type),
+        )
+        if call.permit is not None:
+            headers += call.permit.headers()
+        self._exchange.answer(response.status, headers, response.body)
+
+    def leave(self) -> None:
+        """The client is gone: so is the request; its end says what it cost."""
+        self._call.gone = True
+        if self.stream is not None:
+            self.stream.close()
+
+    def room(self, is_writable: bool) -> None:
+        if self.stream is not None:
+            if is_writable:
+                self.stream.resume()
+            else:
+                self.stream.pause()
+
+    def _over(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        call, exchange = self._call, self._exchange
+        self._books.close(call)
+        # What refers to itself is freed late, by a search that costs every request something.
+        exchange.on_leave = exchange.on_room = self.stream = None
+        call.streams.clear()

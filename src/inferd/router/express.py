@@ -1,0 +1,248 @@
+"""The short way to a remote server: for a request that nobody is ahead of, on a connection that is there.
+
+Most requests find an empty queue, a server with room and a kept connection, and its answer is whole and well.
+For these one object is what else a ticket, a stream and an answer's reader are together. As soon as anything is
+otherwise (the server refuses, the connection breaks, the client leaves, the server stops) it is turned into
+those, as if it had been one of them from the beginning, and goes the ordinary way from there (``Transit.convert``):
+what retries, breakers and cancellations do is written once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final
+
+from inferd import clock
+from inferd.errors import UpstreamFailed
+from inferd.events import RequestEnded
+from inferd.remote.connection import Connection, Head, Headers
+from inferd.remote.events import BadAnswer, EventReader, ReportedError, read_answer
+from inferd.remote.openai import BYTES_PER_TOKEN, Answer, Letterhead
+from inferd.router.policy import choose
+from inferd.router.remote_replica import RemoteReplica
+from inferd.types import End, Relay, Request, Timings, Usage
+
+if TYPE_CHECKING:
+    from inferd.router.member import Member
+    from inferd.router.pool import Pool
+    from inferd.router.stream import Stream
+
+_JSON: Final = b"application/json"
+_EVENTS: Final = b"text/event-stream"
+
+
+class Way:
+    """A member with room, and a connection to it that was lent for one exchange."""
+
+    __slots__ = ("connection", "letterhead", "member", "pool", "replica")
+
+    def __init__(self, pool: Pool, member: Member, replica: RemoteReplica, connection: Connection) -> None:
+        self.pool = pool
+        self.member = member
+        self.replica = replica
+        self.connection = connection
+        self.letterhead: Letterhead = replica.letterhead
+
+    def give_back(self) -> None:
+        """It is not taken after all."""
+        self.replica.give_back(self.connection)
+
+
+def find_way(pool: Pool, now: float) -> Way | None:
+    """None: the ordinary way is the one. A way that was found must be taken: its connection is out of the pool."""
+    if not pool.is_open:
+        return None
+    takers = pool.fleet.takers(now)
+    if len(takers) > 1:
+        takers = [member for member in takers if not member.is_shunned] or takers
+    if not takers:
+        return None
+    if len(takers) == 1:
+        member = takers[0]
+    else:
+        routing = pool.config.routing
+        chosen = choose(
+            takers,
+            random=pool.random,
+            now=now,
+            prefer=None,
+            session="",
+            slack=routing.affinity_slack,
+            ready_since=pool.fleet.ready_since,
+            slow_start_s=routing.slow_start_s,
+        )
+        assert chosen is not None, "those that can take it cannot"
+        member = chosen
+    replica = member.replica
+    if not isinstance(replica, RemoteReplica):
+        return None
+    connection = replica.lend(now)
+    return Way(pool, member, replica, connection) if connection is not None else None
+
+
+class Transit(ABC):
+    """One request on the short way; receives the answer. A subclass knows the client.
+
+    Exactly one of ``deliver_whole``, ``deliver_last`` and ``taken_over`` is called.
+    """
+
+    __slots__ = ("_body_bytes", "_connection", "_reader", "_request", "_sent_at", "_way", "first_at")
+
+    id: str
+    model: str
+    tenant: str
+    priority: int
+    max_tokens: int | None
+    is_stream: bool
+    drops_usage: bool  # of a stream: the event that tells it is for our books alone
+    started_at: float
+
+    # -- the client's side --------------------------------------------------------------------
+
+    @abstractmethod
+    def ordinary(self) -> tuple[Request, Relay]:
+        """What the ordinary way would have been given."""
+
+    @abstractmethod
+    def taken_over(self, stream: Stream) -> None:
+        """From now on ``stream`` says what happens."""
+
+    @abstractmethod
+    def deliver_whole(self, head: Head, body: bytes, end: End) -> None: ...
+    @abstractmethod
+    def deliver(self, data: bytes) -> None:
+        """A piece of a stream."""
+
+    @abstractmethod
+    def deliver_last(self, end: End) -> None: ...
+
+    # -- the way ------------------------------------------------------------------------------
+
+    def depart(self, way: Way, request: bytes, body_bytes: int, now: float) -> None:
+        """Send the bytes of a whole request, of which so many are the client's body."""
+        self._way = way
+        self._connection: Connection | None = way.connection
+        self._request = request
+        self._body_bytes = body_bytes
+        self._reader: EventReader | None = None
+        self._sent_at = now
+        self.first_at: float | None = None
+        replica = way.replica
+        replica.transits.add(self)
+        replica.outstanding += 1
+        way.pool.transit_begins(way.member, now)
+        way.connection.send(request, self)
+
+    def pause(self) -> None:
+        """The client is slow."""
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        if self._connection is not None:
+            self._connection.resume()
+
+    def convert(self) -> Answer:
+        """Go the ordinary way from here; what comes now is for the answer's reader that this returns."""
+        way = self._way
+        self._let_go()
+        request, relay = self.ordinary()
+        ticket = way.pool.take_over(request, relay, way.member, self._sent_at, self.first_at)
+        answer = way.replica.take_over(
+            ticket, relay, self._request, self._connection, self._reader, has_begun=self.first_at is not None
+        )
+        self._connection = self._reader = None
+        self.taken_over(ticket.stream)
+        return answer
+
+    def _let_go(self) -> None:
+        replica = self._way.replica
+        replica.transits.remove(self)
+        replica.outstanding -= 1
+
+    # -- the answer ---------------------------------------------------------------------------
+
+    def answer_whole(self, head: Head, body: bytes) -> None:
+        self._connection = None
+        if head.status == 200 and not self.is_stream and _is(head.headers, _JSON):
+            try:
+                usage = read_answer(body)
+            except (BadAnswer, ReportedError):
+                pass  # the ordinary way has the words for it
+            else:
+                now = self.first_at = clock.now()
+                self._way.pool.fleet.answered(self._way.member, now - self._sent_at, self._sent_at, now)
+                if usage is None:
+                    usage = Usage(self._body_bytes // BYTES_PER_TOKEN, len(body) // BYTES_PER_TOKEN)
+                end = self._end(usage, now)
+                self.deliver_whole(head, body, end)
+                self._way.pool.transit_ended(self._ended(end), now)
+                return
+        self.convert().answer_whole(head, body)
+
+    def answer_head(self, status: int, headers: Headers) -> None:
+        if status == 200 and self.is_stream and _is(headers, _EVENTS):
+            self._reader = EventReader(drop_usage=self.drops_usage)
+        else:
+            self.convert().answer_head(status, headers)
+
+    def answer_data(self, data: bytes) -> None:
+        reader = self._reader
+        assert reader is not None, "a piece came before its head"
+        whole = reader.feed(data)
+        if reader.broken is not None:
+            self.convert().pass_on(whole)
+        elif whole:
+            if self.first_at is None:
+                now = self.first_at = clock.now()
+                self._way.pool.fleet.answered(self._way.member, now - self._sent_at, self._sent_at, now)
+            self.deliver(whole)
+
+    def answer_ended(self) -> None:
+        self._connection = None
+        reader = self._reader
+        if reader is None or not reader.is_done or self.first_at is None:
+            self.convert().answer_ended()
+            return
+        now = clock.now()
+        end = self._end(reader.usage or Usage(self._body_bytes // BYTES_PER_TOKEN, reader.num_tokens), now)
+        self.deliver_last(end)
+        self._way.pool.transit_ended(self._ended(end), now)
+
+    def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
+        self._connection = None
+        self.convert().answer_failed(error, is_stale=is_stale)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _end(self, usage: Usage, now: float) -> End:
+        self._let_go()
+        started_at, first_at = self.started_at, self.first_at
+        assert first_at is not None
+        return End(
+            "done", usage, Timings(self._sent_at - started_at, None, None, first_at - started_at, now - started_at)
+        )
+
+    def _ended(self, end: End) -> RequestEnded:
+        return RequestEnded(
+            model=self.model,
+            replica=self._way.member.index,
+            request_id=self.id,
+            tenant=self.tenant,
+            outcome="done",
+            usage=end.usage,
+            timings=end.timings,
+            max_tokens=self.max_tokens,
+            priority=self.priority,
+        )
+
+
+def _is(headers: Headers, media: bytes) -> bool:
+    """Whether an answer is of this media type, and nothing else about it is special."""
+    found = b""
+    for name, value in headers:
+        if name == b"content-type":
+            found = value
+        elif name == b"content-encoding" and value.lower() != b"identity":
+            return False
+    return found == media or found.partition(b";")[0].strip().lower() == media
