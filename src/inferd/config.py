@@ -36,6 +36,10 @@ class ServerConfig(Section, frozen=True, kw_only=True):
 
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(description="Port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8000
+    grpc_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        Meta(description="Port for KServe v2 over gRPC; 0 takes a free one, unset: there is none. Needs inferd[grpc]."),
+    ] = None
     max_body_bytes: Annotated[int, Meta(description="Largest request body accepted, in bytes.", ge=1024)] = (
         16 * 1024 * 1024
     )

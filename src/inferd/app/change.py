@@ -6,7 +6,7 @@ from inferd.config import Config
 from inferd.errors import ConfigError
 
 # What sockets, the database and the log were opened with.
-_FIXED_SERVER = ("host", "port", "auth", "log_format")
+_FIXED_SERVER = ("host", "port", "grpc_port", "auth", "log_format")
 _FIXED_SECTIONS = ("state", "cache")
 
 

@@ -52,17 +52,25 @@ def live() -> Response:
 
 
 def ready(room: Room, call: Call) -> Response:
-    """A remote server that is away makes its models unavailable and not this server: a balancer that took it out
-    would take the other models with it, and gain nothing. Where all models are away, there is nothing to send here."""
-    router = room.router
     models = {s.name: ModelHealth(s.state, s.replicas_ready, s.replicas, s.detail) for s in _shown(room, call)}
-    if router.draining:
+    if room.router.draining:
         return Response(503, encode(Readiness("draining", models)), headers=((b"retry-after", b"1"),))
-    served = router.models()
-    has_ready = any(s.replicas_ready >= 1 for s in served)
-    if not all(_may_be_away(s) or s.replicas_ready >= 1 or (has_ready and not s.has_local) for s in served):
+    if not is_ready(room.router):
         return Response(503, encode(Readiness("not_ready", models)), headers=((b"retry-after", b"1"),))
     return Response(200, encode(Readiness("ready", models)))
+
+
+def is_ready(router: Upstream) -> bool:
+    """Whether requests should be sent here.
+
+    A remote server that is away makes its models unavailable and not this server: a balancer that took it out
+    would take the other models with it, and gain nothing. Where all models are away, there is nothing to send here.
+    """
+    if router.draining:
+        return False
+    served = router.models()
+    has_ready = any(s.replicas_ready >= 1 for s in served)
+    return all(_may_be_away(s) or s.replicas_ready >= 1 or (has_ready and not s.has_local) for s in served)
 
 
 def _may_be_away(status: ModelStatus) -> bool:
