@@ -19,7 +19,7 @@ from inferd.cli.control import find_server, model_path
 from inferd.cli.main import main
 from inferd.cli.status import duration, exit_code, rendered
 from inferd.errors import InferdError, InvalidRequest, Unauthenticated, Unavailable
-from inferd.gateway.control import ModelReport, ServerReport
+from inferd.gateway.control import ModelReport, ReplicaReport, ServerReport, UnloadReport
 
 
 @pytest.fixture
@@ -107,6 +107,29 @@ def test_an_answer_that_is_none_is_an_error_in_a_sentence(
 ) -> None:
     with saying(data_dir, answer), pytest.raises(kind):
         find_server(None, None, None, None).get("/admin/status", ServerReport)
+
+
+def test_what_became_of_every_replica_is_said(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ready = ReplicaReport(index=0, kind="local", name="m/0", state="ready")
+    failed = ReplicaReport(index=1, kind="local", name="m/1", state="failed", detail="No file.")
+    loaded = ModelReport(
+        name="m",
+        state="degraded",
+        load="startup",
+        replicas_ready=1,
+        replicas=[ready, failed],
+        waiting=0,
+        in_flight=0,
+        memory_bytes=2**20,
+    )
+    for word in ("load", "restart"):
+        with saying(data_dir, http(200, msgspec.json.encode(loaded))):
+            assert main(["models", word, "m"]) == 1
+        said = capsys.readouterr().out
+        assert said == "m is degraded: 1 of 2 replicas are ready, 1.00 MiB.\n  m/1 is failed: No file.\n"
+    with saying(data_dir, http(200, msgspec.json.encode(UnloadReport(model="m", freed_bytes=0)))):
+        assert main(["models", "unload", "m"]) == 0
+    assert capsys.readouterr().out == "m is unloaded.\n"
 
 
 @pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 
 import msgspec
@@ -266,6 +267,75 @@ def test_unloading_waits_for_work_and_gives_up_when_it_takes_too_long() -> None:
                 router.submit(ask(name="late"))
             await router.load("tiny")
             assert text_of(await outputs_of(router.submit(ask(name="again")))) == letters(4)
+
+    asyncio.run(scenario())
+
+
+def test_loading_is_over_when_every_replica_is_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first, gate = tmp_path / "first", tmp_path / "gate"
+        gate.touch()
+        config = msgspec.structs.replace(TINY, source=f"first={first} gate={gate}", replicas=2)
+        async with routing(Config(models={"tiny": config})) as (router, _):
+            await router.unload("tiny")
+            first.unlink()
+            gate.unlink()
+            loading = asyncio.ensure_future(router.load("tiny"))
+            await until(lambda: router.models()[0].replicas_ready == 1, "the first one is there")
+            assert not (await asyncio.wait((loading,), timeout=0.1))[0]
+            gate.touch()
+            status = await loading
+            assert (status.state, status.replicas_ready) == ("ready", 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_cannot_be_loaded_is_told_beside_one_that_can(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first, there = tmp_path / "first", tmp_path / "there"
+        there.touch()
+        config = msgspec.structs.replace(TINY, source=f"first={first} missing-unless={there}", replicas=2)
+        async with routing(Config(models={"tiny": config})) as (router, _):
+            await router.unload("tiny")
+            first.unlink()
+            there.unlink()
+            status = await router.load("tiny")
+            assert (status.state, status.replicas_ready) == ("degraded", 1)
+            assert sorted(replica.detail for replica in status.replicas_status) == [
+                "",
+                "The folder has no config.json.",
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_requests_wait_for_a_model_from_the_moment_that_it_is_to_be_loaded_again() -> None:
+    async def scenario() -> None:
+        is_planned, may_go_on = threading.Event(), threading.Event()
+        size = 1
+
+        def plan(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> Bytes:
+            is_planned.set()
+            assert may_go_on.wait(10)
+            return Bytes(size)
+
+        config = Config(models={"tiny": TINY}, server=ServerConfig(memory_bytes=10**12))
+        async with routing(config, plan=plan) as (router, _):
+            await router.unload("tiny")
+            with pytest.raises(Unavailable, match="unloaded"):
+                router.submit(ask(name="early"))
+            loading = asyncio.ensure_future(router.load("tiny"))
+            await asyncio.to_thread(is_planned.wait, 10)
+            held = router.submit(ask(name="held"))
+            may_go_on.set()
+            assert text_of(await outputs_of(held)) == letters(4)
+            await loading
+            await router.unload("tiny")
+            size = 10**13
+            with pytest.raises(Overloaded, match="missing"):
+                await router.load("tiny")
+            assert not router.models()[0].replicas_ready
+            await until(lambda: router._pools["tiny"].outlook.is_shut, "what the operator unloaded stays away")
 
     asyncio.run(scenario())
 

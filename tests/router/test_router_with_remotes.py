@@ -13,7 +13,7 @@ from tests.remote.fault_server import FaultServer, Script, Talk, completion
 from tests.worker.watching import Witness, ask, routing, text_of, until
 
 from inferd.config import BreakerConfig, Config, ModelConfig, RemoteConfig, RetryConfig, RoutingConfig
-from inferd.errors import Unavailable
+from inferd.errors import InvalidRequest, Unavailable
 from inferd.events import BreakerChanged, Retried
 from inferd.router.router import Router, Stream
 from inferd.types import End, Output, Relay, Relayed, Request
@@ -274,5 +274,10 @@ def test_a_model_whose_servers_are_away_is_unavailable_and_says_why() -> None:
                 ill = False
                 await until(lambda: router.models()[0].state == "ready", "it is back")
                 assert router.models()[0].replicas_status[0].detail == ""
+                for ask_for in (router.unload, router.restart):
+                    with pytest.raises(InvalidRequest, match="runs on remote servers alone"):
+                        await ask_for("tiny")
+                assert (await router.load("tiny")).replicas_ready == 1
+                assert (await answer(send(router, "b")))[1].outcome == "done"
 
     asyncio.run(scenario())

@@ -208,6 +208,8 @@ def text_of(prompt: Chat | TextPrompt | TokenPrompt) -> str:
 def create(name: str, config: ModelConfig, progress: Callable[[str, int, int], None]) -> TinyBackend:
     """``config.source`` says how loading goes: its words are commands as well."""
     words = dict(word.partition("=")[::2] for word in config.source.split())
+    if "first" in words and _is_first(words["first"]):
+        return TinyBackend(name, config)
     progress("weights", 0, 1)
     if "gate" in words:
         pause = threading.Event()
@@ -225,6 +227,15 @@ def create(name: str, config: ModelConfig, progress: Callable[[str, int, int], N
         threading.Event().wait()
     progress("weights", 1, 1)
     return TinyBackend(name, config)
+
+
+def _is_first(path: str) -> bool:
+    """Of all workers with this path one is; the other words are for the others."""
+    try:
+        Path(path).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 import msgspec
 
 from inferd.cli.control import Server, model_path, server_options, working
 from inferd.cli.terminal import bytes_text, console
+
+if TYPE_CHECKING:
+    from inferd.gateway.control import ModelReport
 
 
 @click.group("models", invoke_without_command=True)
@@ -64,19 +69,20 @@ def list_models(server: Server, as_json: bool) -> None:
 @command.command("load")
 @click.argument("name")
 @server_options
-def load(server: Server, name: str) -> None:
-    """Load the model NAME and wait until it is ready.
+def load(server: Server, name: str) -> int:
+    """Load the model NAME and wait until each of its replicas is ready or cannot be.
 
     \b
     Example:
       inferd models load chat
+
+    Exit code 1 when not all of them are ready.
     """
     from inferd.gateway.control import ModelReport
 
     with working(f"Loading {name}"):
         report = server.post(model_path(name, "load"), ModelReport)
-    held = f", {bytes_text(report.memory_bytes)}" if report.memory_bytes else ""
-    click.echo(f"{name} is {report.state}: {report.replicas_ready} of {len(report.replicas)} replicas{held}.")
+    return _said(report)
 
 
 @command.command("unload")
@@ -95,21 +101,35 @@ def unload(server: Server, name: str) -> None:
 
     with working(f"Unloading {name}"):
         report = server.post(model_path(name, "unload"), UnloadReport)
-    click.echo(f"{name} is unloaded; {bytes_text(report.freed_bytes)} came back.")
+    back = f"; {bytes_text(report.freed_bytes)} came back" if report.freed_bytes else ""
+    click.echo(f"{name} is unloaded{back}.")
 
 
 @command.command("restart")
 @click.argument("name")
 @server_options
-def restart(server: Server, name: str) -> None:
+def restart(server: Server, name: str) -> int:
     """Replace the replicas of the model NAME one by one, without a dropped request.
 
     \b
     Example:
       inferd models restart chat
+
+    Exit code 1 when not all of them are ready.
     """
     from inferd.gateway.control import ModelReport
 
     with working(f"Replacing the replicas of {name}"):
         report = server.post(model_path(name, "restart"), ModelReport)
-    click.echo(f"{name} is {report.state}: {report.replicas_ready} of {len(report.replicas)} replicas are ready.")
+    return _said(report)
+
+
+def _said(report: ModelReport) -> int:
+    """What became of a model's replicas, and the exit code for it."""
+    held = f", {bytes_text(report.memory_bytes)}" if report.memory_bytes else ""
+    num_all = len(report.replicas)
+    click.echo(f"{report.name} is {report.state}: {report.replicas_ready} of {num_all} replicas are ready{held}.")
+    for replica in report.replicas:
+        if replica.state != "ready":
+            click.echo(f"  {replica.name} is {replica.state}" + (f": {replica.detail}" if replica.detail else ""))
+    return 0 if report.replicas_ready >= num_all else 1

@@ -120,7 +120,7 @@ class ControlActions(Protocol):
         ...
 
     async def load(self, model: str) -> ModelReport:
-        """Returns when it is ready. Raises ModelNotFound, ModelLoadError, Overloaded (no memory for it)."""
+        """Returns when each of its replicas is ready or cannot be. Raises ModelNotFound, ModelLoadError, Overloaded (no memory for it)."""
         ...
 
     async def unload(self, model: str) -> UnloadReport:
@@ -128,5 +128,5 @@ class ControlActions(Protocol):
         ...
 
     async def restart(self, model: str) -> ModelReport:
-        """Replace its replicas, each new one ready before an old one leaves. Raises ModelNotFound."""
+        """Replace its replicas, each new one ready before an old one leaves. Raises ModelNotFound, InvalidRequest (remote)."""
         ...

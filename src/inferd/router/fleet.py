@@ -289,6 +289,10 @@ class Fleet:
                     await self._clear_away()
                 raise from_failure(failure)
 
+    async def settle(self) -> None:
+        """Wait until every replica has been ready, has failed, or was found not to answer. Raises Unavailable."""
+        await self._until(lambda: self.is_settled)
+
     async def unload(self, reason: Leaving, grace_s: float, *, is_quiet: Callable[[], bool]) -> int:
         """Let the workers finish what they have and end; the bytes they held. Raises Unavailable, with the
         model serving on, when there is still work after ``grace_s``; ``is_quiet`` says when there is none."""

@@ -126,6 +126,7 @@ class Loading:
         """Bring the model into memory and wait until it is ready; nothing where it is. Raises Overloaded, with
         the plan, when it does not fit; ModelLoadError; Unavailable."""
         pool.refuse_loads(None)
+        was_shut, pool.fleet.is_shut = pool.fleet.is_shut, False  # from now on requests wait for it
         try:
             bound = await self._reserve(pool) if pool.fleet.residency == "absent" else None
             await pool.fleet.load(bound)
@@ -140,6 +141,7 @@ class Loading:
         finally:
             if pool.fleet.residency == "absent":
                 self._planned.pop(pool.name, None)
+                pool.fleet.is_shut = was_shut
         if pool.is_idle:
             self.became_idle(pool)
 
