@@ -123,7 +123,8 @@ class Batcher:
         bucket = item.bucket
         lane = self._lanes.get(bucket)
         if lane is None:
-            lane = self._lanes[bucket] = self._idle.pop(bucket, None) or _Lane(bucket, self._memory_s)
+            lane = self._idle.pop(bucket) if bucket in self._idle else _Lane(bucket, self._memory_s)
+            self._lanes[bucket] = lane
         lane.arrivals.note(now)
         waiting = Waiting(item, now, next(self._numbers))
         lane.push(waiting)

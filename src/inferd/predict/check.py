@@ -127,8 +127,8 @@ def _cast(spec: TensorSpec, array: Array, wanted: np.dtype[np.generic]) -> Array
         return cast
     if has in _FLOATS and not np.isfinite(array.astype(np.float64)).all():
         raise _unfit(spec, f"got {has} values that are no numbers")
-    limits = np.iinfo(wanted)
-    if array.size and (array.min() < limits.min or array.max() > limits.max):  # type: ignore[operator]
+    limits = np.iinfo(wanted.name)
+    if array.size and (array.min() < limits.min or array.max() > limits.max):
         raise _unfit(spec, f"got {has} values beyond {limits.min} to {limits.max}")
     cast = array.astype(wanted)
     if has in _FLOATS and not np.array_equal(cast, array):
@@ -140,7 +140,7 @@ def _to_bfloat16(array: Array) -> Array:
     """The upper halves of float32, rounded to the nearest even."""
     bits = array.view(np.uint32)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
-    return np.where(np.isnan(array), np.uint16(0x7FC0), (rounded >> 16).astype(np.uint16))  # type: ignore[call-overload, no-any-return]
+    return np.where(np.isnan(array), np.uint16(0x7FC0), (rounded >> 16).astype(np.uint16))
 
 
 def _check_shape(spec: TensorSpec, array: Array) -> None:

@@ -14,16 +14,30 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from inferd import clock
-from inferd.errors import InvalidRequest
-from inferd.types import End, ModelInfo, Output, PredictRequest, StepStats, Timings
+from inferd.errors import InferdError, InvalidRequest
+from inferd.types import End, GenerateRequest, ModelInfo, Output, PredictRequest, StepStats, Timings
 from inferd.worker.channel import ChannelError, Frames
-from inferd.worker.messages import Cancel, Outputs, Stop, Submit, ToWorker
+from inferd.worker.messages import (
+    Cancel,
+    Detokenize,
+    Detokenized,
+    FromWorker,
+    Load,
+    Outputs,
+    Stop,
+    Submit,
+    Tokenize,
+    Tokenized,
+    ToWorker,
+)
 
 _RECEIVE_BYTES = 256 * 1024
 _MAX_READS = 16
 """Pieces read before computing: a flood of requests must not keep those that are here from being computed."""
 
 _MAX_SELECT = 1024  # descriptors from here on are beyond select's set
+
+_NO_TOKENIZER = InvalidRequest("This model has no tokenizer.", param="model").to_failure()
 
 _log = logging.getLogger("inferd.worker")
 
@@ -36,6 +50,7 @@ class Predictor(Protocol):
     def info(self) -> ModelInfo: ...
     def submit(self, request: PredictRequest, now: float) -> None: ...
     def cancel(self, request_id: str, now: float) -> None: ...
+    def fail(self, request_id: str, error: InferdError) -> None: ...
     def due(self, now: float) -> float | None: ...
     def step(self, now: float) -> tuple[list[Output], StepStats | None]: ...
     def halt(self, now: float) -> list[Output]: ...
@@ -54,7 +69,7 @@ class DirectLoop:
         backend: Predictor,
         connected: socket.socket,
         frames: Frames[ToWorker],
-        send: Callable[[Outputs], None],
+        send: Callable[[FromWorker], None],
     ) -> None:
         self._backend = backend
         self._socket = connected if connected.fileno() < _MAX_SELECT else connected.dup()
@@ -104,12 +119,18 @@ class DirectLoop:
         match message:
             case Submit(PredictRequest() as request):
                 self._backend.submit(request, clock.now())
+            case Submit(request):
+                self._send(Outputs([refused(request, "This model makes predictions; it generates no text.")]))
             case Cancel(request_id):
                 self._backend.cancel(request_id, clock.now())
+            case Tokenize(call_id):
+                self._send(Tokenized(call_id, failure=_NO_TOKENIZER))
+            case Detokenize(call_id):
+                self._send(Detokenized(call_id, failure=_NO_TOKENIZER))
             case Stop():
                 self._is_stopped = True
-            case _:
-                _log.error("a %s is nothing that a predictive model takes", type(message).__name__)
+            case Load():
+                _log.error("a second Load came; the model is loaded once")
 
     def _deliver(self, outputs: list[Output], stats: StepStats | None) -> None:
         try:
@@ -123,7 +144,20 @@ class DirectLoop:
             self._send(Outputs([output]))
         except ChannelError as error:
             _log.error("the answer to request %s is too large: %s", output.request_id, error)
-            failure = InvalidRequest("The answer is too large to be sent; ask for fewer rows or outputs.").to_failure()
-            timings = output.end.timings if output.end is not None else Timings()
-            self._backend.cancel(output.request_id, clock.now())
-            self._send(Outputs([Output(output.request_id, (), None, End("refused", timings=timings, failure=failure))]))
+            too_large = InvalidRequest("The answer is too large to be sent; ask for fewer rows or outputs.")
+            if output.end is None:  # one of several answers: the request ends with it, by the next step
+                self._backend.fail(output.request_id, too_large)
+            else:
+                end = End("refused", timings=output.end.timings, failure=too_large.to_failure())
+                self._send(Outputs([Output(output.request_id, (), None, end)]))
+
+
+def refused(request: GenerateRequest | PredictRequest, reason: str) -> Output:
+    """The one output of a request that this kind of model cannot take."""
+    failure = InvalidRequest(reason, param="model", code="unsupported_task").to_failure()
+    return Output(
+        request.id,
+        (),
+        None,
+        End("refused", timings=Timings(finished=clock.now() - request.arrived_at), failure=failure),
+    )

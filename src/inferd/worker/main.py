@@ -32,7 +32,7 @@ from inferd.config import ModelConfig
 from inferd.errors import InferdError, ModelLoadError
 from inferd.types import GenerateRequest
 from inferd.worker.channel import BlockingChannel, ChannelError
-from inferd.worker.direct import DirectLoop, GoneError, Predictor
+from inferd.worker.direct import DirectLoop, GoneError, Predictor, refused
 from inferd.worker.intake import Intake
 from inferd.worker.loop import Halt, Inbox, StepLoop, StepsFailedError
 from inferd.worker.messages import (
@@ -43,6 +43,7 @@ from inferd.worker.messages import (
     Load,
     LoadFailed,
     Loading,
+    Outputs,
     Ready,
     Stop,
     Submit,
@@ -185,6 +186,8 @@ class Worker:
         match message:
             case Submit(GenerateRequest() as request):
                 intake.submit(request)
+            case Submit(request):
+                self._send(Outputs([refused(request, "This model generates text; it makes no predictions.")]))
             case Cancel(request_id):
                 intake.cancel(request_id)
             case Tokenize() | Detokenize():

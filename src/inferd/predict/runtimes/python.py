@@ -102,6 +102,7 @@ class PythonModel:
         answers = self._predict(**self._signature.arguments(item.inputs, item.parameters))
         if inspect.isasyncgen(answers):
             return self._awaited(answers)
+        assert isinstance(answers, Iterator), "the contract is decoupled where predict is a generator"
         return (self._result(answer) for answer in answers)
 
     def close(self) -> None:
@@ -136,7 +137,9 @@ class PythonModel:
     def _together(self, items: Sequence[Item]) -> list[Result | InferdError]:
         async def all_of() -> list[object]:
             calls = [self._predict(**self._signature.arguments(item.inputs, item.parameters)) for item in items]
-            return list(await asyncio.gather(*calls, return_exceptions=True))
+            awaitable = [call for call in calls if inspect.isawaitable(call)]
+            answers: list[object] = await asyncio.gather(*awaitable, return_exceptions=True)
+            return answers
 
         answers = self._runner.run(all_of())
         return [self._outcome(item, answer) for item, answer in zip(items, answers, strict=True)]

@@ -175,7 +175,7 @@ def _datatype(kind: object) -> str | None:
     if kind in _SCALARS:
         return _SCALARS[kind]
     try:
-        return datatype_of(np.dtype(kind))  # type: ignore[call-overload, no-any-return]
+        return datatype_of(np.dtype(kind))  # type: ignore[call-overload]
     except (TypeError, KeyError):
         return None
 
