@@ -143,6 +143,12 @@ class PredictBackend:
         if asked is not None:
             self._end(asked, End("cancelled", timings=Timings(finished=now - asked.request.arrived_at)))
 
+    def fail(self, request_id: str, error: InferdError) -> None:
+        """End it by an error that came up outside. Nothing happens for one that has ended."""
+        asked = self._asked.get(request_id)
+        if asked is not None:
+            self._fail(asked, error)
+
     def halt(self, now: float) -> list[Output]:
         """The ends of all that is left."""
         for request_id in tuple(self._asked):
