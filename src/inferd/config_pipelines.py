@@ -169,10 +169,10 @@ def _steps(here: Place, pipeline: PipelineConfig, models: Mapping[str, ModelConf
                 yield Problem((*at, "inputs", name), _unknown(text, pipeline, names))
         if not place and not step.inputs and len(pipeline.inputs) != 1:
             yield Problem((*at, "inputs"), "missing; say which of the pipeline's inputs the first step takes.")
-    yield from _connections(here, pipeline, names)
+    yield from connections(here, pipeline, names)
 
 
-def _connections(here: Place, pipeline: PipelineConfig, names: tuple[str, ...]) -> Iterator[Problem]:
+def connections(here: Place, pipeline: PipelineConfig, names: tuple[str, ...]) -> Iterator[Problem]:
     """Cycles, and what nobody reads."""
     waits = needs(pipeline, names)
     sound = order(waits)

@@ -7,7 +7,8 @@ socket. ``inferd.worker.direct`` drives it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -18,9 +19,10 @@ from inferd.predict.check import Checker
 from inferd.predict.codecs.port import Codec, Question
 from inferd.predict.codecs.registry import codec_for
 from inferd.predict.contract import Array, Contract
-from inferd.predict.runtime import Item, Result, Runtime, Streaming
-from inferd.types import End, ModelInfo, Output, PredictRequest, StepStats, Timings, Usage
+from inferd.predict.runtime import Item, Result, Runtime, Staged, Streaming
+from inferd.types import End, ModelInfo, Output, Prediction, PredictRequest, StepStats, Timings, Usage
 
+_NO_TOKEN = re.compile(r"[^A-Za-z0-9_.-]")
 _log = logging.getLogger("inferd.predict")
 
 _Answer = Result | InferdError
@@ -55,6 +57,17 @@ class Asked:
         self.stream: Iterator[Result] | None = None
 
 
+class _Running:
+    """A batch of a runtime that takes several steps."""
+
+    __slots__ = ("began", "items", "steps")
+
+    def __init__(self, items: list[Item], steps: Generator[None, None, Sequence[_Answer]], began: float) -> None:
+        self.items = items
+        self.steps = steps
+        self.began = began
+
+
 class PredictBackend:
     """All methods belong to one thread. Times are of ``clock.now()``."""
 
@@ -68,6 +81,7 @@ class PredictBackend:
     ) -> None:
         self.info = info
         self._runtime = runtime
+        self._staged = runtime if isinstance(runtime, Staged) else None
         self._contract: Contract = runtime.contract
         self._checker = Checker(runtime.contract)
         self._batcher = batcher
@@ -75,6 +89,7 @@ class PredictBackend:
         self._asked: dict[str, Asked] = {}
         self._owners: dict[str, tuple[Asked, int]] = {}  # of parts: whose they are, and which
         self._streams: dict[str, Asked] = {}  # begun, with answers to come
+        self._running: _Running | None = None  # a batch between two of its steps
         self._news: list[Output] = []  # to be told with the next step
         self._decode_s = 0.0
 
@@ -160,7 +175,7 @@ class PredictBackend:
 
     def due(self, now: float) -> float | None:
         """When to step: ``now`` or later; None: when something arrives."""
-        if self._news or self._streams:
+        if self._news or self._streams or self._running is not None:
             return now
         return self._batcher.due(now)
 
@@ -171,8 +186,11 @@ class PredictBackend:
             self._fail(asked, _too_late(asked.request))
         for asked in tuple(self._streams.values()):
             self._next_answer(asked)
-        items = self._batcher.take(now)
-        stats = self._run(items, now) if items else None
+        if self._running is not None:
+            stats = self._go_on(self._running)
+        else:
+            items = self._batcher.take(now)
+            stats = self._run(items, now) if items else None
         news, self._news = self._news, []
         return news, stats
 
@@ -183,11 +201,14 @@ class PredictBackend:
 
     # -- computing --------------------------------------------------------------------------
 
-    def _run(self, items: list[Item], now: float) -> StepStats:
+    def _run(self, items: list[Item], now: float) -> StepStats | None:
         for item in items:
             asked = self._owner(item.request_id)[0]
             if asked.scheduled_s is None:
                 asked.scheduled_s = now - asked.request.arrived_at
+        if self._staged is not None:
+            self._running = _Running(items, self._staged.stages(items), now)
+            return self._go_on(self._running)
         if self._contract.is_decoupled:
             self._begin_streams(items)
             computed = clock.now()
@@ -196,6 +217,26 @@ class PredictBackend:
             computed = clock.now()
             for item, result in zip(items, results, strict=True):
                 self._take_result(item, result, computed)
+        return self._stats(items, now, computed)
+
+    def _go_on(self, running: _Running) -> StepStats | None:
+        """One more step of a batch; None: it is not done."""
+        results: Sequence[_Answer]
+        try:
+            next(running.steps)
+            return None
+        except StopIteration as end:
+            results = end.value
+        except Exception as error:
+            results = self._each_alone(running.items, error)
+        self._running = None
+        computed = clock.now()
+        for item, result in zip(running.items, results, strict=True):
+            if not item.is_cancelled:
+                self._take_result(item, result, computed)
+        return self._stats(running.items, running.began, computed)
+
+    def _stats(self, items: Sequence[Item], now: float, computed: float) -> StepStats:
         rows = size = 0
         for item in items:
             rows += item.rows
@@ -220,9 +261,13 @@ class PredictBackend:
                 return results
             raise InternalError(f"The runtime gave {len(results)} results for {len(items)} items.")
         except Exception as error:
-            if len(items) == 1:
-                return [_known(items[0].request_id, error)]
-            _log.warning("a batch of %d failed (%s); each is computed alone", len(items), type(error).__name__)
+            return self._each_alone(items, error)
+
+    def _each_alone(self, items: Sequence[Item], error: Exception) -> Sequence[_Answer]:
+        """The answers after a batch has failed."""
+        if len(items) == 1:
+            return [_known(items[0].request_id, error)]
+        _log.warning("a batch of %d failed (%s); each is computed alone", len(items), type(error).__name__)
         return [self._compute([item])[0] for item in items]
 
     def _take_result(self, item: Item, result: _Answer, computed: float) -> None:
@@ -244,6 +289,8 @@ class PredictBackend:
         request = asked.request
         try:
             prediction = asked.codec.encode(request, asked.question, result, self.info)
+            if result.stages_s:
+                prediction = _timed(prediction, result.stages_s)
         except Exception as error:
             self._fail(asked, error)
             return
@@ -317,6 +364,8 @@ class PredictBackend:
         if asked.num_open:
             for item_id in asked.item_ids:
                 self._batcher.remove(item_id)
+            for item in self._running.items if self._running is not None else ():
+                item.is_cancelled |= item.request_id in asked.item_ids
         if len(asked.item_ids) > 1:
             for item_id in asked.item_ids:
                 self._owners.pop(item_id, None)
@@ -347,7 +396,7 @@ def _joined(answers: Sequence[Result | None], contract: Contract) -> Result:
     """The parts' results as one."""
     results = [answer for answer in answers if answer is not None]
     outputs: dict[str, Array] = {
-        name: np.concatenate([np.asarray(result.outputs[name]) for result in results]) for name in results[0].outputs
+        name: _stacked([np.asarray(result.outputs[name]) for result in results]) for name in results[0].outputs
     }
     stages: dict[str, float] = {}
     for result in results:
@@ -355,6 +404,28 @@ def _joined(answers: Sequence[Result | None], contract: Contract) -> Result:
             stages[stage] = stages.get(stage, 0.0) + seconds
     num_tokens = sum(result.num_tokens for result in results)
     return Result(outputs=outputs, num_tokens=num_tokens, parameters=results[0].parameters, stages_s=stages)
+
+
+def _stacked(arrays: Sequence[Array]) -> Array:
+    """The arrays behind each other; where rows are of different lengths (detections, tokens) the shorter are filled
+    with -1 for signed integers, nothing for texts and 0 for all else."""
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) > 1 and len({len(shape) for shape in shapes}) == 1:
+        sizes = tuple(map(max, zip(*shapes, strict=True)))
+        filling = {"O": b"", "i": -1}.get(arrays[0].dtype.kind, 0)
+        filled = np.full((sum(map(len, arrays)), *sizes), filling, dtype=arrays[0].dtype)
+        begin = 0
+        for array in arrays:
+            filled[(slice(begin, begin + len(array)), *map(slice, array.shape[1:]))] = array
+            begin += len(array)
+        return filled
+    return np.concatenate(arrays)
+
+
+def _timed(prediction: Prediction, stages_s: Mapping[str, float]) -> Prediction:
+    """The answer with the steps' times in the header that browsers' tools show."""
+    timing = ", ".join(f"{_NO_TOKEN.sub('_', stage)};dur={1000 * seconds:.3f}" for stage, seconds in stages_s.items())
+    return Prediction(prediction.body, prediction.content_type, (*prediction.headers, ("server-timing", timing)))
 
 
 def _padding_of(runtime: Runtime) -> int:

@@ -53,7 +53,12 @@ def load_runtime(name: str, artifact: Artifact, config: ModelConfig, progress: P
     if place is None:
         raise ModelLoadError(f"The runtime {artifact.runtime!r} makes no predictions.", param="runtime")
     load = cast(Load, importlib.import_module(place).load)
-    return load(name, artifact.path, config, progress)
+    runtime = load(name, artifact.path, config, progress)
+    if config.preprocess or config.postprocess:
+        from inferd.predict.runtimes.pipeline import around
+
+        return around(name, runtime, config)
+    return runtime
 
 
 def limits_for(contract: Contract, config: ModelConfig) -> Limits:

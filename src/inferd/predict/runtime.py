@@ -6,7 +6,7 @@ a queue; what it is given has been checked against its contract, and it may refu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -38,6 +38,7 @@ class Item(msgspec.Struct, kw_only=True, eq=False):
     sequence: str = ""
     sequence_start: bool = False
     sequence_end: bool = False
+    is_cancelled: bool = False  # set while it is computed: nobody waits for it any more
     prepared: object = None  # what the runtime's ``prepare`` made of the inputs
 
 
@@ -67,6 +68,15 @@ class Runtime(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """A runtime whose batches take several steps; between two of them requests and cancellations are heard."""
+
+    def stages(self, items: Sequence[Item]) -> Generator[None, None, Sequence[Result | InferdError]]:
+        """What ``predict`` does, one step at each ``next``. Cancelled and expired items get no further."""
+        ...
 
 
 @runtime_checkable
