@@ -1,0 +1,410 @@
+"""Pipelines: operations and models as one model, run step by step in one worker.
+
+Tensors go from step to step by reference. Each request flows through the operations alone; at a step that is a model the
+rows of all that are computed together meet, as far as that model allows. Between two steps whoever is no longer waited
+for leaves. Knows operations and runtimes, no artifact of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from inferd import clock
+from inferd.config import ModelConfig, PipelineConfig, StepConfig
+from inferd.config_pipelines import Spec, connections
+from inferd.errors import Cancelled, DeadlineExceeded, InferdError, InvalidRequest, ModelLoadError
+from inferd.predict.check import Checker
+from inferd.predict.codecs.port import Question
+from inferd.predict.contract import Array, Contract
+from inferd.predict.load import limits_for, load_runtime
+from inferd.predict.runtime import Item, Result, Runtime
+from inferd.predict.steps.operation import Function, Operation, dense
+from inferd.predict.wiring import (
+    Described,
+    Part,
+    Tensor,
+    Wiring,
+    chain,
+    connect,
+    describe,
+    is_one_by_one,
+    model_part,
+    parts_of,
+)
+from inferd.registry.artifact import artifact_of
+from inferd.registry.source import Progress
+from inferd.types import TensorSpec
+
+MAX_ROWS = 256
+"""Rows taken together by a pipeline of operations alone."""
+
+
+class _Model:
+    """A model as a step."""
+
+    def __init__(self, runtime: Runtime, max_rows: int, max_size: int) -> None:
+        self.runtime = runtime
+        self.checker = Checker(runtime.contract)
+        self.max_rows = max_rows
+        self.max_size = max_size
+
+    def batches(self, items: Sequence[Item]) -> list[list[Item]]:
+        """The items as they may be computed together, each batch in their order."""
+        contract = self.runtime.contract
+        found: list[list[Item]] = []
+        open_batches: dict[object, tuple[list[Item], int, int]] = {}
+        for item in items:
+            batch, rows, size = open_batches.get(item.bucket, ([], 0, 0))
+            fits = rows + item.rows <= self.max_rows and not (self.max_size and size + item.size > self.max_size)
+            if not batch or not fits or not (contract.max_batch_size or contract.max_items):
+                batch, rows, size = [], 0, 0
+                found.append(batch)
+            batch.append(item)
+            open_batches[item.bucket] = (batch, rows + item.rows, size + item.size)
+        return found
+
+
+class _Flow:
+    """One item on its way."""
+
+    __slots__ = ("answer", "item", "num_tokens", "parameters", "seconds", "tensors")
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+        self.tensors: dict[Tensor, Array] = {}
+        self.seconds: dict[str, float] = {}
+        self.parameters: dict[str, object] = {}
+        self.num_tokens = 0
+        self.answer: InferdError | None = None  # once it has failed
+
+
+class _Prepared(msgspec.Struct, frozen=True, eq=False):
+    """What the steps before the first model made of an item."""
+
+    tensors: dict[Tensor, Array]
+    seconds: dict[str, float]
+
+
+class Pipeline:
+    """A ``Runtime`` over others, and a ``Staged`` one: between two of its steps others may be heard."""
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        functions: Mapping[int, Function],
+        models: Mapping[int, _Model],
+        contract: Contract,
+    ) -> None:
+        self.contract = contract
+        self._wiring = wiring
+        self._functions = functions
+        self._models = models
+        self._early, self._late = _split(wiring, models)
+        self._last_reads = _last_reads(wiring)
+        self._wanted = {place: _wanted(place, model, wiring) for place, model in models.items()}
+
+    def prepare(self, item: Item) -> None:
+        """Run the operations that wait for no model: they concern this item alone."""
+        flow = _Flow(item)
+        flow.tensors = {Tensor(None, name): array for name, array in item.inputs.items()}
+        for place in self._early:
+            self._operate(place, flow)
+            self._forget(place, flow)
+        item.prepared = _Prepared(flow.tensors, flow.seconds)
+
+    def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
+        steps = self.stages(items)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                results: Sequence[Result | InferdError] = end.value
+                return results
+
+    def stages(self, items: Sequence[Item]) -> Generator[None, None, Sequence[Result | InferdError]]:
+        """The same, one step at each ``next``."""
+        flows = [_resumed(item) for item in items]
+        for number, place in enumerate(self._late):
+            if number:
+                yield
+            live = [flow for flow in flows if _is_alive(flow)]
+            if not live:
+                break
+            if place in self._models:
+                self._compute(place, live)
+            else:
+                for flow in live:
+                    try:
+                        self._operate(place, flow)
+                    except InferdError as error:
+                        flow.answer = error
+            for flow in live:
+                self._forget(place, flow)
+        return [flow.answer or self._result(flow) for flow in flows]
+
+    def close(self) -> None:
+        for model in self._models.values():
+            model.runtime.close()
+
+    # -- one step -----------------------------------------------------------------------------
+
+    def _operate(self, place: int, flow: _Flow) -> None:
+        began = clock.now()
+        inputs = self._inputs(place, flow)
+        for name, array in self._functions[place](inputs).items():
+            flow.tensors[Tensor(place, name)] = array
+        _note(flow, self._wiring.names[place], began)
+
+    def _compute(self, place: int, flows: Sequence[_Flow]) -> None:
+        """One model's step for all. What it raises for a batch fails the batch: the backend then computes each alone."""
+        began = clock.now()
+        name, model = self._wiring.names[place], self._models[place]
+        asked: list[Item] = []
+        owners: dict[int, _Flow] = {}
+        for flow in flows:
+            try:
+                item = self._item(place, model, flow)
+            except InvalidRequest as error:
+                flow.answer = InvalidRequest(f"Step {name}: {error.message}", param=error.param, code=error.code)
+                continue
+            asked.append(item)
+            owners[id(item)] = flow
+        for batch in model.batches(asked):
+            for item, result in zip(batch, model.runtime.predict(batch), strict=True):
+                flow = owners[id(item)]
+                if isinstance(result, InferdError):
+                    flow.answer = result
+                    continue
+                flow.tensors |= {Tensor(place, output): array for output, array in result.outputs.items()}
+                flow.num_tokens += result.num_tokens
+                flow.parameters |= result.parameters
+                for stage, seconds in result.stages_s.items():
+                    flow.seconds[f"{name}.{stage}"] = seconds
+        for flow in flows:
+            _note(flow, name, began)
+
+    def _item(self, place: int, model: _Model, flow: _Flow) -> Item:
+        """What a model is asked for a request. Raises InvalidRequest."""
+        whole = flow.item
+        question = Question(inputs={name: dense(array) for name, array in self._inputs(place, flow).items()})
+        inputs, rows = model.checker.check(question)
+        item = Item(
+            request_id=whole.request_id,
+            inputs=inputs,
+            wanted=self._wanted[place],
+            parameters=whole.parameters,
+            rows=rows,
+            size=rows,
+            priority=whole.priority,
+            expires_at=whole.expires_at,
+            may_wait=whole.may_wait,
+            sequence=whole.sequence,
+            sequence_start=whole.sequence_start,
+            sequence_end=whole.sequence_end,
+        )
+        model.runtime.prepare(item)
+        return item
+
+    def _inputs(self, place: int, flow: _Flow) -> dict[str, Array]:
+        """Without optional inputs of the request that it left out."""
+        return {
+            name: flow.tensors[tensor] for name, tensor in self._wiring.inputs[place].items() if tensor in flow.tensors
+        }
+
+    def _forget(self, place: int, flow: _Flow) -> None:
+        """Let go of what no later step reads: a decoded photo is larger than all that follows."""
+        for tensor in self._last_reads.get(place, ()):
+            flow.tensors.pop(tensor, None)
+
+    def _result(self, flow: _Flow) -> Result | InferdError:
+        try:
+            outputs = {
+                name: dense(flow.tensors[tensor])
+                for name, tensor in self._wiring.outputs.items()
+                if not flow.item.wanted or name in flow.item.wanted
+            }
+        except InvalidRequest as error:
+            return error
+        return Result(outputs=outputs, num_tokens=flow.num_tokens, parameters=flow.parameters, stages_s=flow.seconds)
+
+
+def _resumed(item: Item) -> _Flow:
+    flow, prepared = _Flow(item), item.prepared
+    assert isinstance(prepared, _Prepared)
+    # Copies of the tables, not of the tensors: an item may be computed again, alone.
+    flow.tensors, flow.seconds = dict(prepared.tensors), dict(prepared.seconds)
+    return flow
+
+
+def _is_alive(flow: _Flow) -> bool:
+    """Whether anybody waits for the next step."""
+    item = flow.item
+    if flow.answer is None and item.is_cancelled:
+        flow.answer = Cancelled("The request was cancelled.")
+    elif flow.answer is None and item.expires_at is not None and clock.now() >= item.expires_at:
+        flow.answer = DeadlineExceeded("The request's deadline passed between two steps of the pipeline.")
+    return flow.answer is None
+
+
+def _note(flow: _Flow, name: str, began: float) -> None:
+    flow.seconds[name] = clock.now() - began
+
+
+def _split(wiring: Wiring, models: Mapping[int, _Model]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The steps that wait for no model, and the others, both in order."""
+    behind: set[int] = set()
+    for place in wiring.order:
+        if place in models or any(tensor.step in behind for tensor in wiring.inputs[place].values()):
+            behind.add(place)
+    early = tuple(place for place in wiring.order if place not in behind)
+    return early, tuple(place for place in wiring.order if place in behind)
+
+
+def _last_reads(wiring: Wiring) -> dict[int, tuple[Tensor, ...]]:
+    """What is read for the last time by each step."""
+    last: dict[Tensor, int] = {}
+    for place in wiring.order:
+        last |= dict.fromkeys(wiring.inputs[place].values(), place)
+    found: dict[int, tuple[Tensor, ...]] = {}
+    for tensor, place in last.items():
+        if tensor not in wiring.outputs.values():
+            found[place] = (*found.get(place, ()), tensor)
+    return found
+
+
+def _wanted(place: int, model: _Model, wiring: Wiring) -> tuple[str, ...]:
+    """The model's outputs that anything reads; empty: all of them."""
+    read = {tensor for inputs in wiring.inputs for tensor in inputs.values()} | set(wiring.outputs.values())
+    names = tuple(spec.name for spec in model.runtime.contract.outputs)
+    wanted = tuple(name for name in names if Tensor(place, name) in read)
+    return () if wanted == names else wanted
+
+
+# -- loading -------------------------------------------------------------------------------------
+
+
+def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -> Pipeline:
+    """The pipeline that ``config`` describes, with all its models. Raises ModelLoadError with all that is wrong."""
+    pipeline = config.pipeline
+    problems: list[str] = []
+    parts = parts_of(pipeline.steps, problems)
+    _refuse(name, problems)
+    models: dict[int, _Model] = {}
+    loaded: dict[str, _Model] = {}  # a model that is several steps is there once
+    for place, step in enumerate(pipeline.steps):
+        if step.model is None:
+            continue
+        if step.model not in loaded:
+            if step.model not in pipeline.models:
+                raise ModelLoadError(
+                    f"The pipeline {name!r} has no settings of the model {step.model!r}; list it in the same file or below "
+                    "pipeline.models.",
+                    param="pipeline.models",
+                )
+            loaded[step.model] = _load_model(name, step.model, pipeline, config, progress)
+        models[place] = loaded[step.model]
+        parts[place] = model_part(models[place].runtime.contract)
+    return _built(name, pipeline, parts, models, config)
+
+
+def around(name: str, runtime: Runtime, config: ModelConfig) -> Pipeline:
+    """A loaded model with the operations of ``preprocess`` before and those of ``postprocess`` after it.
+
+    Raises ModelLoadError with all that is wrong.
+    """
+    problems: list[str] = []
+    before = parts_of(config.preprocess, problems)
+    after = parts_of(config.postprocess, problems)
+    _refuse(name, problems)
+    model = _as_step(name, runtime, config)
+    parts = [*before, model_part(runtime.contract), *after]
+    pipeline = chain(config.preprocess, name, config.postprocess, parts)
+    return _built(name, pipeline, parts, {len(before): model}, config)
+
+
+def check_operations(steps: Sequence[StepConfig]) -> list[str]:
+    """What is wrong with the operations and their options, a sentence each. Loads nothing."""
+    problems: list[str] = []
+    parts_of(steps, problems)
+    return problems
+
+
+def _load_model(name: str, model: str, pipeline: PipelineConfig, config: ModelConfig, progress: Progress) -> _Model:
+    settings = msgspec.convert(pipeline.models[model], ModelConfig)
+    settings = msgspec.structs.replace(settings, replicas=config.replicas, threads=settings.threads or config.threads)
+    artifact = artifact_of(settings, progress)
+    if artifact.kind != "predict":
+        raise ModelLoadError(
+            f"The pipeline {name!r} has the step {model!r}, which is a language model; a pipeline's steps make predictions. "
+            "Serve it beside the pipeline.",
+            param="pipeline",
+        )
+    return _as_step(model, load_runtime(model, artifact, settings, progress), settings)
+
+
+def _as_step(name: str, runtime: Runtime, config: ModelConfig) -> _Model:
+    contract = runtime.contract
+    if contract.is_decoupled:
+        raise ModelLoadError(f"The model {name!r} gives several answers to one request, which no pipeline takes.")
+    limits = limits_for(contract, config)
+    return _Model(runtime, limits.max_rows, limits.max_size)
+
+
+def _built(
+    name: str, pipeline: PipelineConfig, parts: list[Part], models: Mapping[int, _Model], config: ModelConfig
+) -> Pipeline:
+    problems: list[str] = []
+    wiring = connect(pipeline, parts, problems)
+    problems += [problem.sentence for problem in connections((), pipeline, wiring.names)]
+    if not problems:
+        described = describe(pipeline, wiring, parts, problems)
+    _refuse(name, problems)
+    functions = {place: part.load() for place, part in enumerate(parts) if isinstance(part, Operation)}
+    return Pipeline(wiring, functions, models, _contract(described, models, wiring))
+
+
+def _refuse(name: str, problems: Sequence[str]) -> None:
+    if len(problems) == 1:
+        raise ModelLoadError(f"The pipeline {name!r} cannot be built: {problems[0].rstrip('.')}.", param="pipeline")
+    if problems:
+        listed = "\n  - ".join(problems)
+        raise ModelLoadError(
+            f"The pipeline {name!r} cannot be built, {len(problems)} problems:\n  - {listed}", param="pipeline"
+        )
+
+
+def _contract(described: Described, models: Mapping[int, _Model], wiring: Wiring) -> Contract:
+    contracts = [model.runtime.contract for model in models.values()]
+    inputs = tuple(_tensor_spec(name, spec) for name, spec in described.inputs.items())
+    outputs = tuple(_tensor_spec(name, spec) for name, spec in described.outputs.items())
+    has_rows = all(contract.max_batch_size or is_one_by_one(contract) for contract in contracts) and all(
+        spec.shape[:1] == (-1,) for spec in (*inputs, *outputs)
+    )
+    max_rows = min(
+        (1 if is_one_by_one(model.runtime.contract) else model.max_rows for model in models.values()), default=MAX_ROWS
+    )
+    names = {spec.name for spec in inputs}, {spec.name for spec in outputs}
+    tasks = ["predict"]
+    if "text" in names[0] and "embedding" in names[1]:
+        tasks.append("embed")
+    if "text" in names[0] and "probabilities" in names[1]:
+        tasks.append("classify")
+    return Contract(
+        inputs=inputs,
+        outputs=outputs,
+        max_batch_size=max_rows if has_rows else 0,
+        tasks=tuple(tasks),
+        platform="ensemble",
+        is_stateful=any(contract.is_stateful for contract in contracts),
+        num_parameters=sum(contract.num_parameters for contract in contracts),
+        dtype=contracts[0].dtype if contracts else "float32",
+        max_tokens=max((contract.max_tokens for contract in contracts), default=0),
+        any_rank=tuple(name for name, spec in described.inputs.items() if spec.shape is None),
+    )
+
+
+def _tensor_spec(name: str, spec: Spec) -> TensorSpec:
+    return TensorSpec(name, spec.datatype, (-1,) if spec.shape is None else spec.shape, labels=spec.labels)
