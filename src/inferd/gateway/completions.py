@@ -50,7 +50,7 @@ CompletionPrompt = TextPrompt | TokenPrompt
 async def create_completion(room: Room, call: Call, raw: bytes, body: CompletionRequest) -> Answer:
     """Raises InferdError for everything that can be known before the first token."""
     call.ignored = check_unsupported(body)
-    sampling, explicit = _sampling(body)
+    sampling, explicit = completion_sampling(body)
     prompts = prompts_of(body)
     if len(prompts) * sampling.width > MAX_SEQUENCES:
         raise invalid(
@@ -98,7 +98,7 @@ async def create_completion(room: Room, call: Call, raw: bytes, body: Completion
     return await once(room, call, raw, model.name, lambda: cached(room, call, question, model.name, compute))
 
 
-def _sampling(body: CompletionRequest) -> tuple[SamplingParams, tuple[str, ...]]:
+def completion_sampling(body: CompletionRequest) -> tuple[SamplingParams, tuple[str, ...]]:
     if body.logprobs is not None:
         check_range("logprobs", body.logprobs)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
