@@ -57,6 +57,7 @@ def submit_all(
     *,
     raw: bytes,
     return_prompt_ids: bool,
+    may_relay: bool = True,
 ) -> list[Stream]:
     """One submit per prompt. The call owns the streams and closes them however it ends.
 
@@ -78,7 +79,7 @@ def submit_all(
     )
     reserve(room, call, model.name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
     relay = None
-    if model.has_remote and len(prompts) == 1:
+    if may_relay and model.has_remote and len(prompts) == 1:
         options = body.stream_options
         relay = Relay(
             path=call.route.removeprefix("/v1"),
