@@ -1,0 +1,77 @@
+"""Decoders that embed or classify (Qwen3-Embedding, E5-Mistral): the engine's own models over whole texts.
+
+Nothing is kept from one batch to the next: an arena of one layer holds the keys and values of the layer at work.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.engine.attention import FlatBatch, KVCache, create_attention
+from inferd.engine.model.config import FAMILIES, DecoderConfig
+from inferd.engine.model.llama import LlamaDecoder
+from inferd.engine.weights import Weights
+from inferd.predict.encoder.ragged import Ragged
+
+_BLOCK = 32
+
+
+class _OneLayer:
+    """Attention whose arena every layer writes anew."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, cache: KVCache, batch: FlatBatch) -> None:
+        self._inner = create_attention("auto", cache, batch)
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        return self._inner(0, q, k, v, scale=scale, window=window, softcap=softcap)
+
+
+class CausalEncoder:
+    """[T] tokens -> [T, hidden]; a token knows those before it."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
+        self.hidden_size = config.hidden_size
+        self._decoder = LlamaDecoder(config, FAMILIES[config.architecture], weights, num_positions)
+
+    def forward(self, batch: Ragged) -> Tensor:
+        config, device = self._decoder.config, batch.token_ids.device
+        lengths = (batch.starts[1:] - batch.starts[:-1]).tolist()
+        blocks = [-(-length // _BLOCK) for length in lengths]
+        table = torch.zeros((len(lengths), max(blocks)), dtype=torch.int32)
+        slots, first = [], 0
+        for row, (length, count) in enumerate(zip(lengths, blocks, strict=True)):
+            table[row, :count] = torch.arange(first, first + count, dtype=torch.int32)
+            slots.append(torch.arange(first * _BLOCK, first * _BLOCK + length))
+            first += count
+        cache = KVCache(
+            num_layers=1,
+            num_blocks=first,
+            block_size=_BLOCK,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=self._decoder.dtype,
+            device=device,
+        )
+        flat = FlatBatch(
+            token_ids=batch.token_ids,
+            positions=batch.positions,
+            query_start=batch.starts.to(torch.int32),
+            seq_len=torch.tensor(lengths, dtype=torch.int32, device=device),
+            block_table=table.to(device),
+            slots=torch.cat(slots).to(device),
+            num_sequences=len(lengths),
+        )
+        return self._decoder.forward(flat, _OneLayer(cache, flat)).float()

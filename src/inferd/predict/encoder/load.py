@@ -1,0 +1,212 @@
+"""From a folder to a text model: a tokenizer, an encoder, the head that its task asks for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from inferd.engine.model.architecture import DTypeName, has_fast_bfloat16
+from inferd.engine.model.config import DecoderConfig, Source, read_llama
+from inferd.engine.tokenizer import Tokenizer
+from inferd.engine.weights import Weights
+from inferd.errors import ModelLoadError
+from inferd.predict.encoder.bert import Bert
+from inferd.predict.encoder.config import EncoderConfig, Kind, is_raw_score, kind_of, labels_of, read_config
+from inferd.predict.encoder.decoder import CausalEncoder
+from inferd.predict.encoder.heads import Embedder, Head, check_dense, decoder_head, sequence_head, token_head
+from inferd.predict.encoder.modernbert import ModernBert
+from inferd.predict.encoder.ragged import Ragged
+from inferd.predict.encoder.sentence import Pooling, Sentence, read_sentence
+from inferd.predict.encoder.texts import Texts
+
+Progress = Callable[[str, int, int], None]
+Task = Literal["embed", "rerank", "classify", "token_classify"]
+
+# Tensors that a checkpoint carries for other tasks than the one it is served for.
+_OTHER: Final = re.compile(
+    r"(^|\.)(pooler\.|position_ids$|rotary_emb\.)|^(cls|lm_head|vocab_\w+|head|decoder|classifier|pre_classifier|score|qa_outputs)\."
+)
+
+
+class Body(Protocol):
+    hidden_size: int
+
+    def forward(self, batch: Ragged) -> Tensor:
+        """Rows [T, hidden] of the batch's tokens, float32."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextModel:
+    """What a runtime drives. Call ``compute`` under ``torch.inference_mode``."""
+
+    task: Task
+    kind: Kind
+    texts: Texts
+    sentence: Sentence
+    body: Body
+    head: Head
+    size: int  # of a vector, or the number of classes
+    labels: tuple[str, ...]
+    problem_type: str
+    raw_score: bool
+    normalize: bool
+    pads_with: int
+    dtype: torch.dtype  # of the products
+    device: torch.device
+    num_parameters: int
+
+    def compute(self, batch: Ragged) -> Tensor:
+        """[S, size]; [T, size] for token classification. Vectors are not normalised, logits are logits."""
+        return self.head(self.body.forward(batch), batch)
+
+
+def load_text_model(
+    folder: Path,
+    *,
+    task: Task | Literal["auto", "predict"] = "auto",
+    dtype: DTypeName = "auto",
+    device: torch.device,
+    max_tokens: int | None = None,
+    pooling: tuple[Pooling, ...] | None = None,
+    normalize: bool | None = None,
+    progress: Progress | None = None,
+) -> TextModel:
+    """Raises ModelLoadError naming the file, the field or the tensor at fault."""
+    sentence = read_sentence(folder)
+    if pooling is not None:
+        sentence = replace(sentence, pooling=pooling)
+    if normalize is not None:
+        sentence = replace(sentence, normalize=normalize)
+    source = Source(sentence.folder / "config.json")
+    kind = kind_of(source)
+    labels = labels_of(source)
+    chosen = _task(source, kind, task, len(labels))
+    products = _format(source, dtype, device)
+    config: EncoderConfig | DecoderConfig
+    if kind.family == "decoder":
+        config = read_llama(source, f"{kind.stem}ForCausalLM")
+        positions, vocab, pad = config.max_position_embeddings, config.vocab_size, 0
+    else:
+        config = read_config(source)
+        positions, vocab, pad = config.max_positions, config.vocab_size, config.pad_token_id
+    limit = _limit(source, sentence, positions, max_tokens)
+    tokens_at = sentence.folder if (sentence.folder / "tokenizer.json").is_file() else folder
+    has_types = isinstance(config, EncoderConfig) and config.type_vocab_size > 1
+    texts = Texts(
+        Tokenizer.load(tokens_at),
+        max_tokens=limit,
+        lower_case=sentence.lower_case,
+        has_types=has_types,
+        vocab_size=vocab,
+    )
+    # The decoder is in one format as a whole; of an encoder, products alone are in another than float32.
+    held = products if isinstance(config, DecoderConfig) else torch.float32
+    weights = Weights(sentence.folder, dtype=held, device=device, progress=progress)
+    prefix = kind.prefix if any(name.startswith(kind.prefix) for name in weights) else ""
+    if prefix != "model.":
+        weights.rename("model.", prefix)
+    body: Body
+    if isinstance(config, DecoderConfig):
+        body = CausalEncoder(replace(config, tie_word_embeddings=True), weights, limit)
+    elif kind.family == "modernbert":
+        body = ModernBert(config, weights, products, limit)
+    else:
+        body = Bert(config, weights, products)
+    head, size = _head(source, chosen, kind, config, weights, sentence, body, len(labels))
+    weights.check_all_taken(lambda name: _OTHER.search(name) is not None)
+    return TextModel(
+        task=chosen,
+        kind=kind,
+        texts=texts,
+        sentence=sentence,
+        body=body,
+        head=head,
+        size=size,
+        labels=labels if chosen in ("classify", "token_classify") else (),
+        problem_type=source.get(str, "problem_type", default=""),
+        raw_score=is_raw_score(source),
+        normalize=sentence.normalize is not False,
+        pads_with=pad,
+        dtype=products,
+        device=device,
+        num_parameters=weights.num_taken,
+    )
+
+
+def _task(source: Source, kind: Kind, asked: str, num_labels: int) -> Task:
+    made_for: Task = "embed"
+    if kind.head == "token":
+        made_for = "token_classify"
+    elif kind.head == "sequence":
+        made_for = "rerank" if num_labels == 1 else "classify"
+    fits = {
+        "auto": True,
+        "predict": True,
+        "embed": True,
+        "rerank": kind.head == "sequence" and num_labels == 1,
+        "classify": kind.head == "sequence",
+        "token_classify": kind.head == "token",
+    }
+    if not fits[asked]:
+        raise ModelLoadError(
+            f"{source.path}: {kind.architecture} with {num_labels} labels cannot {asked.replace('_', ' ')}; it was made "
+            f"to {made_for.replace('_', ' ')}. Leave task out, or give a checkpoint with such a head.",
+            param="task",
+        )
+    return made_for if asked in ("auto", "predict") else asked  # type: ignore[return-value]
+
+
+def _format(source: Source, asked: DTypeName, device: torch.device) -> torch.dtype:
+    """Of the products. auto: float32, and what is faster only where the checkpoint itself has no more precision."""
+    if asked == "float16" and device.type == "cpu":
+        raise ModelLoadError(
+            "float16 is not computed on the CPU; use dtype: float32, or bfloat16 where the processor has it.",
+            param="dtype",
+        )
+    if asked != "auto":
+        found: torch.dtype = getattr(torch, asked)
+        return found
+    stored = source.dtype()
+    if device.type == "cpu":
+        return torch.bfloat16 if stored == "bfloat16" and has_fast_bfloat16() else torch.float32
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(stored, torch.float32)
+
+
+def _limit(source: Source, sentence: Sentence, positions: int, asked: int | None) -> int:
+    if asked is not None:
+        if asked > positions:
+            raise ModelLoadError(
+                f"max_model_len is {asked}, but {source.path} has positions for {positions} tokens; lower it.",
+                param="max_model_len",
+            )
+        return asked
+    return min(positions, sentence.max_tokens or positions)
+
+
+def _head(
+    source: Source,
+    task: Task,
+    kind: Kind,
+    config: EncoderConfig | DecoderConfig,
+    weights: Weights,
+    sentence: Sentence,
+    body: Body,
+    num_labels: int,
+) -> tuple[Head, int]:
+    if task == "embed":
+        pooling = sentence.pooling or (("lasttoken",) if kind.family == "decoder" else ("mean",))
+        wrong = check_dense(sentence.dense, body.hidden_size * len(pooling))
+        if wrong is not None:
+            raise ModelLoadError(f"{source.path.parent}: {wrong}. Its modules do not belong together.")
+        made = Embedder(pooling, sentence.dense, body.hidden_size, weights.device)
+        return made, made.size
+    if isinstance(config, DecoderConfig):
+        return decoder_head(weights, num_labels, body.hidden_size), num_labels
+    return (token_head if task == "token_classify" else sequence_head)(config, weights), num_labels

@@ -1,0 +1,160 @@
+"""Texts to token ids as an encoder reads them: pairs, limits, truncation, offsets. Knows no tensor."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+import tokenizers
+
+from inferd.engine.tokenizer import Tokenizer
+from inferd.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
+
+Side = Literal["left", "right"]
+_SHOWN: Final = 40
+
+
+class Encoded(NamedTuple):
+    """One text, or a pair, as the model reads it."""
+
+    ids: list[int]
+    types: list[int] | None  # None: all 0
+    offsets: list[tuple[int, int]] | None  # of every token's characters; where they were asked for
+    special: list[int] | None  # 1 for tokens that stand for no text; where offsets were asked for
+
+
+class Cut(NamedTuple):
+    """What becomes of a text that is too long: refused where ``to`` is None."""
+
+    to: int | None = None  # tokens, special ones included
+    side: Side = "right"  # that is cut off
+
+
+KEEP: Final = Cut()
+
+
+class Texts:
+    """One model's way of reading texts of at most ``max_tokens`` tokens, special ones included."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, max_tokens: int, lower_case: bool, has_types: bool, vocab_size: int
+    ) -> None:
+        self._backend = tokenizer.backend
+        self.max_tokens = max_tokens
+        self._lower = lower_case
+        self._has_types = has_types
+        self._vocab_size = vocab_size
+        if tokenizer.vocab_size > vocab_size and max(self._backend.get_vocab().values(), default=0) >= vocab_size:
+            raise ModelLoadError(
+                f"The tokenizer has {tokenizer.vocab_size} tokens, but the model knows {vocab_size}. Use the tokenizer "
+                "that came with the checkpoint."
+            )
+
+    def encode(self, texts: list[str], cut: Cut = KEEP, *, offsets: bool = False) -> list[Encoded]:
+        """Raises ContextLengthExceeded that names the text and the limit."""
+        if self._lower:
+            texts = [text.lower() for text in texts]
+        encodings = self._batch(list(texts), offsets)
+        limit = self._limit(cut)
+        for at, encoding in enumerate(encodings):
+            if len(encoding.ids) > limit:
+                if cut.to is None:
+                    raise self._too_long(len(encoding.ids), at, len(texts))
+                encodings[at] = self._cut_single(texts[at], limit, cut.side)
+        return [self._encoded(encoding, offsets, is_pair=False) for encoding in encodings]
+
+    def encode_pairs(self, pairs: list[tuple[str, str]], cut: Cut = KEEP) -> list[Encoded]:
+        """Of a pair that is too long, the longer text is cut first (``longest_first``). Raises as ``encode``."""
+        if self._lower:
+            pairs = [(first.lower(), second.lower()) for first, second in pairs]
+        encodings = self._batch(list(pairs), False)
+        limit = self._limit(cut)
+        for at, encoding in enumerate(encodings):
+            if len(encoding.ids) > limit:
+                if cut.to is None:
+                    raise self._too_long(len(encoding.ids), at, len(pairs))
+                encodings[at] = self._cut_pair(pairs[at], limit, cut.side)
+        return [self._encoded(encoding, False, is_pair=True) for encoding in encodings]
+
+    def check_ids(self, ids: list[int], at: int, count: int, cut: Cut = KEEP) -> Encoded:
+        """Token ids that a client made himself. Raises InvalidRequest."""
+        if not ids:
+            raise InvalidRequest(f"input[{at}] is an empty list of token ids; send at least one.", param="input")
+        for token in ids:
+            if not 0 <= token < self._vocab_size:
+                raise InvalidRequest(
+                    f"input[{at}] holds the token id {token}; this model has the ids 0 to {self._vocab_size - 1}.",
+                    param="input",
+                )
+        limit = self._limit(cut)
+        if len(ids) > limit:
+            if cut.to is None:
+                raise self._too_long(len(ids), at, count)
+            ids = ids[:limit] if cut.side == "right" else ids[len(ids) - limit :]
+        return Encoded(ids, None, None, None)
+
+    def _limit(self, cut: Cut) -> int:
+        return self.max_tokens if cut.to is None else min(cut.to, self.max_tokens)
+
+    def _batch(self, texts: list[str] | list[tuple[str, str]], offsets: bool) -> list[tokenizers.Encoding]:
+        encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
+        try:
+            found: list[tokenizers.Encoding] = encode(texts)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest(
+                "A text contains a lone UTF-16 surrogate, which is no character. Remove it.", param="input"
+            ) from error
+        for at, encoding in enumerate(found):
+            if not encoding.ids:
+                raise InvalidRequest(
+                    f"Text {at} of {len(texts)} has no tokens; send a text that is not empty.", param="input"
+                )
+        return found
+
+    def _cut_single(self, text: str, limit: int, side: Side) -> tokenizers.Encoding:
+        bare = self._backend.encode(text, add_special_tokens=False)
+        bare.truncate(self._room(limit, is_pair=False), direction=side)
+        return self._backend.post_process(bare)
+
+    def _cut_pair(self, pair: tuple[str, str], limit: int, side: Side) -> tokenizers.Encoding:
+        first, second = (self._backend.encode(text, add_special_tokens=False) for text in pair)
+        room = self._room(limit, is_pair=True)
+        of_first, of_second = _longest_first(len(first.ids), len(second.ids), room)
+        first.truncate(of_first, direction=side)
+        second.truncate(of_second, direction=side)
+        return self._backend.post_process(first, second)
+
+    def _room(self, limit: int, *, is_pair: bool) -> int:
+        special = self._backend.num_special_tokens_to_add(is_pair)
+        if limit <= special:
+            raise InvalidRequest(
+                f"A text cannot be cut to {limit} tokens: {special} of them are special; allow at least {special + 1}.",
+                param="truncate_prompt_tokens",
+            )
+        return limit - special
+
+    def _encoded(self, encoding: tokenizers.Encoding, offsets: bool, *, is_pair: bool) -> Encoded:
+        types = encoding.type_ids if is_pair and self._has_types else None
+        if offsets:
+            return Encoded(encoding.ids, types, encoding.offsets, encoding.special_tokens_mask)
+        return Encoded(encoding.ids, types, None, None)
+
+    def _too_long(self, length: int, at: int, count: int) -> ContextLengthExceeded:
+        which = "The text" if count == 1 else f"Text {at} of {count}"
+        return ContextLengthExceeded(
+            f"{which} has {length} tokens; this model reads at most {self.max_tokens}. Shorten it, or ask for "
+            "truncation (truncate_prompt_tokens: -1, truncate: true).",
+            param="input",
+        )
+
+
+def _longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of each are kept: what is longer loses one until both fit."""
+    over = max(0, first + second - room)
+    swap = first < second
+    long, short = max(first, second), min(first, second)
+    level = min(over, long - short)
+    long -= level
+    over -= level
+    long -= (over + 1) // 2
+    short -= over // 2
+    return (short, long) if swap else (long, short)

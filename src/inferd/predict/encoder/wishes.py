@@ -1,0 +1,85 @@
+"""What a request for a text model may ask besides its texts, and the words for it. Knows no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from inferd.errors import InvalidRequest
+from inferd.predict.encoder.sentence import Sentence
+from inferd.predict.encoder.texts import KEEP, Cut, Side
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields are the parameters' names; what a request does not say is None."""
+
+    dimensions: int | None = None  # of the vectors, from the front (Kusupati et al. 2022)
+    normalize: bool | None = None
+    truncate: bool | None = None
+    truncate_prompt_tokens: int | None = None  # -1: what the model reads
+    truncation_side: Side | None = None
+    prompt_name: str | None = None
+    prompt: str | None = None
+    raw_scores: bool | None = None  # logits
+    aggregation_strategy: Literal["none", "simple"] | None = None
+
+
+NONE: Final = Wishes()
+_NAMES: Final = frozenset(Wishes.__struct_fields__)
+
+
+def wishes_of(parameters: Mapping[str, object]) -> Wishes:
+    """What of a request's parameters concerns us; others have other readers. Raises InvalidRequest."""
+    if not parameters:
+        return NONE
+    known = {name: value for name, value in parameters.items() if name in _NAMES}
+    if not known:
+        return NONE
+    try:
+        return msgspec.convert(known, Wishes)
+    except msgspec.ValidationError as error:
+        what, _, at = str(error).partition(" - at ")
+        name = at.strip("`$.") or None
+        raise InvalidRequest(f"Invalid value for {name!r}: {what}. Correct it or leave it out.", param=name) from None
+
+
+def cut_of(wishes: Wishes, max_tokens: int) -> Cut:
+    """Raises InvalidRequest for a length that the model does not have."""
+    side = wishes.truncation_side or "right"
+    to = wishes.truncate_prompt_tokens
+    if to is None:
+        return Cut(max_tokens, side) if wishes.truncate else KEEP
+    if to == -1:
+        return Cut(max_tokens, side)
+    if not 1 <= to <= max_tokens:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be -1 (what the model reads) or from 1 to {max_tokens}, not {to}.",
+            param="truncate_prompt_tokens",
+        )
+    return Cut(to, side)
+
+
+def dimensions_of(wishes: Wishes, size: int) -> int:
+    """Raises InvalidRequest for more than there are."""
+    asked = wishes.dimensions
+    if asked is None:
+        return size
+    if not 1 <= asked <= size:
+        raise InvalidRequest(f"dimensions must be from 1 to {size} for this model, not {asked}.", param="dimensions")
+    return asked
+
+
+def prompt_of(wishes: Wishes, sentence: Sentence) -> str:
+    """What is put before every text; empty: nothing. Raises InvalidRequest for a name the model does not have."""
+    if wishes.prompt is not None:
+        return wishes.prompt
+    name = wishes.prompt_name if wishes.prompt_name is not None else sentence.default_prompt
+    if name is None:
+        return ""
+    prompt = sentence.prompts.get(name)
+    if prompt is None:
+        known = ", ".join(map(repr, sentence.prompts)) or "none"
+        raise InvalidRequest(f"The model has no prompt named {name!r}; it has {known}.", param="prompt_name")
+    return prompt

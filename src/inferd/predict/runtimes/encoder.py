@@ -1,0 +1,319 @@
+"""Text encoders behind the runtime's interface: embeddings, reranking, classes of texts and of tokens.
+
+A batch is what the batcher gives, whoever asked: its texts are sorted by length and computed as flat lists of tokens
+without padding, a few hundred tokens at a time, which is what the caches hold. Knows no dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inferd.config import ModelConfig
+from inferd.errors import InferdError, InvalidRequest, ModelLoadError
+from inferd.predict.contract import Contract
+from inferd.predict.encoder.entities import entities
+from inferd.predict.encoder.load import TextModel, load_text_model
+from inferd.predict.encoder.ragged import ragged
+from inferd.predict.encoder.sentence import Pooling
+from inferd.predict.encoder.texts import Encoded
+from inferd.predict.encoder.wishes import Wishes, cut_of, dimensions_of, prompt_of, wishes_of
+from inferd.predict.load import num_threads
+from inferd.predict.runtime import Item, Result
+from inferd.types import TensorSpec
+
+Progress = Callable[[str, int, int], None]
+Floats = npt.NDArray[np.float32]
+
+MAX_ROWS: Final = 65536
+# More tokens at a time are not faster on a CPU, only later (bench/micro_encoder.py).
+CPU_TOKENS: Final = 512
+CPU_CHUNK: Final = 256
+GPU_TOKENS: Final = 16384
+
+_TASKS: Final[dict[str, tuple[str, ...]]] = {
+    "embed": ("predict", "embed", "score", "rerank"),
+    "rerank": ("predict", "rerank", "score"),
+    "classify": ("predict", "classify"),
+    "token_classify": ("predict", "token_classify"),
+}
+_TEXT: Final = TensorSpec("text", "BYTES", (-1,))
+_QUERY: Final = TensorSpec("query", "BYTES", (-1,))
+
+
+class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``options`` may say of a text encoder, where its folder does not or says something else."""
+
+    pooling: Pooling | tuple[Pooling, ...] | None = None
+    normalize: bool | None = None
+
+
+class _Prepared(msgspec.Struct, frozen=True):
+    texts: tuple[str, ...]
+    encoded: list[Encoded]
+    wishes: Wishes
+
+
+def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -> EncoderRuntime:
+    """Raises ModelLoadError."""
+    try:
+        options = msgspec.convert(config.options, EncoderOptions)
+    except msgspec.ValidationError as error:
+        raise ModelLoadError(f"options of the model {name!r}: {error}.", param="options") from None
+    torch.set_num_threads(num_threads(config))
+    pooling = (options.pooling,) if isinstance(options.pooling, str) else options.pooling
+    model = load_text_model(
+        Path(path),
+        task=config.task,
+        dtype=config.dtype,
+        device=_device(config.device),
+        max_tokens=config.max_model_len,
+        pooling=pooling,
+        normalize=options.normalize,
+        progress=progress,
+    )
+    runtime = EncoderRuntime(model, max_tokens=config.batching.max_batch_tokens)
+    progress("warm-up", 0, 1)
+    runtime.warm_up()
+    progress("warm-up", 1, 1)
+    return runtime
+
+
+def _device(asked: str) -> torch.device:
+    if asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if asked.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelLoadError(f"device is {asked!r}, but torch finds no CUDA device here; use cpu.", param="device")
+    return torch.device(asked)
+
+
+class EncoderRuntime:
+    """Implements ``inferd.predict.runtime.Runtime`` over a ``TextModel``."""
+
+    def __init__(self, model: TextModel, *, max_tokens: int | None = None) -> None:
+        self._model = model
+        on_cpu = model.device.type == "cpu"
+        budget = max_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
+        self._chunk = min(budget, CPU_CHUNK) if on_cpu else budget
+        self._contract = Contract(
+            inputs=_inputs(model),
+            outputs=_outputs(model),
+            max_batch_size=MAX_ROWS,
+            tasks=_TASKS[model.task],
+            platform="inferd_encoder",
+            num_parameters=model.num_parameters,
+            dtype=str(model.dtype).removeprefix("torch."),
+            max_tokens=model.texts.max_tokens,
+            max_size=budget,
+        )
+
+    @property
+    def contract(self) -> Contract:
+        return self._contract
+
+    def warm_up(self) -> None:
+        """One batch: memory is touched, and a defect of the checkpoint shows now."""
+        made = ["warm"] * 4
+        inputs = {spec.name: _bytes(made) for spec in self._contract.inputs if not spec.is_optional}
+        inputs.setdefault("text", _bytes(made))
+        item = Item(request_id="warm-up", inputs=inputs, rows=len(made))
+        self.prepare(item)
+        self.predict([item])
+
+    # -- texts to tokens --------------------------------------------------------------------
+
+    def prepare(self, item: Item) -> None:
+        """Tokenize; ``size`` is tokens. Raises InvalidRequest, ContextLengthExceeded."""
+        model, wishes = self._model, wishes_of(item.parameters)
+        cut = cut_of(wishes, model.texts.max_tokens)
+        if model.task == "embed":
+            dimensions_of(wishes, model.size)
+        texts: tuple[str, ...] = ()
+        if "token_ids" in item.inputs:
+            if "text" in item.inputs:
+                raise InvalidRequest("Send either the input 'text' or 'token_ids', one of the two.", param="inputs")
+            lists = _id_lists(item.inputs["token_ids"])
+            encoded = [model.texts.check_ids(ids, at, len(lists), cut) for at, ids in enumerate(lists)]
+        else:
+            if "text" not in item.inputs:
+                raise InvalidRequest("The input 'text' is missing (or 'token_ids' instead).", param="inputs")
+            first = _texts(item, "text")
+            texts = tuple(first)
+            other = "query" if "query" in item.inputs else "text_pair" if "text_pair" in item.inputs else None
+            if other == "query":
+                encoded = model.texts.encode_pairs(list(zip(_texts(item, "query"), first, strict=True)), cut)
+            elif other is not None:
+                encoded = model.texts.encode_pairs(list(zip(first, _texts(item, other), strict=True)), cut)
+            else:
+                prompt = prompt_of(wishes, model.sentence)
+                if prompt:
+                    first = [prompt + text for text in first]
+                encoded = model.texts.encode(first, cut, offsets=model.task == "token_classify")
+        item.size = sum([len(one.ids) for one in encoded])
+        item.prepared = _Prepared(texts, encoded, wishes)
+
+    # -- tokens to results ------------------------------------------------------------------
+
+    def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
+        prepared = [_prepared_of(item) for item in items]
+        rows = [(len(one.ids), i, j) for i, many in enumerate(prepared) for j, one in enumerate(many.encoded)]
+        rows.sort()
+        if self._model.task == "token_classify":
+            per_token: list[list[Floats]] = [[_NOTHING] * len(many.encoded) for many in prepared]
+            for chunk, values in self._computed(prepared, rows):
+                begin = 0
+                for length, i, j in chunk:
+                    per_token[i][j] = values[begin : begin + length]
+                    begin += length
+            return [
+                Result(outputs={"entities": self._entities(many, logits)}, num_tokens=item.size)
+                for item, many, logits in zip(items, prepared, per_token, strict=True)
+            ]
+        size = self._model.size
+        per_text: list[Floats] = [np.empty((len(many.encoded), size), np.float32) for many in prepared]
+        for chunk, values in self._computed(prepared, rows):
+            for value, (_, i, j) in zip(values, chunk, strict=True):
+                per_text[i][j] = value
+        return [
+            Result(outputs=self._finished(many.wishes, values), num_tokens=item.size)
+            for item, many, values in zip(items, prepared, per_text, strict=True)
+        ]
+
+    def _computed(
+        self, prepared: list[_Prepared], rows: list[tuple[int, int, int]]
+    ) -> list[tuple[list[tuple[int, int, int]], Floats]]:
+        """What the model gives for rows (length, item, text), chunk by chunk."""
+        found = []
+        with torch.inference_mode():
+            for chunk in _chunks(rows, self._chunk):
+                encoded = [prepared[i].encoded[j] for _, i, j in chunk]
+                batch = ragged([one.ids for one in encoded], [one.types for one in encoded], self._model.device)
+                values: Floats = self._model.compute(batch).float().cpu().numpy()
+                found.append((chunk, values))
+        return found
+
+    def _finished(self, wishes: Wishes, values: Floats) -> dict[str, npt.NDArray[np.generic]]:
+        """[n, size] of one item to the output that its task has."""
+        model = self._model
+        match model.task:
+            case "embed":
+                values = values[:, : dimensions_of(wishes, model.size)]
+                if model.normalize if wishes.normalize is None else wishes.normalize:
+                    length = np.sqrt(np.einsum("ij,ij->i", values, values))
+                    values = values / np.maximum(length, 1e-12)[:, None]
+                return {"embedding": values}
+            case "rerank":
+                is_raw = model.raw_score if wishes.raw_scores is None else wishes.raw_scores
+                return {"score": values[:, 0] if is_raw else _sigmoid(values[:, 0])}
+            case _:
+                return {"probabilities": values if wishes.raw_scores else _probabilities(model, values)}
+
+    def _entities(self, many: _Prepared, logits: list[Floats]) -> npt.NDArray[np.object_]:
+        is_joined = many.wishes.aggregation_strategy != "none"
+        return _bytes(
+            [
+                msgspec.json.encode(entities(text, one, _softmax(values), self._model.labels, is_joined=is_joined))
+                for text, one, values in zip(many.texts, many.encoded, logits, strict=True)
+            ]
+        )
+
+    def close(self) -> None:
+        pass
+
+
+_NOTHING: Final[Floats] = np.empty((0, 0), np.float32)
+
+
+def _inputs(model: TextModel) -> tuple[TensorSpec, ...]:
+    if model.task == "rerank":
+        return (_QUERY, _TEXT)
+    if model.task == "classify":
+        return (_TEXT, TensorSpec("text_pair", "BYTES", (-1,), is_optional=True))
+    if model.task == "embed":
+        # Each element of token_ids: a text's ids as little-endian INT32.
+        return (
+            TensorSpec("text", "BYTES", (-1,), is_optional=True),
+            TensorSpec("token_ids", "BYTES", (-1,), is_optional=True),
+        )
+    return (_TEXT,)
+
+
+def _outputs(model: TextModel) -> tuple[TensorSpec, ...]:
+    match model.task:
+        case "embed":
+            return (TensorSpec("embedding", "FP32", (-1, model.size)),)
+        case "rerank":
+            return (TensorSpec("score", "FP32", (-1,)),)
+        case "classify":
+            return (TensorSpec("probabilities", "FP32", (-1, model.size), labels=model.labels),)
+        case _:
+            return (TensorSpec("entities", "BYTES", (-1,), labels=model.labels),)
+
+
+def _prepared_of(item: Item) -> _Prepared:
+    assert isinstance(item.prepared, _Prepared), "predict before prepare"
+    return item.prepared
+
+
+def _chunks(rows: list[tuple[int, int, int]], budget: int) -> list[list[tuple[int, int, int]]]:
+    """Neighbours in length, each chunk within the budget unless one text alone is above it."""
+    chunks: list[list[tuple[int, int, int]]] = []
+    left = 0
+    for row in rows:
+        if row[0] > left:
+            chunks.append([])
+            left = budget
+        chunks[-1].append(row)
+        left -= row[0]
+    return chunks
+
+
+def _texts(item: Item, name: str) -> list[str]:
+    try:
+        return [str(value, "utf-8") for value in item.inputs[name].tolist()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"The input {name!r} holds bytes that are no UTF-8 (at byte {error.start} of a text).", param="inputs"
+        ) from None
+
+
+def _id_lists(array: npt.NDArray[np.generic]) -> list[list[int]]:
+    lists: list[list[int]] = []
+    for at, value in enumerate(array.tolist()):
+        if len(value) % 4:
+            raise InvalidRequest(
+                f"token_ids[{at}] has {len(value)} bytes; expected little-endian INT32, 4 bytes for each id.",
+                param="inputs",
+            )
+        lists.append(np.frombuffer(value, "<i4").tolist())
+    return lists
+
+
+def _bytes(values: Sequence[str | bytes]) -> npt.NDArray[np.object_]:
+    made = np.empty(len(values), dtype=np.object_)
+    made[:] = [value.encode() if isinstance(value, str) else value for value in values]
+    return made
+
+
+def _probabilities(model: TextModel, logits: Floats) -> Floats:
+    if model.problem_type == "regression":
+        return logits
+    if model.problem_type == "multi_label_classification" or model.size == 1:
+        return _sigmoid(logits)
+    return _softmax(logits)
+
+
+def _sigmoid(logits: Floats) -> Floats:
+    return np.reciprocal(1.0 + np.exp(-np.clip(logits, -80.0, 80.0)), dtype=np.float32)
+
+
+def _softmax(logits: Floats) -> Floats:
+    grown = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    found: Floats = grown / grown.sum(axis=-1, keepdims=True)
+    return found
