@@ -30,6 +30,7 @@ class Checker:
         self._outputs = frozenset(spec.name for spec in contract.outputs)
         self._has_rows = contract.max_batch_size > 0
         self._any_rank = frozenset(contract.any_rank)
+        self._casts = frozenset(contract.casts)
 
     def check(self, question: Question) -> tuple[Tensors, int]:
         """The inputs as the model takes them, and their size along the batch dimension (1 where there is none).
@@ -48,7 +49,7 @@ class Checker:
         rows = 0
         for name, array in inputs.items():
             spec = self._specs[name]
-            array = _typed(spec, array, None if said is None else said.get(name))
+            array = _typed(spec, array, None if said is None or name in self._casts else said.get(name))
             if name not in self._any_rank:
                 _check_shape(spec, array)
             if self._has_rows:
