@@ -245,6 +245,7 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
     scheduled: float | None = None  # first step that computed any of it
     first_token: float | None = None
     finished: float | None = None
+    steps_s: dict[str, float] | None = None  # of a pipeline: how long each of its steps took
 
 
 class PromptReport(msgspec.Struct, frozen=True, array_like=True):

@@ -71,6 +71,7 @@ _STEP_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0,
 # Ours.
 _STEP_SEQUENCES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24)
+_PIPELINE_STEP_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _HTTP_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 _PREEMPTIONS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
@@ -198,6 +199,15 @@ PREFILL_S = Metric(
     "RequestEnded",
     _vllm("request_prefill_time_seconds"),
     _REQUEST_S,
+)
+PIPELINE_STEP_S = Metric(
+    "inferd_pipeline_step_seconds",
+    "histogram",
+    "One step of a pipeline for a done request; a model's batch counts in full for each request in it.",
+    (*_REPLICA, "step"),
+    "RequestEnded",
+    (),
+    _PIPELINE_STEP_S,
 )
 DECODE_S = Metric(
     "inferd_request_decode_time_seconds",

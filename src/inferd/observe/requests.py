@@ -16,6 +16,7 @@ from inferd.errors import InferdError
 from inferd.events import HttpServed, RequestEnded
 from inferd.observe import metrics as m
 from inferd.observe.series import Store
+from inferd.observe.statistics import Statistics
 from inferd.types import Timings
 from inferd.window import Window
 
@@ -45,7 +46,11 @@ class RequestBooks:
         kinds: frozenset[str],
         model_of: Callable[[str], str],
         on_defect: Callable[[RequestEnded | HttpServed, Exception], None],
+        statistics: Statistics,
+        wall: Callable[[], float],
     ) -> None:
+        self._statistics = statistics
+        self._wall = wall
         self._on_defect = on_defect
         self._store = store
         self._kinds = kinds
@@ -118,6 +123,7 @@ class RequestBooks:
 
     def _enter_ended(self, labels: _Labels, events: list[RequestEnded], todo: Todo) -> None:
         value = self._store.value
+        todo.append((lambda ended: self._statistics.ended(ended, self._wall()), events))
         for outcome, count in Counter([event.outcome for event in events]).items():
             todo.append((value(m.REQUESTS, *labels, outcome).add, count))
         usages = [event.usage for event in events]
@@ -145,6 +151,11 @@ class RequestBooks:
         self._time(m.REQUEST_S, "total", labels, [t.finished for t in timings if t.finished is not None], todo)
         if any(t.scheduled is not None for t in timings):
             self._enter_scheduled(labels, [t for t in timings if t.scheduled is not None], todo)
+        steps: dict[str, list[float]] = {}
+        for t in timings:
+            for step, seconds in t.steps_s.items() if t.steps_s is not None else ():
+                steps.setdefault(step, []).append(seconds)
+        todo += [(distribution(m.PIPELINE_STEP_S, *labels, step).take, times) for step, times in steps.items()]
         spans = [t.finished - t.first_token for t in timings if t.finished is not None and t.first_token is not None]
         todo.append((distribution(m.DECODE_S, *labels).take, spans))
         single = [event for event in events if event.n == 1]

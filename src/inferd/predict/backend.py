@@ -298,7 +298,12 @@ class PredictBackend:
             self._news.append(Output(request.id, prediction=prediction))
             return
         timings = Timings(
-            None, asked.tokenized_s, asked.scheduled_s, asked.computed_s, clock.now() - request.arrived_at
+            None,
+            asked.tokenized_s,
+            asked.scheduled_s,
+            asked.computed_s,
+            clock.now() - request.arrived_at,
+            dict(result.stages_s) or None,
         )
         self._forget(asked)
         end = End("done", Usage(result.num_tokens), timings)

@@ -668,6 +668,7 @@ class Pool:
                 told.scheduled,
                 first_token,
                 told.finished if told.finished is not None else now - arrived,
+                told.steps_s,
             ),
             end.failure,
             end.num_preemptions,
