@@ -164,6 +164,7 @@ async def serve(
             metrics=observer.render_metrics,
             door=control.door,
             control=actions,
+            tally_of=observer.tally_of,
             cache=cache,
             idempotency=control.idempotency,
         )

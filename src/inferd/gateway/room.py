@@ -12,6 +12,7 @@ from inferd.events import Emit
 from inferd.gateway.background import Background
 from inferd.gateway.control import ControlActions
 from inferd.gateway.upstream import Upstream
+from inferd.observe.statistics import ModelTally
 from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.tenancy.principal import Door
 
@@ -19,6 +20,10 @@ _NOT_CACHED = ModelCacheConfig()
 
 Flights = dict[bytes, asyncio.Future[CachedAnswer | None]]
 """Answers that are being computed and will be kept; None: it came to nothing."""
+
+
+def no_tally(model: str) -> ModelTally:
+    return ModelTally()
 
 
 class Room(NamedTuple):
@@ -35,6 +40,7 @@ class Room(NamedTuple):
     cache: ResponseCache | None
     flights: Flights
     background: Background
+    tally_of: Callable[[str], ModelTally] = no_tally
 
     @property
     def max_body_bytes(self) -> int:

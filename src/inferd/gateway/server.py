@@ -49,9 +49,10 @@ from inferd.gateway.http import (
 from inferd.gateway.openapi import openapi_document
 from inferd.gateway.origin import Origins
 from inferd.gateway.relay import Relays
-from inferd.gateway.room import Room
+from inferd.gateway.room import Room, no_tally
 from inferd.gateway.routes import Match, RouteTable
 from inferd.gateway.upstream import Upstream
+from inferd.observe.statistics import ModelTally
 from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.tenancy.principal import Door, OpenDoor, Principal
 from inferd.tenancy.principal import Scope as KeyScope
@@ -250,13 +251,14 @@ def create_app(
     idempotency: IdempotencyStore | None = None,
     control: ControlActions | None = None,
     principal: Principal | None = None,
+    tally_of: Callable[[str], ModelTally] = no_tally,
 ) -> Gateway:
     """The ASGI application in front of ``router``; ``metrics`` renders Prometheus' text format.
 
-    Without a ``door`` everybody comes in. With a ``principal`` everybody is that one, and nobody is asked.
+    ``tally_of`` tells what a model has done so far. Without a ``door`` everybody comes in. With a ``principal`` everybody is that one, and nobody is asked.
     """
     if isinstance(config, ServerConfig):
         config = Config(server=config, models={})
     door = door if door is not None else OpenDoor()
-    room = Room(router, config, door, emit, metrics, _openapi, control, idempotency, cache, {}, Background())
+    room = Room(router, config, door, emit, metrics, _openapi, control, idempotency, cache, {}, Background(), tally_of)
     return Gateway(room, principal)

@@ -38,6 +38,7 @@ from inferd.observe.plain import plain as plain_line
 from inferd.observe.process import process_metrics
 from inferd.observe.requests import RequestBooks
 from inferd.observe.series import CONTENT_TYPE, Store
+from inferd.observe.statistics import ModelTally, Statistics
 from inferd.types import CLASSES, StepStats
 from inferd.window import Window
 
@@ -75,7 +76,8 @@ class Observer:
         self._wall = wall
         self._kinds = frozenset(_kinds(InferdError))
         self._store = Store(m.TABLE)
-        self._requests = RequestBooks(self._store, self._kinds, self._model, self._defect)
+        self._statistics = Statistics()
+        self._requests = RequestBooks(self._store, self._kinds, self._model, self._defect, self._statistics, self._wall)
         self._routes: set[str] = set()
         self._states: dict[tuple[str, str], str] = {}
         self._stats: dict[tuple[str, str], StepStats] = {}  # of each replica's present life
@@ -115,11 +117,17 @@ class Observer:
             if model not in self._models:
                 self._open_model(model, replicas)
         self._models = dict(models)
+        self._statistics.keep(tuple(models))
 
     def render_metrics(self) -> bytes:
         """The body of ``GET /metrics``."""
         self._requests.enter()
         return self._store.render().encode() + process_metrics()
+
+    def tally_of(self, model: str) -> ModelTally:
+        """What a model has done since the server started."""
+        self._requests.enter()
+        return self._statistics.of(model)
 
     def close(self) -> None:
         """Write the log lines that wait, for a moment, and stop. Idempotent."""
@@ -153,6 +161,7 @@ class Observer:
                 self._queue_changed(event)
             case StepDone():
                 self._step_done(event)
+                self._statistics.stepped(event)
             case RequestRefused():
                 self._store.value(m.REFUSED, self._model(event.model), event.reason).add()
             case ReplicaChanged():
@@ -166,6 +175,7 @@ class Observer:
                 result = m.RETRY_RESULTS[0 if event.granted else 1]
                 self._store.value(m.RETRIES, self._model(event.model), event.kind, result).add()
             case CacheLooked():
+                self._statistics.looked(event)
                 model = self._model(event.model) if event.model else ""
                 self._store.value(m.CACHE_LOOKUPS, model, event.result).add()
                 if event.bytes:
