@@ -128,9 +128,11 @@ class Connection(asyncio.Protocol):
         "_waiting",
         "_waiting_since",
         "is_writable",
+        "write",
     )
 
     _transport: asyncio.Transport
+    write: Callable[[bytes], None]
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -169,6 +171,7 @@ class Connection(asyncio.Protocol):
             self._host.turn_away(self._transport)
             return
         self._transport.set_write_buffer_limits(WRITE_AHEAD_BYTES)
+        self.write = self._transport.write
         self._host.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -409,9 +412,6 @@ class Connection(asyncio.Protocol):
             self._refuse(_DEFECT)
 
     # -- the exchange's side ----------------------------------------------------------------
-
-    def write(self, data: bytes) -> None:
-        self._transport.write(data)
 
     def abort(self) -> None:
         """Cut the connection; what was written and not sent is lost."""

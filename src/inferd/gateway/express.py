@@ -24,9 +24,18 @@ from inferd.gateway.answering import Answering, Books
 from inferd.gateway.decode import may_repeat_keys
 from inferd.gateway.exchange import Exchange, date_line
 from inferd.gateway.http import EVENTS_HEADERS, EVENTS_TYPE, Call
-from inferd.gateway.relay import CHAT, ELSEWHERE, ChatFields, TextFields, chat_decoder, is_text, text_decoder
+from inferd.gateway.relay import (
+    CHAT,
+    ELSEWHERE,
+    ChatFields,
+    TextFields,
+    chat_decoder,
+    is_text,
+    remote_models,
+    text_decoder,
+)
 from inferd.gateway.room import Room
-from inferd.gateway.sampling import RANGES
+from inferd.gateway.sampling import INT32_MAX
 from inferd.router.express import Transit
 from inferd.tenancy.principal import Permit, Principal
 from inferd.types import End, Relay, Request
@@ -77,6 +86,9 @@ class Lane:
         self.books = books
         self._principal = principal
         self._familiar: dict[bytes, Familiar] = {}
+        self._names = frozenset(
+            name for name in remote_models(room.config) if not room.config.models[name].cache.enabled
+        )
 
     def learn(self, exchange: Exchange, call: Call, path: str) -> None:
         """The ordinary way has admitted this request, and its head came in one piece."""
@@ -106,19 +118,19 @@ class Lane:
         except (msgspec.DecodeError, RecursionError):
             return False
         name, max_tokens = fields.model, fields.longest
-        if name is None or not fields.is_plain or not is_text(body) or may_repeat_keys(body):
+        if name not in self._names or not fields.is_plain:
             return False
-        if max_tokens is not None and max_tokens not in RANGES["max_tokens"]:
+        if not (body.isascii() or is_text(body)) or may_repeat_keys(body):
             return False
+        if max_tokens is not None and not 0 <= max_tokens <= INT32_MAX:
+            return False
+        assert name is not None
         room = self.room
         try:
             principal = self._principal if self._principal is not None else room.door.authenticate(known.token)
         except InferdError:
             return False
-        if principal.region or "infer" not in principal.scopes or not principal.may_use(name):
-            return False
-        model = room.config.models.get(name)
-        if model is None or model.cache.enabled or model.num_local:
+        if principal.region or "infer" not in principal.scopes or (principal.models and not principal.may_use(name)):
             return False
         now = clock.now()
         way = room.router.find_way(name, now)

@@ -20,18 +20,17 @@ from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from msgspec.structs import astuple
 
 from inferd.events import HttpServed, ReplicaChanged
-from inferd.types import JSON
+from inferd.types import JSON, Timings
 
 MAX_LINES = 4096
 """Lines that may wait for the reader."""
 
-MAX_BATCH = 128
+MAX_BATCH = 1024
 """Lines that are written at once."""
 
-GATHER_S = 0.01
+GATHER_S = 0.05
 """How long a line waits for others to be written with it."""
 
 MAX_CHARACTERS = 256
@@ -66,7 +65,7 @@ def http_line(event: HttpServed, wall_s: float) -> str:
         event.request_bytes,
         event.response_bytes,
         UNSET if usage is None else _UsageLine(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
-        UNSET if timings is None else _TimingsLine(*[UNSET if at is None else round(at, 6) for at in astuple(timings)]),
+        UNSET if timings is None else _timings(timings),
     )
     try:
         text = _encode(line).decode()
@@ -114,6 +113,18 @@ class _HttpLine(msgspec.Struct):
     response_bytes: int
     usage: _UsageLine | UnsetType
     timings: _TimingsLine | UnsetType
+
+
+def _timings(timings: Timings) -> _TimingsLine:
+    dispatched, tokenized, scheduled = timings.dispatched, timings.tokenized, timings.scheduled
+    first_token, finished = timings.first_token, timings.finished
+    return _TimingsLine(
+        UNSET if dispatched is None else round(dispatched, 6),
+        UNSET if tokenized is None else round(tokenized, 6),
+        UNSET if scheduled is None else round(scheduled, 6),
+        UNSET if first_token is None else round(first_token, 6),
+        UNSET if finished is None else round(finished, 6),
+    )
 
 
 def _level(status: int) -> str:

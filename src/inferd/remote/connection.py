@@ -22,6 +22,7 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 Headers = list[tuple[bytes, bytes]]
 _MAX_FAMILIAR: Final = 512
 _MAX_FAMILIAR_BYTES: Final = 2048
+_MAX_SIZES: Final = 1024
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,7}")
 
 
@@ -31,6 +32,7 @@ class Head(NamedTuple):
     status: int
     headers: Headers
     length: int  # of the body; -1: it comes in chunks
+    media: bytes = b""  # its type without parameters; empty where the body is encoded
 
 
 class Receiver(Protocol):
@@ -65,6 +67,7 @@ class Connection(asyncio.Protocol):
         "_head_told",
         "_headers",
         "_is_dirty",
+        "_is_fresh",
         "_is_informational",
         "_on_free",
         "_on_lost",
@@ -96,6 +99,7 @@ class Connection(asyncio.Protocol):
         self._is_dirty = self._is_informational = self._until_close = False
         self._first_bytes = b""  # of this answer, while a single read holds all of it
         self._chunked_head = b""  # a familiar one whose chunks the parser has not seen
+        self._is_fresh = True  # what belongs to an answer is as in the beginning
         self._parser = httptools.HttpResponseParser(self)
         self.is_closed = False
         self.is_paused = False
@@ -119,11 +123,13 @@ class Connection(asyncio.Protocol):
         assert self._receiver is None, "a connection carries one exchange at a time"
         assert self._transport is not None, "a connection is used when it is made"
         self._receiver = receiver
-        self._headers = []
-        self._head_bytes = self._bare_bytes = 0
-        self._began = self._head_done = self._head_told = self._complete = False
-        self._is_informational = self._until_close = False
-        self._first_bytes = self._chunked_head = b""
+        if not self._is_fresh:
+            self._is_fresh = True
+            self._headers = []
+            self._head_bytes = self._bare_bytes = 0
+            self._began = self._head_done = self._head_told = self._complete = False
+            self._is_informational = self._until_close = False
+            self._first_bytes = self._chunked_head = b""
         self.num_exchanges += 1
         self.sent_at = self.last_at = clock.now()
         self._transport.write(request)
@@ -176,10 +182,15 @@ class Connection(asyncio.Protocol):
             return
         self.last_at = clock.now()
         if self._chunked_head:
-            if not self._take_chunks(data, 0):
+            line_end = data.find(b"\r\n", 0, 10)
+            size = _sizes.get(data[: max(line_end, 0)])
+            if size is not None and len(data) == line_end + 4 + size and data.endswith(b"\r\n"):
+                self._began = True
+                receiver.answer_data(data[line_end + 2 : -2])
+            elif not self._take_chunks(data, 0):
                 self._parse(data)
             return
-        if not self._head_bytes and not self._head_done:
+        if self._is_fresh:
             end = data.find(b"\r\n\r\n")
             head = _familiar.get(data[:end])
             if head is not None:
@@ -192,13 +203,14 @@ class Connection(asyncio.Protocol):
                         self._on_free(self)
                     receiver.answer_whole(head, data[end + 4 :])
                     return
-                if head.length < 0 and not self._head_bytes:
+                if head.length < 0:
                     self._begin_chunks(receiver, head, data, end)
                     return
             self._first_bytes = data if 0 < end < _MAX_FAMILIAR_BYTES else b""
         self._parse(data)
 
     def _begin_chunks(self, receiver: Receiver, head: Head, data: bytes, end: int) -> None:
+        self._is_fresh = False
         self._chunked_head = data[: end + 4]
         self._head_done = self._head_told = True
         receiver.answer_head(head.status, head.headers)
@@ -212,6 +224,7 @@ class Connection(asyncio.Protocol):
         length = len(data)
         is_last = False
         while at < length:
+            line_begin = at
             line_end = data.find(b"\r\n", at, at + 10)
             if line_end < 0 or not _SIZE.fullmatch(data, at, line_end):
                 break
@@ -222,6 +235,8 @@ class Connection(asyncio.Protocol):
                 break
             if size:
                 pieces.append(data[begin : at - 2])
+                if len(_sizes) < _MAX_SIZES:
+                    _sizes[data[line_begin:line_end]] = size
             else:
                 is_last = True
         else:
@@ -238,6 +253,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def _parse(self, data: bytes) -> None:
+        self._is_fresh = False
         self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -361,7 +377,7 @@ class Connection(asyncio.Protocol):
             return
         if len(_familiar) >= _MAX_FAMILIAR:
             _familiar.clear()  # a server that dates its answers makes a new one each second
-        _familiar[first[: first.find(b"\r\n\r\n")]] = Head(status, self._headers, size)
+        _familiar[first[: first.find(b"\r\n\r\n")]] = Head(status, self._headers, size, media_of(self._headers))
 
     def on_body(self, body: bytes) -> None:
         if not self._complete:
@@ -379,6 +395,21 @@ class Connection(asyncio.Protocol):
 
 _familiar: dict[bytes, Head] = {}
 """Heads without the empty line behind them. What they mean does not depend on who sent them."""
+
+
+_sizes: dict[bytes, int] = {}
+"""Sizes of chunks as they are written; those of a stream are much alike."""
+
+
+def media_of(headers: Headers) -> bytes:
+    """The media type of an answer, without parameters; empty where it has none, or where its body is compressed."""
+    found = b""
+    for name, value in headers:
+        if name == b"content-type":
+            found = value.partition(b";")[0].strip().lower()
+        elif name == b"content-encoding" and value.lower() != b"identity":
+            return b""
+    return found
 
 
 def _keep_s(value: bytes) -> float | None:

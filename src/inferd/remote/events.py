@@ -55,10 +55,12 @@ class UsageReport(msgspec.Struct):
 
     def usage(self) -> Usage:
         """Whatever a remote server says, counts are counts."""
-        details = self.prompt_tokens_details
-        prompt = _count(self.prompt_tokens)
+        details, prompt, completion = self.prompt_tokens_details, self.prompt_tokens or 0, self.completion_tokens or 0
+        if details is None and 0 <= prompt <= _MAX_COUNT and 0 <= completion <= _MAX_COUNT:
+            return Usage(prompt, completion)
+        prompt = _count(prompt)
         cached = _count(details.cached_tokens) if details is not None else 0
-        return Usage(prompt, _count(self.completion_tokens), min(cached, prompt))
+        return Usage(prompt, _count(completion), min(cached, prompt))
 
 
 def _count(number: int | None) -> int:

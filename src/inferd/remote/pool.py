@@ -204,7 +204,7 @@ class Pool:
     # -- the connections' owner -------------------------------------------------------------
 
     def _freed(self, connection: Connection) -> None:
-        if self._is_closed or not self._is_good(connection, connection.idle_since):
+        if self._is_closed:  # whether it is still good is asked when it is wanted
             connection.abort()
         else:
             self._idle.append(connection)

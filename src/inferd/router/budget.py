@@ -18,18 +18,22 @@ RESERVE: Final = 3
 class RetryBudget:
     """Of one model. ``ratio`` 0 allows none."""
 
-    __slots__ = ("_num_requests", "_num_retries", "_ratio", "_slots")
+    __slots__ = ("_num_requests", "_num_retries", "_ratio", "_slot_ends", "_slots")
 
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
         self._slots: deque[list[int]] = deque()  # [second, requests, retries]
         self._num_requests = 0
         self._num_retries = 0
+        self._slot_ends = 0  # before it, the last slot is the one
 
     def note(self, now: float) -> None:
         """One request arrived."""
-        self._slot(now)[1] += 1
         self._num_requests += 1
+        if now < self._slot_ends:  # the usual case, in one comparison: this is done for every request
+            self._slots[-1][1] += 1
+        else:
+            self._slot(now)[1] += 1
 
     def take(self, now: float) -> bool:
         """Whether one more retry or hedge may be made; it is counted if so."""
@@ -48,4 +52,5 @@ class RetryBudget:
             self._num_retries -= retries
         if not self._slots or self._slots[-1][0] < second:
             self._slots.append([second, 0, 0])
+        self._slot_ends = second + 1
         return self._slots[-1]

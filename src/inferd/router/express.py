@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from inferd import clock
 from inferd.errors import UpstreamFailed
 from inferd.events import RequestEnded
-from inferd.remote.connection import Connection, Head, Headers
+from inferd.remote.connection import Connection, Head, Headers, media_of
 from inferd.remote.events import BadAnswer, EventReader, ReportedError, read_answer
 from inferd.remote.openai import BYTES_PER_TOKEN, Answer, Letterhead
 from inferd.router.policy import choose
@@ -164,7 +164,7 @@ class Transit(ABC):
 
     def answer_whole(self, head: Head, body: bytes) -> None:
         self._connection = None
-        if head.status == 200 and not self.is_stream and _is(head.headers, _JSON):
+        if head.status == 200 and head.media == _JSON and not self.is_stream:
             try:
                 usage = read_answer(body)
             except (BadAnswer, ReportedError):
@@ -181,7 +181,7 @@ class Transit(ABC):
         self.convert().answer_whole(head, body)
 
     def answer_head(self, status: int, headers: Headers) -> None:
-        if status == 200 and self.is_stream and _is(headers, _EVENTS):
+        if status == 200 and self.is_stream and media_of(headers) == _EVENTS:
             self._reader = EventReader(drop_usage=self.drops_usage)
         else:
             self.convert().answer_head(status, headers)
@@ -235,14 +235,3 @@ class Transit(ABC):
             max_tokens=self.max_tokens,
             priority=self.priority,
         )
-
-
-def _is(headers: Headers, media: bytes) -> bool:
-    """Whether an answer is of this media type, and nothing else about it is special."""
-    found = b""
-    for name, value in headers:
-        if name == b"content-type":
-            found = value
-        elif name == b"content-encoding" and value.lower() != b"identity":
-            return False
-    return found == media or found.partition(b";")[0].strip().lower() == media
