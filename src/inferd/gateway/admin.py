@@ -43,48 +43,48 @@ _rotate_decoder: Final = msgspec.json.Decoder(RotateRequest)
 
 
 def status(room: Room, call: Call) -> Response:
-    return Response(200, encode(_control(room).status()))
+    return Response(200, encode(control_of(room).status()))
 
 
 def drain(room: Room, call: Call) -> Response:
-    _control(room).drain()
+    control_of(room).drain()
     return Response(202, encode(DrainReport()))
 
 
 async def reload(room: Room, call: Call) -> Response:
     """200 with what changed; 422 with everything that is wrong, and nothing has changed."""
-    report = await _control(room).reload()
+    report = await control_of(room).reload()
     return Response(200 if report.accepted else 422, encode(report))
 
 
 async def load(room: Room, call: Call, name: str) -> Response:
     model = find_model(room, call, name)
-    return Response(200, encode(await _control(room).load(model.name)))
+    return Response(200, encode(await control_of(room).load(model.name)))
 
 
 async def unload(room: Room, call: Call, name: str) -> Response:
     model = find_model(room, call, name)
-    return Response(200, encode(await _control(room).unload(model.name)))
+    return Response(200, encode(await control_of(room).unload(model.name)))
 
 
 async def restart(room: Room, call: Call, name: str) -> Response:
     model = find_model(room, call, name)
-    return Response(200, encode(await _control(room).restart(model.name)))
+    return Response(200, encode(await control_of(room).restart(model.name)))
 
 
 async def list_keys(room: Room, call: Call) -> Response:
-    return Response(200, encode(KeyList(list(await _control(room).keys.list_keys(call.principal.tenant or None)))))
+    return Response(200, encode(KeyList(list(await control_of(room).keys.list_keys(call.principal.tenant or None)))))
 
 
 async def create_key(room: Room, call: Call) -> Response:
     require_json(call)
     spec = await decode_body(await read_body(call, MAX_BODY_BYTES, room.body_timeout_s), _spec_decoder)
-    return _secret(await _control(room).keys.create_key(spec, call.principal), 201)
+    return _secret(await control_of(room).keys.create_key(spec, call.principal), 201)
 
 
 async def revoke_key(room: Room, call: Call, key_id: str) -> Response:
     await _own_key(room, call, key_id)
-    return Response(200, encode(await _control(room).keys.revoke_key(key_id)))
+    return Response(200, encode(await control_of(room).keys.revoke_key(key_id)))
 
 
 async def rotate_key(room: Room, call: Call, key_id: str) -> Response:
@@ -93,7 +93,7 @@ async def rotate_key(room: Room, call: Call, key_id: str) -> Response:
         require_json(call)
     asked = await decode_body(body, _rotate_decoder) if body else RotateRequest()
     await _own_key(room, call, key_id)
-    return _secret(await _control(room).keys.rotate_key(key_id, asked.overlap_s, call.principal), 201)
+    return _secret(await control_of(room).keys.rotate_key(key_id, asked.overlap_s, call.principal), 201)
 
 
 def _secret(key: NewKey, status: int) -> Response:
@@ -103,12 +103,12 @@ def _secret(key: NewKey, status: int) -> Response:
 
 async def _own_key(room: Room, call: Call, key_id: str) -> None:
     """Raises KeyNotFound for a key that the caller may not see, whether or not another tenant has it."""
-    seen = await _control(room).keys.list_keys(call.principal.tenant or None)
+    seen = await control_of(room).keys.list_keys(call.principal.tenant or None)
     if all(info.id != key_id for info in seen):
         raise KeyNotFound("There is no key with this id; GET /admin/keys lists them.", param="id")
 
 
-def _control(room: Room) -> ControlActions:
+def control_of(room: Room) -> ControlActions:
     if room.control is None:
         raise Unavailable("This server has no administration; start it with inferd serve.", code="no_control")
     return room.control
