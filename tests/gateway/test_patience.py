@@ -45,8 +45,7 @@ def read_until(connection: socket.socket, mark: bytes) -> bytes:
 
 @pytest.fixture
 def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    for module in ("chat", "completions"):
-        monkeypatch.setattr(f"inferd.gateway.{module}.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("inferd.gateway.answer.HEARTBEAT_S", 0.05)
     router = FakeRouter()
     router.script = None
     router.statuses[0].replicas_ready = 0

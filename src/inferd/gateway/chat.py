@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from inferd.gateway.admission import find_model
-from inferd.gateway.caching import Question, cached, question_of
+from inferd.gateway.answer import Work, answered, begin
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation import (
     Collected,
-    check_request_id,
-    collect_all,
     created_at,
-    fingerprint_of,
-    ignored_header,
-    submit_all,
     usage_body,
 )
-from inferd.gateway.http import Answer, Call, Response
-from inferd.gateway.idempotency import once
+from inferd.gateway.http import Answer, Call
 from inferd.gateway.logprobs import chat_logprobs, prompt_logprobs
 from inferd.gateway.messages import chat_of
 from inferd.gateway.openai_wire import (
@@ -33,10 +27,9 @@ from inferd.gateway.openai_wire import (
     ToolCallDelta,
     WireFinishReason,
 )
-from inferd.gateway.relay import relayed_answer
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range, check_unsupported, sampling_of
-from inferd.gateway.sse import HEARTBEAT_S, Envelope, encode, endings, stream_answer
+from inferd.gateway.sse import Envelope, encode, endings
 from inferd.gateway.toolcalls import ParsedCall, ToolCallParser, parse_all
 from inferd.gateway.upstream import ModelStatus
 from inferd.types import Delta, FinishReason, Output, Usage
@@ -54,45 +47,10 @@ async def create_chat_completion(room: Room, call: Call, raw: bytes, body: ChatR
         check_range("max_completion_tokens", max_tokens, field)
     sampling, explicit = sampling_of(body, max_tokens=max_tokens, logprobs=_logprobs(body))
     chat = chat_of(body, body.messages, default_special_tokens=False)
-    model = find_model(room, call, body.model)
-    call.model = model.name
-    check_request_id(call, body)
-    response_id = call.response_id("chatcmpl")
-    call.stream = bool(body.stream)
+    model, response_id = begin(room, call, body, "chatcmpl")
     reply = _Reply(body, model, response_id, sampling.n)
-    headers = ignored_header(call.ignored)
-    heartbeat_s = HEARTBEAT_S if model.replicas_ready == 0 else None
-
-    def write() -> _ChatWriter:
-        reply.fingerprint = fingerprint_of(room, model)
-        return _ChatWriter(reply, call)
-
-    async def compute() -> Answer:
-        streams = submit_all(
-            room,
-            call,
-            body,
-            model,
-            response_id,
-            [chat],
-            sampling,
-            explicit,
-            raw=raw,
-            return_prompt_ids=bool(body.return_token_ids),
-        )
-        relayed = await relayed_answer(call, model, streams)
-        if relayed is not None:
-            return relayed
-        if body.stream:
-            return await stream_answer(call, streams, write, headers, heartbeat_s=heartbeat_s)
-        (collected,) = await collect_all(call, streams, sampling.n)
-        reply.fingerprint = fingerprint_of(room, model)
-        return Response(200, reply.completion(call, collected), headers=headers)
-
-    def question() -> Question:
-        return question_of(body, model, sampling)
-
-    return await once(room, call, raw, model.name, lambda: cached(room, call, question, model.name, compute))
+    work = Work(body, model, response_id, [chat], sampling, explicit, bool(body.return_token_ids))
+    return await answered(room, call, raw, work, reply)
 
 
 def _check_chat(body: ChatRequest) -> None:
@@ -160,9 +118,13 @@ class _Reply:
         self.top = _logprobs(body)
         self.options = body.stream_options
 
-    def completion(self, call: Call, collected: Collected) -> bytes:
+    def writer(self, call: Call) -> _ChatWriter:
+        return _ChatWriter(self, call)
+
+    def completion(self, call: Call, collected: Sequence[Collected]) -> bytes:
+        (only,) = collected
         choices: list[ChatChoice] = []
-        for index, choice in enumerate(collected.choices):
+        for index, choice in enumerate(only.choices):
             text, calls = "".join(choice.texts), list[ParsedCall]()
             if self.parse_tools:
                 text, calls = parse_all([text], only_one=self.only_one_call)
@@ -182,7 +144,7 @@ class _Reply:
                 )
             )
         call.finish_reasons = tuple(c.finish_reason for c in choices if c.finish_reason is not None)
-        prompt = collected.prompt
+        prompt = only.prompt
         return encode(
             ChatCompletion(
                 id=self.id,

@@ -7,29 +7,21 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from inferd.gateway.admission import find_model
-from inferd.gateway.caching import Question, cached, question_of
+from inferd.gateway.answer import Work, answered, begin
 from inferd.gateway.chat import wire_finish_reason
 from inferd.gateway.errors import invalid
 from inferd.gateway.generation import (
     Choice,
     Collected,
-    check_request_id,
-    collect_all,
     created_at,
-    fingerprint_of,
-    ignored_header,
-    submit_all,
     usage_body,
 )
-from inferd.gateway.http import Answer, Call, Response
-from inferd.gateway.idempotency import once
+from inferd.gateway.http import Answer, Call
 from inferd.gateway.logprobs import legacy_logprobs, prompt_logprobs
 from inferd.gateway.openai_wire import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs
-from inferd.gateway.relay import relayed_answer
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import MAX_PROMPTS, MAX_SEQUENCES, check_range, check_unsupported, sampling_of
-from inferd.gateway.sse import HEARTBEAT_S, Envelope, encode, endings, stream_answer
+from inferd.gateway.sse import Envelope, encode, endings
 from inferd.gateway.upstream import ModelStatus
 from inferd.types import (
     Delta,
@@ -57,45 +49,11 @@ async def create_completion(room: Room, call: Call, raw: bytes, body: Completion
             "n",
             f"{len(prompts)} prompts with {sampling.width} candidates each are above the limit of {MAX_SEQUENCES}; send fewer.",
         )
-    model = find_model(room, call, body.model)
-    call.model = model.name
-    check_request_id(call, body)
-    response_id = call.response_id("cmpl")
-    call.stream = bool(body.stream)
+    model, response_id = begin(room, call, body, "cmpl")
     reply = _Reply(body, model, response_id, prompts, sampling)
-    headers = ignored_header(call.ignored)
-    heartbeat_s = HEARTBEAT_S if model.replicas_ready == 0 else None
-
-    def write() -> _CompletionWriter:
-        reply.fingerprint = fingerprint_of(room, model)
-        return _CompletionWriter(reply, call)
-
-    async def compute() -> Answer:
-        streams = submit_all(
-            room,
-            call,
-            body,
-            model,
-            response_id,
-            prompts,
-            sampling,
-            explicit,
-            raw=raw,
-            return_prompt_ids=bool(body.return_token_ids or body.echo),
-        )
-        relayed = await relayed_answer(call, model, streams)
-        if relayed is not None:
-            return relayed
-        if body.stream:
-            return await stream_answer(call, streams, write, headers, heartbeat_s=heartbeat_s)
-        collected = await collect_all(call, streams, sampling.n)
-        reply.fingerprint = fingerprint_of(room, model)
-        return Response(200, reply.completion(call, collected), headers=headers)
-
-    def question() -> Question:
-        return question_of(body, model, sampling)
-
-    return await once(room, call, raw, model.name, lambda: cached(room, call, question, model.name, compute))
+    wants_ids = bool(body.return_token_ids or body.echo)
+    work = Work(body, model, response_id, prompts, sampling, explicit, wants_ids)
+    return await answered(room, call, raw, work, reply)
 
 
 def completion_sampling(body: CompletionRequest) -> tuple[SamplingParams, tuple[str, ...]]:
@@ -205,6 +163,9 @@ class _Reply:
         if isinstance(prompt, TextPrompt) and self.body.truncate_prompt_tokens is None:
             return prompt.text
         return (report.text or "") if report is not None else ""
+
+    def writer(self, call: Call) -> _CompletionWriter:
+        return _CompletionWriter(self, call)
 
     def completion(self, call: Call, collected: Sequence[Collected]) -> bytes:
         choices: list[CompletionChoice] = []

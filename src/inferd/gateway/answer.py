@@ -1,0 +1,102 @@
+"""From a request that was checked to its answer: once per Idempotency-Key, out of the cache, computed here or
+relayed, whole or in pieces.
+
+Knows the ways to an answer and nothing of its form, which is the endpoint's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from inferd.gateway.admission import find_model
+from inferd.gateway.caching import Question, cached, question_of
+from inferd.gateway.generation import (
+    Collected,
+    check_request_id,
+    collect_all,
+    fingerprint_of,
+    ignored_header,
+    submit_all,
+)
+from inferd.gateway.http import Answer, Call, Response
+from inferd.gateway.idempotency import once
+from inferd.gateway.openai_wire import GenerationFields
+from inferd.gateway.relay import relayed_answer
+from inferd.gateway.room import Room
+from inferd.gateway.sse import HEARTBEAT_S, DeltaWriter, stream_answer
+from inferd.gateway.upstream import ModelStatus
+from inferd.types import Prompt, SamplingParams
+
+
+class Work(NamedTuple):
+    """What is to be computed for a request. ``explicit``: the sampling fields that it named."""
+
+    body: GenerationFields
+    model: ModelStatus
+    response_id: str
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    explicit: tuple[str, ...]
+    return_prompt_ids: bool
+
+
+class Reply(Protocol):
+    """The form of an answer."""
+
+    fingerprint: str | None
+    """Set when the model has answered: one that was still loading has told it since."""
+
+    def completion(self, call: Call, collected: Sequence[Collected]) -> bytes:
+        """The body of a whole answer, of one ``collected`` per prompt."""
+        ...
+
+    def writer(self, call: Call) -> DeltaWriter: ...
+
+
+def begin(room: Room, call: Call, body: GenerationFields, prefix: str) -> tuple[ModelStatus, str]:
+    """The model that is asked for, and the answer's id. Raises ModelNotFound, InvalidRequest."""
+    model = find_model(room, call, body.model)
+    call.model = model.name
+    check_request_id(call, body)
+    call.stream = bool(body.stream)
+    return model, call.response_id(prefix)
+
+
+async def answered(room: Room, call: Call, raw: bytes, work: Work, reply: Reply) -> Answer:
+    """Raises InferdError for everything that can be known before the first token. ``raw`` is the body as it came,
+    for a remote server that may answer instead."""
+    model = work.model
+    headers = ignored_header(call.ignored)
+    heartbeat_s = HEARTBEAT_S if model.replicas_ready == 0 else None
+
+    def write() -> DeltaWriter:
+        reply.fingerprint = fingerprint_of(room, model)
+        return reply.writer(call)
+
+    async def compute() -> Answer:
+        streams = submit_all(
+            room,
+            call,
+            work.body,
+            model,
+            work.response_id,
+            work.prompts,
+            work.sampling,
+            work.explicit,
+            raw=raw,
+            return_prompt_ids=work.return_prompt_ids,
+        )
+        relayed = await relayed_answer(call, model, streams)
+        if relayed is not None:
+            return relayed
+        if call.stream:
+            return await stream_answer(call, streams, write, headers, heartbeat_s=heartbeat_s)
+        collected = await collect_all(call, streams, work.sampling.n)
+        reply.fingerprint = fingerprint_of(room, model)
+        return Response(200, reply.completion(call, collected), headers=headers)
+
+    def question() -> Question:
+        return question_of(work.body, model, work.sampling)
+
+    return await once(room, call, raw, model.name, lambda: cached(room, call, question, model.name, compute))
