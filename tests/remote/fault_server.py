@@ -149,3 +149,30 @@ def completion(text: str) -> bytes:
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     return json.dumps({"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+
+
+class Flood:
+    """A script: 20 MB of a stream, as fast as they are taken."""
+
+    def __init__(self) -> None:
+        self.num_sent = 0
+        self._block = event(piece("x" * 10_000))
+
+    @property
+    def whole(self) -> bytes:
+        return self._block * 2000 + DONE
+
+    async def __call__(self, talk: Talk) -> None:
+        await talk.send(CHUNKED)
+        for _ in range(2000):
+            await talk.chunk(self._block)
+            self.num_sent += len(self._block)
+        await talk.chunk(DONE)
+        await talk.end()
+
+    async def is_held_back(self) -> None:
+        """Wait until nobody takes any more of it."""
+        before = -1
+        while before != self.num_sent or not self.num_sent:
+            before = self.num_sent
+            await asyncio.sleep(0.1)

@@ -8,7 +8,18 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from tests.remote.fault_server import CHUNKED, DONE, FaultServer, Script, Talk, completion, event, piece, told_usage
+from tests.remote.fault_server import (
+    CHUNKED,
+    DONE,
+    FaultServer,
+    Flood,
+    Script,
+    Talk,
+    completion,
+    event,
+    piece,
+    told_usage,
+)
 
 from inferd.config import Config, ModelConfig, RemoteSettings, RetryConfig, ServerConfig
 from inferd.events import Event, HttpServed, RequestEnded
@@ -301,32 +312,19 @@ def test_a_client_that_leaves_ends_the_work_of_the_remote_server() -> None:
 
 
 def test_a_slow_reader_holds_back_the_remote_server_and_loses_nothing() -> None:
-    block = event(piece("x" * 10_000))
-    sent = 0
-
-    async def script(talk: Talk) -> None:
-        nonlocal sent
-        await talk.send(CHUNKED)
-        for _ in range(2000):  # 20 MB
-            await talk.chunk(block)
-            sent += len(block)
-        await talk.chunk(DONE)
-        await talk.end()
+    flood = Flood()
 
     async def then(site: Site) -> None:
         async with site.client() as client:
             client.send({"model": "m", "messages": MESSAGES, "stream": True})
-            before = -1
-            while before != sent or not sent:
-                before = sent
-                await asyncio.sleep(0.1)
-            assert sent < 18_000_000, "the remote server was not held back"
+            await flood.is_held_back()
+            assert flood.num_sent < 18_000_000, "the remote server was not held back"
             async with site.client() as other:  # others are served meanwhile
                 assert (await other.ask({"model": "x", "messages": MESSAGES})).status == 404
             reply = await client.reply()
-            assert reply.body == block * 2000 + DONE
+            assert reply.body == flood.whole
 
-    through(script, then)
+    through(flood, then)
 
 
 def test_a_reader_that_takes_nothing_is_cut_off_and_so_is_its_work() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.remote.fault_server import CHUNKED, DONE, FaultServer, Talk, completion, event, piece, told_usage
+from tests.remote.fault_server import CHUNKED, DONE, FaultServer, Flood, Talk, completion, event, piece, told_usage
 from tests.remote.replicas import Bench, Heard, Owner, bench
 
 from inferd.config import RemoteConfig
@@ -457,34 +457,21 @@ def test_cancelling_cuts_the_connection_and_ends_the_request_once(stream: bool) 
 
 
 def test_a_paused_answer_fills_no_buffer_here_and_loses_nothing() -> None:
-    block = event(piece("x" * 10_000))
-    sent = 0
-
-    async def script(talk: Talk) -> None:
-        nonlocal sent
-        await talk.send(CHUNKED)
-        for _ in range(2000):  # 20 MB
-            await talk.chunk(block)
-            sent += len(block)
-        await talk.chunk(DONE)
-        await talk.end()
+    flood = Flood()
 
     async def then(made: Bench, server: FaultServer) -> None:
         heard = made.ask(stream=True)
         await heard.reached(1)
         made.replica.pause(heard.ticket.request.id)
-        before = -1
-        while before != sent:
-            before = sent
-            await asyncio.sleep(0.05)
+        await flood.is_held_back()
         held = len(heard.data)
         assert held < 4_000_000
-        assert sent < 16_000_000, "the server was not held back"
+        assert flood.num_sent < 16_000_000, "the server was not held back"
         made.replica.resume(heard.ticket.request.id)
         assert (await heard.ended()).outcome == "done"
-        assert heard.data == block * 2000 + DONE
+        assert heard.data == flood.whole
 
-    asked(script, then, idle_timeout_s=0.2)
+    asked(flood, then, idle_timeout_s=0.2)
 
 
 def test_there_are_never_more_connections_than_requests_it_may_have() -> None:
