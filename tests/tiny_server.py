@@ -1,5 +1,5 @@
-"""A whole server around the tiny backend, as a script: its argument is a configuration as JSON, or a YAML
-file that is followed; its address is its first line on stdout."""
+"""A whole server around the tiny backend, as a script: its argument is a configuration as JSON, or a YAML file
+that is followed. Its address is its first line on stdout, and where it listens for gRPC the second."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> int:
         return run(
             config,
             source=source,
-            on_ready=lambda ready: print(ready.address, flush=True),
+            on_ready=lambda ready: print(ready.address, ready.grpc_address or "", sep="\n", flush=True),
             command=TINY_WORKER,
             plan=unknown,
         )

@@ -17,7 +17,7 @@ import logging
 import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from inferd import clock
 from inferd.app.change import changed_settings, refuse_empty, refuse_restarts
@@ -53,6 +53,16 @@ class Ready(NamedTuple):
 
     address: str  # for clients on this machine
     needs_key: bool
+    grpc_address: str | None = None
+
+
+class Listener(Protocol):
+    """Something that clients connect to."""
+
+    async def serve(self) -> None:
+        """Until ``stop``; then what is in flight ends, within the grace period."""
+
+    def stop(self, *, now: bool = False) -> None: ...
 
 
 def run(
@@ -114,12 +124,15 @@ async def serve(
     Raises ConfigError, before any worker is started, when the port cannot be had, others could reach it
     without a key, or its state is not usable; ModelLoadError when no model could be loaded.
     """
-    from inferd.gateway.listener import bind
+    from inferd.gateway.listener import bind, reserve
 
     departure = Departure()
     async with contextlib.AsyncExitStack() as stack:
         listener = bind(config.server)
         stack.callback(listener.close)
+        reserved = reserve(config.server)
+        if reserved is not None:
+            stack.callback(reserved.close)
         observer = Observer(
             models=_replicas(config),
             access_log=config.server.access_log,
@@ -174,10 +187,21 @@ async def serve(
             site.gateways.append(create(principal=OPERATOR))
             servers.append(HttpServer(site.gateways[1], config.server, control_socket.listener))
         site.servers += servers
+        listeners: list[Listener] = [*servers]
+        grpc_address = None
+        if reserved is not None:
+            await asyncio.to_thread(_import_grpc)
+            from inferd.gateway.grpc.server import GrpcServer
+
+            grpc_server = GrpcServer(site.gateways[0], config.server, reserved)
+            await grpc_server.start()
+            grpc_address = _reachable(config.server.host, grpc_server.port)
+            listeners.append(grpc_server)
         if reloader is not None and config.server.reload:
             following = asyncio.create_task(reloader.follow())
             stack.callback(following.cancel)
-        await _run(site, servers, departure, on_ready)
+        ready = Ready(_address(config.server.host, servers[0].port), control.door.needs_keys, grpc_address)
+        await _run(site, listeners, departure, ready, on_ready)
     return 0
 
 
@@ -270,12 +294,20 @@ def _import_parts() -> None:
     import inferd.gateway.server  # noqa: F401
 
 
+def _import_grpc() -> None:
+    import inferd.gateway.grpc.server  # noqa: F401
+
+
 def _import_late_parts() -> None:
     import prometheus_client  # noqa: F401
 
 
 async def _run(
-    site: Site, servers: Sequence[HttpServer], departure: Departure, on_ready: Callable[[Ready], None] | None
+    site: Site,
+    servers: Sequence[Listener],
+    departure: Departure,
+    ready: Ready,
+    on_ready: Callable[[Ready], None] | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     serving = [loop.create_task(server.serve()) for server in servers]
@@ -286,9 +318,7 @@ async def _run(
         if settled.done() and not leaving.done():
             _refuse_if_all_failed(site)
             if on_ready is not None:
-                on_ready(
-                    Ready(_address(site.config.server.host, servers[0].port), needs_key=site.control.door.needs_keys)
-                )
+                on_ready(ready._replace(needs_key=site.control.door.needs_keys))
             # Its import is long: neither the start nor the first scrape waits for it.
             await asyncio.to_thread(_import_late_parts)
             await asyncio.wait((*serving, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -296,7 +326,7 @@ async def _run(
             for task in serving:
                 if task.done():
                     await task
-            raise InternalError("The HTTP server ended although nobody asked it to.")
+            raise InternalError("A listener ended although nobody asked it to.")
         await _leave(site, servers, serving, departure)
     finally:
         settled.cancel()
@@ -319,7 +349,7 @@ def _refuse_if_all_failed(site: Site) -> None:
 
 
 async def _leave(
-    site: Site, servers: Sequence[HttpServer], serving: Sequence[asyncio.Task[None]], departure: Departure
+    site: Site, servers: Sequence[Listener], serving: Sequence[asyncio.Task[None]], departure: Departure
 ) -> None:
     site.router.begin_drain()
     await departure.cut_short(asyncio.sleep(site.config.server.drain_delay_s))
@@ -333,8 +363,8 @@ async def _leave(
     await departure.cut_short(asyncio.wait(serving, timeout=left))
 
 
-async def _close(servers: Sequence[HttpServer], serving: Sequence[asyncio.Task[None]], seconds: float) -> None:
-    """End the HTTP servers whatever state they are in."""
+async def _close(servers: Sequence[Listener], serving: Sequence[asyncio.Task[None]], seconds: float) -> None:
+    """End the servers whatever state they are in."""
     for server in servers:
         server.stop()
     await asyncio.wait(serving, timeout=seconds)
@@ -350,5 +380,9 @@ async def _close(servers: Sequence[HttpServer], serving: Sequence[asyncio.Task[N
 
 def _address(host: str, port: int) -> str:
     """Where a client on this machine finds the server."""
+    return f"http://{_reachable(host, port)}"
+
+
+def _reachable(host: str, port: int) -> str:
     reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"

@@ -118,7 +118,7 @@ def run(config: Config, source: ConfigSource | None = None) -> int:
 
         def ready(found: root.Ready) -> None:
             showing.close()
-            show_ready(found.address, list(config.models), needs_key=found.needs_key)
+            show_ready(found.address, list(config.models), needs_key=found.needs_key, grpc_address=found.grpc_address)
 
         return root.run(config, source=source, on_ready=ready, watch=board.take, log=board if is_live() else None)
 
@@ -174,12 +174,13 @@ def _silently(title: str) -> AbstractContextManager[Told]:
     return contextlib.nullcontext(silent)
 
 
-def show_ready(address: str, names: list[str], *, needs_key: bool = False) -> None:
+def show_ready(address: str, names: list[str], *, needs_key: bool = False, grpc_address: str | None = None) -> None:
     """The address, one curl line and five lines of Python that work when pasted."""
     name = names[0] if names else "MODEL"
     # Without rich, whose import would keep a server of remote models from being ready sooner.
     ready, at = click.style("inferd is ready", fg="green", bold=True), click.style(address, bold=True)
-    click.echo(f"\n{ready} at {at}  ({', '.join(names) or 'no models'})\n")
+    grpc = f", gRPC at {grpc_address}" if grpc_address is not None else ""
+    click.echo(f"\n{ready} at {at}{grpc}  ({', '.join(names) or 'no models'})\n")
     if needs_key:
         click.echo("Clients need an API key: inferd keys create makes one; below it is read from INFERD_API_KEY.\n")
     for title, text in (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib.util
 import logging
 import resource
 import socket
@@ -58,6 +59,32 @@ def bind(config: ServerConfig) -> socket.socket:
         ) from None
     listener.setblocking(False)
     return listener
+
+
+def reserve(config: ServerConfig) -> socket.socket | None:
+    """A socket that keeps ``grpc_port`` for a listener which is opened later; it does not listen. None: none is wanted.
+
+    Raises ConfigError when the port cannot be had, or nothing is installed that could serve it.
+    """
+    if config.grpc_port is None:
+        return None
+    if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("grpc_reflection") is None:
+        raise ConfigError(
+            "server.grpc_port needs gRPC, which is not installed; run: pip install 'inferd[grpc]'",
+            param="server.grpc_port",
+        )
+    reserved = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((config.host, config.grpc_port))
+    except OSError as error:
+        reserved.close()
+        raise ConfigError(
+            f"Port {config.grpc_port} on {config.host} cannot be had ({error.strerror or error}); choose another "
+            "server.grpc_port.",
+            param="server.grpc_port",
+        ) from None
+    return reserved
 
 
 def _find_dead_peers(listener: socket.socket) -> None:

@@ -1,0 +1,108 @@
+"""ModelInfer: one prediction, in the bytes it came in; or a text, for models that write.
+
+The worker's answer goes back as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import msgspec
+
+from inferd.errors import InternalError
+from inferd.gateway.admission import visible
+from inferd.gateway.generation import check_end, note_end
+from inferd.gateway.grpc.envelope import Envelope, read_envelope
+from inferd.gateway.grpc.statuses import Unsupported
+from inferd.gateway.grpc.texts import completed, completions, writes_texts
+from inferd.gateway.http import Call
+from inferd.gateway.kserve import Served, asked_of, find_served
+from inferd.gateway.predictions import check_task, submit
+from inferd.gateway.room import Room
+from inferd.gateway.upstream import Stream
+from inferd.predict.codecs.protowire import sized
+from inferd.predict.codecs.v2_parameters import parameter_entry
+from inferd.types import Output
+
+DIALECT: Final = "v2.grpc"
+
+_EMPTY_FINAL: Final = "triton_enable_empty_final_response"
+_IS_LAST: Final = sized(4, parameter_entry("triton_final_response", True))
+_IS_NOT_LAST: Final = sized(4, parameter_entry("triton_final_response", False))
+
+
+async def model_infer(room: Room, call: Call, body: bytes, left: float | None) -> bytes:
+    """Raises what ``predictions.predict`` raises, and Unsupported where one answer is not enough."""
+    envelope = read_envelope(body)
+    served = _find(room, call, envelope)
+    if writes_texts(served.status):
+        return await completed(room, call, served, envelope, body, left, answer_head(served, envelope))
+    name = served.name
+    answer: bytes | None = None
+    async for output in _submitted(room, call, served, envelope, body, left):
+        if not isinstance(output, Output):
+            raise InternalError("A relayed answer came where a prediction was expected. This is a bug.")
+        if output.prediction is not None:
+            if answer is not None:
+                raise Unsupported(
+                    f"The model {name!r} answers several times, and ModelInfer has one answer; call ModelStreamInfer."
+                )
+            answer = output.prediction.body
+        if output.end is not None:
+            note_end(call, output.end)
+            check_end(output.end)
+    if answer is None:
+        raise Unsupported(f"The model {name!r} had no answer; call ModelStreamInfer, where there may be none.")
+    return answer
+
+
+async def answers(
+    room: Room, call: Call, envelope: Envelope, body: bytes, left: float | None
+) -> AsyncGenerator[bytes, None]:
+    """Every answer to one request of a stream, each saying whether it is the last one. Where the model learns only
+    afterwards that there are no more, the client hears of that if it asked for it, by an answer without outputs."""
+    served = _find(room, call, envelope)
+    head = answer_head(served, envelope)
+    is_over = False
+    if writes_texts(served.status):
+        async for answer, is_over in completions(room, call, served, envelope, body, left, head):
+            yield answer + (_IS_LAST if is_over else _IS_NOT_LAST)
+    else:
+        async for output in _submitted(room, call, served, envelope, body, left):
+            if not isinstance(output, Output):
+                raise InternalError("A relayed answer came where a prediction was expected. This is a bug.")
+            end = output.end
+            if end is not None:
+                note_end(call, end)
+                check_end(end)
+            if output.prediction is not None:
+                is_over = end is not None
+                yield output.prediction.body + (_IS_LAST if is_over else _IS_NOT_LAST)
+    if not is_over and envelope.parameters.get(_EMPTY_FINAL) is True:
+        yield head + _IS_LAST
+
+
+def answer_head(served: Served, envelope: Envelope) -> bytes:
+    """A ModelInferResponse that says which request it answers, and nothing else."""
+    head = sized(1, served.name.encode()) + sized(2, served.version.encode())
+    return head + sized(3, envelope.id.encode()) if envelope.id else head
+
+
+def _find(room: Room, call: Call, envelope: Envelope) -> Served:
+    """The model that is meant. Raises ModelNotFound."""
+    name = envelope.model
+    if not envelope.version and "@" not in name:  # the usual request, without a look at all other models' versions
+        for status in visible(room.router, call.principal):
+            if status.name == name:
+                config = room.config.models.get(name)
+                return Served(status, name, config.version if config is not None else "1")
+    return find_served(room, call.principal, name, envelope.version)
+
+
+def _submitted(room: Room, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None) -> Stream:
+    check_task(served.status, "predict")
+    asked = asked_of(DIALECT, body, envelope.parameters, version=served.version)
+    if left is not None and (asked.timeout is None or left < asked.timeout):
+        asked = msgspec.structs.replace(asked, timeout=left)
+    return submit(room, call, served.status, asked)

@@ -1,0 +1,117 @@
+"""The calls beside predictions: what the server and its models are, and loading and unloading them.
+
+Each says what REST says of the same (``inferd.gateway.kserve``), in the protocol's messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import grpc
+import msgspec
+
+from inferd.gateway import health, kserve
+from inferd.gateway.admin import control_of
+from inferd.gateway.grpc.calls import Calls, Endpoint
+from inferd.gateway.grpc.protocol import read, write
+from inferd.gateway.grpc.statuses import Unsupported
+from inferd.gateway.http import Call
+from inferd.gateway.room import Room
+from inferd.tenancy.principal import Scope
+
+_Told = msgspec.Struct | Mapping[str, object]
+_Asked = Mapping[str, object]
+
+# What Triton has and this server does not, and what to do instead.
+_NOT_SERVED: Final = {
+    **dict.fromkeys(
+        [
+            f"{kind}SharedMemory{action}"
+            for kind in ("System", "Cuda")
+            for action in ("Status", "Register", "Unregister")
+        ],
+        "This server reads no shared memory; send tensors in the request.",
+    ),
+    "TraceSetting": "This server has no trace settings; /metrics and the log have each request's times.",
+    "LogSettings": "This server's log is set in its configuration (server.log_format, server.access_log).",
+}
+
+
+def management(calls: Calls) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+    """Every method by its name."""
+    served: dict[str, tuple[Scope, Callable[[Room, Call, _Asked], Awaitable[_Told]]]] = {
+        "ServerLive": ("public", _live),
+        "ServerReady": ("public", _ready),
+        "ServerMetadata": ("models", _server_metadata),
+        "ModelReady": ("models", _model_ready),
+        "ModelMetadata": ("models", _model_metadata),
+        "ModelConfig": ("models", _model_config),
+        "RepositoryIndex": ("models", _index),
+        "RepositoryModelLoad": ("admin", _load),
+        "RepositoryModelUnload": ("admin", _unload),
+    }
+    methods = {name: calls.unary(name, scope, _typed(name, tell)) for name, (scope, tell) in served.items()}
+    for name, sentence in _NOT_SERVED.items():
+        methods[name] = calls.unary(name, "infer", _refusal(sentence))
+    return methods
+
+
+def _typed(name: str, tell: Callable[[Room, Call, _Asked], Awaitable[_Told]]) -> Endpoint:
+    async def answer(room: Room, call: Call, body: bytes, left: float | None) -> bytes:
+        return write(f"{name}Response", await tell(room, call, read(f"{name}Request", body)))
+
+    return answer
+
+
+def _refusal(sentence: str) -> Endpoint:
+    async def answer(room: Room, call: Call, body: bytes, left: float | None) -> bytes:
+        raise Unsupported(sentence)
+
+    return answer
+
+
+async def _live(room: Room, call: Call, asked: _Asked) -> _Told:
+    return {"live": True}
+
+
+async def _ready(room: Room, call: Call, asked: _Asked) -> _Told:
+    return {"ready": health.is_ready(room.router)}
+
+
+async def _server_metadata(room: Room, call: Call, asked: _Asked) -> _Told:
+    return kserve.server_metadata(room)
+
+
+async def _model_ready(room: Room, call: Call, asked: _Asked) -> _Told:
+    return {"ready": kserve.is_ready(_served(room, call, asked))}
+
+
+async def _model_metadata(room: Room, call: Call, asked: _Asked) -> _Told:
+    return kserve.model_metadata(room, call.principal, _served(room, call, asked))
+
+
+async def _model_config(room: Room, call: Call, asked: _Asked) -> _Told:
+    return {"config": kserve.model_configuration(room, _served(room, call, asked))}
+
+
+async def _index(room: Room, call: Call, asked: _Asked) -> _Told:
+    return {"models": kserve.repository_index(room, call.principal, ready=asked.get("ready") is True)}
+
+
+def _served(room: Room, call: Call, asked: _Asked) -> kserve.Served:
+    served = kserve.find_served(room, call.principal, str(asked["name"]), str(asked["version"]))
+    call.model = served.status.name
+    return served
+
+
+async def _load(room: Room, call: Call, asked: _Asked) -> _Told:
+    call.model = kserve.find_served(room, call.principal, str(asked["model_name"])).status.name
+    await control_of(room).load(call.model)
+    return {}
+
+
+async def _unload(room: Room, call: Call, asked: _Asked) -> _Told:
+    call.model = kserve.find_served(room, call.principal, str(asked["model_name"])).status.name
+    await control_of(room).unload(call.model)
+    return {}

@@ -1,0 +1,188 @@
+"""ModelStreamInfer: many requests under way on one stream, each a call of its own.
+
+Answers go out as they are there; requests of one sequence are computed one after the other, so theirs are in order.
+What goes wrong with one request is told in its answer, and the stream goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from grpc import RpcMethodHandler, StatusCode, stream_stream_rpc_method_handler
+from grpc.aio import EOF
+
+from inferd.errors import InferdError
+from inferd.gateway.admission import authenticate
+from inferd.gateway.grpc.calls import Calls, Context, defect, note, time_left, trailers_of
+from inferd.gateway.grpc.envelope import Envelope, read_envelope
+from inferd.gateway.grpc.inference import answers
+from inferd.gateway.grpc.statuses import details_of, status_of
+from inferd.gateway.server import hear_ends
+from inferd.predict.codecs.protowire import sized
+
+METHOD: Final = "ModelStreamInfer"
+MAX_IN_FLIGHT: Final = 256  # requests of one stream; further ones are read when some are answered
+
+
+class Streams:
+    """The streams that are open."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._open: set[_InferStream] = set()
+        self._is_stopping = False
+
+    def method(self) -> RpcMethodHandler[bytes, bytes]:
+        return stream_stream_rpc_method_handler(self._serve)
+
+    def stop(self) -> None:
+        """Nothing more is read; a stream ends when what it was asked is answered."""
+        self._is_stopping = True
+        for stream in tuple(self._open):
+            stream.stop()
+
+    async def _serve(self, _: object, context: Context) -> None:
+        call = self._calls.begin(METHOD, context, 0)
+        try:
+            authenticate(self._calls.room.door, call, "infer")
+        except InferdError as failure:
+            note(call, failure, 0)
+            self._calls.close(call)
+            await context.abort(status_of(failure), details_of(failure), trailers_of(call, failure))
+        stream = _InferStream(self._calls, context)
+        self._open.add(stream)
+        try:
+            if self._is_stopping:
+                stream.stop()
+            await stream.serve()
+        finally:
+            self._open.discard(stream)
+
+
+class _InferStream:
+    def __init__(self, calls: Calls, context: Context) -> None:
+        self._calls = calls
+        self._context = context
+        self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._writing = asyncio.Lock()  # one answer at a time
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_of: dict[str, asyncio.Task[None]] = {}  # of each sequence that has requests under way
+        self._reading: asyncio.Task[None] | None = None
+        self._is_stopped = False
+        self._stuck = asyncio.Event()  # the client takes nothing
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def serve(self) -> None:
+        """Until the client has said everything and heard everything, or has left."""
+        context = self._context
+        working = asyncio.create_task(self._work())
+        stuck = asyncio.create_task(self._stuck.wait())
+        try:
+            await asyncio.wait((working, stuck), return_when=asyncio.FIRST_COMPLETED)
+            if not self._stuck.is_set():
+                await working
+        finally:
+            stuck.cancel()
+            working.cancel()
+            if self._reading is not None:
+                self._reading.cancel()
+            for task in tuple(self._tasks):
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(tuple(self._tasks))
+        if self._stuck.is_set():
+            await context.abort(
+                StatusCode.ABORTED, "No answer was taken for server.send_timeout_s; read answers as they come."
+            )
+        if self._is_stopped:
+            await context.abort(StatusCode.UNAVAILABLE, "The server is shutting down; open a stream to another one.")
+
+    async def _work(self) -> None:
+        if not self._is_stopped:
+            self._reading = asyncio.create_task(self._read())
+            await asyncio.wait((self._reading,))
+            if not self._reading.cancelled():
+                self._reading.result()
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
+    async def _read(self) -> None:
+        while True:
+            await self._room.acquire()
+            body = await self._context.read()
+            if body is EOF:
+                return
+            assert isinstance(body, bytes)
+            envelope, failure = None, None
+            try:
+                envelope = read_envelope(body)
+            except InferdError as error:
+                failure = error
+            sequence = str(envelope.parameters.get("sequence_id") or "") if envelope is not None else ""
+            before = self._last_of.get(sequence) if sequence else None
+            task = asyncio.create_task(self._answer(body, envelope, failure, before))
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
+            if sequence:
+                self._last_of[sequence] = task
+                task.add_done_callback(lambda ended, sequence=sequence: self._forget(sequence, ended))  # type: ignore[misc]
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._room.release()
+
+    def _forget(self, sequence: str, task: asyncio.Task[None]) -> None:
+        if self._last_of.get(sequence) is task:
+            del self._last_of[sequence]
+
+    async def _answer(
+        self, body: bytes, envelope: Envelope | None, failure: InferdError | None, before: asyncio.Task[None] | None
+    ) -> None:
+        """Serve one request to its end, which is never an exception but the stream's own."""
+        call = self._calls.begin(METHOD, self._context, len(body))
+        call.stream = True
+        try:
+            try:
+                room = self._calls.room
+                if before is not None:
+                    await asyncio.wait((before,))
+                authenticate(room.door, call, "infer")
+                if envelope is not None:
+                    async with contextlib.aclosing(
+                        answers(room, call, envelope, body, time_left(self._context))
+                    ) as found:
+                        async for answer in found:
+                            await self._write(sized(2, answer))
+                            call.response_bytes += len(answer)
+            except InferdError as error:
+                failure = error
+            except Exception:
+                # The request boundary: a defect ends this request, and no other.
+                failure = defect(call)
+            note(call, failure, 0)
+            if failure is not None:
+                request_id = sized(3, envelope.id.encode()) if envelope is not None and envelope.id else b""
+                await self._write(sized(1, details_of(failure).encode()) + sized(2, request_id))
+            if call.num_ended < len(call.streams):
+                await hear_ends(call)
+        except asyncio.CancelledError:
+            call.gone = True
+            await hear_ends(call)
+            raise
+        finally:
+            self._calls.close(call)
+
+    async def _write(self, message: bytes) -> None:
+        async with self._writing:
+            try:
+                async with asyncio.timeout(self._calls.room.config.server.send_timeout_s):
+                    await self._context.write(message)
+            except TimeoutError:
+                self._stuck.set()
+                raise asyncio.CancelledError from None
