@@ -5,6 +5,7 @@ Reads a few kilobytes and never more than a table says; decodes no model and run
 
 from __future__ import annotations
 
+import mmap
 import re
 import struct
 import zipfile
@@ -35,7 +36,8 @@ _MAGIC: Final[tuple[tuple[int, bytes, Content], ...]] = (
     (0, b"7z\xbc\xaf\x27\x1c", "archive"),
     (257, b"ustar", "archive"),
 )
-_COMPRESSED: Final = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x04\x22\x4d\x18", b"\x78\x01", b"\x78\x9c", b"\x78\xda")
+_COMPRESSED: Final = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x04\x22\x4d\x18")
+_ZLIB: Final = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 _ASCII_PICKLE = re.compile(
     rb"\A(?:\(?c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n|\((?:[ldit]p?\d*\n?)|c__builtin__\n|cbuiltins\n)"
 )
@@ -66,7 +68,7 @@ def _content(file: BinaryIO) -> Content:
     # A zip is read from its end, so a zip behind other bytes is one too.
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return _zip_content(file)
-    if head.startswith(_COMPRESSED):
+    if head.startswith(_COMPRESSED) or head[:2] in _ZLIB:
         return "compressed"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"{"):
@@ -153,7 +155,7 @@ def _is_model_proto(file: BinaryIO, size: int) -> bool:
     return at == size and has_graph and has_version
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes | mmap.mmap, at: int) -> tuple[int, int]:
     """A protobuf varint and the place behind it; -1 for the place where there is none."""
     value = 0
     for shift in range(0, 70, 7):

@@ -1,0 +1,300 @@
+"""ONNX models through onnxruntime: the contract is read from the session, and tried before it is believed.
+
+The file is looked at before onnxruntime gets it (``registry/onnx_file.py``): it must be complete, and the weights it
+keeps elsewhere must lie beside it. Knows onnxruntime's words for types; knows no dialect and no batching.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from inferd.config import ModelConfig
+from inferd.errors import InvalidRequest, ModelLoadError
+from inferd.predict.contract import NUMPY, Array, Contract, Tensors
+from inferd.predict.load import num_threads
+from inferd.predict.runtimes.libraries import needs
+from inferd.predict.runtimes.trial import ANY_ROWS, Trial, try_rows
+from inferd.predict.stacked import Stacked
+from inferd.registry.onnx_file import OnnxFile, Value, check_external, read_onnx
+from inferd.registry.source import Progress
+from inferd.types import TensorSpec
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_DATATYPES: Final[Mapping[str, str]] = {
+    "tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(float16)": "FP16", "tensor(bfloat16)": "BF16",
+    "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32", "tensor(int64)": "INT64",
+    "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32", "tensor(uint64)": "UINT64",
+    "tensor(bool)": "BOOL", "tensor(string)": "BYTES",
+}  # fmt: skip
+_MAP: Final = re.compile(r"seq\(map\((string|int64),tensor\((float|double)\)\)\)")
+_BFLOAT16: Final = 16  # onnx.TensorProto.BFLOAT16
+_SMALL_BYTES: Final = 1 << 20  # weights below which threads wait for each other longer than they work
+
+_log = logging.getLogger("inferd.predict.onnx")
+
+
+class OnnxModel:
+    """One session. ``compute`` is a function of stacked arrays."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, file: OnnxFile) -> None:
+        self._session = session
+        inputs = [Value(one.name, one.type, tuple(one.shape)) for one in session.get_inputs()]
+        outputs = [Value(one.name, one.type, tuple(one.shape)) for one in session.get_outputs()]
+        self._maps = frozenset(value.name for value in outputs if _MAP.fullmatch(value.type))
+        self._texts = frozenset(value.name for value in inputs if value.type == "tensor(string)")
+        self._text_outputs = frozenset(value.name for value in outputs if value.type == "tensor(string)")
+        self._has_bfloat16 = any(value.type == "tensor(bfloat16)" for value in (*inputs, *outputs))
+        self._bfloat16 = frozenset(value.name for value in inputs if value.type == "tensor(bfloat16)")
+        self._names = [value.name for value in outputs]
+        self._is_plain = not self._maps and not self._text_outputs
+        self._labels: dict[str, tuple[str, ...]] = {}
+        specs = tuple(TensorSpec(value.name, _datatype(value), _shape(value)) for value in inputs)
+        self.contract = Contract(
+            inputs=specs,
+            outputs=tuple(self._output_spec(value, file) for value in outputs),
+            max_batch_size=_declared_rows(inputs, outputs),
+            platform="onnxruntime_onnx",
+            num_parameters=file.num_parameters,
+            dtype=NUMPY[specs[0].datatype].name if specs and specs[0].datatype != "BYTES" else "float32",
+        )
+        self._settle()
+
+    def compute(self, inputs: Tensors) -> dict[str, Array]:
+        """The outputs of stacked inputs. Raises InvalidRequest for text that is no UTF-8."""
+        names = self._names
+        feed = dict(inputs)
+        for name in self._texts:
+            feed[name] = _decoded(name, feed[name])
+        if self._has_bfloat16:
+            return dict(zip(names, self._run_values(names, feed), strict=True))
+        found = self._session.run(names, feed)
+        if not self._is_plain:
+            found = [self._plain(name, value) for name, value in zip(names, found, strict=True)]
+        return dict(zip(names, found, strict=True))
+
+    # -- outputs ----------------------------------------------------------------------------
+
+    def _plain(self, name: str, value: Any) -> Array:
+        if name in self._maps:
+            return self._probabilities(name, value)
+        if name in self._text_outputs:
+            return _encoded(np.asarray(value, dtype=np.object_))
+        return np.asarray(value)
+
+    def _probabilities(self, name: str, rows: Sequence[Mapping[object, float]]) -> Array:
+        """A sequence of maps from class to probability (scikit-learn's ZipMap) as one array; the classes are labels."""
+        labels = self._labels.get(name)
+        if labels is None:
+            labels = self._labels[name] = tuple(str(key) for key in rows[0]) if rows else ()
+        return np.array([list(row.values()) for row in rows], dtype=np.float32).reshape(len(rows), len(labels))
+
+    def _run_values(self, names: Sequence[str], feed: Tensors) -> list[Array]:
+        """Through OrtValues, as numpy has no bfloat16."""
+        import onnxruntime as ort
+
+        values = {}
+        for name, array in feed.items():
+            if name in self._bfloat16:
+                values[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _BFLOAT16)
+            else:
+                values[name] = ort.OrtValue.ortvalue_from_numpy(array)
+        found = self._session.run_with_ort_values(list(names), values)
+        arrays: list[Array] = []
+        for value in found:
+            if value.data_type() == "tensor(bfloat16)":
+                raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+                arrays.append(np.frombuffer(raw, np.uint16).reshape(value.shape()))
+            else:
+                arrays.append(np.asarray(value.numpy()))
+        return arrays
+
+    def _output_spec(self, value: Value, file: OnnxFile) -> TensorSpec:
+        matched = _MAP.fullmatch(value.type)
+        if matched is not None:
+            return TensorSpec(value.name, "FP32", (-1, -1))
+        spec = TensorSpec(value.name, _datatype(value, "output"), _shape(value))
+        labels = file.class_labels
+        if labels and spec.datatype in ("FP32", "FP64") and spec.shape and spec.shape[-1] in (-1, len(labels)):
+            shape = (*spec.shape[:-1], len(labels)) if len(spec.shape) > 1 else spec.shape
+            return TensorSpec(value.name, spec.datatype, shape, labels=labels)
+        return spec
+
+    # -- trying -----------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Compute one and two rows of examples, which warms up, and correct the contract by what comes out."""
+        contract = self.contract
+        trial = try_rows(contract, self.compute, _failures())
+        if trial is None:
+            return
+        if contract.max_batch_size and not trial.is_batchable:
+            _log.warning("the first dimension of %s is no batch dimension: %s", self._names, trial.reason)
+        outputs = tuple(self._tried_spec(spec, trial) for spec in contract.outputs)
+        self.contract = msgspec.structs.replace(
+            contract,
+            outputs=outputs,
+            max_batch_size=contract.max_batch_size if trial.is_batchable else 0,
+        )
+
+    def _tried_spec(self, spec: TensorSpec, trial: Trial) -> TensorSpec:
+        shape, labels = trial.shapes.get(spec.name, spec.shape), self._labels.get(spec.name, spec.labels)
+        if spec.name in self._maps:
+            return TensorSpec(spec.name, spec.datatype, (-1, len(labels)), labels=labels)
+        # What was declared, unless the number of dimensions was not.
+        return spec if len(spec.shape) == len(shape) else TensorSpec(spec.name, spec.datatype, shape, labels=labels)
+
+
+def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -> Stacked:
+    """The model at ``path``. Raises ModelLoadError."""
+    path = Path(path)
+    file = read_onnx(path)
+    check_external(path, file)
+    progress("weights", 0, 1)
+    model = OnnxModel(_session(name, path, file, config), file)
+    progress("weights", 1, 1)
+    return Stacked(model.contract, model.compute, config.batching)
+
+
+def _session(name: str, path: Path, file: OnnxFile, config: ModelConfig) -> onnxruntime.InferenceSession:
+    ort = needs("onnxruntime", "An ONNX model")
+    ort.set_default_logger_severity(4)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # some models log thousands of warnings; errors are raised, and told by us
+    options.intra_op_num_threads = threads_for(file, config)
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    # Threads that spin while they wait take the core from the gateway that feeds them.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    _custom_operators(name, path, file, config, options)
+    try:
+        return ort.InferenceSession(str(path), options, providers=_providers(ort, config))
+    except _failures() as error:
+        raise ModelLoadError(
+            f"onnxruntime cannot load {path}: {_reason(error)} Export the model again, or install a newer onnxruntime.",
+            param="source",
+        ) from None
+
+
+def threads_for(file: OnnxFile, config: ModelConfig) -> int:
+    """Compute threads of the session: one for models that are done sooner than threads have met."""
+    if config.threads is None and not file.heavy_ops and file.weights_bytes < _SMALL_BYTES:
+        return 1
+    return num_threads(config)
+
+
+def _providers(ort: Any, config: ModelConfig) -> list[Any]:
+    has_cuda = "CUDAExecutionProvider" in ort.get_available_providers()
+    if config.device.startswith("cuda") and not has_cuda:
+        raise ModelLoadError(
+            f"device is {config.device}, but this onnxruntime has no CUDA provider; "
+            "pip install onnxruntime-gpu in place of onnxruntime, or set device: cpu.",
+            param="device",
+        )
+    if not has_cuda or config.device == "cpu":
+        return ["CPUExecutionProvider"]
+    settings: dict[str, object] = {"device_id": int(config.device.partition(":")[2] or 0)}
+    if config.memory_bytes is not None:
+        settings["gpu_mem_limit"] = config.memory_bytes
+        settings["arena_extend_strategy"] = "kSameAsRequested"
+    return [("CUDAExecutionProvider", settings), "CPUExecutionProvider"]
+
+
+def _custom_operators(name: str, path: Path, file: OnnxFile, config: ModelConfig, options: Any) -> None:
+    """Libraries of operators are code: they are named by the operator and need allow_code."""
+    unknown = set(config.options) - {"custom_ops"}
+    if unknown:
+        raise ModelLoadError(
+            f"models.{name}.options: an ONNX model has no option {sorted(unknown)[0]!r}; there is custom_ops alone.",
+            param="options",
+        )
+    libraries = config.options.get("custom_ops", [])
+    for library in [libraries] if isinstance(libraries, str) else libraries:
+        if not config.allow_code:
+            raise ModelLoadError(
+                f"models.{name}.options.custom_ops loads the library {library!r}, which is code; set allow_code: true if "
+                "you trust it as you trust this server's own code.",
+                param="allow_code",
+            )
+        if not Path(library).is_file():
+            raise ModelLoadError(
+                f"There is no library {library!r} of custom operators; check the path.", param="options"
+            )
+        try:
+            options.register_custom_ops_library(str(library))
+        except _failures() as error:
+            raise ModelLoadError(
+                f"The library {library!r} cannot be loaded: {_reason(error)}", param="options"
+            ) from None
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """Every error of the library: they have no base of their own."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    names = ("EPFail", "Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "ModelLoaded", "NoModel")
+    more = ("NoSuchFile", "NotImplemented", "RuntimeException")
+    found = tuple(getattr(state, name) for name in (*names, *more) if hasattr(state, name))
+    return (*found, RuntimeError, ValueError)
+
+
+def _reason(error: Exception) -> str:
+    """What the library says, without its own sources' paths."""
+    text = re.sub(r"\S*/onnxruntime_src/\S+\s?", "", str(error)).partition("\n")[0]
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", text).strip()
+    return (text[:300] or "it gives no reason") + ("" if text.endswith(".") else ".")
+
+
+def _datatype(value: Value, what: str = "input") -> str:
+    found = _DATATYPES.get(value.type)
+    if found is None:
+        raise ModelLoadError(
+            f"The {what} {value.name!r} is a {value.type}, for which KServe v2 has no word. Export the model with tensors of "
+            "numbers or strings.",
+            param="source",
+        )
+    return found
+
+
+def _shape(value: Value) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape)
+
+
+def _declared_rows(inputs: Sequence[Value], outputs: Sequence[Value]) -> int:
+    """ANY_ROWS where every input and output begins with a dimension of any size, and with the same name if any."""
+    firsts = [value.shape[0] if value.shape else 1 for value in inputs]
+    if not firsts or any(isinstance(first, int) and first >= 0 for first in firsts):
+        return 0
+    if len({first for first in firsts if first is not None}) > 1:
+        return 0
+    if any(value.shape and isinstance(value.shape[0], int) and value.shape[0] >= 0 for value in outputs):
+        return 0
+    return ANY_ROWS
+
+
+def _decoded(name: str, array: Array) -> Array:
+    """BYTES as the texts that onnxruntime takes."""
+    try:
+        texts = [value.decode() for value in array.ravel().tolist()]
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            f"The input {name!r} holds bytes that are no UTF-8; this model takes texts.", param="inputs"
+        ) from None
+    made = np.empty(len(texts), dtype=np.object_)
+    made[:] = texts
+    return made.reshape(array.shape)
+
+
+def _encoded(array: Array) -> Array:
+    made = np.empty(array.size, dtype=np.object_)
+    made[:] = [str(text).encode() for text in array.ravel().tolist()]
+    return made.reshape(array.shape)
