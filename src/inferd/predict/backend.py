@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from inferd import clock
@@ -22,6 +23,7 @@ from inferd.predict.contract import Array, Contract
 from inferd.predict.runtime import Item, Result, Runtime, Staged, Streaming
 from inferd.types import End, ModelInfo, Output, Prediction, PredictRequest, StepStats, Timings, Usage
 
+_NO_USAGE = Usage()
 _NO_TOKEN = re.compile(r"[^A-Za-z0-9_.-]")
 _log = logging.getLogger("inferd.predict")
 
@@ -29,12 +31,13 @@ _Answer = Result | InferdError
 
 
 class Asked:
-    """One request between its arrival and its end. A large one is computed in ``parts``, each an item of its own."""
+    """One request between its arrival and its end. A large one is computed in several parts, each an item."""
 
     __slots__ = (
         "answers",
         "codec",
         "computed_s",
+        "is_over",
         "item_ids",
         "num_open",
         "question",
@@ -44,17 +47,25 @@ class Asked:
         "tokenized_s",
     )
 
-    def __init__(self, request: PredictRequest, codec: Codec, question: Question, tokenized_s: float) -> None:
+    def __init__(self, request: PredictRequest, codec: Codec, question: Question) -> None:
         self.request = request
         self.codec = codec
         self.question = question
-        self.tokenized_s = tokenized_s
+        self.is_over = False
+        self.tokenized_s: float | None = None
         self.scheduled_s: float | None = None
         self.computed_s: float | None = None
-        self.item_ids: tuple[str, ...] = (request.id,)
-        self.answers: list[Result | None] = [None]
+        self.item_ids: tuple[str, ...] = ()  # of the parts, where there are several
+        self.answers: list[Result | None] = []  # likewise
         self.num_open = 1
         self.stream: Iterator[Result] | None = None
+
+
+class _Part(Item, kw_only=True, eq=False):
+    """An item that knows whose it is, and which of its parts."""
+
+    asked: Asked
+    place: int = 0
 
 
 class _Running:
@@ -87,7 +98,6 @@ class PredictBackend:
         self._batcher = batcher
         self._codecs = codecs
         self._asked: dict[str, Asked] = {}
-        self._owners: dict[str, tuple[Asked, int]] = {}  # of parts: whose they are, and which
         self._streams: dict[str, Asked] = {}  # begun, with answers to come
         self._running: _Running | None = None  # a batch between two of its steps
         self._news: list[Output] = []  # to be told with the next step
@@ -110,27 +120,24 @@ class PredictBackend:
                 raise _too_late(request)
             codec = self._codecs(request.dialect)
             question = codec.decode(request, self._contract)
-            items = self._items(request, question)
+            asked = Asked(request, codec, question)
+            items = self._items(asked)
         except Exception as error:
             self._news.append(_failed(request, error))
             return
         done = clock.now()
         self._decode_s += done - now
-        asked = self._asked[request.id] = Asked(request, codec, question, done - request.arrived_at)
-        if len(items) > 1:
-            asked.item_ids = tuple(item.request_id for item in items)
-            asked.answers = [None] * len(items)
-            asked.num_open = len(items)
-            for place, item in enumerate(items):
-                self._owners[item.request_id] = (asked, place)
+        asked.tokenized_s = done - request.arrived_at
+        self._asked[request.id] = asked
         for item in items:
             self._batcher.add(item, done)
 
-    def _items(self, request: PredictRequest, question: Question) -> list[Item]:
+    def _items(self, asked: Asked) -> Sequence[_Part]:
         """The checked and prepared items of a request: one, or several for more rows than a batch may have."""
+        request, question = asked.request, asked.question
         inputs, rows = self._checker.check(question)
         deadline_s = request.deadline_s
-        item = Item(
+        item = _Part(
             request_id=request.id,
             inputs=inputs,
             wanted=question.wanted,
@@ -140,23 +147,30 @@ class PredictBackend:
             priority=request.priority,
             expires_at=None if deadline_s is None else request.arrived_at + deadline_s,
             may_wait=request.may_wait,
-            sequence=request.sequence,
-            sequence_start=request.sequence_start,
-            sequence_end=request.sequence_end,
+            asked=asked,
         )
+        if request.sequence:
+            item.sequence = request.sequence
+            item.sequence_start, item.sequence_end = request.sequence_start, request.sequence_end
         max_rows = self._batcher.limits.max_rows
-        items = [item]
-        if rows > max_rows and self._contract.max_batch_size and not self._contract.is_stateful:
-            items = _parts(item, max_rows)
-        for part in items:
+        if rows <= max_rows or not self._contract.max_batch_size or self._contract.is_stateful:
+            self._runtime.prepare(item)
+            return (item,)
+        parts = _parts(item, max_rows)
+        for part in parts:
             self._runtime.prepare(part)
-        return items
+        asked.item_ids = tuple([part.request_id for part in parts])
+        asked.answers = [None] * len(parts)
+        asked.num_open = len(parts)
+        return parts
 
     def cancel(self, request_id: str, now: float) -> None:
         """Idempotent. What has not begun never runs; the end is told with the next step."""
         asked = self._asked.get(request_id)
         if asked is not None:
-            self._end(asked, End("cancelled", timings=Timings(finished=now - asked.request.arrived_at)))
+            self._forget(asked)
+            end = End("cancelled", timings=Timings(finished=now - asked.request.arrived_at))
+            self._news.append(Output(request_id, (), None, end))
 
     def fail(self, request_id: str, error: InferdError) -> None:
         """End it by an error that came up outside. Nothing happens for one that has ended."""
@@ -182,7 +196,7 @@ class PredictBackend:
     def step(self, now: float) -> tuple[list[Output], StepStats | None]:
         """Compute one batch, if one is ready. What has expired or was refused is told as well."""
         for item in self._batcher.expire(now):
-            asked = self._owner(item.request_id)[0]
+            asked = _whose(item)
             self._fail(asked, _too_late(asked.request))
         for asked in tuple(self._streams.values()):
             self._next_answer(asked)
@@ -203,7 +217,7 @@ class PredictBackend:
 
     def _run(self, items: list[Item], now: float) -> StepStats | None:
         for item in items:
-            asked = self._owner(item.request_id)[0]
+            asked = _whose(item)
             if asked.scheduled_s is None:
                 asked.scheduled_s = now - asked.request.arrived_at
         if self._staged is not None:
@@ -211,12 +225,11 @@ class PredictBackend:
             return self._go_on(self._running)
         if self._contract.is_decoupled:
             self._begin_streams(items)
-            computed = clock.now()
-        else:
-            results = self._compute(items)
-            computed = clock.now()
-            for item, result in zip(items, results, strict=True):
-                self._take_result(item, result, computed)
+            return self._stats(items, now, clock.now())
+        results = self._compute(items)
+        computed = clock.now()
+        for item, result in zip(items, results, strict=True):
+            self._take_result(item, result, computed)
         return self._stats(items, now, computed)
 
     def _go_on(self, running: _Running) -> StepStats | None:
@@ -232,8 +245,7 @@ class PredictBackend:
         self._running = None
         computed = clock.now()
         for item, result in zip(running.items, results, strict=True):
-            if not item.is_cancelled:
-                self._take_result(item, result, computed)
+            self._take_result(item, result, computed)
         return self._stats(running.items, running.began, computed)
 
     def _stats(self, items: Sequence[Item], now: float, computed: float) -> StepStats:
@@ -271,43 +283,32 @@ class PredictBackend:
         return [self._compute([item])[0] for item in items]
 
     def _take_result(self, item: Item, result: _Answer, computed: float) -> None:
-        asked, place = self._owner(item.request_id)
-        if asked.request.id not in self._asked:
-            return  # another part of it failed
+        asked = _whose(item)
+        if asked.is_over:
+            return  # another part of it failed, or it was cancelled meanwhile
         if isinstance(result, InferdError):
             self._fail(asked, result)
             return
-        asked.answers[place] = result
         asked.num_open -= 1
-        if asked.num_open:
-            return
+        if asked.answers:
+            assert isinstance(item, _Part)
+            asked.answers[item.place] = result
+            if asked.num_open:
+                return
+            result = _joined(asked.answers)
         asked.computed_s = computed - asked.request.arrived_at
-        whole = result if len(asked.answers) == 1 else _joined(asked.answers, self._contract)
-        self._answer(asked, whole, is_last=True)
+        prediction = self._encoded(asked, result)
+        if prediction is not None:
+            self._end(asked, prediction, result)
 
-    def _answer(self, asked: Asked, result: Result, *, is_last: bool) -> None:
-        request = asked.request
+    def _encoded(self, asked: Asked, result: Result) -> Prediction | None:
+        """The answer in its dialect; None: it could not be written, which ended the request."""
         try:
-            prediction = asked.codec.encode(request, asked.question, result, self.info)
-            if result.stages_s:
-                prediction = _timed(prediction, result.stages_s)
+            prediction = asked.codec.encode(asked.request, asked.question, result, self.info)
         except Exception as error:
             self._fail(asked, error)
-            return
-        if not is_last:
-            self._news.append(Output(request.id, prediction=prediction))
-            return
-        timings = Timings(
-            None,
-            asked.tokenized_s,
-            asked.scheduled_s,
-            asked.computed_s,
-            clock.now() - request.arrived_at,
-            dict(result.stages_s) or None,
-        )
-        self._forget(asked)
-        end = End("done", Usage(result.num_tokens), timings)
-        self._news.append(Output(request.id, (), None, end, prediction))
+            return None
+        return _timed(prediction, result.stages_s) if result.stages_s else prediction
 
     # -- several answers --------------------------------------------------------------------
 
@@ -315,7 +316,7 @@ class PredictBackend:
         runtime = self._runtime
         assert isinstance(runtime, Streaming), "a decoupled contract needs a runtime that streams"
         for item in items:
-            asked = self._owner(item.request_id)[0]
+            asked = _whose(item)
             try:
                 asked.stream = runtime.stream(item)
             except Exception as error:
@@ -336,68 +337,69 @@ class PredictBackend:
         except Exception as error:
             self._fail(asked, error)
             return
-        if result is not None:
-            if asked.computed_s is None:
-                asked.computed_s = clock.now() - request.arrived_at
-            self._answer(asked, result, is_last=False)
+        if result is None:
+            self._end(asked)
             return
-        timings = Timings(
-            None, asked.tokenized_s, asked.scheduled_s, asked.computed_s, clock.now() - request.arrived_at
-        )
-        self._end(asked, End("done", timings=timings))
+        if asked.computed_s is None:
+            asked.computed_s = clock.now() - request.arrived_at
+        prediction = self._encoded(asked, result)
+        if prediction is not None:
+            self._news.append(Output(request.id, prediction=prediction))
 
     # -- ends -------------------------------------------------------------------------------
 
-    def _owner(self, item_id: str) -> tuple[Asked, int]:
-        owned = self._owners.get(item_id)
-        return owned if owned is not None else (self._asked[item_id], 0)
+    def _end(self, asked: Asked, prediction: Prediction | None = None, result: Result | None = None) -> None:
+        """Done: with its answer, or after the last of several."""
+        request = asked.request
+        timings = Timings(
+            None,
+            asked.tokenized_s,
+            asked.scheduled_s,
+            asked.computed_s,
+            clock.now() - request.arrived_at,
+            dict(result.stages_s) if result is not None and result.stages_s else None,
+        )
+        usage = Usage(result.num_tokens) if result is not None and result.num_tokens else _NO_USAGE
+        self._forget(asked)
+        self._news.append(Output(request.id, (), None, End("done", usage, timings), prediction))
 
     def _fail(self, asked: Asked, error: Exception) -> None:
-        if asked.request.id in self._asked:
+        if not asked.is_over:
             self._forget(asked)
             self._news.append(_failed(asked.request, error))
 
-    def _end(self, asked: Asked, end: End) -> None:
-        self._forget(asked)
-        self._news.append(Output(asked.request.id, (), None, end))
-
     def _forget(self, asked: Asked) -> None:
         request_id = asked.request.id
+        asked.is_over = True
         del self._asked[request_id]
-        if self._streams.pop(request_id, None) is not None:
+        if asked.stream is not None:
+            del self._streams[request_id]
             _close(asked.stream)
         if asked.num_open:
-            for item_id in asked.item_ids:
+            for item_id in asked.item_ids or (request_id,):
                 self._batcher.remove(item_id)
             for item in self._running.items if self._running is not None else ():
-                item.is_cancelled |= item.request_id in asked.item_ids
-        if len(asked.item_ids) > 1:
-            for item_id in asked.item_ids:
-                self._owners.pop(item_id, None)
+                item.is_cancelled |= _whose(item) is asked
 
 
-def _parts(item: Item, max_rows: int) -> list[Item]:
+def _whose(item: Item) -> Asked:
+    assert isinstance(item, _Part), "the batcher gives back what it was given"
+    return item.asked
+
+
+def _parts(item: _Part, max_rows: int) -> list[_Part]:
     """The item as several of at most ``max_rows`` rows each."""
     parts = []
-    for begin in range(0, item.rows, max_rows):
+    for place, begin in enumerate(range(0, item.rows, max_rows)):
         end = min(begin + max_rows, item.rows)
-        parts.append(
-            Item(
-                request_id=f"{item.request_id}/{begin}",
-                inputs={name: array[begin:end] for name, array in item.inputs.items()},
-                wanted=item.wanted,
-                parameters=item.parameters,
-                rows=end - begin,
-                size=end - begin,
-                priority=item.priority,
-                expires_at=item.expires_at,
-                may_wait=item.may_wait,
-            )
-        )
+        inputs = {name: array[begin:end] for name, array in item.inputs.items()}
+        name = f"{item.request_id}/{place}"
+        rows = end - begin
+        parts.append(msgspec.structs.replace(item, request_id=name, inputs=inputs, rows=rows, size=rows, place=place))
     return parts
 
 
-def _joined(answers: Sequence[Result | None], contract: Contract) -> Result:
+def _joined(answers: Sequence[Result | None]) -> Result:
     """The parts' results as one."""
     results = [answer for answer in answers if answer is not None]
     outputs: dict[str, Array] = {

@@ -24,13 +24,15 @@ class Checker:
     """One contract's, made once: a request costs a few comparisons."""
 
     def __init__(self, contract: Contract) -> None:
-        self._contract = contract
+        casts = frozenset(contract.casts)
         self._specs = {spec.name: spec for spec in contract.inputs}
+        self._plans = {spec.name: (spec, NUMPY[spec.datatype], spec.name in casts) for spec in contract.inputs}
+        self._names = self._plans.keys()
         self._required = tuple(spec.name for spec in contract.inputs if not spec.is_optional)
         self._outputs = frozenset(spec.name for spec in contract.outputs)
         self._has_rows = contract.max_batch_size > 0
+        self._refuses_nan = contract.refuses_nan
         self._any_rank = frozenset(contract.any_rank)
-        self._casts = frozenset(contract.casts)
 
     def check(self, question: Question) -> tuple[Tensors, int]:
         """The inputs as the model takes them, and their size along the batch dimension (1 where there is none).
@@ -38,26 +40,35 @@ class Checker:
         Raises InvalidRequest.
         """
         inputs, said = question.inputs, question.datatypes
-        if len(inputs) != len(self._specs) or inputs.keys() != self._specs.keys():
+        if inputs.keys() != self._names:
             self._check_names(inputs)
-        for name in question.wanted:
+        if question.wanted and self._outputs:
+            self._check_wanted(question.wanted)
+        checked: dict[str, Array] = {}
+        rows = 0
+        for name, array in inputs.items():
+            spec, dtype, is_cast = self._plans[name]
+            word = None if said is None or is_cast else said.get(name)
+            if word != spec.datatype or array.dtype is not dtype:
+                array = _typed(spec, array, word)
+            if name not in self._any_rank:
+                _check_shape(spec, array)
+            if self._has_rows:
+                size = array.shape[0] if array.ndim else 0
+                if not size or (rows and size != rows):
+                    raise _uneven(name, inputs)
+                rows = size
+            if self._refuses_nan:
+                _check_finite(spec, array)
+            checked[name] = array
+        return checked, rows or 1
+
+    def _check_wanted(self, wanted: tuple[str, ...]) -> None:
+        for name in wanted:
             if name not in self._outputs:
                 raise InvalidRequest(
                     f"The model has no output {name!r}; its outputs are {_listed(self._outputs)}.", param="outputs"
                 )
-        checked: dict[str, Array] = {}
-        rows = 0
-        for name, array in inputs.items():
-            spec = self._specs[name]
-            array = _typed(spec, array, None if said is None or name in self._casts else said.get(name))
-            if name not in self._any_rank:
-                _check_shape(spec, array)
-            if self._has_rows:
-                rows = self._same_rows(name, array, rows, inputs)
-            if self._contract.refuses_nan:
-                _check_finite(spec, array)
-            checked[name] = array
-        return checked, rows or 1
 
     def _check_names(self, inputs: Tensors) -> None:
         for name in inputs:
@@ -73,19 +84,19 @@ class Checker:
                     param="inputs",
                 )
 
-    def _same_rows(self, name: str, array: Array, rows: int, inputs: Tensors) -> int:
-        size = array.shape[0] if array.ndim else 0
-        if not size:
-            raise InvalidRequest(
-                f"The input {name!r} has the shape {_shape(array.shape)}; expected at least one row in its first dimension.",
-                param="inputs",
-            )
-        if rows and size != rows:
-            shapes = ", ".join(f"{other!r} {_shape(np.shape(value))}" for other, value in inputs.items())
-            raise InvalidRequest(
-                f"The inputs must have the same number of rows in their first dimension; got {shapes}.", param="inputs"
-            )
-        return size
+
+def _uneven(name: str, inputs: Tensors) -> InvalidRequest:
+    """An input without rows, or with other numbers of them than the input before it."""
+    array = inputs[name]
+    if not array.ndim or not array.shape[0]:
+        return InvalidRequest(
+            f"The input {name!r} has the shape {_shape(array.shape)}; expected at least one row in its first dimension.",
+            param="inputs",
+        )
+    shapes = ", ".join(f"{other!r} {_shape(np.shape(value))}" for other, value in inputs.items())
+    return InvalidRequest(
+        f"The inputs must have the same number of rows in their first dimension; got {shapes}.", param="inputs"
+    )
 
 
 def _typed(spec: TensorSpec, array: Array, said: str | None) -> Array:
