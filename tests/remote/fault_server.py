@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -112,8 +113,10 @@ class FaultServer:
             writer.close()
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[FaultServer]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def running(
+        self, host: str = "127.0.0.1", port: int = 0, *, secure: ssl.SSLContext | None = None
+    ) -> AsyncIterator[FaultServer]:
+        server = await asyncio.start_server(self._serve, host, port, ssl=secure)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
