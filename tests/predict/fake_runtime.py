@@ -1,0 +1,117 @@
+"""The fake at the bottom: a runtime that doubles its input and misbehaves on demand, and a dialect to ask it with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from inferd.errors import InferdError, InvalidRequest
+from inferd.predict.codecs.port import Codec, Question
+from inferd.predict.contract import Contract
+from inferd.predict.runtime import Item, Result
+from inferd.types import ModelInfo, Prediction, PredictRequest, TensorSpec
+
+CONTRACT = Contract(
+    inputs=(TensorSpec("x", "INT64", (-1, 1)),),
+    outputs=(TensorSpec("y", "INT64", (-1, 1)),),
+    max_batch_size=1024,
+)
+POISON, BAD, REFUSED = 666, 667, 668
+"""A number that fails the whole batch it is in; one that gets an error of its own; one that ``prepare`` refuses."""
+
+
+class Doubler:
+    """A ``Runtime``. ``on_predict`` is called with each batch, before it is computed."""
+
+    def __init__(
+        self, contract: Contract = CONTRACT, on_predict: Callable[[Sequence[Item]], None] | None = None
+    ) -> None:
+        self.contract = contract
+        self.batches: list[list[str]] = []
+        self.is_closed = False
+        self._on_predict = on_predict
+
+    def prepare(self, item: Item) -> None:
+        if (item.inputs["x"] == REFUSED).any():
+            raise InvalidRequest("The input 'x' holds 668.")
+
+    def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
+        self.batches.append([item.request_id for item in items])
+        if self._on_predict is not None:
+            self._on_predict(items)
+        if any((item.inputs["x"] == POISON).any() for item in items):
+            raise ValueError("poison")
+        return [
+            InvalidRequest("bad") if (item.inputs["x"] == BAD).any() else Result(outputs={"y": item.inputs["x"] * 2})
+            for item in items
+        ]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Counter(Doubler):
+    """A ``Streaming`` runtime: as many answers as the number says."""
+
+    def __init__(self) -> None:
+        super().__init__(msgspec.structs.replace(CONTRACT, is_decoupled=True))
+        self.closed: list[str] = []
+
+    def stream(self, item: Item) -> Iterator[Result]:
+        try:
+            for number in range(int(item.inputs["x"][0, 0])):
+                if number == 2:
+                    yield from self._misbehave(item)
+                yield Result(outputs={"y": np.array([[number]])})
+        finally:
+            self.closed.append(item.request_id)
+
+    def _misbehave(self, item: Item) -> Iterator[Result]:
+        if int(item.inputs["x"][0, 0]) == POISON:
+            raise ValueError("poison")
+        yield from ()
+
+
+class Numbers:
+    """A dialect: a body is a JSON list of numbers, one row each; so is an answer."""
+
+    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+        try:
+            numbers = msgspec.json.decode(request.body, type=list[int])
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"The body is no list of numbers: {error}") from None
+        return Question(inputs={"x": np.array(numbers, dtype=np.int64).reshape(len(numbers), 1)})
+
+    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
+        return Prediction(msgspec.json.encode(result.outputs["y"].ravel().tolist()))
+
+
+def numbers(dialect: str) -> Codec:
+    return Numbers()
+
+
+def info(max_rows: int = 8) -> ModelInfo:
+    return ModelInfo(
+        name="doubler",
+        source="doubler",
+        architecture="Doubler",
+        dtype="int64",
+        max_model_len=0,
+        vocab_size=0,
+        num_parameters=0,
+        num_blocks=0,
+        block_size=0,
+        max_num_seqs=max_rows,
+        kind="predict",
+        tasks=("predict",),
+        max_batch_size=max_rows,
+    )
+
+
+def request(name: str, *numbers: int, arrived_at: float = 0.0, **fields: object) -> PredictRequest:
+    body = msgspec.json.encode(list(numbers))
+    return PredictRequest(  # type: ignore[arg-type]
+        id=name, model="doubler", dialect="numbers", body=body, arrived_at=arrived_at, **fields
+    )

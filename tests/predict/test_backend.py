@@ -1,0 +1,266 @@
+"""Every request that a predictive worker is given ends once, rightly, whatever happens to the others."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.predict.fake_runtime import BAD, POISON, REFUSED, Counter, Doubler, info, numbers, request
+
+from inferd import clock
+from inferd.errors import InvalidRequest
+from inferd.predict.backend import PredictBackend
+from inferd.predict.batcher import Batcher, Limits
+from inferd.types import End, Output
+
+now = 100.0
+
+
+@pytest.fixture(autouse=True)
+def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now", lambda: now)
+
+
+def backend(runtime: Doubler | None = None, **limits: object) -> PredictBackend:
+    chosen = Limits(**{"max_rows": 4, "max_delay_s": 0.0, **limits})  # type: ignore[arg-type]
+    return PredictBackend(runtime or Doubler(), Batcher(chosen), info(chosen.max_rows), codecs=numbers)
+
+
+def run(backend: PredictBackend) -> list[Output]:
+    """Everything that is told until there is nothing more to do."""
+    outputs: list[Output] = []
+    while (due := backend.due(now)) is not None:
+        assert due == now
+        outputs += backend.step(now)[0]
+    return outputs
+
+
+def ends(outputs: list[Output]) -> dict[str, End]:
+    found = {output.request_id: output.end for output in outputs if output.end is not None}
+    assert len(found) == sum(output.end is not None for output in outputs), "a request ended twice"
+    return found
+
+
+def answers(outputs: list[Output]) -> dict[str, list[int]]:
+    return {
+        output.request_id: msgspec.json.decode(output.prediction.body)
+        for output in outputs
+        if output.prediction is not None
+    }
+
+
+def test_requests_that_came_together_are_computed_together() -> None:
+    runtime = Doubler()
+    made = backend(runtime)
+    for place in range(6):
+        made.submit(request(f"r{place}", place), now)
+    outputs = run(made)
+    assert runtime.batches == [["r0", "r1", "r2", "r3"], ["r4", "r5"]]
+    assert answers(outputs) == {f"r{place}": [2 * place] for place in range(6)}
+    assert all(end.outcome == "done" for end in ends(outputs).values())
+
+
+def test_a_request_with_more_rows_than_a_batch_is_computed_in_parts_and_answered_whole() -> None:
+    runtime = Doubler()
+    made = backend(runtime)
+    made.submit(request("large", *range(11)), now)
+    made.submit(request("small", 7), now)
+    outputs = run(made)
+    assert answers(outputs) == {"large": [2 * place for place in range(11)], "small": [14]}
+    assert [len(batch) for batch in runtime.batches] == [1, 1, 2]
+    assert list(ends(outputs)) == ["large", "small"]
+
+
+def test_a_part_that_fails_ends_the_request_and_the_other_parts_never_run() -> None:
+    runtime = Doubler()
+    made = backend(runtime)
+    made.submit(request("large", 1, 2, 3, BAD, *range(8)), now)
+    outputs = run(made)
+    assert ends(outputs)["large"].failure is not None
+    assert runtime.batches == [["large/0"]]
+
+
+@pytest.mark.parametrize(("number", "kind"), [(POISON, "internal"), (BAD, "invalid_request")])
+def test_one_bad_item_fails_alone(number: int, kind: str) -> None:
+    made = backend()
+    for place in (1, 2, number, 3):
+        made.submit(request(f"r{place}", place), now)
+    found = ends(run(made))
+    assert {name: end.outcome for name, end in found.items() if name != f"r{number}"} == dict.fromkeys(
+        ("r1", "r2", "r3"), "done"
+    )
+    failure = found[f"r{number}"].failure
+    assert failure is not None
+    assert failure.kind == kind
+    assert "poison" not in failure.message
+
+
+def test_what_cannot_be_decoded_or_prepared_is_refused_and_reaches_no_model() -> None:
+    runtime = Doubler()
+    made = backend(runtime)
+    made.submit(msgspec.structs.replace(request("broken"), body=b"{"), now)
+    made.submit(request("refused", REFUSED), now)
+    made.submit(request("empty"), now)
+    found = ends(run(made))
+    assert {end.outcome for end in found.values()} == {"refused"}
+    assert set(found) == {"broken", "refused", "empty"}
+    assert not runtime.batches
+
+
+def test_who_is_too_late_is_neither_decoded_nor_computed() -> None:
+    runtime = Doubler()
+    made = backend(runtime)
+    late = request("late", 1, arrived_at=now - 2, deadline_s=1.0)
+    made.submit(msgspec.structs.replace(late, body=b"no JSON"), now)
+    found = ends(run(made))
+    assert found["late"].failure is not None
+    assert found["late"].failure.kind == "deadline_exceeded"
+    assert not runtime.batches
+
+
+def test_who_expires_while_others_are_computed_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Doubler()
+    made = backend(runtime, max_rows=1)
+    made.submit(request("first", 1, arrived_at=now), now)
+    made.submit(request("second", 2, arrived_at=now, deadline_s=1.0), now)
+    assert list(ends(made.step(now)[0])) == ["first"]
+    later = now + 1.0
+    monkeypatch.setattr(clock, "now", lambda: later)
+    assert made.due(later) == later
+    found = ends(made.step(later)[0])
+    assert found["second"].failure is not None
+    assert found["second"].failure.kind == "deadline_exceeded"
+    assert runtime.batches == [["first"]]
+
+
+def test_who_is_cancelled_before_he_begins_ends_at_once_and_never_runs() -> None:
+    runtime = Doubler()
+    made = backend(runtime, mode="static")
+    made.submit(request("a", 1), now)
+    made.submit(request("b", 2, 3, 4, 5, 6), now)
+    assert made.due(now) == now  # b's first part is a full batch
+    made.cancel("b", now)
+    made.cancel("b", now)
+    made.cancel("nobody", now)
+    found = ends(run(made))
+    assert {name: end.outcome for name, end in found.items()} == {"b": "cancelled"}
+    assert not runtime.batches
+    assert made.num_waiting == 1
+
+
+def test_a_second_submission_of_a_running_request_changes_nothing() -> None:
+    made = backend()
+    made.submit(request("same", 1), now)
+    made.submit(request("same", 2), now)
+    assert answers(run(made)) == {"same": [2]}
+
+
+def test_halting_ends_all_that_is_left() -> None:
+    made = backend(mode="static")
+    made.submit(request("a", 1), now)
+    assert {name: end.outcome for name, end in ends(made.halt(now)).items()} == {"a": "cancelled"}
+    assert made.due(now) is None
+
+
+def test_timings_tell_the_stages_in_order() -> None:
+    made = backend()
+    made.submit(request("a", 1, arrived_at=now - 5), now)
+    timings = ends(run(made))["a"].timings
+    assert (timings.tokenized, timings.scheduled, timings.first_token, timings.finished) == (5.0, 5.0, 5.0, 5.0)
+
+
+def test_statistics_tell_the_rows_of_each_batch() -> None:
+    made = backend()
+    made.submit(request("a", 1, 2), now)
+    made.submit(request("b", 3), now)
+    _, stats = made.step(now)
+    assert stats is not None
+    assert (stats.batch_rows, stats.step_sequences, stats.num_waiting) == (3, 2, 0)
+
+
+# -- several answers -----------------------------------------------------------------------------
+
+
+def test_several_answers_to_one_request_come_one_after_the_other_and_others_have_their_turn() -> None:
+    runtime = Counter()
+    made = backend(runtime)
+    made.submit(request("three", 3), now)
+    made.submit(request("two", 2), now)
+    outputs = run(made)
+    told = [(o.request_id, msgspec.json.decode(o.prediction.body)) for o in outputs if o.prediction is not None]
+    assert [number for name, number in told if name == "three"] == [[0], [1], [2]]
+    assert told[:2] == [("three", [0]), ("two", [0])]
+    assert {name: end.outcome for name, end in ends(outputs).items()} == {"three": "done", "two": "done"}
+    assert runtime.closed == ["two", "three"]
+
+
+def test_no_answer_at_all_is_an_answer() -> None:
+    made = backend(Counter())
+    made.submit(request("none", 0), now)
+    assert ends(run(made))["none"].outcome == "done"
+
+
+def test_a_stream_that_fails_or_is_cancelled_is_closed_and_ends_once() -> None:
+    runtime = Counter()
+    made = backend(runtime)
+    made.submit(request("poison", POISON), now)
+    made.submit(request("cancelled", 1000), now)
+    first, _ = made.step(now)
+    made.cancel("cancelled", now)
+    found = ends([*first, *run(made)])
+    assert {name: end.outcome for name, end in found.items()} == {"poison": "failed", "cancelled": "cancelled"}
+    assert sorted(runtime.closed) == ["cancelled", "poison"]
+
+
+def test_an_answer_that_cannot_be_sent_ends_its_request() -> None:
+    made = backend(Counter())
+    made.submit(request("endless", 1000), now)
+    made.step(now)
+    made.fail("endless", InvalidRequest("too large"))
+    made.fail("endless", InvalidRequest("too large"))
+    assert ends(run(made))["endless"].outcome == "refused"
+
+
+# -- for any events ------------------------------------------------------------------------------
+
+number = st.sampled_from([1, 2, 3, POISON, BAD, REFUSED])
+actions = st.lists(
+    st.one_of(
+        st.lists(number, min_size=0, max_size=9),
+        st.lists(number, min_size=1, max_size=1),
+        st.integers(0, 20),
+        st.just("step"),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(actions, st.sampled_from(["dynamic", "off"]), st.integers(1, 6))
+def test_every_request_ends_once_and_what_is_answered_is_what_it_would_be_alone(
+    actions: list[list[int] | int | str], mode: str, max_rows: int
+) -> None:
+    made = backend(mode=mode, max_rows=max_rows)
+    asked: dict[str, list[int]] = {}
+    outputs: list[Output] = []
+    for action in actions:
+        if isinstance(action, list):
+            name = f"r{len(asked)}"
+            asked[name] = action
+            made.submit(request(name, *action), now)
+        elif isinstance(action, int):
+            made.cancel(f"r{action}", now)
+        elif made.due(now) == now:
+            outputs += made.step(now)[0]
+    outputs += run(made)
+    found = ends(outputs)
+    assert found.keys() == asked.keys()
+    for name, answer in answers(outputs).items():
+        assert answer == [2 * number for number in asked[name]]
+        assert not {POISON, BAD, REFUSED} & set(asked[name])
+    for name, end in found.items():
+        if end.outcome == "done":
+            assert name in answers(outputs)
+        if asked[name] and not {POISON, BAD, REFUSED} & set(asked[name]):
+            assert end.outcome in ("done", "cancelled")
