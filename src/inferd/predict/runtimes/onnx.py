@@ -21,22 +21,16 @@ from inferd.errors import InvalidRequest, ModelLoadError
 from inferd.predict.contract import NUMPY, Array, Contract, Tensors
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes.libraries import needs
-from inferd.predict.runtimes.trial import ANY_ROWS, Trial, try_rows
+from inferd.predict.runtimes.trial import Trial, try_rows
 from inferd.predict.stacked import Stacked
 from inferd.registry.onnx_file import OnnxFile, Value, check_external, read_onnx
+from inferd.registry.signature import ZIP_MAP, declared_rows, onnx_datatype, onnx_output, onnx_shape
 from inferd.registry.source import Progress
 from inferd.types import TensorSpec
 
 if TYPE_CHECKING:
     import onnxruntime
 
-_DATATYPES: Final[Mapping[str, str]] = {
-    "tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(float16)": "FP16", "tensor(bfloat16)": "BF16",
-    "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32", "tensor(int64)": "INT64",
-    "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32", "tensor(uint64)": "UINT64",
-    "tensor(bool)": "BOOL", "tensor(string)": "BYTES",
-}  # fmt: skip
-_MAP: Final = re.compile(r"seq\(map\((string|int64),tensor\((float|double)\)\)\)")
 _BFLOAT16: Final = 16  # onnx.TensorProto.BFLOAT16
 _SMALL_BYTES: Final = 1 << 20  # weights below which threads wait for each other longer than they work
 
@@ -50,7 +44,7 @@ class OnnxModel:
         self._session = session
         inputs = [Value(one.name, one.type, tuple(one.shape)) for one in session.get_inputs()]
         outputs = [Value(one.name, one.type, tuple(one.shape)) for one in session.get_outputs()]
-        self._maps = frozenset(value.name for value in outputs if _MAP.fullmatch(value.type))
+        self._maps = frozenset(value.name for value in outputs if ZIP_MAP.fullmatch(value.type))
         self._texts = frozenset(value.name for value in inputs if value.type == "tensor(string)")
         self._text_outputs = frozenset(value.name for value in outputs if value.type == "tensor(string)")
         self._has_bfloat16 = any(value.type == "tensor(bfloat16)" for value in (*inputs, *outputs))
@@ -58,11 +52,11 @@ class OnnxModel:
         self._names = [value.name for value in outputs]
         self._is_plain = not self._maps and not self._text_outputs
         self._labels: dict[str, tuple[str, ...]] = {}
-        specs = tuple(TensorSpec(value.name, _datatype(value), _shape(value)) for value in inputs)
+        specs = tuple(TensorSpec(value.name, onnx_datatype(value, "input"), onnx_shape(value)) for value in inputs)
         self.contract = Contract(
             inputs=specs,
-            outputs=tuple(self._output_spec(value, file) for value in outputs),
-            max_batch_size=_declared_rows(inputs, outputs),
+            outputs=tuple(onnx_output(value, file.class_labels) for value in outputs),
+            max_batch_size=declared_rows(inputs, outputs),
             platform="onnxruntime_onnx",
             num_parameters=file.num_parameters,
             dtype=NUMPY[specs[0].datatype].name if specs and specs[0].datatype != "BYTES" else "float32",
@@ -117,17 +111,6 @@ class OnnxModel:
             else:
                 arrays.append(np.asarray(value.numpy()))
         return arrays
-
-    def _output_spec(self, value: Value, file: OnnxFile) -> TensorSpec:
-        matched = _MAP.fullmatch(value.type)
-        if matched is not None:
-            return TensorSpec(value.name, "FP32", (-1, -1))
-        spec = TensorSpec(value.name, _datatype(value, "output"), _shape(value))
-        labels = file.class_labels
-        if labels and spec.datatype in ("FP32", "FP64") and spec.shape and spec.shape[-1] in (-1, len(labels)):
-            shape = (*spec.shape[:-1], len(labels)) if len(spec.shape) > 1 else spec.shape
-            return TensorSpec(value.name, spec.datatype, shape, labels=labels)
-        return spec
 
     # -- trying -----------------------------------------------------------------------------
 
@@ -252,33 +235,6 @@ def _reason(error: Exception) -> str:
     text = re.sub(r"\S*/onnxruntime_src/\S+\s?", "", str(error)).partition("\n")[0]
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", text).strip()
     return (text[:300] or "it gives no reason") + ("" if text.endswith(".") else ".")
-
-
-def _datatype(value: Value, what: str = "input") -> str:
-    found = _DATATYPES.get(value.type)
-    if found is None:
-        raise ModelLoadError(
-            f"The {what} {value.name!r} is a {value.type}, for which KServe v2 has no word. Export the model with tensors of "
-            "numbers or strings.",
-            param="source",
-        )
-    return found
-
-
-def _shape(value: Value) -> tuple[int, ...]:
-    return tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape)
-
-
-def _declared_rows(inputs: Sequence[Value], outputs: Sequence[Value]) -> int:
-    """ANY_ROWS where every input and output begins with a dimension of any size, and with the same name if any."""
-    firsts = [value.shape[0] if value.shape else 1 for value in inputs]
-    if not firsts or any(isinstance(first, int) and first >= 0 for first in firsts):
-        return 0
-    if len({first for first in firsts if first is not None}) > 1:
-        return 0
-    if any(value.shape and isinstance(value.shape[0], int) and value.shape[0] >= 0 for value in outputs):
-        return 0
-    return ANY_ROWS
 
 
 def _decoded(name: str, array: Array) -> Array:

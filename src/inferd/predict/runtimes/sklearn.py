@@ -24,9 +24,9 @@ from inferd.predict.contract import Array, Contract, Tensors, datatype_of
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes import tabular
 from inferd.predict.runtimes.libraries import needs
-from inferd.predict.runtimes.trial import ANY_ROWS
 from inferd.predict.stacked import Stacked
 from inferd.registry.content import content_of
+from inferd.registry.signature import ANY_ROWS
 from inferd.registry.source import Progress
 from inferd.types import TensorSpec
 

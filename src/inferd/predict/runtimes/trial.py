@@ -16,9 +16,6 @@ import numpy as np
 from inferd.predict.contract import NUMPY, Array, Contract, Tensors
 from inferd.types import TensorSpec
 
-ANY_ROWS: Final = 65536
-"""The batch limit of an artifact whose first dimension may have any size."""
-
 _SIZES: Final = (8, 1, 64, 224)  # tried for dimensions of any size, until the model takes one
 _MAX_ELEMENTS: Final = 1 << 26  # of an example; larger inputs are not tried
 

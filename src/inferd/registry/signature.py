@@ -1,0 +1,146 @@
+"""What a model file says of its inputs and outputs before it is loaded, in the words of KServe v2.
+
+Reads headers and tails alone. Knows the formats that say so; of the others nothing is known until they are loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from inferd.errors import ModelLoadError
+from inferd.registry.artifact import Artifact
+from inferd.registry.onnx_file import OnnxFile, Value, check_external, read_onnx
+from inferd.types import TensorSpec
+
+ANY_ROWS: Final = 65536
+"""The batch limit of an artifact whose first dimension may have any size."""
+
+ONNX_DATATYPES: Final[Mapping[str, str]] = {
+    "tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(float16)": "FP16", "tensor(bfloat16)": "BF16",
+    "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32", "tensor(int64)": "INT64",
+    "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32", "tensor(uint64)": "UINT64",
+    "tensor(bool)": "BOOL", "tensor(string)": "BYTES",
+}  # fmt: skip
+ZIP_MAP: Final = re.compile(r"seq\(map\((string|int64),tensor\((float|double)\)\)\)")
+"""How scikit-learn's converters give probabilities: a sequence of maps from class to number."""
+
+_TAIL_BYTES: Final = 1 << 20
+
+
+class Signature(msgspec.Struct, frozen=True, kw_only=True):
+    """Shapes have the batch dimension in front where ``max_batch_size`` is not 0; -1 stands for any size."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...] = ()  # empty: known when it is loaded
+    max_batch_size: int = 0
+    weights_bytes: int = 0
+
+
+def read_signature(artifact: Artifact) -> Signature | None:
+    """None for a format that says nothing before it is loaded. Raises ModelLoadError for a file at fault."""
+    path = artifact.path
+    if not isinstance(path, Path) or not path.is_file():
+        return None
+    try:
+        match artifact.runtime:
+            case "onnx":
+                file = read_onnx(path)
+                outside = sum(other.stat().st_size for other in check_external(path, file))
+                size = max(file.weights_bytes, path.stat().st_size + outside)
+                return msgspec.structs.replace(onnx_signature(file), weights_bytes=size)
+            case "xgboost":
+                return _xgboost(path)
+            case "lightgbm":
+                return _lightgbm(path)
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}.", param="source") from None
+    return None
+
+
+# -- ONNX --------------------------------------------------------------------------------------
+
+
+def onnx_signature(file: OnnxFile) -> Signature:
+    """Raises ModelLoadError for inputs or outputs that are no tensors."""
+    labels = file.class_labels
+    return Signature(
+        inputs=tuple(TensorSpec(value.name, onnx_datatype(value, "input"), onnx_shape(value)) for value in file.inputs),
+        outputs=tuple(onnx_output(value, labels) for value in file.outputs),
+        max_batch_size=declared_rows(file.inputs, file.outputs),
+    )
+
+
+def onnx_datatype(value: Value, what: str) -> str:
+    found = ONNX_DATATYPES.get(value.type)
+    if found is None:
+        raise ModelLoadError(
+            f"The {what} {value.name!r} is a {value.type}, for which KServe v2 has no word. Export the model with tensors of "
+            "numbers or strings.",
+            param="source",
+        )
+    return found
+
+
+def onnx_shape(value: Value) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape)
+
+
+def onnx_output(value: Value, labels: tuple[str, ...]) -> TensorSpec:
+    """An output; ``labels`` are those of the classifier that the model consists of, if it does."""
+    if ZIP_MAP.fullmatch(value.type):
+        return TensorSpec(value.name, "FP32", (-1, len(labels) or -1), labels=labels)
+    datatype, shape = onnx_datatype(value, "output"), onnx_shape(value)
+    if labels and datatype in ("FP32", "FP64") and len(shape) > 1 and shape[-1] in (-1, len(labels)):
+        return TensorSpec(value.name, datatype, (*shape[:-1], len(labels)), labels=labels)
+    return TensorSpec(value.name, datatype, shape)
+
+
+def declared_rows(inputs: Sequence[Value], outputs: Sequence[Value]) -> int:
+    """ANY_ROWS where every input and output begins with a dimension of any size, with the same name if any."""
+    firsts = [value.shape[0] if value.shape else 1 for value in inputs]
+    if not firsts or any(isinstance(first, int) and first >= 0 for first in firsts):
+        return 0
+    if len({first for first in firsts if first is not None}) > 1:
+        return 0
+    if any(value.shape and isinstance(value.shape[0], int) and value.shape[0] >= 0 for value in outputs):
+        return 0
+    return ANY_ROWS
+
+
+# -- boosters ----------------------------------------------------------------------------------
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+        return file.read()
+
+
+def _xgboost(path: Path) -> Signature | None:
+    """The learner's parameters come behind the trees, in both forms of the file."""
+    tail = _tail(path)
+    found = re.findall(rb'num_feature(?:"\s*:\s*"|SL.{8})(\d+)', tail, re.DOTALL)
+    if not found:
+        return None
+    return Signature(
+        inputs=(TensorSpec("input-0", "FP32", (-1, int(found[-1]))),),
+        max_batch_size=ANY_ROWS,
+        weights_bytes=path.stat().st_size,
+    )
+
+
+def _lightgbm(path: Path) -> Signature | None:
+    with path.open("rb") as file:
+        found = re.search(rb"^max_feature_idx=(\d+)$", file.read(_TAIL_BYTES), re.MULTILINE)
+    if found is None:
+        return None
+    return Signature(
+        inputs=(TensorSpec("input-0", "FP64", (-1, int(found[1]) + 1)),),
+        max_batch_size=ANY_ROWS,
+        weights_bytes=path.stat().st_size,
+    )
