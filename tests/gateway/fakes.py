@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import uvloop
 
-from inferd.config import Config, ServerConfig
+from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import InferdError, InvalidRequest, ModelNotFound, Unauthenticated
 from inferd.events import Event, HttpServed
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, UnloadReport
@@ -30,6 +30,8 @@ from inferd.types import (
     GenerateRequest,
     ModelInfo,
     Output,
+    Prediction,
+    PredictRequest,
     PromptReport,
     Relay,
     Relayed,
@@ -56,6 +58,7 @@ class FakeStatus(msgspec.Struct):
     load: Literal["startup", "on_demand"] = "startup"
     has_local: bool = True
     has_remote: bool = False
+    memory_bytes: int = 0
 
 
 def info(name: str) -> ModelInfo:
@@ -185,6 +188,7 @@ class FakeRouter:
         self.statuses = [FakeStatus(name, info=info(name)) for name in names or ("tiny",)]
         self.script: Script | None = words("Hello", " world", "!")
         self.relay_script: RelayScript | None = None  # for requests that may be relayed
+        self.prediction = Prediction(b'{"said":"this"}')  # the answer to every request for one
         self.relays: list[Relay | None] = []
         self.refusal: InferdError | None = None
         self.draining = False
@@ -207,6 +211,9 @@ class FakeRouter:
         if relay is not None and self.relay_script is not None:
             for relayed in self.relay_script(request, relay):
                 stream.put(relayed)
+        elif isinstance(request, PredictRequest):
+            end = End("done", timings=Timings(dispatched=0.001, scheduled=0.002, first_token=0.003, finished=0.004))
+            stream.put(Output(request.id, end=end, prediction=self.prediction))
         elif self.script is not None:
             assert isinstance(request, GenerateRequest)
             for item in self.script(request):
@@ -371,6 +378,9 @@ class FakeControl:
     async def load(self, model: str) -> ModelReport:
         self.asked.append(f"load {model}")
         return self._report(model)
+
+    async def override(self, model: str, config: ModelConfig) -> None:
+        self.asked.append(f"override {model} {config.batching.max_batch_size}")
 
     async def unload(self, model: str) -> UnloadReport:
         self.asked.append(f"unload {model}")

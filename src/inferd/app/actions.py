@@ -6,13 +6,13 @@ Knows the parts by what they offer. Who may ask is the gateway's to know.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from inferd import __version__, clock
 from inferd.app.departure import Departure
 from inferd.app.reload import Reloader
-from inferd.config import Config
+from inferd.config import Config, ModelConfig
 from inferd.errors import InvalidRequest
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport, UnloadReport
 from inferd.router.router import Router
@@ -54,12 +54,14 @@ class Actions:
         departure: Departure,
         reloader: Reloader | None,
         config: Callable[[], Config],
+        override: Callable[[str, ModelConfig], Awaitable[None]],
         config_path: Path | None,
     ) -> None:
         self._router = router
         self._departure = departure
         self._reloader = reloader
         self._config = config
+        self._override = override
         self._config_path = config_path
         self._started_at = clock.wall()
         self._control = control
@@ -96,6 +98,9 @@ class Actions:
 
     async def load(self, model: str) -> ModelReport:
         return model_report(await self._router.load(model))
+
+    async def override(self, model: str, config: ModelConfig) -> None:
+        await self._override(model, config)
 
     async def unload(self, model: str) -> UnloadReport:
         gone = await self._router.unload(model)

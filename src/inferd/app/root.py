@@ -19,12 +19,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import msgspec
+
 from inferd import clock
 from inferd.app.change import changed_settings, refuse_empty, refuse_restarts
 from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_control_socket
 from inferd.app.departure import Departure
 from inferd.cache.open import open_cache
-from inferd.config import Config
+from inferd.config import Config, ModelConfig
 from inferd.errors import InternalError, ModelLoadError
 from inferd.events import Emit, Event, ignore
 from inferd.observe import Observer
@@ -168,7 +170,7 @@ async def serve(
         site = Site(config, router, control, observer)
         reloader = None if source is None else Reloader(source, site.adopt, emit)
         path = None if source is None else source.path
-        actions = Actions(router, control, departure, reloader, lambda: site.config, path)
+        actions = Actions(router, control, departure, reloader, lambda: site.config, site.override, path)
         create = functools.partial(
             create_app,
             router,
@@ -215,12 +217,22 @@ class Site:
         self.observer = observer
         self.gateways: list[Gateway] = []
         self.servers: list[HttpServer] = []
+        self._adopting = asyncio.Lock()
+
+    async def override(self, model: str, config: ModelConfig) -> None:
+        """Other settings for one model, until a whole configuration is adopted again. Raises as ``adopt``."""
+        async with self._adopting:
+            await self._adopt(msgspec.structs.replace(self.config, models={**self.config.models, model: config}))
 
     async def adopt(self, config: Config) -> list[str]:
         """Make another configuration the one in use, without a dropped request; says what changed.
 
         Raises InferdError, with nothing changed, where it cannot be done while the server runs.
         """
+        async with self._adopting:
+            return await self._adopt(config)
+
+    async def _adopt(self, config: Config) -> list[str]:
         refuse_empty(config)
         refuse_restarts(self.config, config)
         bound = _bound(config)

@@ -11,6 +11,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from inferd.config import ModelConfig
+
 from inferd.gateway.upstream import ModelState
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Principal
@@ -122,6 +124,10 @@ class ControlActions(Protocol):
     async def load(self, model: str) -> ModelReport:
         """Returns when each of its replicas is ready or cannot be. Raises ModelNotFound, ModelLoadError, Overloaded (no memory for it)."""
         ...
+
+    async def override(self, model: str, config: ModelConfig) -> None:
+        """Serve the model with other settings until the configuration is read again. Raises ModelNotFound;
+        InferdError, with nothing changed, where it cannot be."""
 
     async def unload(self, model: str) -> UnloadReport:
         """Returns when its memory has come back. Raises ModelNotFound, InvalidRequest (remote)."""

@@ -28,18 +28,19 @@ _REASONS = {
     504: "A remote server did not answer in time.",
 }
 _KEY = "apiKey"
+Wire = type[msgspec.Struct] | type[list[Any]]
 
 
 def openapi_document() -> bytes:
     """The document as JSON."""
-    wires: list[type[msgspec.Struct]] = []
+    wires: list[Wire] = []
     for route in ROUTES:
         of_route = (route.errors.wire, route.request, route.response, route.chunk)
         wires += [wire for wire in of_route if wire is not None and wire not in wires]
     schemas, components = msgspec.json.schema_components(wires, ref_template="#/components/schemas/{name}")
     refs = dict(zip(wires, schemas, strict=True))
     for wire in wires:
-        if wire.__name__.endswith("Request"):
+        if isinstance(wire, type) and wire.__name__.endswith("Request"):
             _add_limits(components[wire.__name__])
     paths: dict[str, Any] = {}
     for route in ROUTES:
@@ -73,7 +74,7 @@ def _add_limits(schema: dict[str, Any]) -> None:
                 option["maximum"] = limits.high
 
 
-def _operation(route: Route, refs: dict[type[msgspec.Struct], Any]) -> dict[str, Any]:
+def _operation(route: Route, refs: dict[Wire, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {route.media.decode(): {"schema": refs[route.response] if route.response else {}}}
     if route.chunk is not None:
         content["text/event-stream"] = {

@@ -11,7 +11,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from inferd.gateway import admin, health, models
+from inferd.gateway import admin, health, kserve, models, texts
+from inferd.gateway import kserve_rest as v2
 from inferd.gateway.admission import visible
 from inferd.gateway.background import AsyncRequest
 from inferd.gateway.caching import Question, cached, question_of_relayed
@@ -20,9 +21,12 @@ from inferd.gateway.completions import create_completion
 from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, UnloadReport
 from inferd.gateway.decode import decode_body
 from inferd.gateway.docs_page import docs_page, start_page
-from inferd.gateway.errors import OPENAI_ERRORS, ErrorShape
+from inferd.gateway.errors import KSERVE_ERRORS, OPENAI_ERRORS, TEI_ERRORS, ErrorShape
 from inferd.gateway.http import HTML_TYPE, Answer, Call, Response, read_body, require_json
 from inferd.gateway.idempotency import once
+from inferd.gateway.kserve_generate import TextAnswer, TextRequest
+from inferd.gateway.kserve_statistics import StatisticsAnswer
+from inferd.gateway.kserve_wire import InferRequest, InferResponse
 from inferd.gateway.openai_wire import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -43,6 +47,7 @@ from inferd.gateway.openai_wire import (
 from inferd.gateway.relay import CHAT, TEXT, relayed, target_of
 from inferd.gateway.room import Room
 from inferd.gateway.tokenize import detokenize, tokenize
+from inferd.predict.codecs import text_wire as wire
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Scope
 
@@ -59,7 +64,7 @@ class Route(NamedTuple):
     endpoint: Endpoint
     summary: str
     request: type[msgspec.Struct] | None = None
-    response: type[msgspec.Struct] | None = None
+    response: type[msgspec.Struct] | type[list[Any]] | None = None
     chunk: type[msgspec.Struct] | None = None  # what each event of a streamed answer holds
     media: bytes = b"application/json"
     statuses: tuple[int, ...] = ()  # of refusals
@@ -240,11 +245,172 @@ def _admin(
     )
 
 
+def _kserve() -> tuple[Route, ...]:
+    """KServe v2. What is told of a model is told of each of its versions."""
+    model, refusals = "/v2/models/{model}", (400, *_REFUSALS, 404, 503)
+
+    def get(
+        pattern: str,
+        endpoint: Endpoint,
+        summary: str,
+        response: type[msgspec.Struct],
+        scope: Scope = "models",
+        statuses: tuple[int, ...] = (),
+        also: tuple[int, ...] = (),
+    ) -> Route:
+        statuses = () if scope == "public" else (*_REFUSALS, *statuses)
+        return Route(
+            "GET", pattern, scope, endpoint, summary, None, response, statuses=statuses, also=also, errors=KSERVE_ERRORS
+        )
+
+    def post(
+        pattern: str,
+        endpoint: Endpoint,
+        summary: str,
+        request: type[msgspec.Struct],
+        response: type[msgspec.Struct] | type[list[Any]],
+        *,
+        scope: Scope = "infer",
+        statuses: tuple[int, ...] = _GENERATES,
+        chunk: Any = None,
+        needs_body: bool = True,
+    ) -> Route:
+        return Route(
+            "POST",
+            pattern,
+            scope,
+            endpoint,
+            summary,
+            request,
+            response,
+            chunk,
+            statuses=statuses,
+            needs_body=needs_body,
+            errors=KSERVE_ERRORS,
+        )
+
+    both = (model, model + "/versions/{version}")
+    repository = "/v2/repository/models/{model}"
+    manages = (400, *_REFUSALS, 404, 408, 413, 415, 500, 503)
+    return (
+        get("/v2/health/live", v2.live, "Is the process alive?", v2.Live, "public"),
+        get("/v2/health/ready", v2.ready, "Can requests be served?", v2.Ready, "public", also=(503,)),
+        get("/v2", v2.server_metadata, "What this server is.", kserve.ServerMetadata),
+        *[
+            get(one, v2.model_metadata, "Inputs and outputs of a model.", kserve.ModelMetadata, statuses=refusals[3:])
+            for one in both
+        ],
+        *[
+            get(f"{one}/ready", v2.model_ready, "Can the model be asked?", v2.ModelReady, statuses=(404,), also=(503,))
+            for one in both
+        ],
+        *[
+            get(
+                f"{one}/config",
+                v2.model_config,
+                "The model's configuration, in Triton's words.",
+                kserve.ModelConfiguration,
+                statuses=refusals[3:],
+            )
+            for one in both
+        ],
+        get("/v2/models/stats", v2.statistics, "What every model has done.", StatisticsAnswer),
+        *[
+            get(f"{one}/stats", v2.model_statistics, "What the model has done.", StatisticsAnswer, statuses=(404,))
+            for one in both
+        ],
+        *[post(f"{one}/infer", v2.infer, "Tensors in, tensors out.", InferRequest, InferResponse) for one in both],
+        *[post(f"{one}/generate", v2.text, "Continue a text.", TextRequest, TextAnswer) for one in both],
+        *[
+            post(
+                f"{one}/generate_stream",
+                v2.text_stream,
+                "Continue a text, in pieces.",
+                TextRequest,
+                TextAnswer,
+                chunk=TextAnswer,
+            )
+            for one in both
+        ],
+        post(
+            "/v2/repository/index",
+            v2.repository_index,
+            "The models and their states.",
+            v2.IndexRequest,
+            list[kserve.RepositoryModel],
+            scope="models",
+            statuses=(400, *_REFUSALS, 408, 413, 415),
+            needs_body=False,
+        ),
+        *[
+            post(
+                f"{repository}/{verb}",
+                endpoint,
+                summary,
+                v2.RepositoryRequest,
+                v2.Done,
+                scope="admin",
+                statuses=manages,
+                needs_body=False,
+            )
+            for verb, endpoint, summary in (
+                ("load", v2.repository_load, "Load a model."),
+                ("unload", v2.repository_unload, "Unload a model."),
+            )
+        ],
+    )
+
+
+def _texts() -> tuple[Route, ...]:
+    """Vectors, ranks, scores and classes of texts, in the words of several servers."""
+
+    def post(
+        pattern: str,
+        endpoint: Endpoint,
+        summary: str,
+        request: type[msgspec.Struct],
+        response: type[msgspec.Struct] | GenericAlias | UnionType,
+        errors: ErrorShape = OPENAI_ERRORS,
+    ) -> Route:
+        return Route(
+            "POST", pattern, "infer", endpoint, summary, request, response, statuses=_GENERATES, errors=errors
+        )
+
+    ranking = wire.RerankResponse | list[wire.TeiRank]
+    return (
+        post("/v1/embeddings", texts.embeddings, "Texts to vectors.", wire.EmbeddingRequest, wire.EmbeddingList),
+        post("/v2/embed", texts.cohere_embed, "As Cohere does.", wire.CohereEmbedRequest, wire.CohereEmbedResponse),
+        post("/rerank", texts.rerank, "Documents by relevance to a query.", wire.RerankRequest, ranking),
+        post("/v1/rerank", texts.rerank, "Documents by relevance to a query.", wire.RerankRequest, ranking),
+        post("/v2/rerank", texts.cohere_rerank, "As Cohere does.", wire.RerankRequest, wire.CohereRerankResponse),
+        post("/score", texts.score, "How well texts belong together.", wire.ScoreRequest, wire.ScoreResponse),
+        post("/v1/score", texts.score, "How well texts belong together.", wire.ScoreRequest, wire.ScoreResponse),
+        post("/classify", texts.classify, "Texts to classes.", wire.ClassifyRequest, wire.ClassifyResponse),
+        post("/pooling", texts.pooling, "What a text model gives.", wire.PoolingRequest, wire.PoolingResponse),
+        post("/embed", texts.tei_embed, "As TEI does.", wire.TeiEmbedRequest, list[list[float]], TEI_ERRORS),
+        post(
+            "/predict",
+            texts.tei_predict,
+            "Texts to classes, as text-embeddings-inference does.",
+            wire.TeiPredictRequest,
+            list[wire.TeiPrediction | list[wire.TeiPrediction]],
+            TEI_ERRORS,
+        ),
+        Route(
+            *("GET", "/info", "models", texts.tei_info, "The text model, as text-embeddings-inference tells of it."),
+            response=texts.TeiInfo,
+            statuses=(400, *_REFUSALS, 404, 503),
+            errors=TEI_ERRORS,
+        ),
+    )
+
+
 ROUTES: Final[tuple[Route, ...]] = (
     _post("/v1/chat/completions", _chat, "Answer a conversation.", ChatRequest, ChatCompletion, ChatCompletionChunk),
     _post("/v1/completions", _completion, "Continue a text, or score it.", CompletionRequest, Completion, Completion),
     _post("/tokenize", _tokenize, "Text or messages to token ids.", TokenizeRequest, TokenizeResponse),
     _post("/detokenize", _detokenize, "Token ids to text.", DetokenizeRequest, DetokenizeResponse),
+    *_texts(),
     _get(
         "/v1/async/{id}",
         _async_look,
@@ -320,6 +486,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         success=201,
         needs_body=False,
     ),
+    *_kserve(),
 )
 
 
