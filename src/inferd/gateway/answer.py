@@ -22,6 +22,7 @@ from inferd.gateway.generation import (
 from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.idempotency import once
 from inferd.gateway.openai_wire import GenerationFields
+from inferd.gateway.predictions import check_task
 from inferd.gateway.relay import relayed_answer
 from inferd.gateway.room import Room
 from inferd.gateway.sse import HEARTBEAT_S, DeltaWriter, stream_answer
@@ -57,6 +58,7 @@ class Reply(Protocol):
 def begin(room: Room, call: Call, body: GenerationFields, prefix: str) -> tuple[ModelStatus, str]:
     """The model that is asked for, and the answer's id. Raises ModelNotFound, InvalidRequest."""
     model = find_model(room, call, body.model)
+    check_task(model, "generate")
     call.model = model.name
     check_request_id(call, body)
     call.stream = bool(body.stream)

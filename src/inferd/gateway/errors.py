@@ -95,6 +95,13 @@ class ErrorText(msgspec.Struct, frozen=True):
     error: str
 
 
+class ErrorWords(msgspec.Struct, frozen=True):
+    """The body of an error answer in text-embeddings-inference's dialect."""
+
+    error: str
+    error_type: str
+
+
 CLIENT_LEFT: Final = 499
 MAX_MESSAGE_CHARS: Final = 2000
 
@@ -126,6 +133,13 @@ def error_text(error: InferdError) -> bytes:
     return msgspec.json.encode(ErrorText(printable(_named(error).message, MAX_MESSAGE_CHARS)))
 
 
+def error_words(error: InferdError) -> bytes:
+    """As ``error_body``, in the form of text-embeddings-inference."""
+    status = kind_of(_named(error)).status
+    kind = "Overloaded" if status in (429, 503) else "Validation" if status < 500 else "Backend"
+    return msgspec.json.encode(ErrorWords(printable(_named(error).message, MAX_MESSAGE_CHARS), kind))
+
+
 def _named(error: InferdError) -> InferdError:
     if error.kind in TABLE:
         return error
@@ -141,6 +155,7 @@ class ErrorShape(NamedTuple):
 
 OPENAI_ERRORS: Final = ErrorShape(ErrorBody, error_body)
 KSERVE_ERRORS: Final = ErrorShape(ErrorText, error_text)
+TEI_ERRORS: Final = ErrorShape(ErrorWords, error_words)
 
 
 def error_headers(error: InferdError) -> tuple[tuple[bytes, bytes], ...]:

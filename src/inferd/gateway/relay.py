@@ -240,6 +240,11 @@ async def relayed_answer(call: Call, model: ModelStatus, streams: list[Stream]) 
     return None
 
 
+async def forwarded(call: Call, stream: Stream) -> Answer:
+    """The answer of a remote server to what was submitted. Raises what the request failed with before it."""
+    return await _forwarded(call, stream, await anext(stream))
+
+
 async def _forwarded(call: Call, stream: Stream, first: Item) -> Answer:
     """A relayed answer of which the first item is there. Raises what the request failed with before it."""
     head = first.head if isinstance(first, Relayed) else None

@@ -16,6 +16,7 @@ _CODECS: Final[dict[str, str]] = {
     "invocations": "inferd.predict.codecs.invocations:InvocationsCodec",
     "openai.embeddings": "inferd.predict.codecs.openai_embeddings:OpenAIEmbeddingsCodec",
     "cohere.embed": "inferd.predict.codecs.cohere_embed:CohereEmbedCodec",
+    "cohere.rerank": "inferd.predict.codecs.rerank:CohereRerankCodec",
     "rerank": "inferd.predict.codecs.rerank:RerankCodec",
     "score": "inferd.predict.codecs.score:ScoreCodec",
     "classify": "inferd.predict.codecs.classify:ClassifyCodec",

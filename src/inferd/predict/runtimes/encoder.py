@@ -41,7 +41,7 @@ _TASKS: Final[dict[str, tuple[str, ...]]] = {
     "embed": ("predict", "embed", "score", "rerank"),
     "rerank": ("predict", "rerank", "score"),
     "classify": ("predict", "classify"),
-    "token_classify": ("predict", "token_classify"),
+    "token_classify": ("predict", "classify", "token_classify"),
 }
 _TEXT: Final = TensorSpec("text", "BYTES", (-1,))
 _QUERY: Final = TensorSpec("query", "BYTES", (-1,))

@@ -1,0 +1,221 @@
+"""The endpoints about texts: embeddings, rerank, score, classify, pooling, and text-embeddings-inference's.
+
+Of a body only what concerns the queue is read here; its texts are the worker's to read, and its answer goes back as
+it came. Vectors of models behind remote servers are relayed. Knows no tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from inferd import __version__
+from inferd.errors import Unavailable
+from inferd.gateway.admission import cost_of, find_model, reserve, terms_of, visible
+from inferd.gateway.decode import OFF_LOOP_BYTES, decode, decode_body
+from inferd.gateway.generation import forwarded_headers
+from inferd.gateway.http import Answer, Call, Response, read_body, require_json
+from inferd.gateway.predictions import Asked, check_task, predict
+from inferd.gateway.relay import ELSEWHERE, forwarded, target_of
+from inferd.gateway.room import Room
+from inferd.gateway.upstream import ModelStatus
+from inferd.types import Relay, Request
+
+_EMBEDDINGS: Final = "/embeddings"
+
+T = TypeVar("T")
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    """What of a body is acted upon here."""
+
+    model: str | None = None
+    priority: int | None = None
+    timeout: float | None = None
+
+
+class _RankFields(_Fields, frozen=True):
+    texts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _RemoteFields(_Fields, frozen=True):
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_fields: Final = msgspec.json.Decoder(_Fields)
+_rank_fields: Final = msgspec.json.Decoder(_RankFields)
+_remote_fields: Final = msgspec.json.Decoder(_RemoteFields)
+
+
+# -- endpoints -----------------------------------------------------------------------------------
+
+
+async def embeddings(room: Room, call: Call, rest: str) -> Answer:
+    """POST /v1/embeddings"""
+    raw = await _body(room, call)
+    name = target_of(room, call, raw)
+    if name is not None:
+        return await call.watched(_elsewhere(room, call, name, raw))
+    return await _ask(room, call, raw, await _read(raw, _fields), "openai.embeddings", "embed")
+
+
+async def cohere_embed(room: Room, call: Call, rest: str) -> Answer:
+    """POST /v2/embed"""
+    raw = await _body(room, call)
+    return await _ask(room, call, raw, await _read(raw, _fields), "cohere.embed", "embed")
+
+
+async def rerank(room: Room, call: Call, rest: str) -> Answer:
+    """POST /rerank and /v1/rerank: text-embeddings-inference's form is told from the others' by its ``texts``."""
+    raw = await _body(room, call)
+    fields = await _read(raw, _rank_fields)
+    if fields.texts is msgspec.UNSET:
+        return await _ask(room, call, raw, fields, "rerank", "rerank")
+    return await _ask(room, call, raw, fields, "tei.rerank", "rerank")
+
+
+async def cohere_rerank(room: Room, call: Call, rest: str) -> Answer:
+    """POST /v2/rerank"""
+    raw = await _body(room, call)
+    return await _ask(room, call, raw, await _read(raw, _fields), "cohere.rerank", "rerank")
+
+
+async def score(room: Room, call: Call, rest: str) -> Answer:
+    """POST /score and /v1/score"""
+    raw = await _body(room, call)
+    return await _ask(room, call, raw, await _read(raw, _fields), "score", "score")
+
+
+async def classify(room: Room, call: Call, rest: str) -> Answer:
+    """POST /classify"""
+    raw = await _body(room, call)
+    return await _ask(room, call, raw, await _read(raw, _fields), "classify", "classify")
+
+
+async def pooling(room: Room, call: Call, rest: str) -> Answer:
+    """POST /pooling"""
+    raw = await _body(room, call)
+    return await _ask(room, call, raw, await _read(raw, _fields), "pooling", "predict")
+
+
+async def tei_embed(room: Room, call: Call, rest: str) -> Answer:
+    """POST /embed"""
+    raw = await _body(room, call)
+    return await _ask(room, call, raw, await _read(raw, _fields), "tei.embed", "embed")
+
+
+async def tei_predict(room: Room, call: Call, rest: str) -> Answer:
+    """POST /predict: classes of texts, and of pairs also a reranker's score."""
+    raw = await _body(room, call)
+    fields = await _read(raw, _fields)
+    task = "predict"  # which of the two the model can do is the worker's to say
+    if fields.model is None:
+        task = "classify" if _only(room, call, "classify") is not None else "rerank"
+    return await _ask(room, call, raw, fields, "tei.predict", task)
+
+
+async def _body(room: Room, call: Call) -> bytes:
+    require_json(call)
+    return await read_body(call, room.max_body_bytes, room.body_timeout_s)
+
+
+async def _read(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The worker reads the body whole, and looks for keys that come twice."""
+    if len(raw) > OFF_LOOP_BYTES:
+        return await decode_body(raw, decoder)
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return decode(raw, decoder)  # which finds the words for it
+
+
+async def _ask(room: Room, call: Call, raw: bytes, fields: _Fields, dialect: str, task: str) -> Answer:
+    name = fields.model
+    if name is None:
+        only = _only(room, call, task)
+        name = None if only is None else only.name
+    asked = Asked(dialect=dialect, body=raw, priority=fields.priority, timeout=fields.timeout, tokens=len(raw))
+    return await call.watched(predict(room, call, name, asked, task=task))
+
+
+def _only(room: Room, call: Call, task: str) -> ModelStatus | None:
+    """The one model that can do it; None where there is none, or more than one."""
+    able = [
+        status
+        for status in visible(room.router, call.principal)
+        if status.info is not None and status.info.kind == "predict" and task in status.info.tasks
+    ]
+    return able[0] if len(able) == 1 else None
+
+
+# -- elsewhere -----------------------------------------------------------------------------------
+
+
+async def _elsewhere(room: Room, call: Call, name: str, raw: bytes) -> Answer:
+    """For a model behind remote servers alone: what vectors are made of, and how many, is theirs to judge."""
+    fields = await decode_body(raw, _remote_fields)
+    call.model = name
+    terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
+    cost = cost_of(ELSEWHERE, prompt_bytes=len(raw), prompt_tokens=0, num_prompts=1, width=0, max_tokens=0)
+    reserve(room, call, name, prompt_tokens=cost.max_prompt)
+    relay = Relay(path=_EMBEDDINGS, body=raw, stream=False, wants_usage=False, headers=forwarded_headers(call))
+    request = Request(
+        id=call.response_id("relay"),
+        model=name,
+        priority=terms.priority,
+        deadline_s=terms.deadline_s,
+        tenant=terms.tenant,
+        weight=terms.weight,
+        session=terms.session,
+        region=terms.region,
+        num_tokens=cost.expected,
+        num_bytes=len(raw),
+        arrived_at=call.started_at,
+    )
+    stream = room.router.submit(request, relay)
+    call.streams.append(stream)
+    return await forwarded(call, stream)
+
+
+# -- what is served ------------------------------------------------------------------------------
+
+
+class TeiInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /info"""
+
+    model_id: str
+    model_dtype: str
+    model_type: dict[str, dict[str, dict[str, str]]]
+    max_input_length: int
+    max_batch_requests: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    version: str
+
+
+_TEI_KINDS: Final = (("embed", "embedding"), ("rerank", "reranker"), ("classify", "classifier"))
+
+
+async def tei_info(room: Room, call: Call, rest: str) -> Answer:
+    """The text model, where there is one alone. Raises InvalidRequest, ModelNotFound."""
+    found = next((model for task, _ in _TEI_KINDS if (model := _only(room, call, task)) is not None), None)
+    if found is None:
+        check_task(find_model(room, call, None), "embed")
+    if found is None or found.info is None:
+        raise Unavailable("The model is still loading; try again.")
+    info = found.info
+    kind = next(word for task, word in _TEI_KINDS if task in info.tasks)
+    labels = next((spec.labels for spec in info.outputs if spec.labels), ())
+    numbered = {"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {}
+    body = TeiInfo(
+        model_id=found.name,
+        model_dtype=info.dtype,
+        model_type={kind: numbered},
+        max_input_length=info.max_model_len,
+        max_batch_requests=info.max_batch_size,
+        max_client_batch_size=2048,
+        auto_truncate=False,
+        version=__version__,
+    )
+    return Response(200, msgspec.json.encode(body))

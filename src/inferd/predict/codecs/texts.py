@@ -1,0 +1,201 @@
+"""What the codecs about texts share: lists of texts and token ids as tensors, vectors as JSON, pairs and their scores.
+
+A model of vectors ranks and scores as well: by the cosine of the two texts' vectors.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from inferd.errors import InvalidRequest
+from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.text_wire import IGNORED, MAX_TEXTS, TextFields, TextUsage
+from inferd.predict.contract import Array, Contract, Tensors
+from inferd.predict.runtime import Result
+from inferd.types import Prediction, PredictRequest
+
+Floats = npt.NDArray[np.float32]
+IGNORED_HEADER: Final = "x-inferd-ignored-params"
+
+encode: Final = msgspec.json.Encoder().encode
+
+
+def texts_of(values: Sequence[str], param: str) -> Array:
+    """[n] BYTES. Raises InvalidRequest for none or too many."""
+    if not values:
+        raise InvalidRequest(f"{param} is empty; send at least one text.", param=param)
+    if len(values) > MAX_TEXTS:
+        raise InvalidRequest(
+            f"{param} may have at most {MAX_TEXTS} entries, not {len(values)}; send several requests.", param=param
+        )
+    made = np.empty(len(values), dtype=np.object_)
+    try:
+        made[:] = [value.encode() for value in values]
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            f"{param} contains a lone UTF-16 surrogate, which is no character. Remove it.", param=param
+        ) from None
+    return made
+
+
+def inputs_of(value: str | list[str | int | list[int]], param: str) -> Tensors:
+    """OpenAI's ``input``: the model's ``text``, or its ``token_ids``. Raises InvalidRequest."""
+    if isinstance(value, str):
+        return {"text": texts_of([_filled(value, param)], param)}
+    if not value:
+        raise InvalidRequest(f"{param} is an empty list; send text, token ids, or a list of either.", param=param)
+    kind = type(value[0])
+    for position, entry in enumerate(value):
+        if type(entry) is not kind:
+            raise InvalidRequest(
+                f"{param}[{position}] differs in kind from {param}[0]; send all texts, all token ids or all lists of ids.",
+                param=f"{param}[{position}]",
+            )
+    if kind is str:
+        return {
+            "text": texts_of([_filled(str(text), f"{param}[{i}]") for i, text in enumerate(value)], param),
+        }
+    lists = (
+        [[one for one in value if isinstance(one, int)]]
+        if kind is int
+        else [ids for ids in value if isinstance(ids, list)]
+    )
+    if len(lists) > MAX_TEXTS:
+        raise InvalidRequest(
+            f"{param} may have at most {MAX_TEXTS} entries, not {len(lists)}; send several requests.", param=param
+        )
+    made = np.empty(len(lists), dtype=np.object_)
+    made[:] = [_packed(ids, param) for ids in lists]
+    return {"token_ids": made}
+
+
+def _filled(text: str, at: str) -> str:
+    if not text:
+        raise InvalidRequest(f"{at} is empty; send at least one character.", param=at)
+    return text
+
+
+def _packed(ids: list[int], param: str) -> bytes:
+    try:
+        return np.array(ids, dtype="<i4").tobytes()
+    except OverflowError:
+        raise InvalidRequest(f"{param} holds a token id beyond 32 bits; no model has it.", param=param) from None
+
+
+def parameters_of(wire: TextFields, **more: object) -> dict[str, object]:
+    """The model's parameters that a request names; those it leaves out are the model's choice."""
+    found = {
+        "truncate_prompt_tokens": wire.truncate_prompt_tokens,
+        "truncation_side": wire.truncation_side,
+        **more,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def side_of(direction: str | None) -> str | None:
+    """Text-embeddings-inference's word for what is cut off."""
+    return None if direction is None else direction.lower()
+
+
+def ignored(wire: msgspec.Struct) -> tuple[tuple[str, str], ...]:
+    """The header that lists what was sent and does nothing."""
+    names = [name for name in IGNORED if getattr(wire, name, msgspec.UNSET) is not msgspec.UNSET]
+    return ((IGNORED_HEADER, ", ".join(names)),) if names else ()
+
+
+def usage_of(result: Result) -> TextUsage:
+    return TextUsage(result.num_tokens, result.num_tokens)
+
+
+def answer_id(request: PredictRequest, prefix: str) -> str:
+    """The request's id with the dialect's beginning."""
+    return f"{prefix}-{request.id.partition('-')[2]}"
+
+
+def created_now() -> int:
+    """Seconds since 1970, for the answers that tell when they were made."""
+    return int(time.time())
+
+
+def vectors_of(array: Array, encoding: str | None) -> list[list[float] | str]:
+    """[n, d] as lists of numbers, or as little-endian float32 in base64."""
+    if encoding == "base64":
+        return list(base64_of(array))
+    found: list[list[float] | str] = array.tolist()
+    return found
+
+
+def base64_of(array: Array) -> list[str]:
+    return [base64.b64encode(row.tobytes()).decode("ascii") for row in np.ascontiguousarray(array, dtype="<f4")]
+
+
+def check_task(contract: Contract, *tasks: str) -> None:
+    """Raises InvalidRequest where the model can do none of them. The gateway asks before; not while it loads."""
+    if not any(task in contract.tasks for task in tasks):
+        raise InvalidRequest(
+            f"This model cannot {tasks[0].replace('_', ' ')}; it can {', '.join(contract.tasks)}.",
+            param="model",
+            code="unsupported_task",
+        )
+
+
+def prediction(body: object, wire: msgspec.Struct) -> Prediction:
+    return Prediction(encode(body), headers=ignored(wire))
+
+
+# -- pairs ---------------------------------------------------------------------------------------
+
+
+class Pairs(msgspec.Struct, frozen=True):
+    """What the answer must know again. ``shared``: one text of the first side for all of the second."""
+
+    wire: msgspec.Struct
+    first: int
+    second: int
+
+
+def pairs_question(
+    contract: Contract,
+    wire: msgspec.Struct,
+    first: Sequence[str],
+    second: Sequence[str],
+    params: tuple[str, str],
+    parameters: dict[str, object],
+) -> Question:
+    """One text against several, or pair by pair. Raises InvalidRequest for sides that do not fit together."""
+    check_task(contract, "score")
+    left, right = texts_of(first, params[0]), texts_of(second, params[1])
+    if len(left) not in (1, len(right)):
+        raise InvalidRequest(
+            f"{params[0]} has {len(left)} texts and {params[1]} {len(right)}; send one against several, or as many on "
+            "each side.",
+            param=params[0],
+        )
+    form = Pairs(wire, len(left), len(right))
+    if any(spec.name == "query" for spec in contract.inputs):
+        queries = left if len(left) == len(right) else np.repeat(left, len(right))
+        return Question(inputs={"query": queries, "text": right}, parameters=parameters, form=form)
+    parameters.pop("raw_scores", None)
+    return Question(
+        inputs={"text": np.concatenate([left, right])}, parameters={**parameters, "normalize": True}, form=form
+    )
+
+
+def scores_of(question: Question, result: Result) -> list[float]:
+    """One per text of the second side."""
+    form = question.form
+    assert isinstance(form, Pairs)
+    if "score" in result.outputs:
+        found: list[float] = result.outputs["score"].tolist()
+        return found
+    vectors = result.outputs["embedding"].astype(np.float32)
+    left, right = vectors[: form.first], vectors[form.first :]
+    cosines: list[float] = (left * right).sum(axis=1).tolist()
+    return cosines
