@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import UnionType
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ _REASONS = {
     504: "A remote server did not answer in time.",
 }
 _KEY = "apiKey"
-Wire = type[msgspec.Struct] | type[list[Any]]
+Wire = type[msgspec.Struct] | type[list[Any]] | UnionType
 
 
 def openapi_document() -> bytes:

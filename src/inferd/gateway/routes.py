@@ -7,6 +7,7 @@ described and nothing described that is not served.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from types import UnionType
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -64,7 +65,7 @@ class Route(NamedTuple):
     endpoint: Endpoint
     summary: str
     request: type[msgspec.Struct] | None = None
-    response: type[msgspec.Struct] | type[list[Any]] | None = None
+    response: type[msgspec.Struct] | type[list[Any]] | UnionType | None = None
     chunk: type[msgspec.Struct] | None = None  # what each event of a streamed answer holds
     media: bytes = b"application/json"
     statuses: tuple[int, ...] = ()  # of refusals
@@ -369,7 +370,7 @@ def _texts() -> tuple[Route, ...]:
         endpoint: Endpoint,
         summary: str,
         request: type[msgspec.Struct],
-        response: type[msgspec.Struct] | GenericAlias | UnionType,
+        response: type[msgspec.Struct] | type[list[Any]] | UnionType,
         errors: ErrorShape = OPENAI_ERRORS,
     ) -> Route:
         return Route(
