@@ -36,6 +36,7 @@ from inferd.gateway.relay import (
 )
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import INT32_MAX
+from inferd.remote.familiar import is_exact, pattern_of
 from inferd.router.express import Transit
 from inferd.tenancy.principal import Permit, Principal
 from inferd.types import End, Relay, Request
@@ -55,7 +56,6 @@ _USUAL: Final = frozenset(
     )
 )
 _USUAL_PREFIX: Final = b"x-stainless-"  # OpenAI's clients describe themselves
-_MAX_KEPT_BODIES: Final = 64 * 1024
 
 _random: Final = random.Random(os.urandom(32))
 
@@ -63,14 +63,13 @@ _random: Final = random.Random(os.urandom(32))
 class Familiar:
     """What a head stands for that the ordinary way has read and found usual."""
 
-    __slots__ = ("decode", "headers", "length", "path", "route", "target", "token")
+    __slots__ = ("decode", "headers", "path", "route", "target", "token")
 
-    def __init__(self, exchange: Exchange, path: str, length: int, token: str | None) -> None:
+    def __init__(self, exchange: Exchange, path: str, token: str | None) -> None:
         self.target = exchange.target
-        self.headers = exchange.headers
+        self.headers = exchange.headers  # their Content-Length is that of the first such request
         self.path = path
         self.route = "/v1" + path
-        self.length = length  # of the body
         self.token = token
         decoder = chat_decoder if path == CHAT else text_decoder
         self.decode: Callable[[bytes], ChatFields | TextFields] = decoder.decode
@@ -96,21 +95,23 @@ class Lane:
         for name, _ in headers:
             if name not in _USUAL and not name.startswith(_USUAL_PREFIX):
                 return
-        length = call.header(b"content-length")
-        if length is None or call.common_headers or not exchange.keep_alive or len(set(headers)) != len(headers):
+        names = [name for name, _ in headers]
+        if call.common_headers or not exchange.keep_alive or len(set(names)) != len(names):
             return
-        if int(length) > _MAX_KEPT_BODIES:
-            return  # one that came in several pieces is none of ours
+        if not is_exact(exchange.raw_head):
+            return
         if len(self._familiar) >= MAX_FAMILIAR:
             self._familiar.clear()
         token = None if self._principal is not None else token_of(call)
-        self._familiar[exchange.raw_head] = Familiar(exchange, path, int(length), token)
+        pattern, _ = pattern_of(exchange.raw_head, len(exchange.raw_head))
+        self._familiar[pattern] = Familiar(exchange, path, token)
 
     def take(self, client: Connection, data: bytes) -> bool:
         """Serve what was read from a client with nothing under way; False: it is the ordinary way's."""
         end = data.find(b"\r\n\r\n")
-        known = self._familiar.get(data[:end])
-        if known is None or known.length != len(data) - end - 4 or client.is_stopping:
+        pattern, digits = pattern_of(data, end)
+        known = self._familiar.get(pattern)
+        if known is None or not digits.isdigit() or int(digits) != len(data) - end - 4 or client.is_stopping:
             return False
         body = data[end + 4 :]
         try:
@@ -158,7 +159,7 @@ class Lane:
                 body = body[:-1] + _ASK_USAGE
             else:
                 body = letterhead.body(transit.ordinary()[1])
-        transit.depart(way, letterhead.ask(known.path, transit.unique.encode("ascii"), body), known.length, now)
+        transit.depart(way, letterhead.ask(known.path, transit.unique.encode("ascii"), body), len(data) - end - 4, now)
         return True
 
 
@@ -302,7 +303,7 @@ class RelayTransit(Transit):
                 route=known.route,
                 status=200,
                 duration_s=clock.now() - self.started_at,
-                request_bytes=known.length,
+                request_bytes=len(self._body),
                 response_bytes=self._response_bytes,
                 model=self.model,
                 tenant=self.tenant,
@@ -320,7 +321,7 @@ class RelayTransit(Transit):
         known, principal = self._known, self._principal
         cost = cost_of(
             ELSEWHERE,
-            prompt_bytes=known.length,
+            prompt_bytes=len(self._body),
             prompt_tokens=0,
             num_prompts=1,
             width=1,
@@ -340,7 +341,7 @@ class RelayTransit(Transit):
             tenant=self.tenant,
             weight=principal.weight,
             num_tokens=cost.expected,
-            num_bytes=known.length,
+            num_bytes=len(self._body),
             arrived_at=self.started_at,
         )
         return request, relay
@@ -380,7 +381,7 @@ class RelayTransit(Transit):
         call.principal = self._principal
         call.permit = self.permit
         call.route = known.route
-        call.request_bytes = known.length
+        call.request_bytes = len(self._body)
         call.model = self.model
         call.stream = self.is_stream
         return exchange, call

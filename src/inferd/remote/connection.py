@@ -16,6 +16,7 @@ import httptools
 
 from inferd import clock
 from inferd.errors import UpstreamFailed
+from inferd.remote.familiar import is_exact, pattern_of
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 
@@ -30,8 +31,8 @@ class Head(NamedTuple):
     """The head of an answer that keeps its connection open."""
 
     status: int
-    headers: Headers
-    length: int  # of the body; -1: it comes in chunks
+    headers: Headers  # their Content-Length is that of the first such answer
+    is_chunked: bool
     media: bytes = b""  # its type without parameters; empty where the body is encoded
 
 
@@ -192,9 +193,10 @@ class Connection(asyncio.Protocol):
             return
         if self._is_fresh:
             end = data.find(b"\r\n\r\n")
-            head = _familiar.get(data[:end])
+            pattern, digits = pattern_of(data, end)
+            head = _familiar.get(pattern)
             if head is not None:
-                if head.length == len(data) - end - 4:
+                if digits.isdigit() and int(digits) == len(data) - end - 4:
                     self._receiver = None
                     self.idle_since = self.last_at
                     if self.is_paused:
@@ -203,7 +205,7 @@ class Connection(asyncio.Protocol):
                         self._on_free(self)
                     receiver.answer_whole(head, data[end + 4 :])
                     return
-                if head.length < 0:
+                if head.is_chunked:
                     self._begin_chunks(receiver, head, data, end)
                     return
             self._first_bytes = data if 0 < end < _MAX_FAMILIAR_BYTES else b""
@@ -359,25 +361,17 @@ class Connection(asyncio.Protocol):
     def _remember(self, first: bytes, status: int) -> None:
         """``first``: the one read that the whole head came with."""
         names = [name for name, _ in self._headers]
+        head = first[: first.find(b"\r\n\r\n")]
         if not self._parser.should_keep_alive() or status in (204, 304) or b"keep-alive" in names:
             return
-        values = dict(self._headers)
-        length = values.get(b"content-length", b"")
-        if names.count(b"content-length") == 1 and b"transfer-encoding" not in names:
-            if not length.isdigit() or len(length) > 7:
-                return
-            size = int(length)
-        elif (
-            names.count(b"transfer-encoding") == 1
-            and b"content-length" not in names
-            and values[b"transfer-encoding"].lower() == b"chunked"
-        ):
-            size = -1
-        else:
+        lengths = names.count(b"content-length")
+        encodings = [value.lower() for name, value in self._headers if name == b"transfer-encoding"]
+        is_chunked = not lengths and encodings == [b"chunked"] and not pattern_of(head, len(head))[1]
+        if not is_chunked and not (lengths == 1 and not encodings and is_exact(head)):
             return
         if len(_familiar) >= _MAX_FAMILIAR:
             _familiar.clear()  # a server that dates its answers makes a new one each second
-        _familiar[first[: first.find(b"\r\n\r\n")]] = Head(status, self._headers, size, media_of(self._headers))
+        _familiar[pattern_of(first, len(head))[0]] = Head(status, self._headers, is_chunked, media_of(self._headers))
 
     def on_body(self, body: bytes) -> None:
         if not self._complete:
@@ -394,7 +388,7 @@ class Connection(asyncio.Protocol):
 
 
 _familiar: dict[bytes, Head] = {}
-"""Heads without the empty line behind them. What they mean does not depend on who sent them."""
+"""By their patterns. What they mean does not depend on who sent them."""
 
 
 _sizes: dict[bytes, int] = {}

@@ -17,7 +17,7 @@ from inferd.errors import UpstreamFailed
 from inferd.events import RequestEnded
 from inferd.remote.connection import Connection, Head, Headers, media_of
 from inferd.remote.events import BadAnswer, EventReader, ReportedError, read_answer
-from inferd.remote.openai import BYTES_PER_TOKEN, Answer, Letterhead
+from inferd.remote.openai import BYTES_PER_TOKEN, MAX_ANSWER_BYTES, Answer, Letterhead
 from inferd.router.policy import choose
 from inferd.router.remote_replica import RemoteReplica
 from inferd.types import End, Relay, Request, Timings, Usage
@@ -86,7 +86,21 @@ class Transit(ABC):
     Exactly one of ``deliver_whole``, ``deliver_last`` and ``taken_over`` is called.
     """
 
-    __slots__ = ("_body_bytes", "_connection", "_reader", "_request", "_sent_at", "_way", "first_at")
+    __slots__ = (
+        "_body_bytes",
+        "_connection",
+        "_head",
+        "_num_bytes",
+        "_pieces",
+        "_reader",
+        "_request",
+        "_sent_at",
+        "_way",
+        "first_at",
+    )
+
+    _pieces: list[bytes]
+    _num_bytes: int
 
     id: str
     model: str
@@ -124,6 +138,7 @@ class Transit(ABC):
         self._connection: Connection | None = way.connection
         self._request = request
         self._body_bytes = body_bytes
+        self._head: Head | None = None  # of an answer that comes in pieces
         self._reader: EventReader | None = None
         self._sent_at = now
         self.first_at: float | None = None
@@ -153,6 +168,11 @@ class Transit(ABC):
         )
         self._connection = self._reader = None
         self.taken_over(ticket.stream)
+        head, self._head = self._head, None
+        if head is not None:
+            answer.answer_head(head.status, head.headers)
+            for piece in self._pieces:
+                answer.answer_data(piece)
         return answer
 
     def _let_go(self) -> None:
@@ -181,14 +201,24 @@ class Transit(ABC):
         self.convert().answer_whole(head, body)
 
     def answer_head(self, status: int, headers: Headers) -> None:
-        if status == 200 and self.is_stream and media_of(headers) == _EVENTS:
+        media = media_of(headers)
+        if status == 200 and self.is_stream and media == _EVENTS:
             self._reader = EventReader(drop_usage=self.drops_usage)
+        elif status == 200 and not self.is_stream and media == _JSON:
+            self._head = Head(status, headers, False, media)
+            self._pieces = []
+            self._num_bytes = 0
         else:
             self.convert().answer_head(status, headers)
 
     def answer_data(self, data: bytes) -> None:
         reader = self._reader
-        assert reader is not None, "a piece came before its head"
+        if reader is None:
+            self._pieces.append(data)
+            self._num_bytes += len(data)
+            if self._num_bytes > MAX_ANSWER_BYTES:
+                self.convert()
+            return
         whole = reader.feed(data)
         if reader.broken is not None:
             self.convert().pass_on(whole)
@@ -201,6 +231,10 @@ class Transit(ABC):
     def answer_ended(self) -> None:
         self._connection = None
         reader = self._reader
+        if self._head is not None:
+            head, self._head = self._head, None
+            self.answer_whole(head, b"".join(self._pieces))
+            return
         if reader is None or not reader.is_done or self.first_at is None:
             self.convert().answer_ended()
             return
