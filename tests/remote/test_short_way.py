@@ -414,7 +414,7 @@ class Ear:
         self.answer_ended()
 
     def answer_head(self, status: int, headers: Headers) -> None:
-        self.heard.append((status, list(headers)))
+        self.heard.append((status, [header for header in headers if header[0] != b"content-length"]))
 
     def answer_data(self, data: bytes) -> None:
         if isinstance(self.heard[-1], bytes):

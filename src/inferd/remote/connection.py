@@ -31,7 +31,7 @@ class Head(NamedTuple):
     """The head of an answer that keeps its connection open."""
 
     status: int
-    headers: Headers  # their Content-Length is that of the first such answer
+    headers: Headers  # without the length, which differs from answer to answer
     is_chunked: bool
     media: bytes = b""  # its type without parameters; empty where the body is encoded
 
@@ -369,9 +369,10 @@ class Connection(asyncio.Protocol):
         is_chunked = not lengths and encodings == [b"chunked"] and not pattern_of(head, len(head))[1]
         if not is_chunked and not (lengths == 1 and not encodings and is_exact(head)):
             return
+        kept = [header for header in self._headers if header[0] != b"content-length"]
         if len(_familiar) >= _MAX_FAMILIAR:
             _familiar.clear()  # a server that dates its answers makes a new one each second
-        _familiar[pattern_of(first, len(head))[0]] = Head(status, self._headers, is_chunked, media_of(self._headers))
+        _familiar[pattern_of(first, len(head))[0]] = Head(status, kept, is_chunked, media_of(kept))
 
     def on_body(self, body: bytes) -> None:
         if not self._complete:
