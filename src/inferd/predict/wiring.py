@@ -248,7 +248,7 @@ def describe(pipeline: PipelineConfig, wiring: Wiring, parts: Sequence[Part], pr
             if declared is not None and wanted is not None:
                 wanted = wanted._replace(datatype=declared.datatype)
             declared = wanted or declared
-        if declared is None or declared.shape is None:
+        if declared is None:
             problems.append(
                 f"input {name}: its datatype and shape cannot be told from the steps that read it; write them, such as "
                 f"{name}: FP32 [-1, 30]"

@@ -118,6 +118,9 @@ class Reshape(Operation, frozen=True, kw_only=True):
 
     shape: tuple[Annotated[int, Meta(ge=-1)], ...]
 
+    def expects_for(self, output: Spec) -> Spec | None:
+        return Spec(output.datatype, None)  # rows of any shape, as long as their sizes multiply to the same
+
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
         spec = inputs["input"]
         if self.shape.count(-1) > 1:
