@@ -52,7 +52,7 @@ def predicted(runtime: Runtime, *items: Item) -> list[Result | InferdError]:
 
 
 def answer(runtime: Runtime, **inputs: Array) -> dict[str, Array]:
-    (result,) = predicted(runtime, item(**inputs))
+    (result,) = predicted(runtime, item("r", **inputs))
     assert isinstance(result, Result), result
     return dict(result.outputs)
 
@@ -200,9 +200,10 @@ def around_spy(*preprocess: dict[str, object], postprocess: Sequence[dict[str, o
 
 
 def test_tensors_are_handed_from_step_to_step_without_a_copy() -> None:
-    spy, runtime = around_spy({"op": "reshape", "options": {"shape": [1]}, "inputs": {"input": "x"}})
-    sent = np.array([[1], [2]])
-    outputs = answer(runtime, x=sent)
+    spy, runtime = around_spy({"op": "reshape", "options": {"shape": [1]}})
+    assert runtime.contract.any_rank == ("input",)
+    sent = np.array([[[1]], [[2]]])
+    outputs = answer(runtime, input=sent)
     assert np.shares_memory(spy.given[0], sent)
     assert outputs["y"].tolist() == [[2], [4]]
 
@@ -382,7 +383,7 @@ def test_what_no_step_reads_any_more_is_let_go(two: dict[str, Doubler]) -> None:
                 "steps": [
                     TWO["steps"][0],
                     {"op": "text.normalize", "name": "cast", "inputs": {"text": "first.y"}},
-                    TWO["steps"][2],
+                    {"model": "second", "inputs": {"x": "cast.text"}},
                 ]
             },
             ["its input 'text' must be texts (BYTES), not INT64"],
