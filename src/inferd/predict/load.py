@@ -65,7 +65,7 @@ def limits_for(contract: Contract, config: ModelConfig) -> Limits:
     """What bounds a batch: the configuration within what the artifact allows."""
     batching = config.batching
     able = contract.max_batch_size or contract.max_items or 1
-    wanted = batching.max_batch_size or min(able, DEFAULT_MAX_ROWS)
+    wanted = batching.max_batch_size or min(able, contract.typical_rows or DEFAULT_MAX_ROWS)
     if able == 1 and wanted > 1 and batching.max_batch_size:
         raise ModelLoadError(
             f"batching.max_batch_size is {wanted}, but the model computes one request at a time: its artifact has no "
@@ -113,6 +113,7 @@ def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Con
         outputs=contract.outputs,
         max_batch_size=max_rows if has_rows else 0,
         is_stateful=contract.is_stateful,
+        num_threads=contract.num_threads,
     )
 
 

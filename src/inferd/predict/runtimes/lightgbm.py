@@ -47,6 +47,7 @@ class LightgbmModel:
             max_batch_size=ANY_ROWS,
             platform="lightgbm_text",
             casts=(tabular.INPUT,),
+            num_threads=threads,
             dtype="float64",
         )
 

@@ -40,7 +40,7 @@ _log = logging.getLogger("inferd.predict.onnx")
 class OnnxModel:
     """One session. ``compute`` is a function of stacked arrays."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, file: OnnxFile) -> None:
+    def __init__(self, session: onnxruntime.InferenceSession, file: OnnxFile, *, num_threads: int) -> None:
         self._session = session
         inputs = [Value(one.name, one.type, tuple(one.shape)) for one in session.get_inputs()]
         outputs = [Value(one.name, one.type, tuple(one.shape)) for one in session.get_outputs()]
@@ -59,6 +59,7 @@ class OnnxModel:
             max_batch_size=declared_rows(inputs, outputs),
             platform="onnxruntime_onnx",
             num_parameters=file.num_parameters,
+            num_threads=num_threads,
             dtype=NUMPY[specs[0].datatype].name if specs and specs[0].datatype != "BYTES" else "float32",
         )
         self._settle()
@@ -127,6 +128,7 @@ class OnnxModel:
             contract,
             outputs=outputs,
             max_batch_size=contract.max_batch_size if trial.is_batchable else 0,
+            typical_rows=trial.typical_rows,
         )
 
     def _tried_spec(self, spec: TensorSpec, trial: Trial) -> TensorSpec:
@@ -143,7 +145,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
     file = read_onnx(path)
     check_external(path, file)
     progress("weights", 0, 1)
-    model = OnnxModel(_session(name, path, file, config), file)
+    model = OnnxModel(_session(name, path, file, config), file, num_threads=threads_for(file, config))
     progress("weights", 1, 1)
     return Stacked(model.contract, model.compute, config.batching)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import pickle
+import sys
 import warnings
 import zipfile
 import zlib
@@ -66,6 +67,7 @@ class SklearnModel:
             casts=tuple(spec.name for spec in inputs if spec.datatype != "BYTES"),
             refuses_nan=not _allows_nan(estimator),
             dtype="float64",
+            num_threads=num_threads(config),
         )
 
     def compute(self, inputs: Tensors) -> dict[str, Array]:
@@ -209,7 +211,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
 
 
 def _from_skops(name: str, path: Path, config: ModelConfig) -> Any:
-    skops = needs("skops.io", "A skops file")
+    skops = _skops()
     trusted = config.options.get("trusted", [])
     allowed = [trusted] if isinstance(trusted, str) else [str(one) for one in trusted]
     try:
@@ -226,6 +228,22 @@ def _from_skops(name: str, path: Path, config: ModelConfig) -> Any:
             f"{path} is not a complete skops file ({type(error).__name__}: {str(error)[:200]}); save or copy it again.",
             param="source",
         ) from None
+
+
+_ADAPTER_OF_TORCH: Final = "sklearn.externals.array_api_compat.torch"
+
+
+def _skops() -> Any:
+    """The library. Its import walks through all of scikit-learn, where one module would import torch: five seconds and
+    200 MB that no estimator needs."""
+    is_there = _ADAPTER_OF_TORCH in sys.modules
+    if not is_there:
+        sys.modules[_ADAPTER_OF_TORCH] = None  # type: ignore[assignment]
+    try:
+        return needs("skops.io", "A skops file")
+    finally:
+        if not is_there:
+            del sys.modules[_ADAPTER_OF_TORCH]
 
 
 def _from_pickle(path: Path, config: ModelConfig) -> Any:

@@ -87,7 +87,8 @@ class TorchModel:
             return
         if contract.max_batch_size and not trial.is_batchable:
             _log.warning("the first dimension is no batch dimension: %s", trial.reason)
-            self.contract = msgspec.structs.replace(contract, max_batch_size=0)
+        rows = contract.max_batch_size if trial.is_batchable else 0
+        self.contract = msgspec.structs.replace(contract, max_batch_size=rows, typical_rows=trial.typical_rows)
 
     def _learn_outputs(self) -> None:
         """From one example, where the program does not say them."""
@@ -140,6 +141,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
     path = Path(path)
     torch.set_num_threads(num_threads(config))
     device = _device(torch, config.device)
+    _bound_memory(torch, device, config.memory_bytes)
     progress("weights", 0, 1)
     if content_of(path) == "torchscript":
         program, contract = _torchscript(torch, name, path, config, device)
@@ -158,6 +160,13 @@ def _device(torch: Any, wanted: str) -> Any:
             param="device",
         )
     return torch.device(wanted if wanted != "auto" else "cuda" if has_cuda else "cpu")
+
+
+def _bound_memory(torch: Any, device: Any, memory_bytes: int | None) -> None:
+    """Let this process take no more of the device than the model was given."""
+    if device.type == "cuda" and memory_bytes is not None:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total), device)
 
 
 # -- torch.export ------------------------------------------------------------------------------
@@ -197,6 +206,7 @@ def _exported(torch: Any, path: Path, config: ModelConfig, device: Any) -> tuple
         outputs=outputs,
         max_batch_size=rows if all(spec.shape and spec.shape[0] == -1 for spec in outputs) else 0,
         platform="pytorch_pt2",
+        num_threads=torch.get_num_threads(),
         num_parameters=sum(parameter.numel() for parameter in exported.state_dict.values()),
         dtype=next((str(p.dtype).removeprefix("torch.") for p in exported.state_dict.values()), "float32"),
     )
@@ -304,6 +314,7 @@ def _torchscript(torch: Any, name: str, path: Path, config: ModelConfig, device:
         max_batch_size=ANY_ROWS if is_open else 0,
         platform="pytorch_torchscript",
         any_rank=tuple(any_rank),
+        num_threads=torch.get_num_threads(),
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
     )
     return Program(module, [spec.name for spec in specs], None, scalars), contract

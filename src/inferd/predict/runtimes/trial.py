@@ -13,10 +13,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from inferd import clock
 from inferd.predict.contract import NUMPY, Array, Contract, Tensors
 from inferd.types import TensorSpec
 
 _SIZES: Final = (8, 1, 64, 224)  # tried for dimensions of any size, until the model takes one
+_BATCH_S: Final = 0.1
+_FEWEST_ROWS: Final = 4
+_MOST_ROWS: Final = 256
 _MAX_ELEMENTS: Final = 1 << 26  # of an example; larger inputs are not tried
 
 Compute = Callable[[Tensors], Mapping[str, Array]]
@@ -28,6 +32,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     is_batchable: bool
     reason: str = ""  # why not
     shapes: Mapping[str, tuple[int, ...]]  # of the outputs; -1 where they may differ
+    typical_rows: int = 0  # a batch that takes no longer than a person notices; 0: there are no rows
 
 
 def try_rows(contract: Contract, compute: Compute, failures: tuple[type[Exception], ...]) -> Trial | None:
@@ -69,11 +74,24 @@ def _compared(
         if np.shape(array)[:1] != (2,):
             reason = f"two rows give the output {name} of {np.shape(array)}"
             return Trial(is_batchable=False, reason=reason, shapes=shapes)
+    began = clock.now()
+    compute({name: np.concatenate([array, array]) for name, array in first.items()})
+    per_row_s = (clock.now() - began) / 2
     different = [name for name in alone if not _close(alone[name], both[name][:1])]
     if different and all(_close(value, alone[name]) for name, value in compute(first).items()):
         reason = f"the output {different[0]} of a row changes with the row beside it"
         return Trial(is_batchable=False, reason=reason, shapes=shapes)
-    return Trial(is_batchable=True, shapes=_shapes(contract, alone, both, has_rows=True))
+    return Trial(
+        is_batchable=True, shapes=_shapes(contract, alone, both, has_rows=True), typical_rows=_rows_within(per_row_s)
+    )
+
+
+def _rows_within(per_row_s: float) -> int:
+    """The largest power of two of rows that take no longer than a batch should: beyond it a processor gains nothing."""
+    rows = _MOST_ROWS
+    while rows > _FEWEST_ROWS and rows * per_row_s > _BATCH_S:
+        rows //= 2
+    return rows
 
 
 def _shapes(

@@ -28,7 +28,7 @@ from inferd.types import TensorSpec
 class XgboostModel:
     """A booster. ``compute`` is a function of stacked rows."""
 
-    def __init__(self, xgboost: Any, booster: Any, platform: str, *, with_margin: bool) -> None:
+    def __init__(self, xgboost: Any, booster: Any, platform: str, *, num_threads: int, with_margin: bool) -> None:
         self._xgboost = xgboost
         self._booster = booster
         learner = json.loads(booster.save_config())["learner"]
@@ -48,7 +48,7 @@ class XgboostModel:
             max_batch_size=ANY_ROWS,
             platform=platform,
             casts=(tabular.INPUT,),
-            num_parameters=0,
+            num_threads=num_threads,
         )
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
@@ -123,7 +123,11 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
             booster = xgboost.Booster(model_file=_readable(path))
             booster.set_param({"nthread": num_threads(config), "device": _device(config)})
         model = XgboostModel(
-            xgboost, booster, f"xgboost_{_format(path)}", with_margin=bool(config.options.get("margin", False))
+            xgboost,
+            booster,
+            f"xgboost_{_format(path)}",
+            num_threads=num_threads(config),
+            with_margin=bool(config.options.get("margin", False)),
         )
     except (xgboost.core.XGBoostError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
