@@ -68,7 +68,7 @@ async def generate(room: Room, call: Call, served: Served, body: TextRequest) ->
     options = _options(body)
     if body.stream or options.get("stream"):
         raise invalid("stream", "stream is true; POST to generate_stream for a stream.")
-    stream = await _submitted(room, call, served, body, options, is_stream=False)
+    stream = await submit_text(room, call, served, body, options, is_stream=False)
     collected = await collect(call, stream, 1)
     choice = collected.choices[0]
     call.finish_reasons = (choice.finish_reason,) if choice.finish_reason is not None else ()
@@ -82,7 +82,7 @@ async def generate(room: Room, call: Call, served: Served, body: TextRequest) ->
 async def generate_stream(room: Room, call: Call, served: Served, body: TextRequest) -> Answer:
     """The text in pieces, as it is written. What goes wrong before the first is raised."""
     call.stream = True
-    stream = await _submitted(room, call, served, body, _options(body), is_stream=True)
+    stream = await submit_text(room, call, served, body, _options(body), is_stream=True)
     outputs = merge(call, [stream])
     first = await started(outputs, call)
     return EventStream(_frames(call, served, body, outputs, first[1]), ignored_header(call.ignored))
@@ -149,7 +149,7 @@ def _options(body: TextRequest) -> dict[str, object]:
     return options
 
 
-async def _submitted(
+async def submit_text(
     room: Room, call: Call, served: Served, body: TextRequest, options: dict[str, object], *, is_stream: bool
 ) -> Stream:
     model = served.status
