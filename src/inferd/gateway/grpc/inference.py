@@ -18,6 +18,7 @@ from inferd.gateway.grpc.statuses import Unsupported
 from inferd.gateway.grpc.texts import completed, completions, writes_texts
 from inferd.gateway.http import Call
 from inferd.gateway.kserve import Served, asked_of, find_served
+from inferd.gateway.kserve_rest import task_of
 from inferd.gateway.predictions import check_task, submit
 from inferd.gateway.room import Room
 from inferd.gateway.upstream import Stream
@@ -101,7 +102,7 @@ def _find(room: Room, call: Call, envelope: Envelope) -> Served:
 
 
 def _submitted(room: Room, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None) -> Stream:
-    check_task(served.status, "predict")
+    check_task(served.status, task_of(served))
     asked = asked_of(DIALECT, body, envelope.parameters, version=served.version)
     if left is not None and (asked.timeout is None or left < asked.timeout):
         asked = msgspec.structs.replace(asked, timeout=left)

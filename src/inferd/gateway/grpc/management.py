@@ -5,18 +5,19 @@ Each says what REST says of the same (``inferd.gateway.kserve``), in the protoco
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import grpc
 import msgspec
 
 from inferd.gateway import health, kserve
-from inferd.gateway.admin import control_of
 from inferd.gateway.grpc.calls import Calls, Endpoint
 from inferd.gateway.grpc.protocol import read, write
 from inferd.gateway.grpc.statuses import Unsupported
 from inferd.gateway.http import Call
+from inferd.gateway.kserve_repository import load_model, unload_model
+from inferd.gateway.kserve_statistics import statistics_of
 from inferd.gateway.room import Room
 from inferd.tenancy.principal import Scope
 
@@ -47,6 +48,7 @@ def management(calls: Calls) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
         "ModelReady": ("models", _model_ready),
         "ModelMetadata": ("models", _model_metadata),
         "ModelConfig": ("models", _model_config),
+        "ModelStatistics": ("models", _model_statistics),
         "RepositoryIndex": ("models", _index),
         "RepositoryModelLoad": ("admin", _load),
         "RepositoryModelUnload": ("admin", _unload),
@@ -105,13 +107,36 @@ def _served(room: Room, call: Call, asked: _Asked) -> kserve.Served:
     return served
 
 
+async def _model_statistics(room: Room, call: Call, asked: _Asked) -> _Told:
+    if asked["version"]:
+        models: Sequence[kserve.Served] = [_served(room, call, asked)]
+    elif asked["name"]:
+        models = kserve.versions_served(room, call.principal, str(asked["name"]))
+    else:
+        models = kserve.served_models(room, call.principal)
+    return statistics_of(room, models)
+
+
 async def _load(room: Room, call: Call, asked: _Asked) -> _Told:
-    call.model = kserve.find_served(room, call.principal, str(asked["model_name"])).status.name
-    await control_of(room).load(call.model)
+    name = str(asked["model_name"])
+    await load_model(room, call.principal, name, _parameters(asked))
+    call.model = name
     return {}
 
 
 async def _unload(room: Room, call: Call, asked: _Asked) -> _Told:
-    call.model = kserve.find_served(room, call.principal, str(asked["model_name"])).status.name
-    await control_of(room).unload(call.model)
+    name = str(asked["model_name"])
+    await unload_model(room, call.principal, name, _parameters(asked))
+    call.model = name
     return {}
+
+
+def _parameters(asked: _Asked) -> dict[str, kserve.Value]:
+    """A map of ModelRepositoryParameters; a file's bytes stay the text that JSON has for them."""
+    given = asked["parameters"]
+    assert isinstance(given, dict)
+    return {
+        key: int(value) if choice == "int64_param" else value
+        for key, chosen in given.items()
+        for choice, value in chosen.items()
+    }

@@ -6,24 +6,20 @@ The request's parameters, and the optional input ``sampling_parameters`` (JSON),
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Final
 
 import msgspec
 
 from inferd.errors import InternalError, InvalidRequest
-from inferd.gateway.completions import completion_sampling, prompts_of
-from inferd.gateway.decode import decode_body
 from inferd.gateway.errors import invalid, shown
-from inferd.gateway.generation import collect, failure_of, note_end, submit_all
+from inferd.gateway.generation import check_end, collect, note_end
 from inferd.gateway.grpc.envelope import Envelope
-from inferd.gateway.grpc.statuses import Unsupported
 from inferd.gateway.http import Call
-from inferd.gateway.kserve import Served, Value, asked_of
-from inferd.gateway.openai_wire import completion_decoder
+from inferd.gateway.kserve import Served
+from inferd.gateway.kserve_generate import TextRequest, submit_text
 from inferd.gateway.room import Room
-from inferd.gateway.sampling import check_unsupported
-from inferd.gateway.upstream import ModelStatus, Stream
+from inferd.gateway.upstream import ModelStatus
 from inferd.predict.codecs.protowire import LENGTH, fields, sized, text
 from inferd.types import Output
 
@@ -32,8 +28,8 @@ OPTIONS: Final = "sampling_parameters"
 IGNORED: Final = frozenset({"stream", "exclude_input_in_output"})  # other inputs that clients of Triton's vLLM send
 _OUTPUT: Final = sized(5, sized(1, b"text_output") + sized(2, b"BYTES") + sized(3, b"\x01"))
 _LENGTH: Final = struct.Struct("<I")
-_RESERVED: Final = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers"})
-_options_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SEQUENCE: Final = frozenset({"sequence_id", "sequence_start", "sequence_end"})  # texts belong to none
+_options_decoder: Final = msgspec.json.Decoder(dict[str, object])
 
 
 def writes_texts(model: ModelStatus) -> bool:
@@ -44,16 +40,20 @@ async def completed(
     room: Room, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
 ) -> bytes:
     """The whole text, behind ``head``."""
-    stream = await _submitted(room, call, served.status, envelope, body, left, is_stream=False)
+    asked, options = _asked(envelope, body, left)
+    stream = await submit_text(room, call, served, asked, options, is_stream=False)
     collected = await collect(call, stream, 1)
-    return head + write_text("".join(collected.choices[0].texts))
+    said = "".join(collected.choices[0].texts)
+    if options.get("exclude_input_in_output") is False:
+        said = asked.text_input + said
+    return head + write_text(said)
 
 
 async def completions(
     room: Room, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
 ) -> AsyncGenerator[tuple[bytes, bool], None]:
     """The text in pieces as it is written, each behind ``head``, and whether it is the last one."""
-    stream = await _submitted(room, call, served.status, envelope, body, left, is_stream=True)
+    stream = await submit_text(room, call, served, *_asked(envelope, body, left), is_stream=True)
     async for output in stream:
         if not isinstance(output, Output):
             raise InternalError("A relayed answer came where outputs were expected. This is a bug.")
@@ -62,64 +62,30 @@ async def completions(
         end = output.end
         if end is not None:
             note_end(call, end)
-            error = failure_of(end)
-            if error is not None:
-                raise error
+            check_end(end)
         piece = "".join([delta.text for delta in output.deltas])
         if piece or end is not None:
             yield head + write_text(piece), end is not None
 
 
-async def _submitted(
-    room: Room, call: Call, model: ModelStatus, envelope: Envelope, body: bytes, left: float | None, *, is_stream: bool
-) -> Stream:
-    if not model.has_local:
-        raise Unsupported(f"The model {model.name!r} runs on servers that speak OpenAI's protocol; ask it over HTTP.")
+def _asked(envelope: Envelope, body: bytes, left: float | None) -> tuple[TextRequest, dict[str, object]]:
+    """The text, and the fields of /v1/completions, those of the parameters before those of the tensor."""
     given = read_texts(body)
-    options: dict[str, object] = dict(_options_of(given.pop(OPTIONS, None)))
-    options.update(_sampling_of(envelope.parameters))
-    asked = asked_of("", b"", {name: envelope.parameters.get(name) for name in ("priority", "timeout")})
-    times = [seconds for seconds in (asked.timeout, left) if seconds is not None]
-    options |= {"model": model.name, "prompt": given[INPUT], "stream": is_stream}
-    if asked.priority is not None:
-        options["priority"] = asked.priority
-    if times:
-        options["timeout"] = min(times)
-    raw = msgspec.json.encode(options)
-    fields_given = await decode_body(raw, completion_decoder)
-    call.model = model.name
-    call.ignored = check_unsupported(fields_given)
-    sampling, explicit = completion_sampling(fields_given)
-    if sampling.width != 1:
-        raise invalid("n", "n and best_of must be 1 here: there is one text_output.")
-    [stream] = submit_all(
-        room,
-        call,
-        fields_given,
-        model,
-        call.response_id("infer"),
-        prompts_of(fields_given),
-        sampling,
-        explicit,
-        raw=raw,
-        return_prompt_ids=False,
-        may_relay=False,
-    )
-    return stream
+    options = _options_of(given[OPTIONS]) if OPTIONS in given else {}
+    for name, value in envelope.parameters.items():
+        if name not in _SEQUENCE and not name.startswith("triton_"):
+            options[name] = value
+    if left is not None:
+        microseconds = options.get("timeout")
+        least = min(left, microseconds / 1e6) if isinstance(microseconds, int) and microseconds > 0 else left
+        options["timeout"] = max(1, round(least * 1e6))
+    return TextRequest(text_input=given[INPUT]), options
 
 
-def _sampling_of(parameters: Mapping[str, Value]) -> dict[str, Value]:
-    return {
-        name: value for name, value in parameters.items() if name not in _RESERVED and not name.startswith("triton_")
-    }
-
-
-def _options_of(said: str | None) -> Mapping[str, msgspec.Raw]:
-    if said is None:
-        return {}
+def _options_of(said: str) -> dict[str, object]:
     try:
         return _options_decoder.decode(said)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(f"inputs.{OPTIONS}", f"The input {OPTIONS!r} is not a JSON object ({error}).") from None
 
 
