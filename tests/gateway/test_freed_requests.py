@@ -10,36 +10,53 @@ import asyncio
 import contextlib
 import gc
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import uvloop
+from tests.remote.fault_server import CHUNKED, DONE, FaultServer, Talk, completion, piece
 from tests.worker.watching import routing, until
 
 from inferd.cache.memory import MemoryCache
-from inferd.config import CacheConfig, Config, ModelCacheConfig, ModelConfig, QueueConfig, ServerConfig
+from inferd.config import (
+    CacheConfig,
+    Config,
+    ModelCacheConfig,
+    ModelConfig,
+    QueueConfig,
+    RemoteSettings,
+    RetryConfig,
+    ServerConfig,
+)
 from inferd.gateway.connection import Connection
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.http import Call
 from inferd.gateway.listener import HttpServer
 from inferd.gateway.server import create_app
 from inferd.router.router import Router
+from inferd.router.status import ModelStatus
 from inferd.tenancy.idempotency import IdempotencyStore
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+REMOTE = re.compile("FaultServer|StreamReader")  # coroutines of the remote server
 PER_REQUEST = (Call, Exchange, Connection)
 LONG = "pace=0.01"  # a prompt whose answer takes its time
 
 
 class Site:
-    """A gateway and a router with real workers, in this process: the model ``tiny``, and ``never``, which never
-    becomes ready and lets one request wait."""
+    """A gateway and a router in this process: the model ``tiny`` with a real worker, ``never``, which never becomes
+    ready and lets one request wait, and ``there``, which a remote server answers for."""
 
     def __init__(self, server: HttpServer, router: Router) -> None:
         self.server = server
         self.router = router
-        self._always = asyncio.all_tasks()
+        self._always = self._tasks()
+
+    def _tasks(self) -> set[asyncio.Task[Any]]:
+        """But those of the remote server, which keeps its connections."""
+        return {task for task in asyncio.all_tasks() if not REMOTE.search(repr(task.get_coro()))}
 
     @contextlib.asynccontextmanager
     async def asked(
@@ -68,26 +85,56 @@ class Site:
     async def is_over(self) -> None:
         """Nobody is connected, and what that set in motion has come to rest."""
         await until(lambda: not self.server.connections, "all connections are gone")
-        await until(lambda: not asyncio.all_tasks() - self._always, "all tasks have ended")
+        await until(lambda: not self._tasks() - self._always, "all tasks have ended")
         for _ in range(10):
             await asyncio.sleep(0)
+
+
+async def remote_answer(talk: Talk) -> None:
+    """As the prompt says."""
+    if b"refuse" in talk.body:
+        await talk.answer(b'{"error":{"message":"no","type":"x","code":"y"}}', 400)
+    elif b"break" in talk.body:
+        if b'"stream":true' in talk.body:
+            await talk.send(CHUNKED)
+            await talk.event(piece("one"))
+        talk.reset()
+    elif b'"stream":true' in talk.body:
+        await talk.send(CHUNKED)
+        await talk.event(piece("one"))
+        if b"wait" in talk.body:
+            await asyncio.Event().wait()
+        await talk.chunk(DONE)
+        await talk.end()
+    else:
+        await talk.answer(completion("hello"))
 
 
 @contextlib.asynccontextmanager
 async def site() -> AsyncIterator[Site]:
     never = ModelConfig(source="gate=/nowhere/at/all", queue=QueueConfig(max_requests=1))
     tiny = ModelConfig(source="tiny", cache=ModelCacheConfig(enabled=True))
-    config = Config(
-        models={"tiny": tiny, "never": never},
-        server=ServerConfig(port=0, grace_s=1),
-        cache=CacheConfig(max_entry_bytes=4096),
-    )
-    async with routing(config, until_ready=False) as (router, witness):
-        await until(lambda: router.models()[0].replicas_ready == 1, "the replica is ready")
+    async with contextlib.AsyncExitStack() as stack:
+        remote = await stack.enter_async_context(FaultServer(remote_answer).running())
+        there = ModelConfig(
+            source=f"openai:{remote.url}", remote=RemoteSettings(model="m"), retry=RetryConfig(max_attempts=1)
+        )
+        config = Config(
+            models={"tiny": tiny, "never": never, "there": there},
+            server=ServerConfig(port=0, grace_s=1),
+            cache=CacheConfig(max_entry_bytes=4096),
+        )
+        router, witness = await stack.enter_async_context(routing(config, until_ready=False))
+        await until(lambda: status(router, "tiny").replicas_ready == 1, "the replica is ready")
+        await until(lambda: status(router, "there").replicas_ready == 1, "the remote server is known to be there")
         app = create_app(router, config, witness, cache=MemoryCache(config.cache), idempotency=IdempotencyStore(60))
         server = HttpServer(app, config.server)
         async with server.running():
             yield Site(server, router)
+
+
+def status(router: Router, name: str) -> ModelStatus:
+    return next(status for status in router.models() if status.name == name)
 
 
 def chat(text: str = "hello", **more: object) -> dict[str, Any]:
@@ -140,12 +187,12 @@ async def left_in_the_middle(site: Site) -> None:
     async with site.asked(CHAT, chat(LONG, stream=True, max_tokens=400)) as reader:
         await reader.readuntil(b"data: ")
     async with site.asked(CHAT, chat(LONG, max_tokens=400)):
-        await until(lambda: site.router.models()[0].in_flight == 1, "it is worked on")
+        await until(lambda: status(site.router, "tiny").in_flight == 1, "it is worked on")
 
 
 async def left_in_the_queue_and_refused_by_it(site: Site) -> None:
     async with site.asked(CHAT, chat(model="never")):
-        await until(lambda: site.router.models()[1].waiting == 1, "it waits")
+        await until(lambda: status(site.router, "never").waiting == 1, "it waits")
         await site.told(503, CHAT, chat(model="never"))
         await site.told(503, CHAT, chat(model="never", stream=True))
 
@@ -161,10 +208,30 @@ async def asked_again(site: Site) -> None:
 async def cancelled_with_nobody_waiting(site: Site) -> None:
     _, handle = await site.ask(CHAT, chat(LONG, max_tokens=400), "prefer: respond-async")
     where = f"/v1/async/{json.loads(handle)['id']}"
-    await until(lambda: site.router.models()[0].in_flight == 1, "it is worked on")
+    await until(lambda: status(site.router, "tiny").in_flight == 1, "it is worked on")
     assert (await site.ask(where, b"", method="DELETE"))[0] == 204
     _, found = await site.ask(where, b"", "prefer: wait=10", method="GET")
     assert json.loads(found)["status"] == "cancelled"
+
+
+async def relayed(site: Site) -> None:
+    for streams in (False, True):
+        await site.told(200, CHAT, chat(model="there", stream=streams))
+        await site.told(400, CHAT, chat("refuse", model="there", stream=streams))
+        await site.told(200, TEXT, texts("one", "two", model="there", stream=streams))
+        await site.told(200, CHAT, chat(model="there", stream=streams), f"idempotency-key: {streams}")
+
+
+async def relayed_and_left(site: Site) -> None:
+    async with site.asked(CHAT, chat("wait", model="there", stream=True)) as reader:
+        await reader.readuntil(b"data: ")
+
+
+async def relayed_and_broken(site: Site) -> None:
+    status, answer = await site.ask(CHAT, chat("break", model="there", stream=True))
+    assert (status, b'"error"' in answer) == (200, True)
+    status, _ = await site.ask(CHAT, chat("break", model="there"))
+    assert status in (502, 503)
 
 
 KINDS = (
@@ -179,6 +246,9 @@ KINDS = (
     left_in_the_queue_and_refused_by_it,
     asked_again,
     cancelled_with_nobody_waiting,
+    relayed,
+    relayed_and_left,
+    relayed_and_broken,
 )
 
 
