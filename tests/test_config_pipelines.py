@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from inferd.config import Config, PipelineConfig, StepConfig, load_config
 from inferd.config_pipelines import needs, order, read_spec, step_names
-from inferd.errors import ConfigError
+from inferd.errors import ConfigError, ModelLoadError
+from inferd.predict.wiring import check_steps
 
 
 def config(tmp_path: Path, text: str) -> Config:
@@ -125,6 +126,33 @@ def test_pipelines_that_contain_each_other_are_refused(tmp_path: Path) -> None:
     one = "{source: pipeline, pipeline: {inputs: {x: auto}, steps: [{model: %s}], outputs: {y: %s.y}}}"
     said = refused(tmp_path, f"models: {{a: {one % ('b', 'b')}, b: {one % ('a', 'a')}}}")
     assert any("contains this pipeline again" in line for line in said), said
+
+
+def test_operations_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
+    text = """
+models:
+  m:
+    source: pipeline
+    pipeline:
+      inputs: {x: auto}
+      models: {net: {source: /nowhere/net.onnx}}
+      steps:
+        - {op: image.decode, inputs: {imge: x}}
+        - {op: image.resize, options: {width: 3, height: 3}}
+        - {model: net, inputs: {input: resize.pixels}}
+        - {op: boxes.split}
+        - {op: boxes, inputs: {boxes: split.boxes}}
+      outputs: {boxes: boxes.boxes}
+"""
+    with pytest.raises(ModelLoadError) as caught:
+        check_steps("m", config(tmp_path, text).models["m"])
+    assert caught.value.message.split("\n  - ")[1:] == [
+        "step decode: it has no input 'imge'; it takes image",
+        "step decode: its input 'image' is missing",
+        "step net: resize has no output 'pixels'; there are resize.image, resize.transform",
+        "step boxes: its input 'scores' is missing",
+        "model net: There is no file or folder /nowhere/net.onnx; check the path.",
+    ]
 
 
 def test_steps_have_names_even_where_nobody_gave_them() -> None:

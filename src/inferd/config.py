@@ -553,6 +553,11 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         return bool(self.pipeline.steps)
 
     @property
+    def has_steps(self) -> bool:
+        """Whether operations are part of it."""
+        return bool(self.pipeline.steps or self.preprocess or self.postprocess)
+
+    @property
     def num_local(self) -> int:
         """Local replicas."""
         return 0 if self.is_remote else self.replicas

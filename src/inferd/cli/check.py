@@ -87,6 +87,7 @@ def examine(file: Path, *, probe: bool) -> CheckReport:
         problems += plan.problems
     except InferdError as error:
         problems += _lines(error)
+    problems += _steps(config)
     remotes = tuple(
         _remote(name, upstream, probe=probe) for name, model in config.models.items() for upstream in model.upstreams
     )
@@ -107,6 +108,20 @@ def examine(file: Path, *, probe: bool) -> CheckReport:
         plan=plan,
         remotes=remotes,
     )
+
+
+def _steps(config: Config) -> list[str]:
+    """What is wrong with pipelines' operations."""
+    found = []
+    for name, model in config.models.items():
+        if model.has_steps:
+            from inferd.predict.wiring import check_steps
+
+            try:
+                check_steps(name, model)
+            except InferdError as error:
+                found += [f"models.{name}: {line}" for line in _lines(error)]
+    return found
 
 
 def _lines(error: InferdError) -> tuple[str, ...]:

@@ -138,6 +138,10 @@ def ready_to_load(config: Config, showing: Callable[[str], AbstractContextManage
                     model = msgspec.structs.replace(model, source=str(resolve(model.source, tell)))
             if not model.is_remote:
                 artifact_of(model)
+            if model.has_steps:
+                from inferd.predict.wiring import check_steps  # needs numpy, which other models leave out here
+
+                check_steps(name, model)
         except ModelLoadError as error:
             missing.append(error if len(config.models) == 1 else ModelLoadError(f"models.{name}: {error.message}"))
         models[name] = model

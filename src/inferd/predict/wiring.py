@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from inferd.config import PipelineConfig, StepConfig
+from inferd.config import ModelConfig, PipelineConfig, StepConfig
 from inferd.config_pipelines import Reference, Spec, needs, order, read_spec, resolve, step_names
+from inferd.errors import ModelLoadError
 from inferd.predict.contract import Contract
 from inferd.predict.steps.operation import Operation
 from inferd.predict.steps.registry import operation
+from inferd.registry.artifact import artifact_of
+from inferd.registry.source import is_remote
 from inferd.types import TensorSpec
 
 
@@ -58,6 +61,36 @@ def parts_of(steps: Sequence[StepConfig], problems: list[str]) -> list[Part]:
                 problems.append(f"step {place + 1}: {error}")
         found.append(made)
     return found
+
+
+def check_steps(name: str, model: ModelConfig) -> None:
+    """Raises ModelLoadError with everything wrong with a model's operations that can be told before it is loaded."""
+    problems: list[str] = []
+    parts_of((*model.preprocess, *model.postprocess), problems)
+    parts = parts_of(model.pipeline.steps, problems)
+    if model.is_pipeline and not problems:
+        connect(model.pipeline, parts, problems)
+    for part, section in model.pipeline.models.items():
+        settings = msgspec.convert(section, ModelConfig)
+        try:
+            if settings.is_pipeline or settings.preprocess or settings.postprocess:
+                check_steps(part, settings)
+            if not settings.is_pipeline and not is_remote(settings.source):
+                artifact_of(settings)
+        except ModelLoadError as error:
+            problems.append(f"model {part}: {error.message}")
+    refuse(name, problems)
+
+
+def refuse(name: str, problems: Sequence[str]) -> None:
+    """Raises ModelLoadError with all of them, if there are any."""
+    if len(problems) == 1:
+        raise ModelLoadError(f"The steps of {name!r} do not work: {problems[0].rstrip('.')}.", param="pipeline")
+    if problems:
+        listed = "\n  - ".join(problems)
+        raise ModelLoadError(
+            f"The steps of {name!r} have {len(problems)} problems:\n  - {listed}", param="pipeline"
+        )
 
 
 def model_part(contract: Contract) -> ModelPart:
@@ -122,8 +155,9 @@ def connect(pipeline: PipelineConfig, parts: Sequence[Part], problems: list[str]
         else:
             found = _implied(place, part, pipeline, parts, where, problems)
         wired.append({name: tensor for name, tensor in found.items() if tensor is not None})
-        if part is None or takes_any(part):
-            if takes_any(part) and not found:
+        behind_unknown = not step.inputs and place > 0 and parts[place - 1] is None
+        if part is None or behind_unknown or takes_any(part):
+            if takes_any(part) and not found and not behind_unknown:
                 problems.append(f"{where}: it has no inputs")
             continue
         known = (*takes(part), *may_take(part))

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from inferd import clock
-from inferd.config import ModelConfig, PipelineConfig, StepConfig
+from inferd.config import ModelConfig, PipelineConfig
 from inferd.config_pipelines import Spec, connections
 from inferd.errors import Cancelled, DeadlineExceeded, InferdError, InvalidRequest, ModelLoadError
 from inferd.predict.check import Checker
@@ -33,6 +33,7 @@ from inferd.predict.wiring import (
     is_one_by_one,
     model_part,
     parts_of,
+    refuse,
 )
 from inferd.registry.artifact import artifact_of
 from inferd.registry.source import Progress
@@ -291,7 +292,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
     pipeline = config.pipeline
     problems: list[str] = []
     parts = parts_of(pipeline.steps, problems)
-    _refuse(name, problems)
+    refuse(name, problems)
     models: dict[int, _Model] = {}
     loaded: dict[str, _Model] = {}  # a model that is several steps is there once
     for place, step in enumerate(pipeline.steps):
@@ -318,18 +319,11 @@ def around(name: str, runtime: Runtime, config: ModelConfig) -> Pipeline:
     problems: list[str] = []
     before = parts_of(config.preprocess, problems)
     after = parts_of(config.postprocess, problems)
-    _refuse(name, problems)
+    refuse(name, problems)
     model = _as_step(name, runtime, config)
     parts = [*before, model_part(runtime.contract), *after]
     pipeline = chain(config.preprocess, name, config.postprocess, parts)
     return _built(name, pipeline, parts, {len(before): model}, config)
-
-
-def check_operations(steps: Sequence[StepConfig]) -> list[str]:
-    """What is wrong with the operations and their options, a sentence each. Loads nothing."""
-    problems: list[str] = []
-    parts_of(steps, problems)
-    return problems
 
 
 def _load_model(name: str, model: str, pipeline: PipelineConfig, config: ModelConfig, progress: Progress) -> _Model:
@@ -361,19 +355,9 @@ def _built(
     problems += [problem.sentence for problem in connections((), pipeline, wiring.names)]
     if not problems:
         described = describe(pipeline, wiring, parts, problems)
-    _refuse(name, problems)
+    refuse(name, problems)
     functions = {place: part.load() for place, part in enumerate(parts) if isinstance(part, Operation)}
     return Pipeline(wiring, functions, models, _contract(described, models, wiring))
-
-
-def _refuse(name: str, problems: Sequence[str]) -> None:
-    if len(problems) == 1:
-        raise ModelLoadError(f"The pipeline {name!r} cannot be built: {problems[0].rstrip('.')}.", param="pipeline")
-    if problems:
-        listed = "\n  - ".join(problems)
-        raise ModelLoadError(
-            f"The pipeline {name!r} cannot be built, {len(problems)} problems:\n  - {listed}", param="pipeline"
-        )
 
 
 def _contract(described: Described, models: Mapping[int, _Model], wiring: Wiring) -> Contract:
