@@ -25,6 +25,14 @@ from inferd.gateway.docs_page import docs_page, start_page
 from inferd.gateway.errors import KSERVE_ERRORS, OPENAI_ERRORS, TEI_ERRORS, ErrorShape
 from inferd.gateway.http import HTML_TYPE, Answer, Call, Response, read_body, require_json
 from inferd.gateway.idempotency import once
+from inferd.gateway.invocations import (
+    MLFLOW_ERRORS,
+    InstancesRequest,
+    InvocationRequest,
+    Predictions,
+    invoke,
+    predict_v1,
+)
 from inferd.gateway.kserve_generate import TextAnswer, TextRequest
 from inferd.gateway.kserve_statistics import StatisticsAnswer
 from inferd.gateway.kserve_wire import InferRequest, InferResponse
@@ -373,9 +381,7 @@ def _texts() -> tuple[Route, ...]:
         response: type[msgspec.Struct] | type[list[Any]] | UnionType,
         errors: ErrorShape = OPENAI_ERRORS,
     ) -> Route:
-        return Route(
-            "POST", pattern, "infer", endpoint, summary, request, response, statuses=_GENERATES, errors=errors
-        )
+        return Route("POST", pattern, "infer", endpoint, summary, request, response, statuses=_GENERATES, errors=errors)
 
     ranking = wire.RerankResponse | list[wire.TeiRank]
     return (
@@ -404,6 +410,18 @@ def _texts() -> tuple[Route, ...]:
             errors=TEI_ERRORS,
         ),
     )
+
+
+def _invocations() -> tuple[Route, ...]:
+    v1 = _post(
+        "/v1/models/{model}:predict",
+        predict_v1,
+        "Rows in, predictions out (KServe v1).",
+        InstancesRequest,
+        Predictions,
+    )
+    mlflow = _post("/invocations", invoke, "The same as MLflow and SageMaker ask.", InvocationRequest, Predictions)
+    return (v1._replace(errors=KSERVE_ERRORS), mlflow._replace(errors=MLFLOW_ERRORS))
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -488,6 +506,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         needs_body=False,
     ),
     *_kserve(),
+    *_invocations(),
 )
 
 

@@ -31,6 +31,8 @@ class _DuplicateKey(ValueError):
 
 def read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Raises InvalidRequest that names the field at fault, what was expected and what came."""
+    if not body:
+        raise InvalidRequest("The body is empty; send a JSON object.", code="invalid_json")
     try:
         decoded = decoder.decode(body)
         if _may_repeat_keys(decoded, body):

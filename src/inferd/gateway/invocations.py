@@ -1,0 +1,115 @@
+"""Predictions in rows: KServe v1's ``:predict`` and MLflow's ``/invocations``, which SageMaker has as well.
+
+The bodies are the worker's to read; see ``inferd.gateway.kserve_rest`` for tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from inferd.errors import InferdError
+from inferd.gateway.compression import compressed
+from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorShape, invalid, kind_of, printable
+from inferd.gateway.http import Answer, Call, Response
+from inferd.gateway.kserve import Served, find_served, served_models
+from inferd.gateway.kserve_rest import read_tensors, task_of
+from inferd.gateway.predictions import Asked, predict
+from inferd.gateway.room import Room
+
+_TARGET: Final = b"x-amzn-sagemaker-target-model"
+_CODES: Final = {
+    400: "BAD_REQUEST",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "RESOURCE_DOES_NOT_EXIST",
+    429: "REQUEST_LIMIT_EXCEEDED",
+    503: "TEMPORARILY_UNAVAILABLE",
+}
+
+
+class MlflowError(msgspec.Struct, frozen=True):
+    """The body of an error answer in MLflow's dialect."""
+
+    error_code: str
+    message: str
+
+
+def _mlflow_error(error: InferdError) -> bytes:
+    status = kind_of(error).status
+    code = _CODES.get(status, "INTERNAL_ERROR" if status >= 500 else "BAD_REQUEST")
+    message = error.message if status != 500 else "The server met an internal error; the log has the details."
+    return msgspec.json.encode(MlflowError(code, printable(message, MAX_MESSAGE_CHARS)))
+
+
+MLFLOW_ERRORS: Final = ErrorShape(MlflowError, _mlflow_error)
+
+
+# -- for the document ----------------------------------------------------------------------------
+
+
+class InstancesRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """POST /v1/models/{model}:predict, with ``instances`` (rows) or ``inputs`` (columns)"""
+
+    instances: list[Any] | None = None
+    inputs: Any = None
+    signature_name: str | None = None
+    parameters: dict[str, str | int | float | bool | None] | None = None
+
+
+class Predictions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A row for each instance; for ``inputs`` the outputs."""
+
+    predictions: Any = None
+    outputs: Any = None
+
+
+class SplitFrame(msgspec.Struct, frozen=True, omit_defaults=True):
+    data: list[list[Any]]
+    columns: list[str | int] | None = None
+    index: list[Any] | None = None
+
+
+class InvocationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """POST /invocations, with one of the first four"""
+
+    dataframe_split: SplitFrame | None = None
+    dataframe_records: list[dict[str, Any]] | None = None
+    instances: list[Any] | None = None
+    inputs: Any = None
+    params: dict[str, str | int | float | bool | None] | None = None
+
+
+# -- the endpoints -------------------------------------------------------------------------------
+
+
+async def predict_v1(room: Room, call: Call, rest: str) -> Answer:
+    body = await read_tensors(room, call, is_binary=False)
+    return await _predicted(room, call, find_served(room, call.principal, rest), Asked(dialect="v1", body=body))
+
+
+async def invoke(room: Room, call: Call, rest: str) -> Answer:
+    body = await read_tensors(room, call, is_binary=False)
+    return await _predicted(room, call, _target(room, call), Asked(dialect="invocations", body=body))
+
+
+def _target(room: Room, call: Call) -> Served:
+    """The model that SageMaker's header names, or the only one there is. Raises ModelNotFound, InvalidRequest."""
+    header = call.header(_TARGET)
+    if header is not None:
+        return find_served(room, call.principal, header.decode("latin-1"))
+    newest = [served for served in served_models(room, call.principal) if served.status.name == served.name]
+    if len(newest) != 1:
+        names = ", ".join([printable(served.name) for served in newest[:20]]) or "no model"
+        raise invalid(
+            "x-amzn-sagemaker-target-model",
+            f"Name the model in the header X-Amzn-SageMaker-Target-Model; this server has: {names}.",
+            "missing_required_parameter",
+        )
+    return newest[0]
+
+
+async def _predicted(room: Room, call: Call, served: Served, asked: Asked) -> Answer:
+    answer = await call.watched(predict(room, call, served.status.name, asked, task=task_of(served)))
+    return await compressed(call, answer) if isinstance(answer, Response) else answer
