@@ -32,7 +32,7 @@ class PoolingCodec:
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
         if not any(spec.name in _OUTPUTS for spec in contract.outputs):
-            check_task(contract, "pooling")
+            check_task(contract, "pool")
         wire = read(request.body, _decoder)
         raw = None if wire.use_activation is None else not wire.use_activation
         parameters = parameters_of(wire, dimensions=wire.dimensions, raw_scores=raw)
