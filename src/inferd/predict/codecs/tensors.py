@@ -116,7 +116,7 @@ def _flattened(name: str, datatype: str, kind: _Kind, shape: list[int], depth: i
             raise _wrong(name, f"has data nested in lists of different lengths ({min(sizes)} and {max(sizes)})")
         found.append(sizes.pop() if sizes else 0)
         level = list(chain.from_iterable(level))
-    if [size for size in found if size != 1] != [size for size in shape if size != 1]:
+    if level and [size for size in found if size != 1] != [size for size in shape if size != 1]:
         raise _wrong(name, f"has the shape {_short(shape)}, and its data are nested as {_short(found)}")
     return level
 
