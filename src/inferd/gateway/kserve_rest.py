@@ -90,7 +90,7 @@ async def server_metadata(room: Room, call: Call, rest: str) -> Answer:
 # -- models --------------------------------------------------------------------------------------
 
 
-def _served(room: Room, call: Call, rest: str) -> Served:
+def served_of(room: Room, call: Call, rest: str) -> Served:
     """The model, or the version of it, that a path names. Raises ModelNotFound."""
     name, between, version = rest.rpartition(_VERSIONS)
     served = find_served(room, call.principal, name, version) if between else find_served(room, call.principal, rest)
@@ -99,12 +99,12 @@ def _served(room: Room, call: Call, rest: str) -> Served:
 
 
 async def model_metadata(room: Room, call: Call, rest: str) -> Answer:
-    served = _served(room, call, rest)
+    served = served_of(room, call, rest)
     return Response(200, encode(kserve.model_metadata(room, call.principal, served)))
 
 
 async def model_ready(room: Room, call: Call, rest: str) -> Answer:
-    served = _served(room, call, rest)
+    served = served_of(room, call, rest)
     status = served.status
     is_ready = kserve.is_ready(served)
     report = ModelReady(served.name, served.version, is_ready, kserve.condition_of(status), status.detail)
@@ -112,12 +112,12 @@ async def model_ready(room: Room, call: Call, rest: str) -> Answer:
 
 
 async def model_config(room: Room, call: Call, rest: str) -> Answer:
-    return Response(200, encode(kserve.model_configuration(room, _served(room, call, rest))))
+    return Response(200, encode(kserve.model_configuration(room, served_of(room, call, rest))))
 
 
 async def model_statistics(room: Room, call: Call, rest: str) -> Answer:
     if _VERSIONS in rest:
-        models = [_served(room, call, rest)]
+        models = [served_of(room, call, rest)]
     else:
         models = kserve.versions_served(room, call.principal, rest)
     return await compressed(call, Response(200, encode(statistics_of(room, models))))
@@ -134,8 +134,8 @@ async def statistics(room: Room, call: Call, rest: str) -> Answer:
 
 async def infer(room: Room, call: Call, rest: str) -> Answer:
     header_bytes = header_length(call)
-    body = await read_tensors(room, call, is_binary=header_bytes >= 0)
-    served = _served(room, call, rest)
+    body = await read_tensors(room, call)
+    served = served_of(room, call, rest)
     asked = read_infer(body, header_bytes, served.version)
     answer = await call.watched(predict(room, call, served.status.name, asked, task=task_of(served)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer
@@ -161,9 +161,17 @@ def header_length(call: Call) -> int:
     return int(value)
 
 
-async def read_tensors(room: Room, call: Call, *, is_binary: bool) -> bytes:
+async def read_tensors(room: Room, call: Call) -> bytes:
     """A request's body, opened where it is compressed. Raises UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
     encoding = encoding_of(call)
+    check_media(call)
+    body = await read_body(call, room.max_body_bytes, room.body_timeout_s)
+    return await opened(body, encoding, room.max_body_bytes)
+
+
+def check_media(call: Call) -> None:
+    """Whether the body may be tensors, by what it says of itself. Raises UnsupportedMediaType, InvalidRequest."""
+    is_binary = header_length(call) >= 0
     content_type = call.header(b"content-type")
     if content_type is not None:
         media = content_type.partition(b";")[0].strip().lower()
@@ -177,20 +185,18 @@ async def read_tensors(room: Room, call: Call, *, is_binary: bool) -> bytes:
                 f"Content-Type {shown!r} is not supported; send application/json, or application/octet-stream with the "
                 "header Inference-Header-Content-Length."
             )
-    body = await read_body(call, room.max_body_bytes, room.body_timeout_s)
-    return await opened(body, encoding, room.max_body_bytes)
 
 
 async def text(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), text_decoder)
-    return await call.watched(generate(room, call, _served(room, call, rest), body))
+    return await call.watched(generate(room, call, served_of(room, call, rest), body))
 
 
 async def text_stream(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), text_decoder)
-    return await call.watched(generate_stream(room, call, _served(room, call, rest), body))
+    return await call.watched(generate_stream(room, call, served_of(room, call, rest), body))
 
 
 # -- the repository ------------------------------------------------------------------------------
