@@ -1,0 +1,488 @@
+"""gRPC's calls of one answer, as clients of any language see them: statuses, metadata, deadlines, limits."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc import StatusCode
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tests.gateway.fakes import FakeControl, FakeDoor
+from tests.gateway.grpc_running import (
+    GrpcRunning,
+    PredictingRouter,
+    infer_request,
+    running,
+    text_request,
+    unary,
+    unary_future,
+)
+
+from inferd.config import ServerConfig
+from inferd.errors import InferdError, Overloaded, QuotaExceeded, _kinds
+from inferd.gateway.grpc.statuses import TABLE
+from inferd.tenancy.principal import Principal
+from inferd.types import Usage
+
+KINDS = {cls.kind: cls for cls in _kinds(InferdError).values() if cls.__module__ == "inferd.errors"}
+
+
+@pytest.fixture(scope="module")
+def listening() -> Iterator[GrpcRunning]:
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def server(listening: GrpcRunning) -> GrpcRunning:
+    return listening.reset()
+
+
+@pytest.fixture(scope="module")
+def connected(listening: GrpcRunning) -> Iterator[grpc.Channel]:
+    with listening.channel() as channel:
+        yield channel
+
+
+def failure(channel: grpc.Channel, name: str = "ModelInfer", message: Any = None, **call: Any) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as failed:
+        unary(channel, name, message if message is not None or name != "ModelInfer" else infer_request(), **call)
+    return failed.value
+
+
+def trailer(error: Any, name: str) -> str | None:
+    return dict(error.trailing_metadata()).get(name)
+
+
+def test_every_word_for_failure_has_a_status() -> None:
+    assert set(TABLE) >= set(KINDS)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_each_failure_is_told_with_its_status_and_its_sentence(
+    server: GrpcRunning, connected: grpc.Channel, kind: str
+) -> None:
+    server.router.refusal = KINDS[kind]("The sentence.", code="its_code")
+    error: Any = failure(connected)
+    assert (error.code(), error.details()) == (TABLE[kind], "The sentence.")
+    assert len(trailer(error, "x-request-id") or "") == 24
+    told = server.served()
+    assert told.error_code == "its_code"
+    assert told.route == "/inference.GRPCInferenceService/ModelInfer"
+    assert told.status >= 400
+
+
+def test_who_is_sent_away_hears_when_to_come_back(server: GrpcRunning, connected: grpc.Channel) -> None:
+    server.router.refusal = Overloaded("Full.", retry_after_s=7.2)
+    assert trailer(failure(connected), "retry-after") == "8"
+
+
+def test_an_answer_goes_through_as_it_is(server: GrpcRunning, connected: grpc.Channel) -> None:
+    message = infer_request(id="mine", model_version="1", parameters={"priority": 1, "timeout": 5_000_000})
+    answer = unary(connected, "ModelInfer", message, metadata=(("x-request-id", "abc"),))
+    assert (answer.id, list(answer.raw_output_contents)) == ("mine", [b"!"])
+    request = server.router.streams[-1].given
+    assert request.body == message.SerializeToString()  # type: ignore[attr-defined]
+    assert (request.model, request.priority) == ("digits", -2)
+    assert request.deadline_s is not None
+    assert 0 < request.deadline_s <= 5
+    told = server.served()
+    assert (told.status, told.outcome, told.request_id, told.model) == (200, "done", "abc", "digits")
+    assert told.usage == Usage(3)
+
+
+def test_a_clients_deadline_is_the_requests(server: GrpcRunning, connected: grpc.Channel) -> None:
+    unary(connected, "ModelInfer", infer_request(parameters={"timeout": 60_000_000}), timeout=9)
+    deadline = server.router.streams[-1].given.deadline_s
+    assert deadline is not None
+    assert 8 < deadline < 9.5
+
+
+def test_a_request_ends_when_its_client_cancels(server: GrpcRunning, connected: grpc.Channel) -> None:
+    server.router.answer = None
+    call = unary_future(connected, "ModelInfer", infer_request())
+    assert server.router.submitted.acquire(timeout=10)
+    call.cancel()
+    assert server.router.streams[0].closed.wait(10)
+    server.put(server.router.streams[0], cancelled(server))
+    told = server.served()
+    assert (told.status, told.outcome) == (499, "cancelled")
+
+
+def cancelled(server: GrpcRunning) -> Any:
+    from inferd.types import End, Output
+
+    return Output(server.router.streams[-1].given.id, (), None, End("cancelled"))
+
+
+def test_a_request_ends_with_its_deadline(server: GrpcRunning, connected: grpc.Channel) -> None:
+    server.router.answer = None
+    error: Any = failure(connected, timeout=0.2)
+    assert error.code() == StatusCode.DEADLINE_EXCEEDED
+    assert server.router.streams[0].closed.wait(10)
+    server.put(server.router.streams[0], cancelled(server))
+    assert server.served().status == 499
+
+
+def test_a_defect_ends_its_request_alone(server: GrpcRunning, connected: grpc.Channel) -> None:
+    server.router.defect = RuntimeError("the secret")
+    error: Any = failure(connected)
+    assert error.code() == StatusCode.INTERNAL
+    assert "secret" not in error.details()
+    server.router.defect = None
+    assert unary(connected, "ModelInfer", infer_request()).raw_output_contents == [b"!"]
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"\x0a\x05abc", b"\x0a\x01\xff"])
+def test_bytes_that_are_no_message_are_the_clients_fault(
+    server: GrpcRunning, connected: grpc.Channel, body: bytes
+) -> None:
+    error: Any = failure(connected, "ModelInfer", body)
+    assert error.code() == StatusCode.INVALID_ARGUMENT
+    error = failure(connected, "ModelReady", b"\xff")
+    assert error.code() == StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "says"),
+    [
+        (infer_request("nothing"), StatusCode.NOT_FOUND, "nothing"),
+        (infer_request(model_version="9"), StatusCode.NOT_FOUND, "9"),
+        (infer_request(parameters={"timeout": "soon"}), StatusCode.INVALID_ARGUMENT, "timeout"),
+        (infer_request(parameters={"sequence_start": True}), StatusCode.INVALID_ARGUMENT, "sequence_id"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    server: GrpcRunning, connected: grpc.Channel, message: Any, status: StatusCode, says: str
+) -> None:
+    error: Any = failure(connected, "ModelInfer", message)
+    assert error.code() == status
+    assert says in error.details()
+
+
+def test_a_sequences_request_says_so(server: GrpcRunning, connected: grpc.Channel) -> None:
+    given = {"sequence_id": 7, "sequence_start": True, "sequence_end": True}
+    unary(connected, "ModelInfer", infer_request(parameters=given))
+    request: Any = server.router.streams[-1].given
+    assert (request.sequence, request.sequence_start, request.sequence_end) == ("7", True, True)
+
+
+def test_a_text_is_written_whole(server: GrpcRunning, connected: grpc.Channel) -> None:
+    answer = unary(connected, "ModelInfer", text_request("Once", max_tokens=5, temperature=0.5))
+    assert (answer.model_name, answer.id) == ("tiny", "t")
+    assert (answer.outputs[0].name, answer.outputs[0].datatype, list(answer.outputs[0].shape)) == (
+        "text_output",
+        "BYTES",
+        [1],
+    )
+    assert answer.raw_output_contents[0] == struct.pack("<I", 12) + b"Hello world!"
+    asked = server.router.last
+    assert asked.prompt.text == "Once"  # type: ignore[union-attr]
+    assert (asked.sampling.max_tokens, asked.sampling.temperature) == (5, 0.5)
+    assert server.served().usage == Usage(3, 3, 1)
+
+
+def test_a_texts_options_may_come_as_a_tensor(server: GrpcRunning, connected: grpc.Channel) -> None:
+    message = text_request("Once")
+    options = message.inputs.add(name="sampling_parameters", datatype="BYTES", shape=[1])
+    options.contents.bytes_contents.append(b'{"max_tokens": 9}')
+    message.inputs.add(name="stream", datatype="BOOL", shape=[1]).contents.bool_contents.append(False)
+    unary(connected, "ModelInfer", message)
+    assert server.router.last.sampling.max_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (infer_request("tiny"), "no input"),
+        (text_request("", max_tokens=5), "empty"),
+        (text_request("a", max_tokens="many"), "max_tokens"),
+        (text_request("a", no_such_option=1), "no_such_option"),
+        (text_request("a", n=2), "one text_output"),
+    ],
+)
+def test_what_is_wrong_with_a_text_is_named(
+    server: GrpcRunning, connected: grpc.Channel, message: Any, says: str
+) -> None:
+    error: Any = failure(connected, "ModelInfer", message)
+    assert error.code() == StatusCode.INVALID_ARGUMENT
+    assert says in error.details()
+
+
+# -- what the server says of itself --------------------------------------------------------------
+
+
+def test_models_are_described(server: GrpcRunning, connected: grpc.Channel) -> None:
+    assert unary(connected, "ServerLive").live
+    assert unary(connected, "ServerReady").ready
+    assert "sequence" in unary(connected, "ServerMetadata").extensions
+    assert unary(connected, "ModelReady", named("ModelReady", "digits")).ready
+    metadata = unary(connected, "ModelMetadata", named("ModelMetadata", "digits"))
+    assert (metadata.platform, list(metadata.versions)) == ("onnxruntime_onnx", ["1"])
+    assert (metadata.inputs[0].name, list(metadata.inputs[0].shape)) == ("x", [-1, 4])
+    config = unary(connected, "ModelConfig", named("ModelConfig", "digits")).config
+    assert (config.max_batch_size, config.input[0].data_type, list(config.output[0].dims)) == (8, 11, [2])
+    assert unary(connected, "ModelConfig", named("ModelConfig", "tiny")).config.model_transaction_policy.decoupled
+    told = unary(connected, "ModelStatistics", named("ModelStatistics", "digits")).model_stats
+    assert [model.name for model in told] == ["digits"]
+    assert len(unary(connected, "ModelStatistics").model_stats) == 2
+    assert {model.name for model in unary(connected, "RepositoryIndex").models} == {"tiny", "digits"}
+
+
+def named(method: str, name: str) -> Any:
+    from inferd.gateway.grpc.protocol import message_type
+
+    return message_type(f"{method}Request")(name=name)  # type: ignore[call-arg]
+
+
+def test_what_is_not_served_says_what_to_do_instead(server: GrpcRunning, connected: grpc.Channel) -> None:
+    for name, says in (("SystemSharedMemoryStatus", "shared memory"), ("LogSettings", "log"), ("NoSuchCall", "")):
+        method = connected.unary_unary(f"/inference.GRPCInferenceService/{name}")
+        with pytest.raises(grpc.RpcError) as failed:
+            method(b"", timeout=10)
+        error: Any = failed.value
+        assert error.code() == StatusCode.UNIMPLEMENTED
+        assert says in error.details()
+
+
+def test_health_follows_readiness(server: GrpcRunning, connected: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(connected)
+    statuses = health_pb2.HealthCheckResponse
+    for name in ("", "inference.GRPCInferenceService"):
+        assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == statuses.SERVING
+    watching = stub.Watch(health_pb2.HealthCheckRequest(service=""), timeout=20)
+    assert next(watching).status == statuses.SERVING
+    for status in server.router.statuses:
+        status.replicas_ready = 0
+    assert next(watching).status == statuses.NOT_SERVING
+    assert stub.Check(health_pb2.HealthCheckRequest()).status == statuses.NOT_SERVING
+    watching.cancel()
+    with pytest.raises(grpc.RpcError) as failed:
+        stub.Check(health_pb2.HealthCheckRequest(service="other"))
+    assert failed.value.code() == StatusCode.NOT_FOUND  # type: ignore[attr-defined]
+
+
+def test_reflection_describes_every_service(server: GrpcRunning, connected: grpc.Channel) -> None:
+    database = ProtoReflectionDescriptorDatabase(connected)
+    assert set(database.get_services()) == {
+        "inference.GRPCInferenceService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+    file = database.FindFileContainingSymbol("inference.GRPCInferenceService")
+    methods = {method.name for service in file.service for method in service.method}
+    assert {"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"} <= methods
+    assert database.FindFileContainingSymbol("grpc.health.v1.Health").package == "grpc.health.v1"
+
+
+# -- who may ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[tuple[GrpcRunning, FakeDoor, FakeControl]]:
+    door = FakeDoor(
+        {
+            "good": Principal(key_id="k", tenant="acme", models=("digits",)),
+            "reader": Principal(key_id="r", scopes=frozenset(("metrics",))),
+            "boss": Principal(key_id="b", scopes=frozenset(("admin",))),
+        }
+    )
+    control = FakeControl()
+    with running(door=door, control=control) as server:
+        yield server, door, control
+
+
+Guarded = tuple[GrpcRunning, FakeDoor, FakeControl]
+GOOD = (("authorization", "Bearer good"),)
+
+
+def test_a_key_opens_the_door_in_either_header(guarded: Guarded) -> None:
+    server, door, _ = guarded
+    server.reset()
+    with server.channel() as channel:
+        for metadata in (GOOD, (("x-api-key", "good"),)):
+            unary(channel, "ModelInfer", infer_request(), metadata=metadata)
+            told = server.served()
+            assert (told.tenant, told.key_id) == ("acme", "k")
+            assert door.permits[-1].settled == [(Usage(3), "done")]
+
+
+def test_who_may_not_is_told_so(guarded: Guarded) -> None:
+    server, _, _ = guarded
+    server.reset()
+    with server.channel() as channel:
+        error: Any = failure(channel)
+        assert error.code() == StatusCode.UNAUTHENTICATED
+        assert failure(channel, metadata=(("authorization", "Bearer bad"),)).code() == StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+        error = failure(channel, metadata=(("authorization", "Bearer reader"),))
+        assert error.code() == StatusCode.PERMISSION_DENIED
+        error = failure(channel, "ModelInfer", text_request("a"), metadata=GOOD)
+        assert error.code() == StatusCode.NOT_FOUND, "a model that the key may not use does not exist for it"
+        assert "tiny" not in error.details().partition("this server has")[2]
+        assert unary(channel, "ServerLive").live
+        assert unary(channel, "ServerReady").ready
+        for name in ("ServerMetadata", "ModelStatistics", "RepositoryIndex"):
+            assert failure(channel, name).code() == StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+        index = unary(channel, "RepositoryIndex", metadata=GOOD).models
+        assert [model.name for model in index] == ["digits"]
+
+
+def test_models_are_loaded_and_unloaded_by_operators_alone(guarded: Guarded) -> None:
+    from inferd.gateway.grpc.protocol import message_type
+
+    server, _, control = guarded
+    server.reset()
+    boss = (("authorization", "Bearer boss"),)
+    with server.channel() as channel:
+        for verb in ("Load", "Unload"):
+            name = f"RepositoryModel{verb}"
+            message: Any = message_type(f"{name}Request")(model_name="digits")  # type: ignore[call-arg]
+            error: Any = failure(channel, name, message, metadata=GOOD)
+            assert error.code() == StatusCode.PERMISSION_DENIED
+            unary(channel, name, message, metadata=boss)
+            assert control.asked[-1] == f"{verb.lower()} digits"
+        message = message_type("RepositoryModelLoadRequest")(model_name="digits")  # type: ignore[call-arg]
+        message.parameters["file:1/model.onnx"].bytes_param = b"\0\xff"
+        error = failure(channel, "RepositoryModelLoad", message, metadata=boss)
+        assert error.code() == StatusCode.INVALID_ARGUMENT
+        error = failure(channel, "RepositoryModelLoad", named_model("nothing"), metadata=boss)
+        assert error.code() == StatusCode.NOT_FOUND
+
+
+def named_model(name: str) -> Any:
+    from inferd.gateway.grpc.protocol import message_type
+
+    return message_type("RepositoryModelLoadRequest")(model_name=name)  # type: ignore[call-arg]
+
+
+def test_quotas_hold_here_as_well(guarded: Guarded) -> None:
+    server, door, _ = guarded
+    server.reset()
+    refused = QuotaExceeded("Enough.", retry_after_s=3)
+    refused.headers = ((b"x-ratelimit-remaining-requests", b"0"),)
+    door.refusal = refused
+    try:
+        with server.channel() as channel:
+            error: Any = failure(channel, metadata=GOOD)
+    finally:
+        door.refusal = None
+    assert error.code() == StatusCode.RESOURCE_EXHAUSTED
+    assert trailer(error, "retry-after") == "3"
+    assert trailer(error, "x-ratelimit-remaining-requests") == "0"
+
+
+def test_a_cancelled_request_is_settled_once(guarded: Guarded) -> None:
+    server, door, _ = guarded
+    server.reset()
+    server.router.answer = None
+    with server.channel() as channel:
+        call = unary_future(channel, "ModelInfer", infer_request(), metadata=GOOD)
+        assert server.router.submitted.acquire(timeout=10)
+        call.cancel()
+        assert server.router.streams[0].closed.wait(10)
+        server.put(server.router.streams[0], cancelled(server))
+        assert door.permits[-1].over.wait(10)
+    assert [outcome for _, outcome in door.permits[-1].settled] == ["cancelled"]
+
+
+# -- limits -----------------------------------------------------------------------------------------
+
+
+def test_a_request_that_is_too_large_is_refused(server: GrpcRunning) -> None:
+    config = ServerConfig(port=0, grpc_port=0, grace_s=1, max_body_bytes=64 * 1024)
+    with running(config=config) as small, small.channel() as channel:
+        large = infer_request(id="x" * 70_000)
+        assert failure(channel, "ModelInfer", large).code() == StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+        bomb = infer_request(id="x" * 50_000_000)  # a few hundred bytes for each of ours
+        error: Any = failure(channel, "ModelInfer", bomb, compression=grpc.Compression.Gzip)
+        assert error.code() == StatusCode.RESOURCE_EXHAUSTED
+        packed = infer_request(id="x" * 20_000)
+        assert unary(channel, "ModelInfer", packed, compression=grpc.Compression.Gzip).id == packed.id
+        assert small.router.submitted.acquire(timeout=10)
+        assert len(small.router.streams) == 1
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0)
+
+
+def frames_of(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
+    """Kinds and contents of the frames that come, until the connection ends."""
+    received = b""
+    while True:
+        while len(received) >= 9 and len(received) >= 9 + int.from_bytes(received[:3], "big"):
+            size = int.from_bytes(received[:3], "big")
+            yield received[3], received[9 : 9 + size]
+            received = received[9 + size :]
+        try:
+            piece = connection.recv(65536)
+        except ConnectionResetError:
+            return
+        if not piece:
+            return
+        received += piece
+
+
+def test_who_floods_with_pings_is_sent_away(server: GrpcRunning, connected: grpc.Channel) -> None:
+    with socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as connection:
+        connection.sendall(PREFACE)
+        for number in range(20):
+            try:
+                connection.sendall(frame(6, 0, 0, number.to_bytes(8, "big")))
+            except OSError:
+                break
+        goodbyes = [content for kind, content in frames_of(connection) if kind == 7]
+    assert goodbyes, "no GOAWAY came"
+    assert b"too_many_pings" in goodbyes[-1]
+    assert unary(connected, "ServerLive").live
+
+
+def test_who_speaks_no_http2_is_sent_away(server: GrpcRunning, connected: grpc.Channel) -> None:
+    with socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        list(frames_of(connection))  # it ends
+    assert unary(connected, "ServerLive").live
+
+
+def test_a_server_that_leaves_finishes_what_it_began() -> None:
+    with running(PredictingRouter(), ServerConfig(port=0, grpc_port=0, grace_s=10)) as leaving:
+        leaving.router.answer = None
+        with leaving.channel(("grpc.enable_retries", 0)) as channel:
+            call = unary_future(channel, "ModelInfer", infer_request(id="last"))
+            assert leaving.router.submitted.acquire(timeout=10)
+            stub = health_pb2_grpc.HealthStub(channel)
+            watching = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+            assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
+            leaving.begin_stop()
+            assert next(watching).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            error: Any = failure(channel, timeout=5)
+            assert error.code() == StatusCode.UNAVAILABLE
+            watching.cancel()
+            request: Any = leaving.router.streams[0].given
+            from tests.gateway.grpc_running import predicted
+
+            for output in predicted(request):
+                leaving.put(leaving.router.streams[0], output)
+            assert call.result(timeout=10).id == "last"
+        leaving.ended()
+
+
+def test_what_does_not_end_in_time_is_cut() -> None:
+    with running(config=ServerConfig(port=0, grpc_port=0, grace_s=1)) as leaving:
+        leaving.router.answer = None
+        with leaving.channel(("grpc.enable_retries", 0)) as channel:
+            call = unary_future(channel, "ModelInfer", infer_request())
+            assert leaving.router.submitted.acquire(timeout=10)
+            leaving.begin_stop()
+            assert leaving.router.streams[0].closed.wait(10)
+            leaving.put(leaving.router.streams[0], cancelled(leaving))
+            assert call.exception(timeout=10).code() in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
+        leaving.ended()
