@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from inferd.cli.main import cli, main
-from inferd.cli.serve import curl_line, python_lines
+from inferd.cli.ready import curl_line, python_lines
 from inferd.config import load_config
 from inferd.events import Event
 from inferd.gateway.openai_wire import IGNORED, REFUSED

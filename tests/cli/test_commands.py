@@ -87,7 +87,7 @@ def test_a_files_models_take_flags_when_it_is_clear_which(tmp_path: Path) -> Non
     [
         (["srve"], 2, "did you mean 'inferd serve'?"),
         (["serve", "--port", "x"], 2, "'x' is not an integer from 0 to 65535."),
-        (["serve", "./nowhere"], 1, "Error: The folder ./nowhere does not exist; check the path."),
+        (["serve", "./nowhere"], 1, "Error: There is no file or folder ./nowhere; check the path."),
         (["serve", "none.yaml"], 1, "none.yaml does not exist"),
         (["generate", " "], 2, "The prompt is empty"),
         (["bench", "--url", "http://127.0.0.1:1"], 1, "inferd serve"),

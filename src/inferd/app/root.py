@@ -16,7 +16,7 @@ import functools
 import logging
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
@@ -35,6 +35,7 @@ from inferd.router.router import Router
 from inferd.state.folder import data_folder
 from inferd.tenancy.control import Control
 from inferd.tenancy.principal import OPERATOR
+from inferd.types import ModelInfo
 from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
 
@@ -56,6 +57,7 @@ class Ready(NamedTuple):
     address: str  # for clients on this machine
     needs_key: bool
     grpc_address: str | None = None
+    models: Mapping[str, ModelInfo] = {}  # those that are ready: what they say of themselves
 
 
 class Listener(Protocol):
@@ -330,7 +332,8 @@ async def _run(
         if settled.done() and not leaving.done():
             _refuse_if_all_failed(site)
             if on_ready is not None:
-                on_ready(ready._replace(needs_key=site.control.door.needs_keys))
+                infos = {status.name: status.info for status in site.router.models() if status.info is not None}
+                on_ready(ready._replace(needs_key=site.control.door.needs_keys, models=infos))
             # Its import is long: neither the start nor the first scrape waits for it.
             await asyncio.to_thread(_import_late_parts)
             await asyncio.wait((*serving, leaving), return_when=asyncio.FIRST_COMPLETED)

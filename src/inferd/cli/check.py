@@ -14,10 +14,12 @@ import click
 import msgspec
 
 from inferd.app.change import refuse_empty
+from inferd.cli.ready import tensor_lines
 from inferd.cli.terminal import bytes_text, console, fail, warn
 from inferd.config import Config, RemoteConfig, load_config, stray_variables
 from inferd.errors import ConfigError, InferdError
 from inferd.planning.memory import MemoryEstimate, Plan, plan_config
+from inferd.registry.signature import ANY_ROWS
 from inferd.tenancy.door import is_loopback
 
 _NOT_CLEAR: Final = "http to another host: the API key and every request travel unencrypted; use https."
@@ -54,7 +56,8 @@ def command(file: Path, probe: bool, as_json: bool) -> int:
     """Say everything that is wrong with FILE, and what serving it would take: memory, address, access.
 
     Loads nothing and changes nothing. The plan is the engine's own arithmetic: weights, KV cache,
-    headroom and how many requests fit at the same time.
+    headroom and how many requests fit at the same time. Of models that make predictions it shows
+    what their files say: inputs, outputs and how many rows are computed together.
 
     \b
     Examples:
@@ -200,6 +203,7 @@ def show(report: CheckReport) -> None:
     plan = report.plan
     if plan is not None and plan.models:
         _show_plan(plan.models)
+        _show_contracts([model for model in plan.models if model.kind == "predict"])
         demanded = (
             "" if plan.all_bytes == plan.startup_bytes else f", {bytes_text(plan.all_bytes)} with those on demand"
         )
@@ -241,10 +245,34 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
         table.add_row(
             Text(model.name),
             bytes_text(model.weights_bytes),
-            bytes_text(model.kv_bytes),
+            bytes_text(model.kv_bytes) if model.kind == "generate" else "-",
             bytes_text(model.headroom_bytes),
             str(model.replicas),
             bytes_text(model.total_bytes * model.replicas),
-            "\n".join(f"{count * model.replicas} x {length:,}" for length, count in lengths.items()),
+            "\n".join(f"{count * model.replicas} x {length:,}" for length, count in lengths.items())
+            if model.kind == "generate"
+            else _rows_text(model),
         )
     console().print(table)
+
+
+def _rows_text(model: MemoryEstimate) -> str:
+    match model.max_batch_size:
+        case None:
+            return "known when loaded"
+        case 0 | 1:
+            return "1 request"
+        case rows:
+            return "rows of any number" if rows >= ANY_ROWS else f"{rows} rows"
+
+
+def _show_contracts(models: Sequence[MemoryEstimate]) -> None:
+    """What models that make predictions take and give, as far as their files say so before they are loaded."""
+    out = console()
+    for model in models:
+        unknown = "" if model.inputs else ": inputs and outputs are known when it is loaded"
+        out.print(f"{model.name}  {model.platform}{unknown}", markup=False)
+        for line in tensor_lines(model.inputs, model.outputs):
+            out.print(line, markup=False, soft_wrap=True)
+    if models:
+        out.print()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,8 +16,9 @@ from inferd.app.change import refuse_empty
 from inferd.app.source import ConfigSource
 from inferd.cli.board import Board
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, model_flags, server_flags
+from inferd.cli.ready import show_ready
 from inferd.cli.terminal import Told, is_live, loading, warn
-from inferd.config import REMOTE_PREFIX, Config, load_config, model_name, stray_variables
+from inferd.config import REMOTE_PREFIX, Config, ModelConfig, load_config, model_name, stray_variables
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.registry.artifact import artifact_of
 from inferd.registry.source import is_code, is_remote, resolve, silent
@@ -38,15 +37,16 @@ from inferd.registry.source import is_code, is_remote, resolve, silent
 @server_flags
 @model_flags
 def command(source: str, name: str | None, insecure_no_auth: bool, **flags: object) -> int:
-    """Serve a model, or everything in a config file, through the OpenAI API.
+    """Serve a model, or everything in a config file.
 
-    SOURCE is a folder, a Hugging Face Hub id (id@revision for a fixed version), 'demo' for the
-    bundled chat model (the default), openai:https://host/v1 for a server elsewhere, or a .yaml file,
-    whose changes are followed while serving.
+    SOURCE is a folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class),
+    a Hugging Face Hub id (id@revision for a fixed version), 'demo' for the bundled chat model (the default),
+    openai:https://host/v1 for a server elsewhere, or a .yaml file, whose changes are followed while serving.
 
     \b
     Examples:
       inferd serve
+      inferd serve model.onnx
       inferd serve ./my-model --port 9000 --dtype bfloat16
       inferd serve Qwen/Qwen3-0.6B --max-model-len 8192 --kv-cache-memory 4GiB
       inferd serve inferd.yaml
@@ -118,7 +118,9 @@ def run(config: Config, source: ConfigSource | None = None) -> int:
 
         def ready(found: root.Ready) -> None:
             showing.close()
-            show_ready(found.address, list(config.models), needs_key=found.needs_key, grpc_address=found.grpc_address)
+            show_ready(
+                found.address, config, found.models, needs_key=found.needs_key, grpc_address=found.grpc_address
+            )
 
         return root.run(config, source=source, on_ready=ready, watch=board.take, log=board if is_live() else None)
 
@@ -137,7 +139,7 @@ def ready_to_load(config: Config, showing: Callable[[str], AbstractContextManage
                 with showing(model.source) as tell:
                     model = msgspec.structs.replace(model, source=str(resolve(model.source, tell)))
             if not model.is_remote:
-                artifact_of(model)
+                _recognised(model, is_alone=len(config.models) == 1)
             if model.has_steps:
                 from inferd.predict.wiring import check_steps  # needs numpy, which other models leave out here
 
@@ -151,6 +153,17 @@ def ready_to_load(config: Config, showing: Callable[[str], AbstractContextManage
         lines = [f"{len(missing)} models cannot be found:", *(error.message for error in missing)]
         raise ModelLoadError("\n  - ".join(lines))
     return msgspec.structs.replace(config, models=models)
+
+
+def _recognised(model: ModelConfig, *, is_alone: bool) -> None:
+    """Raises ModelLoadError for a source that is not there or must not be opened. A file that is there and no good is
+    its worker's to refuse, where other models can be served."""
+    try:
+        artifact_of(model)
+    except ModelLoadError as error:
+        is_file = Path(model.source).expanduser().is_file()
+        if is_alone or not is_file or error.param != "source":
+            raise
 
 
 def checked(config: Config) -> Config:
@@ -176,37 +189,3 @@ def checked(config: Config) -> Config:
 def _silently(title: str) -> AbstractContextManager[Told]:
     """Where a server is busy, nobody watches a download."""
     return contextlib.nullcontext(silent)
-
-
-def show_ready(address: str, names: list[str], *, needs_key: bool = False, grpc_address: str | None = None) -> None:
-    """The address, one curl line and five lines of Python that work when pasted."""
-    name = names[0] if names else "MODEL"
-    # Without rich, whose import would keep a server of remote models from being ready sooner.
-    ready, at = click.style("inferd is ready", fg="green", bold=True), click.style(address, bold=True)
-    grpc = f", gRPC at {grpc_address}" if grpc_address is not None else ""
-    click.echo(f"\n{ready} at {at}{grpc}  ({', '.join(names) or 'no models'})\n")
-    if needs_key:
-        click.echo("Clients need an API key: inferd keys create makes one; below it is read from INFERD_API_KEY.\n")
-    for title, text in (
-        ("Ask it from a shell:", curl_line(address, name, needs_key=needs_key)),
-        ("or from Python (pip install openai):", python_lines(address, name, needs_key=needs_key)),
-    ):
-        click.secho(title, dim=True)
-        click.echo("\n".join("  " + line for line in text.splitlines()) + "\n")
-    click.echo(f"API reference {address}/docs   metrics {address}/metrics   chat: inferd chat   stop: Ctrl-C\n")
-    sys.stdout.flush()
-
-
-def curl_line(address: str, name: str, *, needs_key: bool = False) -> str:
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "What is inferd?"}]}, ensure_ascii=False)
-    key = ' -H "authorization: Bearer $INFERD_API_KEY"' if needs_key else ""
-    return f"curl {address}/v1/chat/completions -H 'content-type: application/json'{key} -d {shlex.quote(body)}"
-
-
-def python_lines(address: str, name: str, *, needs_key: bool = False) -> str:
-    key = 'os.environ["INFERD_API_KEY"]' if needs_key else '"none"'
-    return f'''{"import os" + chr(10) if needs_key else ""}from openai import OpenAI
-client = OpenAI(base_url="{address}/v1", api_key={key})
-messages = [{{"role": "user", "content": "What is inferd?"}}]
-for chunk in client.chat.completions.create(model={name!r}, messages=messages, stream=True):
-    print(chunk.choices[0].delta.content or "", end="", flush=True)'''

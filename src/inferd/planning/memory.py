@@ -1,4 +1,4 @@
-"""How much memory models will take, from config.json and the weights' headers, before anything is loaded.
+"""How much memory models will take, from their files' headers, before anything is loaded.
 
 The arithmetic is the engine's own (``inferd.engine.memory``), so a plan and a loaded model agree: weights to the
 byte, the KV cache to the byte where its size is configured. Opens no weights, asks no hub, imports no torch.
@@ -16,8 +16,10 @@ from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, is_ignorabl
 from inferd.engine.model.config import DecoderConfig, Source
 from inferd.engine.safetensors import read_table, weight_files
 from inferd.errors import ConfigError, ModelLoadError
-from inferd.registry.artifact import artifact_of
+from inferd.planning.predictive import plan_predictive
+from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.source import find, is_remote
+from inferd.types import ModelKind, TensorSpec
 
 TYPICAL_TOKENS = 1024
 """Prompt and answer of a conversation's turn, for the concurrency that people will see."""
@@ -27,19 +29,26 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica of a model takes. Sizes in bytes, lengths in tokens."""
 
     name: str
-    folder: str
-    dtype: str
+    folder: str  # or file
     weights_bytes: int
-    kv_bytes: int
-    kv_bytes_per_token: int
-    num_blocks: int
-    block_size: int
     headroom_bytes: int  # the process itself and a step's activations
     replicas: int
-    max_model_len: int
-    max_concurrency: int  # sequences of max_model_len that the cache holds, at most max_num_seqs
-    typical_len: int
-    typical_concurrency: int  # sequences of typical_len, likewise
+    kind: ModelKind = "generate"
+    platform: str = "inferd_llm"
+    # Of language models:
+    dtype: str = ""
+    kv_bytes: int = 0
+    kv_bytes_per_token: int = 0
+    num_blocks: int = 0
+    block_size: int = 0
+    max_model_len: int = 0
+    max_concurrency: int = 0  # sequences of max_model_len that the cache holds, at most max_num_seqs
+    typical_len: int = 0
+    typical_concurrency: int = 0  # sequences of typical_len, likewise
+    # Of models that make predictions, as far as their files say before they are loaded:
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    max_batch_size: int | None = None  # rows that the artifact computes together; 0: it has no batch dimension
 
     @property
     def total_bytes(self) -> int:
@@ -70,15 +79,18 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     cache whose size is not configured. Raises ModelLoadError, with the remedy, when the replica does
     not fit within ``memory_bytes`` or ``free_bytes``, or its files are at fault.
     """
-    folder = _checkpoint(config)
-    if folder is None:
+    artifact = _artifact(config)
+    if artifact is None:
         return None
+    free = available_bytes() if free_bytes is None else free_bytes
+    if artifact.kind == "predict":
+        return _predictive(name, artifact, config, free)
+    folder = Path(artifact.path)
     source = Source(folder / "config.json")
     dims = read_config(source)
     dtype = dtype_name(config.dtype, dims.dtype, on_cpu=not config.device.startswith("cuda"), source=source)
     itemsize = ITEM_BYTES[dtype]
     weights_bytes = _weights_bytes(folder, dims, itemsize)
-    free = available_bytes() if free_bytes is None else free_bytes
     beside = free - weights_bytes - RUNTIME_BYTES
     if beside <= 0:
         raise ModelLoadError(
@@ -187,17 +199,41 @@ def bind(config: Config) -> Config:
     return msgspec.structs.replace(config, models=models)
 
 
-def _checkpoint(config: ModelConfig) -> Path | None:
-    """The folder of a language model that is here."""
+def _artifact(config: ModelConfig) -> Artifact | None:
+    """What would be loaded here; None for a remote server, and for a hub id that is not downloaded yet."""
     if config.is_remote:
         return None
-    if is_remote(config.source):
-        found = find(config.source)
-        if found is None:
-            return None
-        config = msgspec.structs.replace(config, source=str(found))
-    artifact = artifact_of(config)
-    return artifact.path if artifact.runtime == "llm" and isinstance(artifact.path, Path) else None
+    if not is_remote(config.source):
+        return artifact_of(config)
+    found = find(config.source)
+    return None if found is None else artifact_of(msgspec.structs.replace(config, source=str(found)))
+
+
+def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -> MemoryEstimate:
+    """Likewise for a model that makes predictions."""
+    plan = plan_predictive(artifact, config)
+    signature = plan.signature
+    estimate = MemoryEstimate(
+        name=name,
+        folder=str(artifact.path),
+        weights_bytes=plan.weights_bytes,
+        headroom_bytes=plan.headroom_bytes,
+        replicas=config.num_local,
+        kind="predict",
+        platform=artifact.platform,
+        inputs=() if signature is None else signature.inputs,
+        outputs=() if signature is None else signature.outputs,
+        max_batch_size=None if signature is None else signature.max_batch_size,
+    )
+    allowed = free if config.memory_bytes is None else min(free, config.memory_bytes)
+    if estimate.total_bytes > allowed:
+        raise ModelLoadError(
+            f"A replica of {name} takes about {_size(estimate.total_bytes)} (weights {_size(estimate.weights_bytes)}, the "
+            f"process and a batch {_size(estimate.headroom_bytes)}), but {_size(allowed)} may be used. "
+            "Lower batching.max_batch_size, take a smaller model, or give it more memory.",
+            param="memory_bytes",
+        )
+    return estimate
 
 
 def _loads_alone(name: str, model: ModelConfig) -> bool:
@@ -224,4 +260,6 @@ def _weights_bytes(folder: Path, dims: DecoderConfig, itemsize: int) -> int:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+    if count >= 1e9:
+        return f"{count / 1e9:.2f} GB"
+    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} KB"
