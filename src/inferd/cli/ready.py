@@ -1,0 +1,178 @@
+"""What ``inferd serve`` shows once models are ready: what each takes and gives, and lines that work when pasted.
+
+Knows the terminal and what a model says of itself; knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import click
+
+from inferd.config import Config, ModelConfig
+from inferd.types import ModelInfo, TensorSpec
+
+_MOST_VALUES: Final = 32  # of an example in a line to paste
+_MOST_LABELS: Final = 6
+
+
+def show_ready(
+    address: str,
+    config: Config,
+    infos: Mapping[str, ModelInfo],
+    *,
+    needs_key: bool = False,
+    grpc_address: str | None = None,
+) -> None:
+    """The address, each predictive model's contract and batching, and lines to paste. ``infos``: models that are ready."""
+    names = list(config.models)
+    name = next((one for one in names if one in infos), names[0] if names else "MODEL")
+    # Without rich, whose import would keep a server of remote models from being ready sooner.
+    ready, at = click.style("inferd is ready", fg="green", bold=True), click.style(address, bold=True)
+    grpc = f", gRPC at {grpc_address}" if grpc_address is not None else ""
+    click.echo(f"\n{ready} at {at}{grpc}  ({', '.join(names) or 'no models'})\n")
+    for one, info in infos.items():
+        if info.kind == "predict" and one in config.models:
+            click.echo("\n".join(contract_lines(one, info, config.models[one])) + "\n")
+    if needs_key:
+        click.echo("Clients need an API key: inferd keys create makes one; below it is read from INFERD_API_KEY.\n")
+    first = infos.get(name)
+    client = "openai" if first is None or first.kind == "generate" else python_client(first)
+    for title, text in (
+        ("Ask it from a shell:", curl_line(address, name, first, needs_key=needs_key)),
+        (f"or from Python (pip install {client}):", python_lines(address, name, first, needs_key=needs_key)),
+    ):
+        click.secho(title, dim=True)
+        click.echo("\n".join("  " + line for line in text.splitlines()) + "\n")
+    chats = any(one.kind == "generate" for one in infos.values()) or not infos
+    chat = "chat: inferd chat   " if chats else ""
+    click.echo(f"API reference {address}/docs   metrics {address}/metrics   {chat}stop: Ctrl-C\n")
+    sys.stdout.flush()
+
+
+# -- what a model takes and gives --------------------------------------------------------------
+
+
+def contract_lines(name: str, info: ModelInfo, config: ModelConfig) -> list[str]:
+    """The effective configuration of a predictive model, line by line."""
+    threads = f", {info.num_threads} thread{'s' * (info.num_threads != 1)}" if info.num_threads else ""
+    copies = f", {config.replicas} copies" if config.replicas > 1 else ""
+    lines = [f"{click.style(name, bold=True)}  {info.platform}, {batching_text(info, config)}{threads}{copies}"]
+    return lines + tensor_lines(info.inputs, info.outputs)
+
+
+def tensor_lines(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> list[str]:
+    """A line for each input and output."""
+    width = max((len(spec.name) for spec in (*inputs, *outputs)), default=0)
+    lines = []
+    for word, specs in (("takes", inputs), ("gives", outputs)):
+        for place, spec in enumerate(specs):
+            lines.append(f"  {word if place == 0 else '':5}  {spec.name:{width}}  {spec_text(spec)}")
+    return lines
+
+
+def spec_text(spec: TensorSpec) -> str:
+    """A datatype and shape, with the names of the last dimension's places."""
+    shape = ", ".join("any" if size == -1 else str(size) for size in spec.shape)
+    optional = ", may be left out" if spec.is_optional else ""
+    labels = ""
+    if spec.labels:
+        more = ", ..." if len(spec.labels) > _MOST_LABELS else ""
+        labels = f": {', '.join(spec.labels[:_MOST_LABELS])}{more}"
+    return f"{spec.datatype} [{shape}]{optional}{labels}"
+
+
+def batching_text(info: ModelInfo, config: ModelConfig) -> str:
+    """How its requests are computed together."""
+    batching = config.batching
+    rows = info.max_batch_size
+    if rows <= 1 or batching.mode == "off":
+        return "one request at a time"
+    if batching.mode == "static":
+        return f"always {rows} rows together"
+    return f"up to {rows} rows together, waiting at most {batching.max_delay_ms:g} ms"
+
+
+# -- lines to paste ----------------------------------------------------------------------------
+
+
+def curl_line(address: str, name: str, info: ModelInfo | None = None, *, needs_key: bool = False) -> str:
+    """One request from a shell, in the API that the model is for."""
+    key = ' -H "authorization: Bearer $INFERD_API_KEY"' if needs_key else ""
+    path, body = _example(name, info)
+    if body is None:
+        return f"curl{key} {address}{path}"
+    text = json.dumps(body, ensure_ascii=False)
+    return f"curl {address}{path} -H 'content-type: application/json'{key} -d {shlex.quote(text)}"
+
+
+def _example(name: str, info: ModelInfo | None) -> tuple[str, dict[str, object] | None]:
+    if info is None or info.kind == "generate":
+        return "/v1/chat/completions", {"model": name, "messages": [{"role": "user", "content": "What is inferd?"}]}
+    if "embed" in info.tasks:
+        return "/v1/embeddings", {"model": name, "input": "What is inferd?"}
+    if "rerank" in info.tasks:
+        documents = ["A server for models.", "A kind of bread."]
+        return "/rerank", {"model": name, "query": "What is inferd?", "documents": documents}
+    if "classify" in info.tasks:
+        return "/classify", {"model": name, "input": "What a fine day."}
+    if not info.inputs or any(_count(spec) > _MOST_VALUES for spec in info.inputs):
+        return f"/v2/models/{name}", None
+    inputs = [
+        {"name": spec.name, "shape": _sizes(spec), "datatype": spec.datatype, "data": _values(spec)}
+        for spec in info.inputs
+    ]
+    return f"/v2/models/{name}/infer", {"inputs": inputs}
+
+
+def _sizes(spec: TensorSpec) -> list[int]:
+    return [1 if size == -1 else size for size in spec.shape]
+
+
+def _count(spec: TensorSpec) -> int:
+    return math.prod(_sizes(spec))
+
+
+def _values(spec: TensorSpec) -> list[object]:
+    value: object = {"BYTES": "text", "BOOL": False}.get(spec.datatype, 0.5 if "FP" in spec.datatype else 0)
+    return [value] * _count(spec)
+
+
+def python_client(info: ModelInfo) -> str:
+    """The package that ``python_lines`` uses."""
+    return "openai" if "embed" in info.tasks else "tritonclient[http]"
+
+
+def python_lines(address: str, name: str, info: ModelInfo | None = None, *, needs_key: bool = False) -> str:
+    """The same from Python, with a public client."""
+    key = 'os.environ["INFERD_API_KEY"]' if needs_key else '"none"'
+    imports = "import os\n" if needs_key else ""
+    if info is not None and info.kind == "predict" and "embed" not in info.tasks:
+        return imports + _triton_lines(address, name, info, needs_key=needs_key)
+    head = f'{imports}from openai import OpenAI\nclient = OpenAI(base_url="{address}/v1", api_key={key})\n'
+    if info is not None and info.kind == "predict":
+        return f'{head}print(client.embeddings.create(model={name!r}, input="What is inferd?").data[0].embedding[:4])'
+    return f"""{head}messages = [{{"role": "user", "content": "What is inferd?"}}]
+for chunk in client.chat.completions.create(model={name!r}, messages=messages, stream=True):
+    print(chunk.choices[0].delta.content or "", end="", flush=True)"""
+
+
+def _triton_lines(address: str, name: str, info: ModelInfo, *, needs_key: bool) -> str:
+    host = address.partition("://")[2]
+    headers = ', headers={"authorization": "Bearer " + os.environ["INFERD_API_KEY"]}' if needs_key else ""
+    lines = ["import numpy as np", "from tritonclient import http", "from tritonclient.utils import triton_to_np_dtype"]
+    lines += [f'client = http.InferenceServerClient("{host}")', f"model = client.get_model_metadata({name!r}{headers})"]
+    lines += [
+        "inputs = []",
+        'for spec in model["inputs"]:',
+        '    rows = np.zeros([max(size, 1) for size in map(int, spec["shape"])], triton_to_np_dtype(spec["datatype"]))',
+        '    inputs.append(http.InferInput(spec["name"], rows.shape, spec["datatype"]))',
+        "    inputs[-1].set_data_from_numpy(rows)",
+        f"print(client.infer({name!r}, inputs{headers}).get_response())",
+    ]
+    return "\n".join(lines)
