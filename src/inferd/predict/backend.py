@@ -273,7 +273,8 @@ class PredictBackend:
                 return results
             raise InternalError(f"The runtime gave {len(results)} results for {len(items)} items.")
         except Exception as error:
-            return self._each_alone(items, error)
+            failure = error
+        return self._each_alone(items, failure)
 
     def _each_alone(self, items: Sequence[Item], error: Exception) -> Sequence[_Answer]:
         """The answers after a batch has failed."""

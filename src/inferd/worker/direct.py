@@ -109,6 +109,7 @@ class DirectLoop:
                 return
             if not data:
                 raise GoneError
+            self.is_busy = True
             for messages in self._frames.feed(data):
                 for message in messages:
                     self._take(message)
