@@ -67,6 +67,7 @@ class _InferStream:
         self._context = context
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._writing = asyncio.Lock()  # one answer at a time
+        self._writer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_of: dict[str, asyncio.Task[None]] = {}  # of each sequence that has requests under way
         self._reading: asyncio.Task[None] | None = None
@@ -85,7 +86,9 @@ class _InferStream:
         stuck = asyncio.create_task(self._stuck.wait())
         try:
             await asyncio.wait((working, stuck), return_when=asyncio.FIRST_COMPLETED)
-            if not self._stuck.is_set():
+            if self._stuck.is_set():
+                await self._give_up(working)
+            else:
                 await working
         finally:
             stuck.cancel()
@@ -102,6 +105,17 @@ class _InferStream:
             )
         if self._is_stopped:
             await context.abort(StatusCode.UNAVAILABLE, "The server is shutting down; open a stream to another one.")
+
+    async def _give_up(self, working: asyncio.Task[None]) -> None:
+        """The client takes nothing: cancel all but the write that is under way, and wait for that."""
+        working.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+        for task in tuple(self._tasks):
+            if task is not self._writer:
+                task.cancel()
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
 
     async def _work(self) -> None:
         if not self._is_stopped:
@@ -179,10 +193,16 @@ class _InferStream:
             self._calls.close(call)
 
     async def _write(self, message: bytes) -> None:
+        """One answer; waits while the client takes none. A write that was begun cannot be taken back, so one that lasts
+        too long is waited for still, while everything else on the stream is cancelled."""
         async with self._writing:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(self._calls.room.config.server.send_timeout_s, self._stuck.set)
+            self._writer = asyncio.current_task()
             try:
-                async with asyncio.timeout(self._calls.room.config.server.send_timeout_s):
-                    await self._context.write(message)
-            except TimeoutError:
-                self._stuck.set()
-                raise asyncio.CancelledError from None
+                await self._context.write(message)
+            finally:
+                timer.cancel()
+                self._writer = None
+            if self._stuck.is_set():
+                raise asyncio.CancelledError
