@@ -70,10 +70,12 @@ class Gateway:
                 return messages
 
     def outputs(self) -> list[Output]:
-        """The outputs of the next frame."""
-        (message,) = self.receive()
-        assert isinstance(message, Outputs)
-        return message.outputs
+        """The outputs of the next frames that come."""
+        found = []
+        for message in self.receive():
+            assert isinstance(message, Outputs)
+            found += message.outputs
+        return found
 
     def join(self) -> None:
         self._thread.join(20)
