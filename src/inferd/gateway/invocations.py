@@ -85,12 +85,12 @@ class InvocationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def predict_v1(room: Room, call: Call, rest: str) -> Answer:
-    body = await read_tensors(room, call)
+    body = await read_tensors(room, call, is_binary=False)
     return await _predicted(room, call, find_served(room, call.principal, rest), Asked(dialect="v1", body=body))
 
 
 async def invoke(room: Room, call: Call, rest: str) -> Answer:
-    body = await read_tensors(room, call)
+    body = await read_tensors(room, call, is_binary=False)
     return await _predicted(room, call, _target(room, call), Asked(dialect="invocations", body=body))
 
 

@@ -134,7 +134,7 @@ async def statistics(room: Room, call: Call, rest: str) -> Answer:
 
 async def infer(room: Room, call: Call, rest: str) -> Answer:
     header_bytes = header_length(call)
-    body = await read_tensors(room, call)
+    body = await read_tensors(room, call, is_binary=header_bytes >= 0)
     served = served_of(room, call, rest)
     asked = read_infer(body, header_bytes, served.version)
     answer = await call.watched(predict(room, call, served.status.name, asked, task=task_of(served)))
@@ -161,17 +161,16 @@ def header_length(call: Call) -> int:
     return int(value)
 
 
-async def read_tensors(room: Room, call: Call) -> bytes:
+async def read_tensors(room: Room, call: Call, *, is_binary: bool = False) -> bytes:
     """A request's body, opened where it is compressed. Raises UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
     encoding = encoding_of(call)
-    check_media(call)
+    check_media(call, is_binary=is_binary)
     body = await read_body(call, room.max_body_bytes, room.body_timeout_s)
     return await opened(body, encoding, room.max_body_bytes)
 
 
-def check_media(call: Call) -> None:
-    """Whether the body may be tensors, by what it says of itself. Raises UnsupportedMediaType, InvalidRequest."""
-    is_binary = header_length(call) >= 0
+def check_media(call: Call, *, is_binary: bool) -> None:
+    """Whether the body may be tensors, by what it says of itself. Raises UnsupportedMediaType."""
     content_type = call.header(b"content-type")
     if content_type is not None:
         media = content_type.partition(b";")[0].strip().lower()
