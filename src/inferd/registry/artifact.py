@@ -32,7 +32,6 @@ class Artifact(msgspec.Struct, frozen=True):
 
 _PLATFORMS: Final[dict[Content, tuple[Runtime, str]]] = {
     "onnx": ("onnx", "onnxruntime_onnx"),
-    "ort": ("onnx", "onnxruntime_ort"),
     "pt2": ("torch", "pytorch_pt2"),
     "torchscript": ("torch", "pytorch_torchscript"),
     "skops": ("sklearn", "sklearn_skops"),
@@ -95,6 +94,7 @@ _UNSUPPORTED: Final[dict[Content, str]] = {
     "hdf5": "an HDF5 file, as Keras's .h5 models are. Convert it to ONNX (python -m tf2onnx.convert --keras)",
     "gguf": "a GGUF file of llama.cpp. Take the model's original checkpoint with *.safetensors, or serve the file with "
     "llama-server or Ollama and give inferd that server (openai:http://host/v1)",
+    "ort": "a model in onnxruntime's own format. Give the ONNX model it was made from",
     "tflite": "a TensorFlow Lite model. Convert it to ONNX (python -m tf2onnx.convert --tflite)",
     "tensorrt": "a TensorRT plan, which holds for one GPU and one TensorRT version. Give the ONNX model it was built from",
     "openvino": "an OpenVINO IR. Give the ONNX model it was converted from",
@@ -168,8 +168,8 @@ def recognise(
             )
         return Artifact("python", source, "python", "predict")
     path = resolve(source, progress)
-    if runtime == "python":
-        return Artifact("python", path, "python", "predict")
+    if runtime in ("python", "triton_python"):
+        return Artifact(runtime, path, "python", "predict")
     found = (
         _folder(path, runtime, task) if path.is_dir() else _file(path, allow_code=allow_code, allow_pickle=allow_pickle)
     )
@@ -274,7 +274,7 @@ def _one_model(folder: Path) -> Path | None:
 def _may_be_model(path: Path) -> bool:
     suffix = path.suffix.lower()
     if suffix in _SHARED_SUFFIXES:
-        return content_of(path) in _PLATFORMS
+        return content_of(path) in ("xgboost_json", "lightgbm")
     return suffix in _LIKELY or suffix in _LIKELY_TOO
 
 

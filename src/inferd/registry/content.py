@@ -86,7 +86,7 @@ def _content(file: BinaryIO) -> Content:
             return "pmml"
         if b"<net " in text:
             return "openvino"
-    if _ASCII_PICKLE.match(head):
+    if _ASCII_PICKLE.match(head) and _ends(file, size).rstrip().endswith(b"."):
         return "pickle"
     if size > 8 and struct.unpack("<Q", head[:8].ljust(8, b"\0"))[0] < size and head[8:9] == b"{":
         return "safetensors"
