@@ -22,7 +22,9 @@ from inferd.config_versions import expand_versions
 from inferd.errors import ConfigError
 from inferd.types import PriorityClass
 
-Runtime = Literal["auto", "llm", "onnx", "torch", "sklearn", "xgboost", "lightgbm", "encoder", "python", "pipeline"]
+Runtime = Literal[
+    "auto", "llm", "onnx", "torch", "sklearn", "xgboost", "lightgbm", "encoder", "python", "triton_python", "pipeline"
+]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 REMOTE_PREFIX = "openai:"
 
@@ -355,6 +357,33 @@ class SequenceConfig(Section, frozen=True, kw_only=True):
         dict[str, str],
         Meta(description="State outputs to the inputs they become at the next request: stateN: state."),
     ] = {}
+    controls: Annotated[
+        dict[str, Literal["start", "ready", "end", "id"]],
+        Meta(
+            description="Inputs that the server fills: whether a sequence starts, goes on (1 or 0) or ends, or its id."
+        ),
+    ] = {}
+
+
+class TensorConfig(Section, frozen=True, kw_only=True):
+    """One input or output as clients see it, where that is not, or not all of, what the artifact says."""
+
+    name: Annotated[
+        str, Meta(description="The artifact's own, or one that ends in __ and its place: INPUT__0.", min_length=1)
+    ]
+    datatype: Annotated[str, Meta(description="KServe v2's word: FP32, INT64, BYTES, ...")]
+    shape: Annotated[
+        tuple[Annotated[int, Meta(ge=-1)], ...],
+        Meta(description="With the batch dimension where there is one; -1 stands for any size."),
+    ]
+    reshape: Annotated[
+        tuple[Annotated[int, Meta(ge=-1)], ...] | None,
+        Meta(description="The artifact's shape, where it is another one."),
+    ] = None
+    optional: Annotated[bool, Meta(description="A request may leave the input out.")] = False
+    labels_file: Annotated[
+        str | None, Meta(description="Names of the last dimension's places, one on each line: classes.")
+    ] = None
 
 
 class StepConfig(Section, frozen=True, kw_only=True):
@@ -521,6 +550,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     ] = "1"
     batching: BatchingConfig = BatchingConfig()
     sequence: SequenceConfig = SequenceConfig()
+    inputs: tuple[TensorConfig, ...] = ()
+    outputs: tuple[TensorConfig, ...] = ()
     preprocess: Annotated[
         tuple[StepConfig, ...],
         Meta(description="Operations before the model, each on what the one before gives."),

@@ -9,19 +9,41 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import stat
 import sys
 from pathlib import Path
 
 Version = tuple[int, int, int, int]
 
+REPOSITORY_DEPTH = 3
+
 
 def version(path: Path) -> Version | None:
-    """What tells one content from the next, through every link; None while the file is not there."""
+    """What tells one content from the next, through every link; None while the file is not there.
+
+    A folder's is that of its files and folders down to those of a model repository: model/version/file.
+    """
     try:
         found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            return _folder_version(path, found)
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _folder_version(path: Path, folder: os.stat_result) -> Version:
+    count, newest, front = 0, folder.st_mtime_ns, [path]
+    for _ in range(REPOSITORY_DEPTH):
+        below: list[Path] = []
+        for parent in front:
+            for entry in os.scandir(parent):
+                found = entry.stat()
+                count, newest = count + 1, max(newest, found.st_mtime_ns)
+                if entry.is_dir():
+                    below.append(Path(entry.path))
+        front = below
+    return folder.st_dev, folder.st_ino, count, newest
 
 
 def is_being_written(path: Path) -> bool:

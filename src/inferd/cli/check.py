@@ -20,6 +20,7 @@ from inferd.config import Config, RemoteConfig, load_config, stray_variables
 from inferd.errors import ConfigError, InferdError
 from inferd.planning.memory import MemoryEstimate, Plan, plan_config
 from inferd.registry.signature import ANY_ROWS
+from inferd.registry.triton import is_repository, read_repository
 from inferd.tenancy.door import is_loopback
 
 _NOT_CLEAR: Final = "http to another host: the API key and every request travel unencrypted; use https."
@@ -53,7 +54,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--probe", is_flag=True, help="Ask the remote servers whether they answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings for programs.")
 def command(file: Path, probe: bool, as_json: bool) -> int:
-    """Say everything that is wrong with FILE, and what serving it would take: memory, address, access.
+    """Say everything that is wrong with FILE (or a Triton model repository), and what serving it would take: memory, address, access.
 
     Loads nothing and changes nothing. The plan is the engine's own arithmetic: weights, KV cache,
     headroom and how many requests fit at the same time. Of models that make predictions it shows
@@ -79,7 +80,7 @@ def examine(file: Path, *, probe: bool) -> CheckReport:
     """The findings. Raises nothing: what is wrong is in them."""
     warnings = stray_variables(os.environ)
     try:
-        config = load_config(file, os.environ, {})
+        config = _read(file, warnings)
     except ConfigError as error:
         return CheckReport(ok=False, file=str(file), problems=_lines(error), warnings=tuple(warnings))
     problems: list[str] = []
@@ -111,6 +112,15 @@ def examine(file: Path, *, probe: bool) -> CheckReport:
         plan=plan,
         remotes=remotes,
     )
+
+
+def _read(file: Path, warnings: list[str]) -> Config:
+    """The configuration of a file, or of a Triton model repository. Raises ConfigError."""
+    if not is_repository(file):
+        return load_config(file, os.environ, {})
+    repository = read_repository(file)
+    warnings += repository.warnings
+    return load_config(None, os.environ, {"models": repository.models})
 
 
 def _steps(config: Config) -> list[str]:

@@ -99,7 +99,7 @@ MODEL_LEAVES = leaves(
     ModelConfig,
     skip=(
         *("source", "remote", "remotes", "routing", "breaker", "retry", "cache", "load"),
-        *("options", "pipeline", "preprocess", "postprocess", "sequence"),
+        *("options", "pipeline", "inputs", "outputs", "preprocess", "postprocess", "sequence"),
         *("batching.buckets", "batching.preferred_sizes"),
     ),
 )

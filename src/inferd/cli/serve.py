@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from inferd.config import REMOTE_PREFIX, Config, ModelConfig, load_config, model
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.registry.artifact import artifact_of
 from inferd.registry.source import is_code, is_remote, resolve, silent
+from inferd.registry.triton import is_repository, read_repository
 
 
 @click.command("serve")
@@ -41,7 +42,8 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
 
     SOURCE is a folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class),
     a Hugging Face Hub id (id@revision for a fixed version), 'demo' for the bundled chat model (the default),
-    openai:https://host/v1 for a server elsewhere, or a .yaml file, whose changes are followed while serving.
+    openai:https://host/v1 for a server elsewhere, or a .yaml file or Triton model repository, whose changes are
+    followed while serving.
 
     \b
     Examples:
@@ -60,8 +62,11 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
     for sentence in stray_variables(os.environ):
         warn(sentence)
     config = serve_config(source, name, flags)
-    if not _is_file(source):
+    if not _is_file(source) and not _is_repository(source):
         return run(config)
+    if _is_repository(source):
+        for sentence in read_repository(Path(source).expanduser()).warnings:
+            warn(sentence)
 
     def again() -> Config:
         try:
@@ -77,6 +82,8 @@ def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Con
     server, model = given(SERVER_LEAVES, flags), given(MODEL_LEAVES, flags)
     if _is_file(source):
         return _file_config(Path(source), name, server, model)
+    if _is_repository(source):
+        return _repository_config(Path(source).expanduser(), name, server, model)
     if name is None and source.startswith(REMOTE_PREFIX):
         raise click.UsageError("Say with --name which of that server's models is to be served.")
     chosen = name if name is not None else model_name(source)
@@ -88,6 +95,29 @@ def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Con
 
 def _is_file(source: str) -> bool:
     return Path(source).suffix in (".yaml", ".yml")
+
+
+def _is_repository(source: str) -> bool:
+    return not source.startswith(REMOTE_PREFIX) and is_repository(Path(source).expanduser())
+
+
+def _repository_config(folder: Path, name: str | None, server: dict[str, object], model: dict[str, object]) -> Config:
+    """A Triton model repository's models, with the flags for each of them; with a name that one alone."""
+    models = read_repository(folder).models
+    if name is not None and name not in models:
+        raise click.UsageError(f"{folder} holds {', '.join(models) or 'no model'}; --name names none of them.")
+    chosen = models if name is None else {name: models[name]}
+    flagged = {key: merged(tree, model) for key, tree in chosen.items()}
+    return load_config(None, os.environ, {"server": server, "models": flagged})
+
+
+def merged(tree: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    """The settings with others laid upon them."""
+    found = dict(tree)
+    for key, value in over.items():
+        below = found.get(key)
+        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return found
 
 
 def _file_config(path: Path, name: str | None, server: dict[str, object], model: dict[str, object]) -> Config:
@@ -118,9 +148,7 @@ def run(config: Config, source: ConfigSource | None = None) -> int:
 
         def ready(found: root.Ready) -> None:
             showing.close()
-            show_ready(
-                found.address, config, found.models, needs_key=found.needs_key, grpc_address=found.grpc_address
-            )
+            show_ready(found.address, config, found.models, needs_key=found.needs_key, grpc_address=found.grpc_address)
 
         return root.run(config, source=source, on_ready=ready, watch=board.take, log=board if is_live() else None)
 

@@ -24,7 +24,7 @@ Load = Callable[[str, Path | str, ModelConfig, Progress], Runtime]
 
 _RUNTIMES: Final[dict[str, str]] = {
     name: f"inferd.predict.runtimes.{name}"
-    for name in ("onnx", "torch", "sklearn", "xgboost", "lightgbm", "encoder", "python", "pipeline")
+    for name in ("onnx", "torch", "sklearn", "xgboost", "lightgbm", "encoder", "python", "triton_python", "pipeline")
 }
 DEFAULT_MAX_ROWS: Final = 256
 """Rows computed together where neither the artifact nor the configuration says less."""
@@ -54,6 +54,10 @@ def load_runtime(name: str, artifact: Artifact, config: ModelConfig, progress: P
         raise ModelLoadError(f"The runtime {artifact.runtime!r} makes no predictions.", param="runtime")
     load = cast(Load, importlib.import_module(place).load)
     runtime = load(name, artifact.path, config, progress)
+    if config.inputs or config.outputs or config.sequence.controls:
+        from inferd.predict.declared import declared
+
+        runtime = declared(name, runtime, config)
     if config.preprocess or config.postprocess:
         from inferd.predict.runtimes.pipeline import around
 
