@@ -28,6 +28,7 @@ FAULTS = ("hung", "died", "failed")
 RELOADS = ("accepted", "refused")
 BLOCK_STATES = ("used", "cached", "free")
 STAGES = ("queue", "first_token", "inter_token", "per_output_token", "inference", "total")
+PREDICTION_STAGES = ("decode", "batch_wait", "compute", "encode")
 QUANTILES = (0.5, 0.95, 0.99)
 QUANTILE_WINDOW_S = 60.0
 
@@ -209,6 +210,15 @@ PIPELINE_STEP_S = Metric(
     (),
     _PIPELINE_STEP_S,
 )
+PREDICTION_STAGE_S = Metric(
+    "inferd_prediction_stage_seconds",
+    "histogram",
+    "A done prediction's time in its worker, by stage: decode, batch_wait (for its batch to begin), compute, encode.",
+    (*_REPLICA, "stage"),
+    "RequestEnded",
+    (),
+    _PIPELINE_STEP_S,
+)
 DECODE_S = Metric(
     "inferd_request_decode_time_seconds",
     "histogram",
@@ -371,6 +381,31 @@ STEP_SEQUENCES = Metric(
     _STEP_SEQUENCES,
 )
 STEP_S = Metric("inferd_step_seconds", "histogram", "Duration of an engine step.", _REPLICA, "StepDone", (), _STEP_S)
+BATCH_ROWS = Metric(
+    "inferd_batch_rows",
+    "histogram",
+    "Rows of predictions computed together, without padding: the batch size.",
+    _REPLICA,
+    "StepDone",
+    (),
+    _STEP_SEQUENCES,
+)
+BATCH_S = Metric(
+    "inferd_batch_seconds",
+    "histogram",
+    "The model's own time for a batch of predictions.",
+    _REPLICA,
+    "StepDone",
+    (),
+    _PIPELINE_STEP_S,
+)
+PADDED_ROWS = Metric(
+    "inferd_padded_rows_total",
+    "counter",
+    "What padding had models compute for nothing: rows, or tokens where rows are padded to one length.",
+    _REPLICA,
+    "StepDone",
+)
 PREEMPTIONS = Metric(
     "inferd_preemptions_total",
     "counter",

@@ -55,6 +55,7 @@ class RequestBooks:
         self._store = store
         self._kinds = kinds
         self._model_of = model_of
+        self.predicting: set[str] = set()  # models whose batches have rows
         self._windows: dict[tuple[str, str], Window] = {}
         self._ended: dict[tuple[str, int | None], list[RequestEnded]] = {}
         self._served: dict[tuple[str, str, int], list[HttpServed]] = {}
@@ -156,6 +157,8 @@ class RequestBooks:
             for step, seconds in t.steps_s.items() if t.steps_s is not None else ():
                 steps.setdefault(step, []).append(seconds)
         todo += [(distribution(m.PIPELINE_STEP_S, *labels, step).take, times) for step, times in steps.items()]
+        if labels[0] in self.predicting:
+            self._enter_stages(labels, timings, todo)
         spans = [t.finished - t.first_token for t in timings if t.finished is not None and t.first_token is not None]
         todo.append((distribution(m.DECODE_S, *labels).take, spans))
         single = [event for event in events if event.n == 1]
@@ -180,6 +183,20 @@ class RequestBooks:
         )
         limits = [event.max_tokens for event in events if event.max_tokens is not None]
         todo.append((distribution(m.REQUEST_MAX_TOKENS, *labels).take, limits))
+
+    def _enter_stages(self, labels: _Labels, timings: list[Timings], todo: Todo) -> None:
+        """Of predictions: each stage lasts from the one before it."""
+        staged = [
+            (t.dispatched or 0.0, t.tokenized, t.scheduled, t.first_token, t.finished)
+            for t in timings
+            if t.tokenized is not None
+            and t.scheduled is not None
+            and t.first_token is not None
+            and t.finished is not None
+        ]
+        for place, stage in enumerate(m.PREDICTION_STAGES):
+            spans = [max(0.0, at[place + 1] - at[place]) for at in staged]
+            todo.append((self._store.distribution(m.PREDICTION_STAGE_S, *labels, stage).take, spans))
 
     def _enter_scheduled(self, labels: _Labels, timings: list[Timings], todo: Todo) -> None:
         waits = [t.scheduled for t in timings if t.scheduled is not None]

@@ -206,6 +206,9 @@ class Observer:
 
     def _step_done(self, event: StepDone) -> None:
         labels = (self._model(event.model), _replica(event.replica))
+        if event.stats.batch_rows:
+            self._batch_done(labels, event.stats)
+            return
         value, stats, before = self._store.value, event.stats, self._stats.get(labels) or StepStats()
         self._set_engine(labels, stats)
         if stats.step_sequences:  # a turn that only ended requests computed nothing
@@ -219,6 +222,21 @@ class Observer:
         value(m.TOKENIZER_QUERIES, *labels).add(_gained(before.tokenizer_cache_queries, stats.tokenizer_cache_queries))
         value(m.TOKENIZER_HITS, *labels).add(_gained(before.tokenizer_cache_hits, stats.tokenizer_cache_hits))
         value(m.TOKENIZE_S, *labels).add(_gained(before.tokenize_s, stats.tokenize_s))
+
+    def _batch_done(self, labels: _Labels, stats: StepStats) -> None:
+        """A batch of predictions: there may be thousands in a second."""
+        store = self._store
+        before, self._stats[labels] = self._stats.get(labels), stats
+        self._requests.predicting.add(labels[0])
+        store.value(m.RUNNING, *labels).set(stats.num_running)
+        store.value(m.REPLICA_WAITING, *labels).set(stats.num_waiting)
+        self._set_waiting(*labels)
+        store.distribution(m.BATCH_ROWS, *labels).observe(stats.batch_rows)
+        store.distribution(m.BATCH_S, *labels).observe(stats.step_s)
+        if stats.padded_rows:
+            store.value(m.PADDED_ROWS, *labels).add(stats.padded_rows)
+        decoded_s = _gained(before.tokenize_s if before is not None else 0.0, stats.tokenize_s)
+        store.value(m.TOKENIZE_S, *labels).add(decoded_s)
 
     def _replica_changed(self, event: ReplicaChanged) -> None:
         labels = (self._model(event.model), _replica(event.replica))

@@ -256,7 +256,7 @@ class PredictBackend:
         self._batcher.cost.note(size if self._batcher.limits.max_size else rows, computed - now)
         return StepStats(
             num_waiting=len(self._batcher),
-            num_running=len(items),
+            num_running=len(self._streams),
             step_tokens=size if self._batcher.limits.max_size else 0,
             step_sequences=len(items),
             step_s=computed - now,
