@@ -222,6 +222,9 @@ class FakeRouter:
         self.submitted.release()
         return stream
 
+    def find_desk(self, model: str, line: int, now: float) -> None:
+        """There is no short way through a fake."""
+
     def find_way(self, model: str, now: float) -> None:
         """There is no short way through a fake."""
 

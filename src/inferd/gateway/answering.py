@@ -11,8 +11,9 @@ from inferd.errors import InferdError
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.generation import error_frame, failure_of, note_end
 from inferd.gateway.http import EVENTS_HEADERS, Call, Headers, Response
+from inferd.gateway.predictions import response_of
 from inferd.gateway.upstream import Item, Stream
-from inferd.types import Relayed, RelayHead
+from inferd.types import Prediction, Relayed, RelayHead
 
 NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # another server's words, and its word for what they are
 
@@ -31,7 +32,7 @@ class Books(Protocol):
 class Answering:
     """Writes what a stream says straight to the client's connection."""
 
-    __slots__ = ("_books", "_call", "_exchange", "_has_begun", "_is_over", "stream")
+    __slots__ = ("_books", "_call", "_exchange", "_has_begun", "_is_over", "_prediction", "stream")
 
     def __init__(self, call: Call, exchange: Exchange, books: Books) -> None:
         self._call = call
@@ -39,6 +40,7 @@ class Answering:
         self._books = books
         self._has_begun = False
         self._is_over = False
+        self._prediction: Prediction | None = None
         self.stream: Stream | None = None
 
     def __call__(self, item: Item) -> None:
@@ -54,10 +56,14 @@ class Answering:
                 if not exchange.is_writable and self.stream is not None:
                     self.stream.pause()
                 return
+        elif item.prediction is not None:
+            self._prediction = item.prediction
         if end is None:
             return
         note_end(call, end)
         error = failure_of(end)
+        if error is None and self._prediction is not None and not self._has_begun:
+            self._answer(response_of(self._prediction))
         if error is not None and not call.gone:
             if not self._has_begun:
                 self._answer(self._books.error_response(call, error))

@@ -366,8 +366,13 @@ class Relays:
         exchange.on_room = answering.room
         stream.attach(answering)
         if exchange.raw_head:
-            self._lane.learn(exchange, call, path)
+            self._learn(exchange, call, path)
         return True
+
+    def _learn(self, exchange: Exchange, call: Call, path: str) -> None:
+        from inferd.gateway.express_relay import FamiliarRelay  # which reads bodies as this file says
+
+        self._lane.learn(exchange, call, FamiliarRelay(exchange, path))
 
 
 def is_text(body: bytes) -> bool:

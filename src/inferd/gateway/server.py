@@ -17,6 +17,7 @@ from inferd.cache.port import ResponseCache
 from inferd.config import Config, ServerConfig
 from inferd.errors import InferdError, InternalError
 from inferd.events import Emit, HttpServed
+from inferd.gateway import kserve_rest as v2
 from inferd.gateway.admission import authenticate
 from inferd.gateway.background import Background, is_wanted, refuse_stream
 from inferd.gateway.connection import Connection
@@ -32,6 +33,7 @@ from inferd.gateway.errors import (
 )
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.express import Lane
+from inferd.gateway.express_infer import FamiliarInfer
 from inferd.gateway.generation import error_frame, note_end
 from inferd.gateway.http import (
     Call,
@@ -93,7 +95,32 @@ class Gateway:
 
     def forward(self, exchange: Exchange) -> bool:
         """Serve a whole request without a task, if it is of a kind that can be (``Relays``)."""
-        return self._relays.forward(exchange)
+        if self._relays.forward(exchange):
+            return True
+        if exchange.raw_head and exchange.target.startswith(b"/v2/models/"):
+            self._learn(exchange)
+        return False
+
+    def _learn(self, exchange: Exchange) -> None:
+        """If the next infer request with this head may take the short way, remember it. What the ordinary way
+        checks of a head is checked here, once."""
+        call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
+        match = self._table.find(call.path)
+        if match is None or call.method != "POST" or not match.pattern.endswith("/infer") or b"?" in exchange.target:
+            return
+        call.route = match.pattern
+        try:
+            if self._principal is None:
+                authenticate(self._room.door, call, "infer")
+                self._origins.check_host(call)
+                call.common_headers = self._origins.check_origin(call, closed=False)
+            else:
+                call.principal = self._principal
+            v2.check_media(call, is_binary=v2.header_length(call) >= 0)
+            served = v2.served_of(self._room, call, match.rest)
+            self._lane.learn(exchange, call, FamiliarInfer(exchange, call, served))
+        except InferdError:
+            return  # the ordinary way says so
 
     def express(self, client: Connection, data: bytes) -> bool:
         """Likewise what has just been read, if it is a whole request that begins like one before (``Lane``)."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from inferd.types import Chat, ModelInfo, Output, Relay, Relayed, Request, TextPrompt, Usage
 
 if TYPE_CHECKING:
+    from inferd.router.errand import Desk
     from inferd.router.express import Way
 
 ModelState = Literal["loading", "ready", "degraded", "unavailable", "failed", "stopped", "unloaded"]
@@ -85,6 +86,10 @@ class Upstream(Protocol):
     def find_way(self, model: str, now: float) -> Way | None:
         """The short way to a remote server, where nobody is ahead; None: ``submit`` is the way. One that was found
         must be taken."""
+        ...
+
+    def find_desk(self, model: str, line: int, now: float) -> Desk | None:
+        """Likewise to a worker that predicts; ``line``: the place of the request's class. It need not be taken."""
         ...
 
     async def tokenize(

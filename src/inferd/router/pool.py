@@ -312,7 +312,7 @@ class Pool:
             self._refuse_or_fail(ticket, error)
         self._pump()
 
-    # -- the short way (``express``) --------------------------------------------------------
+    # -- the short way (``express``, ``errand``) --------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
@@ -341,7 +341,7 @@ class Pool:
         self._made_room()
 
     def take_over(
-        self, request: Request, relay: Relay, member: Member, sent_at: float, first_at: float | None
+        self, request: Request, relay: Relay | None, member: Member, sent_at: float, first_at: float | None
     ) -> Ticket:
         """A transit becomes an ordinary request, in flight as if it had always been one."""
         self._num_transits -= 1

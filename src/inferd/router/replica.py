@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, InternalError, Overloaded, Unavailable, from_failure
@@ -23,13 +23,16 @@ from inferd.types import (
     ModelInfo,
     Output,
     PredictRequest,
+    Priority,
     Relayed,
     StepStats,
     TextPrompt,
-    class_of,
 )
 from inferd.worker.messages import Cancel, Detokenize, Detokenized, Submit, Tokenize, Tokenized
 from inferd.worker.supervisor import Patience, State, Supervisor
+
+if TYPE_CHECKING:
+    from inferd.router.errand import Errand
 
 MAX_CALLS = 1024
 _CALL_TIMEOUT_S = 60.0
@@ -165,6 +168,7 @@ class LocalReplica:
         "_owner",
         "_supervisor",
         "capacity",
+        "errands",
         "failure",
         "index",
         "info",
@@ -187,6 +191,7 @@ class LocalReplica:
         self._owner = owner
         self._supervisor = Supervisor(model, index, config, self, emit, command=command, patience=patience)
         self._in_flight: dict[str, Ticket] = {}
+        self.errands: dict[str, Errand] = {}  # in flight as well, on the short way
         self._by_class = [0] * len(CLASSES)
         self._calls: dict[int, asyncio.Future[Tokenized | Detokenized]] = {}
         self._call_ids = itertools.count()
@@ -235,11 +240,15 @@ class LocalReplica:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._in_flight)
+        return len(self._in_flight) + len(self.errands)
 
     @property
     def can_take(self) -> bool:
-        return self.is_ready and len(self._in_flight) < len(CLASSES) * self.capacity and self._supervisor.is_writable
+        return (
+            self.is_ready
+            and len(self._in_flight) + len(self.errands) < len(CLASSES) * self.capacity
+            and self._supervisor.is_writable
+        )
 
     def runs(self, ticket: Ticket) -> bool:
         return ticket.is_local
@@ -247,7 +256,11 @@ class LocalReplica:
     def has_room(self, ticket: Ticket) -> bool:
         """Work of a worse class takes no room from a better one: the engine lets the better one go first, so
         it must not wait out here for the worse to end."""
-        return sum(self._by_class[: _line(ticket) + 1]) < self.capacity
+        return self.has_place(_line(ticket))
+
+    def has_place(self, line: int) -> bool:
+        """Likewise for a class, by its place."""
+        return sum(self._by_class[: line + 1]) < self.capacity
 
     def start(self) -> None:
         self._supervisor.start()
@@ -257,6 +270,38 @@ class LocalReplica:
 
     async def stop(self) -> None:
         await self._supervisor.stop()
+
+    # -- the short way (``errand``) ---------------------------------------------------------
+
+    def run(self, errand: Errand) -> None:
+        request = errand.request
+        self.errands[request.id] = errand
+        self._by_class[errand.line] += 1
+        self.outstanding += 1
+        self._supervisor.send(Submit(request))
+
+    def take_over(self, ticket: Ticket) -> None:
+        """An errand becomes an ordinary request in flight."""
+        del self.errands[ticket.request.id]
+        self._in_flight[ticket.request.id] = ticket
+
+    def _run_errands(self, outputs: list[Output]) -> list[Output]:
+        """What the outputs say to errands is done; the others are returned."""
+        errands, others = self.errands, []
+        for output in outputs:
+            errand = errands.get(output.request_id)
+            if errand is None:
+                others.append(output)
+                continue
+            if output.end is not None and output.end.outcome == "done" and output.prediction is not None:
+                del errands[output.request_id]
+                self._by_class[errand.line] -= 1
+                self.outstanding -= 1
+                errand.take(output.prediction, output.end)
+            else:
+                errand.convert()
+                others.append(output)
+        return others
 
     # -- generating -------------------------------------------------------------------------
 
@@ -288,6 +333,8 @@ class LocalReplica:
         self.outstanding -= ticket.request.width
 
     def release_all(self) -> list[Ticket]:
+        for errand in tuple(self.errands.values()):
+            errand.convert()
         tickets = list(self._in_flight.values())
         self._in_flight.clear()
         self._by_class = [0] * len(CLASSES)
@@ -348,6 +395,8 @@ class LocalReplica:
         self._owner.replica_failed(self)
 
     def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None:
+        if self.errands:
+            outputs = self._run_errands(outputs)
         self._owner.replica_outputs(self, outputs, stats)
 
     def worker_answered(self, answer: Tokenized | Detokenized) -> None:
@@ -360,5 +409,9 @@ class LocalReplica:
 
 
 def _line(ticket: Ticket) -> int:
-    """The place of its class, the best first."""
-    return CLASSES.index(class_of(ticket.request.priority))
+    return line_of(ticket.request.priority)
+
+
+def line_of(priority: Priority) -> int:
+    """The place of a priority's class, the best first."""
+    return min(max(priority, -2), 1) + 2

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from inferd.config import Config, ModelConfig
 from inferd.errors import InvalidRequest, ModelNotFound, Unavailable
 from inferd.events import Emit, RequestRefused, ignore
+from inferd.router.errand import Desk, find_desk
 from inferd.router.loading import Loading, Plan, plan_model
 from inferd.router.pool import Pool
 from inferd.router.replica import LocalReplica, Replica
@@ -93,6 +94,11 @@ class Router:
         if pool is None or self._refusing or self._find_way is None:
             return None
         return self._find_way(pool, now)
+
+    def find_desk(self, model: str, line: int, now: float) -> Desk | None:
+        """The short way to a worker that predicts (``errand``); ``line``: the place of the request's class."""
+        pool = self._pools.get(model)
+        return find_desk(pool, line, now) if pool is not None and not self._refusing else None
 
     async def tokenize(
         self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False

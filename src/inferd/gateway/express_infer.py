@@ -1,0 +1,146 @@
+"""The short way of KServe v2's infer requests for models that run here (``express``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inferd import clock
+from inferd.errors import InferdError, QuotaExceeded
+from inferd.gateway.compression import MIN_BYTES, Encoding, compress, wanted_encoding
+from inferd.gateway.errors import KSERVE_ERRORS
+from inferd.gateway.exchange import Exchange, date_line
+from inferd.gateway.express import CLOSE_LINE, Familiar, Lane, Passage
+from inferd.gateway.http import Call
+from inferd.gateway.kserve import Served
+from inferd.gateway.kserve_rest import header_length
+from inferd.gateway.kserve_wire import DIALECT, read_infer
+from inferd.gateway.predictions import BYTES_PER_TOKEN
+from inferd.router.errand import Errand
+from inferd.router.replica import line_of
+from inferd.types import End, Prediction, PredictRequest
+
+if TYPE_CHECKING:
+    from inferd.gateway.connection import Connection
+    from inferd.router.stream import Stream
+    from inferd.tenancy.principal import Principal
+
+
+class FamiliarInfer(Familiar):
+    """The head of a request for ``/v2/models/{model}/infer``."""
+
+    __slots__ = ("encoding", "header_bytes", "model", "version")
+
+    def __init__(self, exchange: Exchange, call: Call, served: Served) -> None:
+        """Raises InvalidRequest."""
+        super().__init__(exchange, call.route)
+        self.model = served.status.name
+        self.version = served.version
+        self.header_bytes = header_length(call)
+        self.encoding: Encoding | None = wanted_encoding(call)
+
+    def take(self, lane: Lane, client: Connection, body: bytes) -> bool:
+        try:
+            asked = read_infer(body, self.header_bytes, self.version)
+        except InferdError:
+            return False  # the ordinary way says it in the client's words
+        if asked.sequence or asked.priority is not None or asked.timeout is not None:
+            return False
+        principal = lane.principal_of(self, self.model)
+        if principal is None:
+            return False
+        priority = max(principal.default_priority, principal.priority)
+        line = line_of(priority)
+        now = clock.now()
+        desk = lane.room.router.find_desk(self.model, line, now)
+        if desk is None:
+            return False
+        errand = InferErrand(lane, client, self, body, principal, now)
+        try:
+            errand.permit = lane.room.door.admit(principal, errand.unique, self.model, prompt_tokens=0, max_tokens=0)
+        except QuotaExceeded as error:
+            errand.refuse(error, self.model)
+            return True
+        client.serve(errand)
+        request = PredictRequest(
+            id="predict-" + errand.unique,
+            model=self.model,
+            priority=priority,
+            tenant=principal.tenant,
+            weight=principal.weight,
+            num_tokens=max(1, len(body) // BYTES_PER_TOKEN),
+            num_bytes=len(body),
+            arrived_at=now,
+            dialect=DIALECT,
+            body=body,
+            header_bytes=self.header_bytes,
+            version=self.version,
+        )
+        errand.depart(desk, request, line, now)
+        return True
+
+
+class InferErrand(Errand, Passage):
+    """An infer request with a familiar head, and its client."""
+
+    __slots__ = (
+        "body",
+        "client",
+        "has_left",
+        "is_started",
+        "keep_alive",
+        "known",
+        "lane",
+        "permit",
+        "principal",
+        "response_bytes",
+        "started_at",
+        "unique",
+    )
+
+    errors = KSERVE_ERRORS
+    known: FamiliarInfer
+
+    def __init__(
+        self, lane: Lane, client: Connection, known: FamiliarInfer, body: bytes, principal: Principal, now: float
+    ) -> None:
+        self.enter(lane, client, known, body, principal, now)
+
+    # -- the connection's side --------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The client is gone: the ordinary way sees to what that means."""
+        self.has_left = True
+        self.convert()
+
+    def room(self, is_writable: bool) -> None:
+        """An answer of one piece waits for no room."""
+
+    # -- the answer -------------------------------------------------------------------------
+
+    def deliver(self, prediction: Prediction, end: End) -> None:
+        body, lines, known = prediction.body, b"", self.known
+        if prediction.headers:
+            lines = "".join([f"{name}: {value}\r\n" for name, value in prediction.headers]).encode("latin-1")
+        if known.encoding is not None and len(body) >= MIN_BYTES:
+            body = compress(body, known.encoding)
+            lines += b"content-encoding: %b\r\nvary: accept-encoding\r\n" % known.encoding.encode("ascii")
+        self.response_bytes = len(body)
+        self.client.write(
+            b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\n%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b%b"
+            % (
+                self.unique.encode("ascii"),
+                lines,
+                self.limits(),
+                prediction.content_type.encode("latin-1"),
+                len(body),
+                b"" if self.keep_alive else CLOSE_LINE,
+                date_line(),
+                body,
+            )
+        )
+        self.over(known.model, end)
+
+    # -- the ordinary way -------------------------------------------------------------------
+
+    def taken_over(self, stream: Stream) -> None:
+        self.hand_over(stream, self.known.model)

@@ -1,0 +1,230 @@
+"""The short way of chat and text completions for models behind remote servers (``express``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from inferd import clock
+from inferd.errors import QuotaExceeded
+from inferd.gateway.admission import UNSET_MAX_TOKENS, cost_of
+from inferd.gateway.decode import may_repeat_keys
+from inferd.gateway.exchange import Exchange, date_line
+from inferd.gateway.express import CLOSE_LINE, Familiar, Lane, Passage
+from inferd.gateway.http import EVENTS_HEADERS, EVENTS_TYPE
+from inferd.gateway.relay import CHAT, ELSEWHERE, ChatFields, TextFields, chat_decoder, is_text, text_decoder
+from inferd.gateway.sampling import INT32_MAX
+from inferd.router.express import Transit
+from inferd.tenancy.principal import Principal
+from inferd.types import End, Relay, Request
+
+if TYPE_CHECKING:
+    from inferd.gateway.connection import Connection
+    from inferd.remote.connection import Head
+    from inferd.router.stream import Stream
+
+_ASK_USAGE: Final = b',"stream_options":{"include_usage":true}}'
+_EVENTS_LINES: Final = b"".join([b"%b: %b\r\n" % header for header in EVENTS_HEADERS])
+
+
+class FamiliarRelay(Familiar):
+    """The head of a request for chat or text completions."""
+
+    __slots__ = ("decode", "path")
+
+    def __init__(self, exchange: Exchange, path: str) -> None:
+        super().__init__(exchange, "/v1" + path)
+        self.path = path
+        decoder = chat_decoder if path == CHAT else text_decoder
+        self.decode: Callable[[bytes], ChatFields | TextFields] = decoder.decode
+
+    def take(self, lane: Lane, client: Connection, body: bytes) -> bool:
+        try:
+            fields = self.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        name, max_tokens = fields.model, fields.longest
+        if name not in lane.names or not fields.is_plain:
+            return False
+        if not (body.isascii() or is_text(body)) or may_repeat_keys(body):
+            return False
+        if max_tokens is not None and not 0 <= max_tokens <= INT32_MAX:
+            return False
+        assert name is not None
+        principal = lane.principal_of(self, name)
+        if principal is None:
+            return False
+        now = clock.now()
+        way = lane.room.router.find_way(name, now)
+        if way is None:
+            return False
+        transit = RelayTransit(lane, client, self, body, fields, principal, now)
+        try:
+            transit.permit = lane.room.door.admit(
+                principal,
+                transit.unique,
+                name,
+                prompt_tokens=len(body),
+                max_tokens=UNSET_MAX_TOKENS if max_tokens is None else max_tokens,
+            )
+        except QuotaExceeded as error:
+            way.give_back()
+            transit.refuse(error, name)
+            return True
+        client.serve(transit)
+        letterhead, out = way.letterhead, body
+        if letterhead.model != name:
+            out = letterhead.body(transit.ordinary()[1])
+        elif transit.drops_usage:
+            if fields.stream_options is msgspec.UNSET and body.endswith(b"}"):
+                out = body[:-1] + _ASK_USAGE
+            else:
+                out = letterhead.body(transit.ordinary()[1])
+        transit.depart(way, letterhead.ask(self.path, transit.unique.encode("ascii"), out), len(body), now)
+        return True
+
+
+class RelayTransit(Transit, Passage):
+    """A relayed request with a familiar head, and its client."""
+
+    __slots__ = (
+        "_max_tokens",
+        "body",
+        "client",
+        "drops_usage",
+        "has_left",
+        "id",
+        "is_started",
+        "is_stream",
+        "keep_alive",
+        "known",
+        "lane",
+        "max_tokens",
+        "model",
+        "permit",
+        "principal",
+        "priority",
+        "response_bytes",
+        "started_at",
+        "tenant",
+        "unique",
+    )
+
+    known: FamiliarRelay
+
+    def __init__(
+        self,
+        lane: Lane,
+        client: Connection,
+        known: FamiliarRelay,
+        body: bytes,
+        fields: ChatFields | TextFields,
+        principal: Principal,
+        now: float,
+    ) -> None:
+        assert fields.model is not None, "a familiar request names its model"
+        self.enter(lane, client, known, body, principal, now)
+        self.id = "relay-" + self.unique
+        self.model = fields.model
+        self.tenant = principal.tenant
+        self.priority = max(principal.default_priority, principal.priority)
+        self.max_tokens = None  # what the event tells of relays
+        self._max_tokens = fields.longest
+        self.is_stream = fields.stream is True
+        self.drops_usage = self.is_stream and not fields.wants_usage
+
+    # -- the connection's side --------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The client is gone: the ordinary way sees to what that means."""
+        self.has_left = True
+        self.convert()
+
+    def room(self, is_writable: bool) -> None:
+        if is_writable:
+            self.resume()
+        else:
+            self.pause()
+
+    # -- the answer -------------------------------------------------------------------------
+
+    def deliver_whole(self, head: Head, body: bytes, end: End) -> None:
+        self.response_bytes = len(body)
+        content_type = next(value for name, value in head.headers if name == b"content-type")
+        self.client.write(
+            b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\ncontent-type: %b\r\n%bx-content-type-options: nosniff\r\n"
+            b"content-length: %d\r\n%b%b%b"
+            % (
+                self.unique.encode("ascii"),
+                content_type,
+                self.limits(),
+                len(body),
+                b"" if self.keep_alive else CLOSE_LINE,
+                date_line(),
+                body,
+            )
+        )
+        self.over(self.model, end)
+
+    def deliver(self, data: bytes) -> None:
+        client = self.client
+        self.response_bytes += len(data)
+        if self.is_started:
+            client.write(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            self.is_started = True
+            client.write(
+                b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\ncontent-type: %b\r\n%b%btransfer-encoding: chunked\r\n"
+                b"%b%b%x\r\n%b\r\n"
+                % (
+                    self.unique.encode("ascii"),
+                    EVENTS_TYPE,
+                    self.limits(),
+                    _EVENTS_LINES,
+                    b"" if self.keep_alive else CLOSE_LINE,
+                    date_line(),
+                    len(data),
+                    data,
+                )
+            )
+        if not client.is_writable:
+            self.pause()
+
+    def deliver_last(self, end: End) -> None:
+        self.client.write(b"0\r\n\r\n")
+        self.over(self.model, end, is_stream=True)
+
+    # -- the ordinary way -------------------------------------------------------------------
+
+    def ordinary(self) -> tuple[Request, Relay]:
+        cost = cost_of(
+            ELSEWHERE,
+            prompt_bytes=len(self.body),
+            prompt_tokens=0,
+            num_prompts=1,
+            width=1,
+            max_tokens=self._max_tokens,
+        )
+        relay = Relay(
+            path=self.known.path,
+            body=self.body,
+            stream=self.is_stream,
+            wants_usage=self.is_stream and not self.drops_usage,
+            headers=((b"x-request-id", self.unique.encode("ascii")),),
+        )
+        request = Request(
+            id=self.id,
+            model=self.model,
+            priority=self.priority,
+            tenant=self.tenant,
+            weight=self.principal.weight,
+            num_tokens=cost.expected,
+            num_bytes=len(self.body),
+            arrived_at=self.started_at,
+        )
+        return request, relay
+
+    def taken_over(self, stream: Stream) -> None:
+        self.hand_over(stream, self.model, is_stream=self.is_stream)

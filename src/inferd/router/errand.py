@@ -1,0 +1,129 @@
+"""The short way to a worker: for a prediction that nobody is ahead of.
+
+As with ``express`` for remote servers, one object is what else a ticket and a stream are together, and is turned into
+those as soon as anything is not as usual: the worker fails or dies, the client leaves, the answer comes in parts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from inferd import clock
+from inferd.events import RequestEnded
+from inferd.router.policy import choose
+from inferd.router.replica import LocalReplica
+from inferd.types import End, Prediction, PredictRequest, Timings
+
+if TYPE_CHECKING:
+    from inferd.router.member import Member
+    from inferd.router.pool import Pool
+    from inferd.router.stream import Stream
+
+
+class Desk:
+    """A worker with room for one more."""
+
+    __slots__ = ("member", "pool", "replica")
+
+    def __init__(self, pool: Pool, member: Member, replica: LocalReplica) -> None:
+        self.pool = pool
+        self.member = member
+        self.replica = replica
+
+
+def find_desk(pool: Pool, line: int, now: float) -> Desk | None:
+    """``line``: the place of the request's class. None: the ordinary way is the one."""
+    if not pool.is_open:
+        return None
+    takers = pool.fleet.takers(now)
+    if len(takers) > 1:
+        takers = [member for member in takers if not member.is_shunned] or takers
+        routing = pool.config.routing
+        chosen = choose(
+            takers,
+            random=pool.random,
+            now=now,
+            prefer=None,
+            session="",
+            slack=routing.affinity_slack,
+            ready_since=pool.fleet.ready_since,
+            slow_start_s=routing.slow_start_s,
+        )
+        assert chosen is not None, "those that can take it cannot"
+        member = chosen
+    elif takers:
+        member = takers[0]
+    else:
+        return None
+    replica = member.replica
+    if not isinstance(replica, LocalReplica) or not replica.has_place(line):
+        return None
+    info = replica.info
+    if info is None or info.kind != "predict" or info.is_stateful:
+        return None
+    return Desk(pool, member, replica)
+
+
+class Errand(ABC):
+    """One prediction on the short way. A subclass knows the client.
+
+    Exactly one of ``deliver`` and ``taken_over`` is called.
+    """
+
+    __slots__ = ("_desk", "_sent_at", "line", "request")
+
+    request: PredictRequest
+
+    @abstractmethod
+    def deliver(self, prediction: Prediction, end: End) -> None: ...
+    @abstractmethod
+    def taken_over(self, stream: Stream) -> None:
+        """From now on ``stream`` says what happens."""
+
+    def depart(self, desk: Desk, request: PredictRequest, line: int, now: float) -> None:
+        self._desk = desk
+        self._sent_at = now
+        self.line = line
+        self.request = request
+        desk.pool.transit_begins(desk.member, now)
+        desk.replica.run(self)
+
+    def take(self, prediction: Prediction, end: End) -> None:
+        """It is done; the replica has let go."""
+        request, desk, told = self.request, self._desk, end.timings
+        now, arrived_at = clock.now(), request.arrived_at
+        end = End(
+            "done",
+            end.usage,
+            Timings(
+                self._sent_at - arrived_at,
+                told.tokenized,
+                told.scheduled,
+                told.first_token,
+                now - arrived_at,
+                told.steps_s,
+            ),
+        )
+        desk.pool.fleet.answered(desk.member, now - self._sent_at, self._sent_at, now)
+        self.deliver(prediction, end)
+        desk.pool.transit_ended(
+            RequestEnded(
+                model=request.model,
+                replica=desk.member.index,
+                request_id=request.id,
+                tenant=request.tenant,
+                outcome="done",
+                usage=end.usage,
+                timings=end.timings,
+                priority=request.priority,
+            ),
+            now,
+        )
+
+    def convert(self) -> None:
+        """Go the ordinary way from here."""
+        desk = self._desk
+        ticket = desk.pool.take_over(self.request, None, desk.member, self._sent_at, None)
+        desk.replica.take_over(ticket)
+        self.taken_over(ticket.stream)

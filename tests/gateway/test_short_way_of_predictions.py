@@ -1,0 +1,266 @@
+"""Usual infer requests take a short way to their worker; clients, log and metrics cannot tell.
+
+A real worker with a small Python class; each exchange happens with the short way and with it closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.remote.test_relays import Client, Reply
+
+from inferd.config import Config, ModelConfig, ServerConfig
+from inferd.errors import QuotaExceeded
+from inferd.events import Event, HttpServed, RequestEnded
+from inferd.gateway.express import Lane
+from inferd.gateway.listener import HttpServer
+from inferd.gateway.server import create_app
+from inferd.router.errand import Errand
+from inferd.router.router import Router
+from inferd.tenancy.principal import LOCAL, OpenDoor, Permit, Principal
+
+MODEL = """
+import os, time
+import numpy as np
+
+class Model:
+    inputs = {"x": "FP32[-1, 2]"}
+    outputs = {"y": "FP32[-1, 2]"}
+    max_batch_size = 64
+
+    def predict(self, x):
+        first = float(x[0, 0])
+        if first == 13:
+            time.sleep(0.3)
+        if first == 66:
+            raise ValueError("broken inside")
+        if first == 99 and not os.path.exists(__file__ + ".died"):
+            open(__file__ + ".died", "w").close()
+            os._exit(9)
+        return {"y": 2 * x}
+"""
+PATH = "/v2/models/twice/infer"
+
+
+def body(*values: float, **more: object) -> dict[str, Any]:
+    values = values or (1.0, 2.0)
+    tensor = {"name": "x", "shape": [len(values) // 2, 2], "datatype": "FP32", "data": list(values)}
+    return {"inputs": [tensor], **more}
+
+
+class Site:
+    def __init__(self, server: HttpServer, router: Router, events: list[Event]) -> None:
+        self.server = server
+        self.router = router
+        self.events = events
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        try:
+            yield Client(reader, writer)
+        finally:
+            writer.close()
+
+    async def served(self, number: int) -> list[HttpServed]:
+        async with asyncio.timeout(10):
+            while len(found := [event for event in self.events if isinstance(event, HttpServed)]) < number:
+                await asyncio.sleep(0.01)
+        return found
+
+
+class Narrow(OpenDoor):
+    """Lets so many requests in."""
+
+    def __init__(self) -> None:
+        self.left = 1000
+
+    def admit(
+        self, principal: Principal, request_id: str, model: str, *, prompt_tokens: int, max_tokens: int
+    ) -> Permit:
+        self.left -= 1
+        if self.left < 0:
+            raise QuotaExceeded("enough", retry_after_s=1)
+        return super().admit(principal, request_id, model, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+
+
+def through(folder: Path, then: Callable[[Site], Awaitable[None]], door: OpenDoor | None = None) -> None:
+    file = folder / "twice.py"
+    file.write_text(MODEL)
+
+    async def main() -> None:
+        model = ModelConfig(source=f"{file}:Model", allow_code=True)
+        config = Config(server=ServerConfig(port=0, grace_s=5), models={"twice": model})
+        events: list[Event] = []
+        router = Router(config, events.append)
+        await router.start()
+        await asyncio.wait_for(router.settled(), 30)
+        assert not router.load_failures()
+        gateway = HttpServer(create_app(router, config, events.append, door=door), config.server)
+        try:
+            async with gateway.running():
+                await then(Site(gateway, router, events))
+        finally:
+            await router.stop()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def departed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the requests that took the short way."""
+    ids: list[str] = []
+    depart = Errand.depart
+
+    def noted(errand: Errand, desk: Any, request: Any, line: int, now: float) -> None:
+        ids.append(request.id)
+        depart(errand, desk, request, line, now)
+
+    monkeypatch.setattr(Errand, "depart", noted)
+    return ids
+
+
+def seen(reply: Reply) -> tuple[int, dict[str, str], bytes]:
+    headers = {name: value for name, value in reply.headers.items() if name not in ("date", "x-request-id")}
+    return reply.status, headers, reply.body
+
+
+def told(events: list[Event]) -> list[dict[str, Any]]:
+    found = []
+    for event in events:
+        if isinstance(event, HttpServed | RequestEnded):
+            fields = msgspec.to_builtins(event)
+            fields.pop("duration_s", None)
+            fields.pop("request_id")
+            fields["timings"] = [at is not None for at in fields["timings"]] if fields["timings"] else None
+            found.append({"kind": type(event).__name__, **fields})
+    return sorted(found, key=lambda fields: str(fields["kind"]))  # which of the two is told first does not matter
+
+
+GZIP = "accept-encoding: gzip"
+ASKED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    (body(), ()),
+    (body(3, 4, 5, 6), ()),
+    (body(id="mine"), ()),
+    (body(parameters={"answer": 42}), ()),
+    (body(*range(600)), (GZIP,)),
+    (body(*range(600)), ()),
+    ({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]}, ()),
+    ({"inputs": [{"name": "z", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}, ()),
+    ({"inputs": []}, ()),
+    (body(66, 0), ()),
+    (body(), ()),
+    (body(parameters={"timeout": 5_000_000}), ()),
+    (body(parameters={"priority": 1}), ()),
+    (body(parameters={"priority": -1}), ()),
+]
+
+
+def test_everybody_sees_the_same_with_and_without_the_short_way(tmp_path: Path, departed: list[str]) -> None:
+    async def asked(site: Site) -> tuple[list[Any], list[Any]]:
+        site.events.clear()
+        found = []
+        async with site.client() as client:
+            for what, headers in ASKED:
+                for _ in range(2):
+                    found.append(seen(await client.ask(what, PATH, *headers)))
+            for raw in (b"{", b'{"inputs":[],"inputs":[]}', b"\xff"):
+                for _ in range(2):
+                    found.append(seen(await client.ask(raw, PATH)))
+        await site.served(len(found))
+        assert site.router._pools["twice"].is_idle
+        return found, told(site.events)
+
+    async def then(site: Site) -> None:
+        with_it = await asked(site)
+        assert len(departed) >= 20
+        departed.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Lane, "take", lambda lane, client, data: False)
+            without = await asked(site)
+        assert not departed
+        assert with_it == without
+        statuses = [status for status, _, _ in with_it[0]]
+        assert statuses[0] == 200
+        assert 400 in statuses
+        assert 500 in statuses
+
+    through(tmp_path, then)
+
+
+def test_a_worker_that_dies_costs_nobody_his_answer(tmp_path: Path, departed: list[str]) -> None:
+    async def then(site: Site) -> None:
+        async with site.client() as client:
+            for values in ((1, 2), (1, 2), (99, 1), (1, 2)):
+                reply = await client.ask(body(*values), PATH)
+                assert reply.status == 200, reply.body
+                assert json.loads(reply.body)["outputs"][0]["data"] == [2 * value for value in values]
+        assert len(departed) >= 2
+        assert [event.outcome for event in site.events if isinstance(event, RequestEnded)] == ["done"] * 4
+
+    through(tmp_path, then)
+
+
+def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list[str]) -> None:
+    async def then(site: Site) -> None:
+        async with site.client() as busy, site.client() as client:
+            for _ in range(2):
+                assert (await client.ask(body(), PATH)).status == 200
+            busy.send(body(13, 0), PATH)
+            await busy.writer.drain()
+            await asyncio.sleep(0.1)
+            client.send(body(), PATH)
+            await client.writer.drain()
+            while len(departed) < 3:
+                await asyncio.sleep(0.01)
+            client.writer.close()
+            assert (await busy.reply()).status == 200
+        served = await site.served(4)
+        assert sorted(event.status for event in served) == [200, 200, 200, 499]
+        outcomes = [event.outcome for event in site.events if isinstance(event, RequestEnded)]
+        assert sorted(outcomes) == ["cancelled", "done", "done", "done"]
+        assert site.router._pools["twice"].is_idle
+
+    through(tmp_path, then)
+
+
+def test_a_server_that_is_told_to_stop_answers_what_is_on_its_way(tmp_path: Path, departed: list[str]) -> None:
+    async def then(site: Site) -> None:
+        async with site.client() as client:
+            for _ in range(2):
+                assert (await client.ask(body(), PATH)).status == 200
+            client.send(body(13, 0), PATH)
+            while len(departed) < 2:
+                await asyncio.sleep(0.01)
+            site.server.stop()
+            reply = await client.reply()
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+            assert await site.router.drain(5)
+
+    through(tmp_path, then)
+
+
+def test_a_quota_is_kept_on_the_short_way(tmp_path: Path, departed: list[str]) -> None:
+    door = Narrow()
+
+    async def then(site: Site) -> None:
+        async with site.client() as client:
+            for _ in range(3):
+                assert (await client.ask(body(), PATH)).status == 200
+            door.left = 1
+            assert [(await client.ask(body(), PATH)).status for _ in range(3)] == [200, 429, 429]
+            reply = await client.ask(body(), PATH)
+            assert json.loads(reply.body) == {"error": "enough"}
+            door.left = 10
+            assert (await client.ask(body(), PATH)).status == 200
+        assert LOCAL.tenant == ""
+
+    through(tmp_path, then, door)
+    assert len(departed) >= 4
