@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import struct
 from collections.abc import Iterator
@@ -22,10 +23,12 @@ from tests.gateway.grpc_running import (
     unary,
     unary_future,
 )
+from tests.worker.watching import until_now
 
 from inferd.config import ServerConfig
 from inferd.errors import InferdError, Overloaded, QuotaExceeded, _kinds
 from inferd.gateway.grpc.statuses import TABLE
+from inferd.gateway.http import Call
 from inferd.tenancy.principal import Principal
 from inferd.types import Usage
 
@@ -75,6 +78,18 @@ def test_each_failure_is_told_with_its_status_and_its_sentence(
     assert told.error_code == "its_code"
     assert told.route == "/inference.GRPCInferenceService/ModelInfer"
     assert told.status >= 400
+
+
+def test_a_call_that_failed_is_freed_when_it_is_over(server: GrpcRunning, connected: grpc.Channel) -> None:
+    server.router.refusal = Overloaded("The queue is full.")
+    gc.collect()
+    gc.disable()
+    try:
+        failure(connected)
+        server.router.refusal = None  # the fake's, which has a traceback now
+        until_now(lambda: not any(isinstance(thing, Call) for thing in gc.get_objects()), "nothing has it", 5)
+    finally:
+        gc.enable()
 
 
 def test_who_is_sent_away_hears_when_to_come_back(server: GrpcRunning, connected: grpc.Channel) -> None:
