@@ -189,7 +189,7 @@ def unary(channel: grpc.Channel, name: str, message: Any = None, **call: Any) ->
 
 def unary_future(channel: grpc.Channel, name: str, message: Any = None, **call: Any) -> Any:
     asked = message if message is not None else message_type(f"{name}Request")()
-    method = channel.unary_unary(
+    method: Any = channel.unary_unary(
         f"/{SERVICE}/{name}",
         request_serializer=lambda request: request if isinstance(request, bytes) else request.SerializeToString(),
         response_deserializer=message_type(f"{name}Response").FromString,
@@ -200,7 +200,7 @@ def unary_future(channel: grpc.Channel, name: str, message: Any = None, **call: 
 
 def stream(channel: grpc.Channel, requests: Iterator[Any], **call: Any) -> Any:
     """ModelStreamInfer: the iterator of answers."""
-    method = channel.stream_stream(
+    method: Any = channel.stream_stream(
         f"/{SERVICE}/ModelStreamInfer",
         request_serializer=lambda request: request if isinstance(request, bytes) else request.SerializeToString(),
         response_deserializer=message_type("ModelStreamInferResponse").FromString,

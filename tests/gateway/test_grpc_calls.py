@@ -101,8 +101,8 @@ def test_an_answer_goes_through_as_it_is(server: GrpcRunning, connected: grpc.Ch
     message = infer_request(id="mine", model_version="1", parameters={"priority": 1, "timeout": 5_000_000})
     answer = unary(connected, "ModelInfer", message, metadata=(("x-request-id", "abc"),))
     assert (answer.id, list(answer.raw_output_contents)) == ("mine", [b"!"])
-    request = server.router.streams[-1].given
-    assert request.body == message.SerializeToString()  # type: ignore[attr-defined]
+    request: Any = server.router.streams[-1].given
+    assert request.body == message.SerializeToString()
     assert (request.model, request.priority) == ("digits", -2)
     assert request.deadline_s is not None
     assert 0 < request.deadline_s <= 5
@@ -252,12 +252,12 @@ def test_models_are_described(server: GrpcRunning, connected: grpc.Channel) -> N
 def named(method: str, name: str) -> Any:
     from inferd.gateway.grpc.protocol import message_type
 
-    return message_type(f"{method}Request")(name=name)  # type: ignore[call-arg]
+    return message_type(f"{method}Request")(name=name)
 
 
 def test_what_is_not_served_says_what_to_do_instead(server: GrpcRunning, connected: grpc.Channel) -> None:
     for name, says in (("SystemSharedMemoryStatus", "shared memory"), ("LogSettings", "log"), ("NoSuchCall", "")):
-        method = connected.unary_unary(f"/inference.GRPCInferenceService/{name}")
+        method: Any = connected.unary_unary(f"/inference.GRPCInferenceService/{name}")
         with pytest.raises(grpc.RpcError) as failed:
             method(b"", timeout=10)
         error: Any = failed.value
@@ -266,7 +266,7 @@ def test_what_is_not_served_says_what_to_do_instead(server: GrpcRunning, connect
 
 
 def test_health_follows_readiness(server: GrpcRunning, connected: grpc.Channel) -> None:
-    stub = health_pb2_grpc.HealthStub(connected)
+    stub: Any = health_pb2_grpc.HealthStub(connected)
     statuses = health_pb2.HealthCheckResponse
     for name in ("", "inference.GRPCInferenceService"):
         assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == statuses.SERVING
@@ -279,7 +279,7 @@ def test_health_follows_readiness(server: GrpcRunning, connected: grpc.Channel) 
     watching.cancel()
     with pytest.raises(grpc.RpcError) as failed:
         stub.Check(health_pb2.HealthCheckRequest(service="other"))
-    assert failed.value.code() == StatusCode.NOT_FOUND  # type: ignore[attr-defined]
+    assert failed.value.code() == StatusCode.NOT_FOUND
 
 
 def test_reflection_describes_every_service(server: GrpcRunning, connected: grpc.Channel) -> None:
@@ -333,7 +333,7 @@ def test_who_may_not_is_told_so(guarded: Guarded) -> None:
     with server.channel() as channel:
         error: Any = failure(channel)
         assert error.code() == StatusCode.UNAUTHENTICATED
-        assert failure(channel, metadata=(("authorization", "Bearer bad"),)).code() == StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+        assert failure(channel, metadata=(("authorization", "Bearer bad"),)).code() == StatusCode.UNAUTHENTICATED
         error = failure(channel, metadata=(("authorization", "Bearer reader"),))
         assert error.code() == StatusCode.PERMISSION_DENIED
         error = failure(channel, "ModelInfer", text_request("a"), metadata=GOOD)
@@ -342,7 +342,7 @@ def test_who_may_not_is_told_so(guarded: Guarded) -> None:
         assert unary(channel, "ServerLive").live
         assert unary(channel, "ServerReady").ready
         for name in ("ServerMetadata", "ModelStatistics", "RepositoryIndex"):
-            assert failure(channel, name).code() == StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+            assert failure(channel, name).code() == StatusCode.UNAUTHENTICATED
         index = unary(channel, "RepositoryIndex", metadata=GOOD).models
         assert [model.name for model in index] == ["digits"]
 
@@ -356,12 +356,12 @@ def test_models_are_loaded_and_unloaded_by_operators_alone(guarded: Guarded) -> 
     with server.channel() as channel:
         for verb in ("Load", "Unload"):
             name = f"RepositoryModel{verb}"
-            message: Any = message_type(f"{name}Request")(model_name="digits")  # type: ignore[call-arg]
+            message: Any = message_type(f"{name}Request")(model_name="digits")
             error: Any = failure(channel, name, message, metadata=GOOD)
             assert error.code() == StatusCode.PERMISSION_DENIED
             unary(channel, name, message, metadata=boss)
             assert control.asked[-1] == f"{verb.lower()} digits"
-        message = message_type("RepositoryModelLoadRequest")(model_name="digits")  # type: ignore[call-arg]
+        message = message_type("RepositoryModelLoadRequest")(model_name="digits")
         message.parameters["file:1/model.onnx"].bytes_param = b"\0\xff"
         error = failure(channel, "RepositoryModelLoad", message, metadata=boss)
         assert error.code() == StatusCode.INVALID_ARGUMENT
@@ -372,7 +372,7 @@ def test_models_are_loaded_and_unloaded_by_operators_alone(guarded: Guarded) -> 
 def named_model(name: str) -> Any:
     from inferd.gateway.grpc.protocol import message_type
 
-    return message_type("RepositoryModelLoadRequest")(model_name=name)  # type: ignore[call-arg]
+    return message_type("RepositoryModelLoadRequest")(model_name=name)
 
 
 def test_quotas_hold_here_as_well(guarded: Guarded) -> None:
@@ -412,7 +412,7 @@ def test_a_request_that_is_too_large_is_refused(server: GrpcRunning) -> None:
     config = ServerConfig(port=0, grpc_port=0, grace_s=1, max_body_bytes=64 * 1024)
     with running(config=config) as small, small.channel() as channel:
         large = infer_request(id="x" * 70_000)
-        assert failure(channel, "ModelInfer", large).code() == StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+        assert failure(channel, "ModelInfer", large).code() == StatusCode.RESOURCE_EXHAUSTED
         bomb = infer_request(id="x" * 50_000_000)  # a few hundred bytes for each of ours
         error: Any = failure(channel, "ModelInfer", bomb, compression=grpc.Compression.Gzip)
         assert error.code() == StatusCode.RESOURCE_EXHAUSTED
@@ -473,7 +473,7 @@ def test_a_server_that_leaves_finishes_what_it_began() -> None:
         with leaving.channel(("grpc.enable_retries", 0)) as channel:
             call = unary_future(channel, "ModelInfer", infer_request(id="last"))
             assert leaving.router.submitted.acquire(timeout=10)
-            stub = health_pb2_grpc.HealthStub(channel)
+            stub: Any = health_pb2_grpc.HealthStub(channel)
             watching = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)
             assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
             leaving.begin_stop()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from tritonclient.grpc import model_config_pb2, service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2  # type: ignore[import-untyped]
 
 from inferd.gateway.grpc.protocol import DESCRIPTORS, PACKAGE, pool
 
@@ -31,7 +32,7 @@ THEIRS: dict[str, Descriptor] = {
     **service_pb2.DESCRIPTOR.message_types_by_name,
     **model_config_pb2.DESCRIPTOR.message_types_by_name,
 }
-OURS: dict[str, Descriptor] = pool().FindFileByName("inference.proto").message_types_by_name
+OURS: Mapping[str, Descriptor] = pool().FindFileByName("inference.proto").message_types_by_name
 
 
 @pytest.mark.parametrize("name", sorted(OURS))

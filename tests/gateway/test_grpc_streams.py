@@ -246,7 +246,7 @@ def test_the_streams_deadline_is_each_requests(server: GrpcRunning, connected: g
     asking.say(infer_request())
     with pytest.raises(grpc.RpcError) as failed:
         next(asking.answers)
-    assert failed.value.code() == StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    assert failed.value.code() == StatusCode.DEADLINE_EXCEEDED
     deadline = server.router.streams[0].given.deadline_s
     assert deadline is not None
     assert deadline <= 0.6
@@ -311,7 +311,7 @@ def test_a_stream_that_is_idle_ends_when_the_server_leaves() -> None:
             leaving.begin_stop()
             with pytest.raises(grpc.RpcError) as failed:
                 next(idle.answers)
-            assert failed.value.code() == StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+            assert failed.value.code() == StatusCode.UNAVAILABLE
             finish(leaving, leaving.router.streams[-1])
             assert next(busy.answers).infer_response.id == "busy"
             with pytest.raises(grpc.RpcError):
@@ -326,7 +326,7 @@ def test_keys_hold_for_streams() -> None:
     with running(door=door) as server, server.channel() as channel:
         with pytest.raises(grpc.RpcError) as failed:
             list(stream(channel, iter([infer_request()])))
-        assert failed.value.code() == StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+        assert failed.value.code() == StatusCode.UNAUTHENTICATED
         assert server.served().status == 401
         asking = Asking(channel, metadata=(("authorization", "Bearer good"),))
         asking.say(infer_request())

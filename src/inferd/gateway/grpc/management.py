@@ -11,6 +11,7 @@ from typing import Final
 import grpc
 import msgspec
 
+from inferd.errors import ModelNotFound
 from inferd.gateway import health, kserve
 from inferd.gateway.grpc.calls import Calls, Endpoint
 from inferd.gateway.grpc.protocol import read, write
@@ -86,7 +87,11 @@ async def _server_metadata(room: Room, call: Call, asked: _Asked) -> _Told:
 
 
 async def _model_ready(room: Room, call: Call, asked: _Asked) -> _Told:
-    return {"ready": kserve.is_ready(_served(room, call, asked))}
+    """As Triton does, a model that is not there is one that is not ready."""
+    try:
+        return {"ready": kserve.is_ready(_served(room, call, asked))}
+    except ModelNotFound:
+        return {"ready": False}
 
 
 async def _model_metadata(room: Room, call: Call, asked: _Asked) -> _Told:
