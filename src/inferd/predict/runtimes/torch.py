@@ -180,16 +180,7 @@ def _exported(torch: Any, path: Path, config: ModelConfig, device: Any) -> tuple
             check_archive(file, str(path))
         try:
             exported = torch.export.load(file)
-        except (
-            RuntimeError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            AssertionError,
-            IndexError,
-            EOFError,
-        ) as error:
+        except _load_failures() as error:
             raise ModelLoadError(
                 f"torch {torch.__version__} cannot load {path}: {type(error).__name__}: {str(error)[:300]}. Export it again "
                 "with this version of torch.",
@@ -213,6 +204,14 @@ def _exported(torch: Any, path: Path, config: ModelConfig, device: Any) -> tuple
     # Guards would be code made of names; the contract has checked what they check.
     module = exported.module(check_guards=False)
     return Program(module, list(inputs), exported.call_spec.in_spec, {}), contract
+
+
+def _load_failures() -> tuple[type[Exception], ...]:
+    """What a program that was changed, or made by another version, makes torch raise."""
+    from torch._export.verifier import SpecViolationError
+
+    plain = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, AssertionError, IndexError, EOFError)
+    return (*plain, SpecViolationError)
 
 
 def _placeholders(exported: Any, path: Path) -> dict[str, Any]:

@@ -1,0 +1,38 @@
+"""Small torch programs, exported by the tests themselves."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class Scores(torch.nn.Module):
+    """Rows of 4 numbers to two named outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        self.register_buffer("offset", torch.arange(3.0))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = torch.softmax(self.linear(x) + self.offset, -1)
+        return {"scores": scores, "total": x.sum(1)}
+
+
+class Centred(torch.nn.Module):
+    """Rows that know of each other."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+def export(module: torch.nn.Module, path: Path, *examples: torch.Tensor, is_dynamic: bool = True) -> Path:
+    batch = torch.export.Dim("batch", min=1, max=512)
+    shapes: Any = tuple({0: batch} for _ in examples) if is_dynamic else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(torch.export.export(module.eval(), examples, dynamic_shapes=shapes), path)
+    return path
