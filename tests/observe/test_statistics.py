@@ -68,7 +68,7 @@ def test_batches_are_counted_by_their_rows_and_restarted_workers_begin_again() -
 def test_the_cache_s_hits_and_misses_are_counted_and_its_stores_are_not() -> None:
     statistics = Statistics()
     for result in ("hit", "hit", "miss", "store", "error"):
-        statistics.looked(CacheLooked(model="m", result=result))  # type: ignore[arg-type]
+        statistics.looked(CacheLooked(model="m", result=result))
     assert (statistics.of("m").cache_hit.count, statistics.of("m").cache_miss.count) == (2, 1)
 
 

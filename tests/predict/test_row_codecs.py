@@ -127,8 +127,9 @@ def test_predictions_are_rows_of_one_output_or_objects_of_several() -> None:
 
 
 def test_a_classifier_tells_its_classes_as_these_dialects_own_servers_do() -> None:
-    question = V1.decode(asked({"instances": ROWS}), NAMED)
-    assert question.wanted == ("label",)
+    assert V1.decode(asked({"instances": ROWS}), NAMED).wanted == ("label",)
+    outputs: dict[str, Array] = {"label": np.array([1, 0]), "probabilities": np.ones((2, 2))}
+    assert said(V1, {"instances": ROWS}, NAMED, **outputs) == {"predictions": [1, 0]}
 
 
 @pytest.mark.parametrize(

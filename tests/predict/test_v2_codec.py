@@ -94,7 +94,7 @@ def test_numbers_come_through_json_nested_or_flat_and_through_bytes(datatype: st
     if dtype.kind == "f":
         element = st.floats(allow_nan=False, allow_infinity=False, width=32 if datatype == "FP32" else 64)
     else:
-        limits = np.iinfo(dtype)
+        limits = np.iinfo(dtype)  # type: ignore[type-var]
         element = st.integers(int(limits.min), int(limits.max))
     count = int(np.prod(shape))
     values = data.draw(st.lists(element, min_size=count, max_size=count))
@@ -269,7 +269,7 @@ def test_the_model_s_own_parameters_go_to_it_and_the_protocol_s_do_not() -> None
 
 # -- lies ----------------------------------------------------------------------------------------
 
-BINARY = {"parameters": {"binary_data_size": 8}}
+BINARY: dict[str, Any] = {"parameters": {"binary_data_size": 8}}
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class InvocationsCodec:
         return Question(inputs=inputs, wanted=wanted_outputs(contract), parameters=params, form=given == ["inputs"])
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        outputs = nested(result, info)
+        outputs = nested(result, question.wanted, info)
         if not question.form:
             return Prediction(_encode({"predictions": rows_of(outputs, info)}))
         return Prediction(_encode({"predictions": next(iter(outputs.values())) if len(outputs) == 1 else outputs}))

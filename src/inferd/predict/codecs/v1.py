@@ -62,7 +62,7 @@ class V1Codec:
         return Question(inputs=inputs, wanted=wanted_outputs(contract), parameters=parameters, form=in_columns)
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        outputs = nested(result, info)
+        outputs = nested(result, question.wanted, info)
         if not question.form:
             return Prediction(_encode({"predictions": rows_of(outputs, info)}))
         return Prediction(_encode({"outputs": next(iter(outputs.values())) if len(outputs) == 1 else outputs}))

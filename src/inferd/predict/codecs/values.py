@@ -131,12 +131,12 @@ def wanted_outputs(contract: Contract) -> tuple[str, ...]:
     return (first,) if len(contract.outputs) > 1 and first in _LABELS else ()
 
 
-def nested(result: Result, info: ModelInfo) -> dict[str, object]:
-    """Every output as nested lists. Half precision becomes float32. Raises InvalidRequest for bytes that are no text."""
+def nested(result: Result, wanted: Sequence[str], info: ModelInfo) -> dict[str, object]:
+    """The outputs that are wanted, or all, as nested lists. Half precision becomes float32. Raises InvalidRequest for bytes that are no text."""
     specs = {spec.name: spec for spec in info.outputs}
     found: dict[str, object] = {}
-    for name, array in result.outputs.items():
-        spec = specs.get(name)
+    for name in wanted or result.outputs:
+        array, spec = result.outputs[name], specs.get(name)
         datatype = spec.datatype if spec is not None else datatype_of(array.dtype)
         if datatype == "BYTES":
             texts = np.empty(array.size, np.object_)
