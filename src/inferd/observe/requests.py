@@ -20,8 +20,8 @@ from inferd.observe.statistics import Statistics
 from inferd.types import Timings
 from inferd.window import Window
 
-MAX_NEW = 1024
-"""Events that wait to be entered."""
+MAX_NEW = 512
+"""Events that wait to be entered. Nothing else happens meanwhile: more would be felt."""
 
 GAPS_PER_EVENT = 64
 """So many gaps between tokens weigh as much as an event."""

@@ -11,7 +11,6 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import nan
-from typing import cast
 
 from inferd import __version__, clock
 from inferd.errors import InferdError
@@ -102,7 +101,14 @@ class Observer:
 
     def emit(self, event: Event) -> None:
         try:
-            self._take(event)
+            # The two that every request brings first: a long match costs more than what follows it.
+            kind = type(event)
+            if kind is HttpServed:
+                self._http_served(event)  # type: ignore[arg-type]
+            elif kind is RequestEnded:
+                self._requests.ended(event, self._now())  # type: ignore[arg-type]
+            else:
+                self._take(event)
         except Exception as error:  # the sink: whatever is wrong here must not reach the room that emits
             self._defect(event, error)
 
@@ -135,16 +141,6 @@ class Observer:
 
     # -- events -----------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> None:
-        # The two that every request brings first: a long match costs more than what follows it.
-        kind = type(event)
-        if kind is HttpServed:
-            self._http_served(cast(HttpServed, event))
-        elif kind is RequestEnded:
-            self._requests.ended(cast(RequestEnded, event), self._now())
-        else:
-            self._take_rarer(event)
-
     def _http_served(self, event: HttpServed) -> None:
         route = event.route
         self._requests.served(
@@ -155,7 +151,7 @@ class Observer:
         if self._access_log:
             self._log.write(http_line(event, self._wall()))
 
-    def _take_rarer(self, event: Event) -> None:
+    def _take(self, event: Event) -> None:
         match event:
             case QueueChanged():
                 self._queue_changed(event)
