@@ -501,3 +501,4 @@ def test_what_does_not_end_in_time_is_cut() -> None:
             leaving.put(leaving.router.streams[0], cancelled(leaving))
             assert call.exception(timeout=10).code() in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
         leaving.ended()
+        assert leaving.served().outcome == "cancelled"

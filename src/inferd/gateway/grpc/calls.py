@@ -46,6 +46,8 @@ class Calls:
 
     def __init__(self, front: Front) -> None:
         self._front = front
+        self._num_open = 0
+        self._waiting: asyncio.Future[None] | None = None  # for the last one's end
 
     @property
     def room(self) -> Room:
@@ -58,6 +60,7 @@ class Calls:
         call = Call(scope, _nothing_more, _not_this_way, clock.now())
         call.route = path
         call.request_bytes = num_bytes
+        self._num_open += 1
         return call
 
     def unary(self, method: str, scope: Scope, endpoint: Endpoint) -> grpc.RpcMethodHandler[bytes, bytes]:
@@ -85,7 +88,7 @@ class Calls:
                 await hear_ends(call)
                 raise
             finally:
-                self._front.close(call)
+                self.close(call)
             trailers = trailers_of(call, failure)
             if failure is not None:
                 status, details = status_of(failure), details_of(failure)
@@ -99,7 +102,17 @@ class Calls:
         return grpc.unary_unary_rpc_method_handler(serve)
 
     def close(self, call: Call) -> None:
+        """The call is over, whichever way it went."""
         self._front.close(call)
+        self._num_open -= 1
+        if self._waiting is not None and not self._num_open and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def closed(self) -> None:
+        """Wait until the books of every call are closed."""
+        if self._num_open:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
 
 
 def headers_of(context: Context) -> list[tuple[bytes, bytes]]:

@@ -6,6 +6,7 @@ Knows grpcio; nothing of what its calls mean.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Mapping
 from typing import Final, TypeAlias
@@ -26,7 +27,7 @@ from inferd.gateway.grpc.management import management
 from inferd.gateway.grpc.protocol import pool
 from inferd.gateway.grpc.streams import METHOD, Streams
 from inferd.gateway.health import is_ready
-from inferd.gateway.server import Gateway
+from inferd.gateway.server import LAST_WORDS_S, Gateway
 
 MAX_CALLS: Final = 8192  # at a time; a further one is refused with RESOURCE_EXHAUSTED
 MAX_STREAMS: Final = 1024  # calls at a time of one connection, which HTTP/2 calls streams
@@ -45,7 +46,7 @@ class GrpcServer:
         self._router = gateway.room.router
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
-        calls = Calls(gateway)
+        self._calls = calls = Calls(gateway)
         self._streams = Streams(calls)
         self._methods: dict[str, _Method] = {
             "ModelInfer": calls.unary("ModelInfer", "infer", model_infer),
@@ -92,6 +93,9 @@ class GrpcServer:
         finally:
             looking.cancel()
             await server.stop(None)
+            with contextlib.suppress(TimeoutError):  # those that were cut still tell what they cost
+                async with asyncio.timeout(2 * LAST_WORDS_S):
+                    await self._calls.closed()
 
     def stop(self, *, now: bool = False) -> None:
         """Stop accepting; ``now`` cuts calls in flight as well."""
