@@ -127,8 +127,9 @@ def header_of(path: Path) -> dict[str, str]:
         key, equals, value = line.partition("=")
         if equals:
             found[key] = value
-    # The library reads trees by their lengths and dies of a wrong one; a whole file says where they end.
-    if "tree_sizes" not in found or b"end of trees" not in text + tail:
+    # The library dies of a file that is cut off; a whole one says where its trees and its parameters end.
+    ends = (b"end of trees" in text or b"end of trees" in tail) and b"end of parameters" in tail
+    if "tree_sizes" not in found or not ends:
         raise ModelLoadError(f"{path} is not a complete LightGBM model; copy or save it again.", param="source")
     alpha = _ALPHA.search(tail)
     return found if alpha is None else {**found, "alpha": alpha[1].decode()}
