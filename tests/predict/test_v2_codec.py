@@ -217,6 +217,23 @@ def test_an_answer_names_model_version_and_request() -> None:
     assert said.content_type == "application/json"
 
 
+def test_a_body_may_repeat_the_model_s_name_and_not_name_another() -> None:
+    for named, message in (
+        ({"model_name": "digits", "model_version": "3"}, None),
+        ({"model_name": "digits@3"}, None),
+        ({"model_name": None, "model_version": ""}, None),
+        ({"model_name": "letters"}, "model_name is 'letters', and the path asks for 'digits'"),
+        ({"model_version": "4"}, "model_version is '4', and the path asks for '3'"),
+    ):
+        body = json.dumps({**named, "inputs": [tensor([1, 2])]}).encode()
+        asked = request(body, model="digits@3", version="3")
+        if message is None:
+            assert CODEC.decode(asked, contract()).inputs
+        else:
+            with pytest.raises(InvalidRequest, match=message):
+                CODEC.decode(asked, contract())
+
+
 def test_each_output_comes_as_it_was_asked_for() -> None:
     specs = (TensorSpec("a", "FP32", (-1, 2)), TensorSpec("b", "INT32", (-1, 1)), TensorSpec("c", "FP16", (-1, 1)))
     outputs: dict[str, Array] = {

@@ -65,6 +65,8 @@ class InferRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str | None = None
     parameters: dict[str, Value] | None = None
     outputs: tuple[InferRequestedOutput, ...] | None = None
+    model_name: str | None = None
+    model_version: str | None = None
 
 
 class InferOutput(msgspec.Struct, frozen=True, omit_defaults=True):

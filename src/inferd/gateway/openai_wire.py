@@ -393,6 +393,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int | None
+    ready: bool  # as KServe v1 asks for it at the same place
     permission: list[ModelPermission]
 
 

@@ -50,6 +50,8 @@ class WireRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     id: str | msgspec.UnsetType | None = msgspec.UNSET
     outputs: list[WireOutput] | msgspec.UnsetType | None = msgspec.UNSET
     parameters: dict[str, Value] | msgspec.UnsetType | None = msgspec.UNSET
+    model_name: str | msgspec.UnsetType | None = msgspec.UNSET  # KServe's client repeats what the path says
+    model_version: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class WireTensor(msgspec.Struct, gc=False):
@@ -101,6 +103,8 @@ class V2Codec:
                 param=HEADER_LENGTH,
             )
         wire = read(body if end < 0 else body[:end], _decoder)
+        if wire.model_name or wire.model_version:
+            _check_model(wire, request)
         inputs: dict[str, Array] = {}
         datatypes: dict[str, str] = {}
         at = len(body) if end < 0 else end
@@ -161,7 +165,7 @@ class V2Codec:
                 tensor.data = to_json(name, datatype, array)
             tensors.append(tensor)
         version = request.version or DEFAULT_VERSION
-        answer = WireResponse(request.model.removesuffix(f"@{version}"), version, tensors, form.id)
+        answer = WireResponse(_model_name(request), version, tensors, form.id)
         if result.parameters:
             answer.parameters = result.parameters
         head = _encode(answer)
@@ -171,7 +175,24 @@ class V2Codec:
         return Prediction(b"".join((head, *binaries)), BINARY_TYPE, headers)
 
 
+def _model_name(request: PredictRequest) -> str:
+    """What v2 calls the model: its entry's name without the version."""
+    return request.model.removesuffix(f"@{request.version}")
+
+
 # -- reading -------------------------------------------------------------------------------------
+
+
+def _check_model(wire: WireRequest, request: PredictRequest) -> None:
+    """Raises InvalidRequest where the body names another model than the path."""
+    for param, said, names in (
+        ("model_name", wire.model_name, (_model_name(request), request.model)),
+        ("model_version", wire.model_version, (request.version or DEFAULT_VERSION,)),
+    ):
+        if isinstance(said, str) and said and said not in names:
+            raise InvalidRequest(
+                f"{param} is {shown(said)}, and the path asks for {names[0]!r}; leave one of them out.", param=param
+            )
 
 
 def _listed(tensor: WireInput) -> Array:
