@@ -112,6 +112,11 @@ def info(max_rows: int = 8) -> ModelInfo:
 
 def request(name: str, *numbers: int, arrived_at: float = 0.0, **fields: object) -> PredictRequest:
     body = msgspec.json.encode(list(numbers))
-    return PredictRequest(  # type: ignore[arg-type]
-        id=name, model="doubler", dialect="numbers", body=body, arrived_at=arrived_at, **fields
+    return PredictRequest(
+        id=name,
+        model="doubler",
+        dialect="numbers",
+        body=body,
+        arrived_at=arrived_at,
+        **fields,  # type: ignore[arg-type]
     )

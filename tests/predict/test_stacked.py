@@ -41,12 +41,12 @@ def noted(compute: Compute) -> Compute:
 
 
 def product(inputs: dict[str, Array]) -> dict[str, Array]:
-    return {"y": inputs["x"] @ np.arange(6, dtype=np.float32).reshape(3, 2)}
+    return {"y": np.matmul(inputs["x"], np.arange(6, dtype=np.float32).reshape(3, 2))}
 
 
 def summed(inputs: dict[str, Array]) -> dict[str, Array]:
     """As a text model does: it looks only at what the mask lets it see."""
-    seen = inputs["ids"] * inputs["attention_mask"]
+    seen = np.multiply(inputs["ids"], inputs["attention_mask"])
     return {"sum": seen.sum(axis=1), "each": seen * 2}
 
 
@@ -91,7 +91,8 @@ def test_padded_requests_give_what_they_give_alone(
     rng = np.random.default_rng(seed)
     ids = [rng.integers(1, 9, shape) for shape in shapes]
     runtime = Stacked(TEXTUAL, summed, BatchingConfig(pad=True, buckets=buckets))
-    items = [item(ids=array, **({"attention_mask": np.ones_like(array)} if has_mask else {})) for array in ids]
+    masks = [{"attention_mask": np.ones_like(array)} if has_mask else {} for array in ids]
+    items = [item("r", ids=array, **mask) for array, mask in zip(ids, masks, strict=True)]
     for one in items:
         runtime.prepare(one)
     by_bucket: dict[object, list[int]] = {}

@@ -49,13 +49,13 @@ _numbers = itertools.count()
 
 def asked(*rows: int, model: str = "squares", shape: tuple[int, ...] = (), **fields: object) -> PredictRequest:
     tensor = {"name": "n", "datatype": "INT64", "shape": shape or (len(rows), 1), "data": rows}
-    return PredictRequest(  # type: ignore[arg-type]
+    return PredictRequest(
         id=f"p{next(_numbers)}",
         model=model,
         dialect="v2",
         body=json.dumps({"inputs": [tensor]}).encode(),
         arrived_at=clock.now(),
-        **fields,
+        **fields,  # type: ignore[arg-type]
     )
 
 

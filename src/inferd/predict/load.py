@@ -9,12 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
 
+import msgspec
+
 from inferd import clock
 from inferd.config import ModelConfig
 from inferd.errors import ModelLoadError
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
+from inferd.predict.codecs.registry import codec_for
 from inferd.predict.contract import Contract
+from inferd.predict.estimate import BatchCost
+from inferd.predict.probe import MOST_ROWS, probe
 from inferd.predict.runtime import Runtime
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.types import MemoryPlan, ModelInfo
@@ -26,8 +31,11 @@ _RUNTIMES: Final[dict[str, str]] = {
     name: f"inferd.predict.runtimes.{name}"
     for name in ("onnx", "torch", "sklearn", "xgboost", "lightgbm", "encoder", "python", "triton_python", "pipeline")
 }
-DEFAULT_MAX_ROWS: Final = 256
+DEFAULT_MAX_ROWS: Final = MOST_ROWS
 """Rows computed together where neither the artifact nor the configuration says less."""
+
+_PROBED: Final = frozenset({"onnx", "torch", "sklearn", "xgboost", "lightgbm"})
+"""Runtimes that compute a function of their inputs and nothing else: trying them changes nothing."""
 
 
 def create_backend(name: str, config: ModelConfig, progress: Progress) -> PredictBackend:
@@ -40,11 +48,30 @@ def load_predictor(name: str, artifact: Artifact, config: ModelConfig, progress:
     began = clock.now()
     runtime = load_runtime(name, artifact, config, progress)
     loaded = clock.now()
-    contract = runtime.contract
-    batcher = Batcher(limits_for(contract, config))
-    info = model_info(name, config, artifact, contract, batcher.limits.max_rows)
-    seconds = {"runtime": round(loaded - began, 4)}
-    return PredictBackend(runtime, batcher, _with_load_s(info, seconds))
+    contract, cost = runtime.contract, BatchCost()
+    limits = limits_for(contract, config)
+    if artifact.runtime in _PROBED and limits.mode != "off":
+        progress("warm-up", 0, 1)
+        limits = _tried(runtime, limits, cost, config)
+        progress("warm-up", 1, 1)
+    codec_for("v2")  # its import is long, and the first request is somebody's
+    seconds = {"runtime": round(loaded - began, 4), "warm_up": round(clock.now() - loaded, 4)}
+    info = model_info(name, config, artifact, contract, limits.max_rows)
+    return PredictBackend(runtime, Batcher(limits, cost), msgspec.structs.replace(info, load_s=seconds))
+
+
+def _tried(runtime: Runtime, limits: Limits, cost: BatchCost, config: ModelConfig) -> Limits:
+    """The limits, with as many rows as pay off where the configuration names none; ``cost`` is told what they cost."""
+    contract, wanted = runtime.contract, config.batching.max_batch_size
+    most = wanted or min(contract.max_batch_size, MOST_ROWS)
+    probed = probe(runtime, most, likely=limits.max_rows, memory_bytes=config.memory_bytes)
+    if probed is None:
+        return limits
+    probed.tell(cost)
+    if wanted is not None:
+        return limits
+    preferred = [size for size in limits.preferred if size <= contract.max_batch_size]
+    return msgspec.structs.replace(limits, max_rows=max(probed.rows, *preferred, 1))
 
 
 def load_runtime(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> Runtime:
@@ -125,12 +152,6 @@ def num_threads(config: ModelConfig) -> int:
     """Compute threads of one replica: the machine's cores shared out among the replicas."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return config.threads or max(1, cores // max(1, config.replicas))
-
-
-def _with_load_s(info: ModelInfo, seconds: dict[str, float]) -> ModelInfo:
-    import msgspec
-
-    return msgspec.structs.replace(info, load_s=seconds)
 
 
 def _fingerprint(artifact: Artifact) -> str:

@@ -7,6 +7,7 @@ engine step travel in one frame.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import msgspec
 
@@ -107,6 +108,6 @@ to_worker_decoder = msgspec.msgpack.Decoder(list[ToWorker])
 from_worker_decoder = msgspec.msgpack.Decoder(list[FromWorker])
 
 
-def encode_frame(messages: list[ToWorker] | list[FromWorker]) -> bytes:
+def encode_frame(messages: Sequence[ToWorker] | Sequence[FromWorker]) -> bytes:
     body = _encoder.encode(messages)
     return HEADER.pack(len(body)) + body

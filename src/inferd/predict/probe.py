@@ -1,0 +1,137 @@
+"""How many rows are worth computing together: tried when a model is loaded, within a bounded time.
+
+The measured times also tell the batcher at the start what a batch costs and what of that is fixed, so that it need not
+learn it from its first clients. Knows runtimes and examples; knows no library.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from inferd import clock
+from inferd.errors import InferdError
+from inferd.predict.contract import Contract
+from inferd.predict.estimate import BatchCost
+from inferd.predict.runtime import Item, Result, Runtime
+from inferd.predict.runtimes.trial import example
+
+BUDGET_S: Final = 0.15
+FEWEST_ROWS: Final = 4
+MOST_ROWS: Final = 256
+QUICK_S: Final = 0.002
+"""Batches that take no longer are not worth making smaller."""
+
+_GAIN: Final = 0.95  # of the best throughput: what fewer rows must reach to be enough
+_MEMORY_SHARE: Final = 0.25  # of what is free: what one batch may take
+
+_log = logging.getLogger("inferd.predict")
+
+Measure = Callable[[int], float | None]
+"""Compute so many rows; the seconds it took, or None where it cannot be done."""
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """What came out: the rows that are worth it, and the time of each size that was tried."""
+
+    rows: int
+    seconds: tuple[tuple[int, float], ...] = ()
+
+    def tell(self, cost: BatchCost) -> None:
+        for rows, seconds in self.seconds:
+            cost.note(rows, seconds)
+
+
+def probe_rows(measure: Measure, most: int, *, likely: int = 0, budget_s: float = BUDGET_S) -> Probe:
+    """Try 1, 2, 4, ... rows, up to ``most``, as long as the next size is expected to fit into the budget.
+
+    ``likely``: what is believed where the time did not suffice to see that more rows no longer pay.
+    """
+    tried: list[tuple[int, float]] = []
+    spent_s = 0.0
+    rows = 1
+    is_whole = False
+    while True:
+        if tried and spent_s + 2.0 * tried[-1][1] > budget_s:
+            break
+        seconds = measure(rows)
+        if seconds is None:
+            is_whole = True
+            break
+        spent_s += seconds
+        if seconds < QUICK_S:  # so short that whatever else runs makes a difference
+            again = measure(rows)
+            spent_s += again or 0.0
+            seconds = min(seconds, again or seconds)
+        tried.append((rows, seconds))
+        gains_nothing = len(tried) > 2 and not _pays(tried[-2:]) and not _pays(tried[-3:-1])
+        if rows == most or (gains_nothing and seconds > QUICK_S):
+            is_whole = True
+            break
+        rows = min(2 * rows, most)
+    return Probe(_worth_it(tried, most, likely=0 if is_whole else likely), tuple(tried))
+
+
+def _pays(last: Sequence[tuple[int, float]]) -> bool:
+    """Whether the larger of two sizes has the higher throughput, by more than chance."""
+    (fewer, less_s), (more, more_s) = last
+    return fewer / less_s < _GAIN * more / more_s
+
+
+def _worth_it(tried: Sequence[tuple[int, float]], most: int, *, likely: int) -> int:
+    if not tried:
+        return min(max(likely, 1), most)
+    best = max(rows / seconds for rows, seconds in tried)
+    enough = next(rows for rows, seconds in tried if rows / seconds >= _GAIN * best)
+    quick = max([rows for rows, seconds in tried if seconds <= QUICK_S], default=1)
+    is_gaining = len(tried) < 2 or _pays(tried[-2:])
+    return min(max(enough, quick, FEWEST_ROWS, likely if is_gaining else 1), most)
+
+
+def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | None = None) -> Probe | None:
+    """Of a loaded model; None where its examples say nothing: inputs have other dimensions of any size, it keeps a
+    state, or it does not compute rows."""
+    contract = runtime.contract
+    if not _is_probeable(contract):
+        return None
+    from inferd.engine.memory import available_bytes  # most workers have no need of it
+
+    free = available_bytes() if memory_bytes is None else memory_bytes
+    row = {spec.name: example(spec, has_rows=True) for spec in contract.inputs if not spec.is_optional}
+    before = _rss_bytes()
+
+    def measure(rows: int) -> float | None:
+        inputs = {name: np.repeat(array, rows, axis=0) for name, array in row.items()}
+        item = Item(request_id="probe", inputs=inputs, rows=rows, size=rows)
+        began = clock.now()
+        try:
+            runtime.prepare(item)
+            (result,) = runtime.predict([item])
+        except (InferdError, RuntimeError, ValueError, MemoryError) as error:
+            _log.info("%d rows cannot be computed together: %s", rows, error)
+            return None
+        seconds = clock.now() - began
+        grew = _rss_bytes() - before
+        return seconds if isinstance(result, Result) and grew <= _MEMORY_SHARE * free else None
+
+    if measure(1) is None:  # also: the first time pays for what is made lazily
+        return None
+    return probe_rows(measure, most, likely=likely)
+
+
+def _is_probeable(contract: Contract) -> bool:
+    is_open = any(-1 in spec.shape[1:] for spec in contract.inputs) or bool(contract.any_rank)
+    return contract.max_batch_size > 1 and not is_open and not contract.is_stateful and not contract.is_decoupled
+
+
+def _rss_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
