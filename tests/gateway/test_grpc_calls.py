@@ -199,7 +199,8 @@ def test_a_text_is_written_whole(server: GrpcRunning, connected: grpc.Channel) -
     asked = server.router.last
     assert asked.prompt.text == "Once"  # type: ignore[union-attr]
     assert (asked.sampling.max_tokens, asked.sampling.temperature) == (5, 0.5)
-    assert server.served().usage == Usage(3, 3, 1)
+    told = server.served()
+    assert (told.usage, told.finish_reasons) == (Usage(3, 3, 1), ("stop",))
 
 
 def test_a_texts_options_may_come_as_a_tensor(server: GrpcRunning, connected: grpc.Channel) -> None:

@@ -210,7 +210,7 @@ def test_a_text_comes_in_pieces(server: GrpcRunning, connected: grpc.Channel) ->
     assert [is_last(answer) for answer in answers] == [False] * (len(answers) - 1) + [True]
     assert server.router.last.stream
     told = server.served()
-    assert (told.status, told.usage) == (200, Usage(3, 3, 1))
+    assert (told.status, told.usage, told.finish_reasons) == (200, Usage(3, 3, 1), ("stop",))
 
 
 def test_a_text_that_breaks_off_says_why(server: GrpcRunning, connected: grpc.Channel) -> None:

@@ -43,7 +43,9 @@ async def completed(
     asked, options = _asked(envelope, body, left)
     stream = await submit_text(room, call, served, asked, options, is_stream=False)
     collected = await collect(call, stream, 1)
-    said = "".join(collected.choices[0].texts)
+    choice = collected.choices[0]
+    call.finish_reasons = (choice.finish_reason,) if choice.finish_reason is not None else ()
+    said = "".join(choice.texts)
     if options.get("exclude_input_in_output") is False:
         said = asked.text_input + said
     return head + write_text(said)
@@ -63,6 +65,9 @@ async def completions(
         if end is not None:
             note_end(call, end)
             check_end(end)
+        for delta in output.deltas:
+            if delta.finish_reason is not None:
+                call.finish_reasons = (delta.finish_reason,)
         piece = "".join([delta.text for delta in output.deltas])
         if piece or end is not None:
             yield head + write_text(piece), end is not None
