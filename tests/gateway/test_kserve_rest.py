@@ -315,6 +315,8 @@ def test_a_model_that_writes_takes_no_tensors(server: Running) -> None:
         ({"priority": 2**63}, {"priority": 1}),
         ({"timeout": 1500}, {"timeout": 0.0015}),
         ({"timeout": 0}, {}),
+        ({"batching": False}, {"may_wait": False}),
+        ({"batching": True}, {}),
         ({"anything": "else", "binary_data_output": True}, {}),
         (None, {}),
     ],
@@ -341,6 +343,7 @@ KNOBS = [-1, 2**64, 2**63 * 4, 1e308, 1.5, True, "x" * 129, "1e9"]
         ("timeout", [*KNOBS, 86_400_000_001]),
         ("sequence_start", [0, 1, "true", 1e308]),
         ("sequence_end", [0, 1, "true", 2**64]),
+        ("batching", [0, 1, "off", 1e308]),
     ],
 )
 def test_a_knob_out_of_range_is_refused_by_name(name: str, values: list[object]) -> None:

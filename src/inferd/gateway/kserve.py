@@ -75,6 +75,7 @@ def asked_of(
         sequence=sequence,
         sequence_start=starts,
         sequence_end=ends,
+        may_wait=_flag(parameters, "batching", unset=True),
         priority=_priority(parameters.get("priority")),
         timeout=_timeout(parameters.get("timeout")),
     )
@@ -95,11 +96,13 @@ def _sequence(value: Value) -> str:
     )
 
 
-def _flag(parameters: Mapping[str, Value], name: str) -> bool:
+def _flag(parameters: Mapping[str, Value], name: str, *, unset: bool = False) -> bool:
     value = parameters.get(name)
-    if value is not None and not isinstance(value, bool):
+    if value is None:
+        return unset
+    if not isinstance(value, bool):
         raise invalid(f"parameters.{name}", f"parameters.{name} must be true or false, not {shown(value)}.")
-    return value is True
+    return value
 
 
 def _priority(value: Value) -> int | None:

@@ -6,6 +6,7 @@ those routes do not exist.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from inferd.errors import InvalidRequest
 from inferd.gateway import health, kserve
 from inferd.gateway.compression import compressed, encoding_of, opened
-from inferd.gateway.decode import decode_body
+from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.errors import UnsupportedMediaType, printable
 from inferd.gateway.http import Answer, Call, Response, read_body, require_json
 from inferd.gateway.kserve import Served, Value, find_served
@@ -136,7 +137,10 @@ async def infer(room: Room, call: Call, rest: str) -> Answer:
     header_bytes = header_length(call)
     body = await read_tensors(room, call, is_binary=header_bytes >= 0)
     served = served_of(room, call, rest)
-    asked = read_infer(body, header_bytes, served.version)
+    if len(body) <= OFF_LOOP_BYTES:
+        asked = read_infer(body, header_bytes, served.version)
+    else:
+        asked = await asyncio.to_thread(read_infer, body, header_bytes, served.version)
     answer = await call.watched(predict(room, call, served.status.name, asked, task=task_of(served)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer
 

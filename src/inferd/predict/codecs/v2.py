@@ -25,7 +25,16 @@ DEFAULT_VERSION: Final = "1"
 
 # What the gateway has read of a request's parameters; the rest is the model's.
 RESERVED: Final = frozenset(
-    ("binary_data_output", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers")
+    (
+        "batching",
+        "binary_data_output",
+        "headers",
+        "priority",
+        "sequence_end",
+        "sequence_id",
+        "sequence_start",
+        "timeout",
+    )
 )
 
 Value = str | int | float | bool | None
