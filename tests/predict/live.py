@@ -1,0 +1,43 @@
+"""A whole server with real workers, from a configuration: what an operator runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@contextlib.contextmanager
+def serving(folder: Path, models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The address of ``inferd serve`` with these models, once each of them is ready or has failed. ``folder`` is for
+    its configuration, state and log."""
+    file, log = folder / "inferd.yaml", folder / "log"
+    file.write_text(yaml.safe_dump({"server": {"port": 0, "reload": False}, "models": {**models}}))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(folder / "state")}
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "inferd", "serve", str(file)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=env,
+        )
+        try:
+            assert process.stdout is not None
+            found = None
+            for line in process.stdout:
+                found = re.search(r"inferd is ready at (http://\S+)", line)
+                if found is not None:
+                    break
+            assert found is not None, log.read_text()[-3000:]
+            yield found[1]
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
