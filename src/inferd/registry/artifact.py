@@ -168,6 +168,12 @@ def recognise(
             )
         return Artifact("python", source, "python", "predict")
     path = resolve(source, progress)
+    if runtime == "triton_python" and not allow_code:
+        raise ModelLoadError(
+            f"{path} is Python code for Triton's backend, which inferd runs only where code is allowed. Set allow_code: true "
+            "(--allow-code) if you trust it as you trust this server's own code.",
+            param="allow_code",
+        )
     if runtime in ("python", "triton_python"):
         return Artifact(runtime, path, "python", "predict")
     found = (

@@ -41,7 +41,7 @@ class Word(str):
 
 class Field(NamedTuple):
     name: str
-    value: Value
+    value: Value | None  # None: an empty list
     line: int
 
 
@@ -112,11 +112,15 @@ class _Parser:
                 raise self._fail("expected the name of a field" + (f" or {end!r}" if end else ""))
             has_colon = self._take(":")
             if self._take("["):
-                while not self._take("]"):
-                    found.append(
-                        Field(name[0], self._value(depth, is_message=not has_colon and self._peek() in "{<"), line)
-                    )
-                    if not self._take(",") and self._peek() != "]":
+                if not has_colon and self._peek() == "]":
+                    raise self._fail(f"expected ':' after {name[0]}")
+                is_over = self._take("]")
+                if is_over:
+                    found.append(Field(name[0], None, line))
+                while not is_over:
+                    found.append(Field(name[0], self._value(depth, is_message=not has_colon), line))
+                    is_over = self._take("]")
+                    if not is_over and (not self._take(",") or self._peek() == "]"):
                         raise self._fail("expected ',' or ']'")
             elif not has_colon and self._peek() not in ("{", "<"):
                 raise self._fail(f"expected ':' after {name[0]}")
@@ -197,6 +201,8 @@ def fold(message: Message, kind: type[S], unknown: list[str], where: str = "") -
             if path not in unknown:
                 unknown.append(path)
             continue
+        if value is None:
+            continue
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin is tuple:
             listed = found.setdefault(name, ())
@@ -207,7 +213,8 @@ def fold(message: Message, kind: type[S], unknown: list[str], where: str = "") -
             assert isinstance(table, dict)
             if not isinstance(value, Message):
                 raise TextFormatError(f"line {line}: {path} is not a map's {{ key: ... value: ... }}")
-            entry = {field.name: field.value for field in value.fields}
+            entry = {field.name: field.value for field in value.fields if field.value is not None}
+            unknown += [f"{path}.{field}" for field in entry if field not in ("key", "value")]
             key, content = entry.get("key", ""), entry.get("value", "" if arguments[1] is str else Message(()))
             table[str(key)] = _one(content, arguments[1], unknown, path, line)
         else:
