@@ -141,12 +141,14 @@ class Served(NamedTuple):
 
 def find_served(room: Room, principal: Principal, name: str, version: str = "") -> Served:
     """The version asked for, or the newest. Raises ModelNotFound."""
-    for served in served_models(room, principal):
-        if served.name == name and (served.version == version or (not version and served.status.name == name)):
-            return served
-        if served.status.name == name and not version:
-            return served  # an entry's own name: digits@2
+    if not version:
+        for status in visible(room.router, principal):
+            if status.name == name:
+                return _served(room, status)
     known = served_models(room, principal)
+    for served in known:
+        if served.name == name and served.version == version:
+            return served
     if version and any(served.name == name for served in known):
         there = ", ".join(served.version for served in known if served.name == name)
         raise ModelNotFound(
@@ -162,17 +164,16 @@ def find_served(room: Room, principal: Principal, name: str, version: str = "") 
 
 def served_models(room: Room, principal: Principal) -> Sequence[Served]:
     """Every version of every model that the principal may use."""
-    models = room.config.models
-    found = []
-    for status in visible(room.router, principal):
-        config = models.get(status.name)
-        version = config.version if config is not None else "1"
-        base = base_of(status.name)
-        if base != status.name and versions_of(models, base).get(version) == status.name:
-            found.append(Served(status, base, version))
-        else:
-            found.append(Served(status, status.name, version))
-    return found
+    return [_served(room, status) for status in visible(room.router, principal)]
+
+
+def _served(room: Room, status: ModelStatus) -> Served:
+    models, entry = room.config.models, status.name
+    config = models.get(entry)
+    version = config.version if config is not None else "1"
+    base = base_of(entry) if "@" in entry else entry
+    is_version = base != entry and versions_of(models, base).get(version) == entry
+    return Served(status, base if is_version else entry, version)
 
 
 def versions_served(room: Room, principal: Principal, name: str) -> list[Served]:
