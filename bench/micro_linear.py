@@ -49,7 +49,7 @@ class Products:
     def ours(self, i: int) -> None:
         (rows, size), out = self.x.shape, self.result.shape[1]
         x, weight, result = self.x.data_ptr(), self.packed[i].data_ptr(), self.result.data_ptr()
-        kernels.gemm(1, x, size, weight, 0, result, out, rows, size, out, False, torch.get_num_threads())
+        kernels.gemm(1, x, size, weight, 0, result, out, rows, size, out, False, 0, torch.get_num_threads())
 
     def plain(self, i: int) -> None:
         F.linear(self.x, self.weights[i])

@@ -140,6 +140,15 @@ inline void write_row(const float* c, const float* bias, T* out, int64_t count) 
     for (; j < count; j++) out[j] = from_float<T>(bias ? c[j] + bias[j] : c[j]);
 }
 
+inline void activate(float* c, const float* bias, int64_t count, Activation activation) {
+    for (int64_t j = 0; j < count; j += Vec::width) {  // behind the last column there is room, and nobody looks
+        float part[Vec::width] = {};
+        if (bias) memcpy(part, bias + j, size_t(least(count - j, Vec::width)) * 4);
+        const Vec x = Vec::load(c + j) + Vec::load(part);
+        (activation == Activation::gelu ? gelu(x) : gelu_tanh(x)).store(c + j);
+    }
+}
+
 template <class E>
 void gemm(const GemmArgs& g, int threads) {
     using T = typename E::type;
@@ -178,12 +187,14 @@ void gemm(const GemmArgs& g, int threads) {
                              lanes, c, kPanel, kPanel, false, ahead);
                     const int64_t column = panel * kPanel, count = least(kPanel, g.out_features - column);
                     const float* bias = g.bias ? g.bias + column : nullptr;
+                    const float* unadded = g.activation == Activation::none ? bias : nullptr;
                     for (int r = 0; r < rows; r++) {
                         const int64_t at = (row + r) * g.out_stride + column;
+                        if (g.activation != Activation::none) activate(c + r * kPanel, bias, count, g.activation);
                         if (g.out_f32)
-                            write_row(c + r * kPanel, bias, static_cast<float*>(g.out) + at, count);
+                            write_row(c + r * kPanel, unadded, static_cast<float*>(g.out) + at, count);
                         else
-                            write_row(c + r * kPanel, bias, static_cast<T*>(g.out) + at, count);
+                            write_row(c + r * kPanel, unadded, static_cast<T*>(g.out) + at, count);
                     }
                     row += rows;
                 }

@@ -4,6 +4,7 @@
 #endif
 #include "attention.h"
 #include "elementwise.h"
+#include "encoder.h"
 #include "gemm.h"
 
 #define INFERD_STRING2(x) #x
@@ -45,10 +46,16 @@ void do_rotary(Dtype dtype, void* x, int64_t stride, int64_t rows, int64_t heads
                     rotary<bf16>(x, stride, rows, heads, head_dim, positions, cos, sin, half, threads));
 }
 
+void do_layer_norm(const LayerNormArgs& g, int threads) { layer_norm(g, threads); }
+void do_text_attention(Dtype dtype, const TextAttentionArgs& g, int threads) {
+    INFERD_BY_DTYPE(text_attention<float>(g, threads), text_attention<bf16>(g, threads));
+}
+
 }  // namespace
 
 const Kernels INFERD_JOIN(kernels_, INFERD_LEVEL) = {
-    INFERD_STRING(INFERD_LEVEL), do_pack, do_unpack_rows, do_gemm, do_attention, do_rms_norm, do_silu_and_mul, do_rotary,
+    INFERD_STRING(INFERD_LEVEL), do_pack, do_unpack_rows, do_gemm, do_attention, do_rms_norm, do_silu_and_mul, do_rotary, do_layer_norm,
+    do_text_attention,
 };
 
 }  // namespace inferd

@@ -61,8 +61,10 @@ void prefer_large_pages(uintptr_t address, int64_t bytes) {
 }
 
 void gemm(int dtype, uintptr_t x, int64_t x_stride, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t out_stride, int64_t rows,
-          int64_t in, int64_t out_features, bool out_f32, int threads) {
-    active->gemm(Dtype(dtype), {at(x), x_stride, at(packed), at<float>(bias), at(out), out_stride, rows, in, out_features, out_f32}, threads);
+          int64_t in, int64_t out_features, bool out_f32, int activation, int threads) {
+    active->gemm(Dtype(dtype),
+                 {at(x), x_stride, at(packed), at<float>(bias), at(out), out_stride, rows, in, out_features, out_f32, Activation(activation)},
+                 threads);
 }
 
 void attention(int dtype, uintptr_t keys, uintptr_t values, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, int64_t q_stride,
@@ -109,6 +111,23 @@ NB_MODULE(_kernels, m) {
            int64_t rows, int64_t groups, int64_t n, float eps, int threads) {
             active->rms_norm(Dtype(dtype), at(x), x_stride, at(residual), at(sum), at(weight), at(out), out_stride, rows, groups, n, eps,
                              threads);
+        },
+        nogil());
+    m.def(
+        "layer_norm",
+        [](uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t bias, uintptr_t out, uintptr_t narrow, int64_t rows, int64_t n, float eps,
+           int threads) {
+            active->layer_norm({at<float>(x), at<float>(residual), at<float>(weight), at<float>(bias), at<float>(out), at(narrow), rows, n, eps},
+                               threads);
+        },
+        nogil());
+    m.def(
+        "text_attention",
+        [](int out_dtype, uintptr_t qkv, uintptr_t out, uintptr_t starts, uintptr_t bias, int64_t texts, int64_t heads, int64_t head_dim,
+           int64_t window, int64_t bias_reach, float scale, int threads) {
+            active->text_attention(Dtype(out_dtype),
+                                   {at<float>(qkv), at(out), at<int64_t>(starts), at<float>(bias), texts, heads, head_dim, window, bias_reach, scale},
+                                   threads);
         },
         nogil());
     m.def(

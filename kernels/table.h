@@ -8,6 +8,7 @@
 namespace inferd {
 
 enum class Dtype : int { f32 = 0, bf16 = 1 };
+enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2 };
 
 // Weights are packed in panels of this many output columns, the same for all levels.
 constexpr int kPanel = 64;
@@ -21,6 +22,7 @@ struct GemmArgs {
     int64_t out_stride;  // elements
     int64_t rows, in, out_features;
     bool out_f32;  // else the dtype of x
+    Activation activation;  // of the sum with the bias
 };
 
 struct AttentionArgs {
@@ -42,6 +44,26 @@ struct AttentionArgs {
     float softcap;   // 0: none
 };
 
+struct LayerNormArgs {
+    const float* x;         // [rows, n]
+    const float* residual;  // [rows, n] or null
+    const float* weight;    // [n]
+    const float* bias;      // [n] or null
+    float* out;             // [rows, n]
+    void* narrow;           // [rows, n] bf16 or null
+    int64_t rows, n;
+    float eps;
+};
+
+struct TextAttentionArgs {
+    const float* qkv;       // [rows, 3, heads, head_dim]
+    void* out;              // [rows, heads, head_dim]
+    const int64_t* starts;  // [texts + 1]: first rows
+    const float* bias;      // [heads, 2 * bias_reach - 1] by key - query + bias_reach - 1, or null
+    int64_t texts, heads, head_dim, window, bias_reach;  // window < 0: none
+    float scale;
+};
+
 struct Kernels {
     const char* name;
     void (*pack)(Dtype, const void* weight, int64_t stride, int64_t out, int64_t in, int64_t first_row, void* packed, int threads);
@@ -56,6 +78,8 @@ struct Kernels {
     // In place on x [rows, heads, head_dim]; cos and sin f32 [positions, half].
     void (*rotary)(Dtype, void* x, int64_t stride, int64_t rows, int64_t heads, int64_t head_dim, const int64_t* positions,
                    const float* cos, const float* sin, int64_t half, int threads);
+    void (*layer_norm)(const LayerNormArgs&, int threads);
+    void (*text_attention)(Dtype out, const TextAttentionArgs&, int threads);
 };
 
 extern const Kernels kernels_generic;

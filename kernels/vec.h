@@ -317,6 +317,24 @@ inline Vec tanh(Vec x) {
     return one - Vec::all(2.0f) / (exp(limited + limited) + one);
 }
 
+// x * P(X <= x) of a standard normal X (Hendrycks & Gimpel 2016); its tail by Abramowitz & Stegun 7.1.26, to 1.5e-7.
+inline Vec gelu(Vec x) {
+    const Vec size = Vec::max(x, Vec::zero() - x), y = size * Vec::all(0.70710678118654752f);
+    const Vec t = Vec::all(1.0f) / Vec::fma(Vec::all(0.3275911f), y, Vec::all(1.0f));
+    Vec p = Vec::all(1.061405429f);
+    p = Vec::fma(p, t, Vec::all(-1.453152027f));
+    p = Vec::fma(p, t, Vec::all(1.421413741f));
+    p = Vec::fma(p, t, Vec::all(-0.284496736f));
+    p = Vec::fma(p, t, Vec::all(0.254829592f));
+    const Vec tail = p * t * exp(Vec::zero() - y * y);  // 1 - erf(y)
+    return Vec::max(x, Vec::zero()) - Vec::all(0.5f) * size * tail;
+}
+
+inline Vec gelu_tanh(Vec x) {
+    const Vec inner = Vec::all(0.79788456080286536f) * Vec::fma(Vec::all(0.044715f) * x, x * x, x);
+    return Vec::all(0.5f) * x * (Vec::all(1.0f) + tanh(inner));
+}
+
 // How a number format meets the matrix kernel.
 struct F32 {
     using type = float;

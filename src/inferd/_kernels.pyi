@@ -22,6 +22,7 @@ def gemm(
     size: int,
     out_features: int,
     out_f32: bool,
+    activation: int,
     threads: int,
     /,
 ) -> None: ...
@@ -50,6 +51,34 @@ def attention(
     scale: float,
     window: int,
     softcap: float,
+    threads: int,
+    /,
+) -> None: ...
+def layer_norm(
+    x: int,
+    residual: int,
+    weight: int,
+    bias: int,
+    out: int,
+    narrow: int,
+    rows: int,
+    size: int,
+    eps: float,
+    threads: int,
+    /,
+) -> None: ...
+def text_attention(
+    out_dtype: int,
+    qkv: int,
+    out: int,
+    starts: int,
+    bias: int,
+    texts: int,
+    heads: int,
+    head_dim: int,
+    window: int,
+    bias_reach: int,
+    scale: float,
     threads: int,
     /,
 ) -> None: ...

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from inferd.engine.attention import FlatBatch
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1}
+ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2}
 
 
 class _Switch:
@@ -133,8 +134,8 @@ class PackedWeight:
         )
         return out
 
-    def product(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        """[T, in] -> [T, out] in x's format or float32. ``bias`` is float32."""
+    def product(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype, activation: str = "") -> Tensor:
+        """[T, in] -> [T, out] in x's format or float32. ``bias`` is float32; ``activation``: of the sum with it."""
         if x.stride(1) != 1 or (x.stride(0) * x.itemsize) % 4:
             x = x.contiguous()
         out = torch.empty((x.shape[0], self.out_features), dtype=out_dtype)
@@ -150,6 +151,7 @@ class PackedWeight:
             self.in_features,
             self.out_features,
             out_dtype == torch.float32,
+            ACTIVATIONS[activation],
             torch.get_num_threads(),
         )
         return out
@@ -207,6 +209,60 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         torch.get_num_threads(),
     )
     return out, added
+
+
+def takes_layer_norm(x: Tensor, weight: Tensor) -> bool:
+    """[T, n] float32, the rows side by side."""
+    return takes(x) and x.dtype == weight.dtype == torch.float32 and x.is_contiguous()
+
+
+def layer_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *, narrow: bool
+) -> tuple[Tensor, Tensor]:
+    """Of ``x + residual``: float32, and in bfloat16 where ``narrow``; else the same tensor again."""
+    out = torch.empty_like(x)
+    copy = torch.empty(x.shape, dtype=torch.bfloat16) if narrow else None
+    kernels.layer_norm(
+        x.data_ptr(),
+        0 if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        0 if copy is None else copy.data_ptr(),
+        x.shape[0],
+        x.shape[1],
+        eps,
+        torch.get_num_threads(),
+    )
+    return out, out if copy is None else copy
+
+
+def takes_text_attention(qkv: Tensor) -> bool:
+    """[T, 3, heads, D] float32, with D of whole vectors of the widest level."""
+    return takes(qkv) and qkv.dtype == torch.float32 and qkv.is_contiguous() and qkv.shape[3] % 16 == 0
+
+
+def text_attention(
+    qkv: Tensor, starts: Tensor, out_dtype: torch.dtype, window: int | None, distance_bias: Tensor | None
+) -> Tensor:
+    """Every row attends to the rows of its text: [T, heads * D]; see ``inferd.predict.encoder.ragged``."""
+    rows, _, heads, dim = qkv.shape
+    out = torch.empty((rows, heads * dim), dtype=out_dtype)
+    kernels.text_attention(
+        _CODES[out_dtype],
+        qkv.data_ptr(),
+        out.data_ptr(),
+        starts.data_ptr(),
+        0 if distance_bias is None else distance_bias.data_ptr(),
+        starts.shape[0] - 1,
+        heads,
+        dim,
+        -1 if window is None else window,
+        0 if distance_bias is None else (distance_bias.shape[1] + 1) // 2,
+        dim**-0.5,
+        torch.get_num_threads(),
+    )
+    return out
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

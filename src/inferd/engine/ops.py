@@ -69,14 +69,18 @@ class Linear:
         assert self._plain is not None
         return F.embedding(ids, self._plain)
 
-    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        """x [..., in] -> [..., out], in x's format or float32 (``out_dtype``), which is exact and free for logits."""
+    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None, activation: str = "") -> Tensor:
+        """x [..., in] -> [..., out], in x's format or float32 (``out_dtype``), which is exact and free for logits.
+
+        ``activation``: "gelu" or "gelu_tanh" of what comes out, on its way."""
         if self._packed is None:
             assert self._plain is not None
             y = F.linear(x, self._plain, self.bias)
+            if activation:
+                y = F.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
             return y if out_dtype is None else y.to(out_dtype)
         flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)
-        y = self._packed.product(flat.to(self.dtype), self.bias, out_dtype or self.dtype)
+        y = self._packed.product(flat.to(self.dtype), self.bias, out_dtype or self.dtype, activation)
         return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
 
 
@@ -95,6 +99,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         return native.add_rms_norm(x, residual, weight, eps)
     residual = x + residual
     return rms_norm(residual, weight, eps), residual
+
+
+def layer_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Layer norm (Ba et al. 2016) of ``x + residual`` [T, n] float32, and the same in the format ``dtype``."""
+    if native.takes_layer_norm(x, weight) and dtype in (torch.float32, torch.bfloat16):
+        return native.layer_norm(x, residual, weight, bias, eps, narrow=dtype == torch.bfloat16)
+    y = F.layer_norm(x if residual is None else x + residual, weight.shape, weight, bias, eps)
+    return y, y.to(dtype)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["cat", "dog", "sits", "plays", "the", "outside", "garden", "king", "##s", "##ing", "Paris", "Berlin"]
 VOCABULARY = [*SPECIAL, *WORDS, *string.ascii_letters, *(f"##{c}" for c in string.ascii_letters), *".,?!0123456789"]
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
 POSITIONS = 40
 
 # The prefix of a family's classes, and what its configuration needs besides the sizes.
@@ -23,10 +23,10 @@ FAMILIES: dict[str, dict[str, object]] = {
     "Roberta": {"max_position_embeddings": POSITIONS + 1, "type_vocab_size": 1},
     "XLMRoberta": {"max_position_embeddings": POSITIONS + 1, "type_vocab_size": 1},
     "MPNet": {"max_position_embeddings": POSITIONS + 2},
-    "DistilBert": {"dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 4, "max_position_embeddings": POSITIONS},
+    "DistilBert": {"dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 2, "max_position_embeddings": POSITIONS},
     "ModernBert": {"max_position_embeddings": POSITIONS, "local_attention": 6, "global_attn_every_n_layers": 2},
-    "Qwen3": {"max_position_embeddings": POSITIONS, "num_key_value_heads": 2, "head_dim": 8},
-    "Llama": {"max_position_embeddings": POSITIONS, "num_key_value_heads": 2},
+    "Qwen3": {"max_position_embeddings": POSITIONS, "num_key_value_heads": 1, "head_dim": 16},
+    "Llama": {"max_position_embeddings": POSITIONS, "num_key_value_heads": 1},
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inferd.engine.weights import Weights
 from inferd.predict.encoder.config import EncoderConfig
-from inferd.predict.encoder.layers import Product, activation, norm
+from inferd.predict.encoder.layers import Norm, Product
 from inferd.predict.encoder.ragged import Ragged, attend
 
 
@@ -67,26 +67,27 @@ _NAMES: Final = {
 
 
 class _Layer:
-    __slots__ = ("activation", "down", "down_norm", "heads", "out", "out_norm", "qkv", "up")
+    __slots__ = ("activation", "down", "down_norm", "dtype", "heads", "out", "out_norm", "qkv", "up")
 
     def __init__(self, config: EncoderConfig, weights: Weights, dtype: torch.dtype, index: int) -> None:
         names = _NAMES[config.kind.family]
         at, hidden, wide = f"model.{names.layer}.{index}.", config.hidden_size, config.intermediate_size
-        self.heads = config.num_heads
+        self.heads, self.dtype = config.num_heads, dtype
         self.qkv = Product(
             weights, [(at + name, hidden) for name in (names.query, names.key, names.value)], hidden, dtype
         )
         self.out = Product(weights, [(at + names.out, hidden)], hidden, dtype)
-        self.out_norm = norm(weights, at + names.out_norm, hidden, config.norm_eps)
+        self.out_norm = Norm(weights, at + names.out_norm, hidden, config.norm_eps, dtype)
         self.up = Product(weights, [(at + names.up, wide)], hidden, dtype)
-        self.activation = activation(config.activation)
+        self.activation = config.activation
         self.down = Product(weights, [(at + names.down, hidden)], wide, dtype)
-        self.down_norm = norm(weights, at + names.down_norm, hidden, config.norm_eps)
+        self.down_norm = Norm(weights, at + names.down_norm, hidden, config.norm_eps, dtype)
 
-    def __call__(self, x: Tensor, batch: Ragged, distance_bias: Tensor | None) -> Tensor:
-        qkv = self.qkv(x).view(x.shape[0], 3, self.heads, -1)
-        x = self.out_norm(self.out(attend(qkv, batch, self.heads, distance_bias=distance_bias)).add_(x))
-        return self.down_norm(self.down(self.activation(self.up(x))).add_(x))
+    def __call__(self, x: Tensor, narrow: Tensor, batch: Ragged, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """``narrow``: x in the products' format. The same pair for the next layer."""
+        qkv = self.qkv(narrow).view(x.shape[0], 3, self.heads, -1)
+        x, narrow = self.out_norm(self.out(attend(qkv, batch, self.dtype, distance_bias=bias)), x)
+        return self.down_norm(self.down(self.up.activated(narrow, self.activation)), x)
 
 
 class Bert:
@@ -102,7 +103,7 @@ class Bert:
         self._types: Tensor | None = None
         if config.type_vocab_size:
             self._types = weights.take(at + "token_type_embeddings.weight", config.type_vocab_size, hidden).float()
-        self._norm = norm(weights, at + "LayerNorm", hidden, config.norm_eps)
+        self._norm = Norm(weights, at + "LayerNorm", hidden, config.norm_eps, dtype)
         self._bias: Tensor | None = None
         if config.num_buckets:
             name = "model.encoder.relative_attention_bias.weight"
@@ -114,9 +115,9 @@ class Bert:
         x = self._words[batch.token_ids].float() + self._positions[batch.positions]
         if self._types is not None:
             x += self._types[0] if batch.type_ids is None else self._types[batch.type_ids]
-        x = self._norm(x)
+        x, narrow = self._norm(x)
         for layer in self._layers:
-            x = layer(x, batch, self._bias)
+            x, narrow = layer(x, narrow, batch, self._bias)
         return x
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inferd.engine.weights import Weights
 from inferd.predict.encoder.config import EncoderConfig
-from inferd.predict.encoder.layers import Product, activation, norm
+from inferd.predict.encoder.layers import Norm, Product, activation
 from inferd.predict.encoder.ragged import Ragged
 from inferd.predict.encoder.sentence import Dense, Pooling
 
@@ -87,11 +87,11 @@ def sequence_head(config: EncoderConfig, weights: Weights) -> Head:
     classifier = Product(weights, [(names[1], labels)], hidden, f32)
     after = None
     if config.kind.family == "modernbert":
-        after = norm(weights, "head.norm", hidden, config.norm_eps, bias=config.norm_bias)
+        after = Norm(weights, "head.norm", hidden, config.norm_eps, f32, bias=config.norm_bias)
 
     def head(rows: Tensor, batch: Ragged) -> Tensor:
         x = function(dense(pooled(rows, batch, pooling)))
-        return classifier(x if after is None else after(x))
+        return classifier(x if after is None else after(x)[0])
 
     return head
 
@@ -115,9 +115,9 @@ def token_head(config: EncoderConfig, weights: Weights) -> Head:
     if config.kind.family != "modernbert":
         return lambda rows, batch: classifier(rows)
     dense = Product(weights, [("head.dense", hidden)], hidden, f32, bias=config.classifier_bias)
-    after = norm(weights, "head.norm", hidden, config.norm_eps, bias=config.norm_bias)
+    after = Norm(weights, "head.norm", hidden, config.norm_eps, f32, bias=config.norm_bias)
     function = activation(config.classifier_activation)
-    return lambda rows, batch: classifier(after(function(dense(rows))))
+    return lambda rows, batch: classifier(after(function(dense(rows)))[0])
 
 
 def decoder_head(weights: Weights, labels: int, hidden: int) -> Head:

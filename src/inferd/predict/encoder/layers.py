@@ -16,8 +16,6 @@ from torch import Tensor
 from inferd.engine import ops
 from inferd.engine.weights import Weights
 
-Norm = Callable[[Tensor], Tensor]
-
 _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
@@ -30,14 +28,18 @@ _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
+# Those that a product applies to what it writes.
+_FUSED: Final = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     return _ACTIVATIONS[name]
 
 
 class Product:
-    """``x @ weight.T + bias`` of float32 rows, into float32 rows."""
+    """``x @ weight.T + bias``."""
 
-    __slots__ = ("_linear", "nbytes")
+    __slots__ = ("_linear",)
 
     def __init__(
         self, weights: Weights, parts: list[tuple[str, int]], width: int, dtype: torch.dtype, *, bias: bool = True
@@ -46,15 +48,33 @@ class Product:
         biases = [weights.take(f"{name}.bias", rows).to(dtype) for name, rows in parts] if bias else None
         matrices = [weights.lend(f"{name}.weight", rows, width).to(dtype) for name, rows in parts]
         self._linear = ops.Linear.stack(matrices, biases)
-        self.nbytes = self._linear.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] in any format -> [T, out] float32."""
         return self._linear(x.to(self._linear.dtype), torch.float32)
 
+    def activated(self, x: Tensor, name: str) -> Tensor:
+        """[T, in] -> [T, out] through an activation, in the products' own format: for another product."""
+        dtype = self._linear.dtype
+        fused = _FUSED.get(name)
+        if fused is not None:
+            return self._linear(x.to(dtype), None, fused)
+        return activation(name)(self._linear(x.to(dtype), torch.float32)).to(dtype)
 
-def norm(weights: Weights, name: str, size: int, eps: float, *, bias: bool = True) -> Norm:
-    """Layer norm (Ba et al. 2016). Old checkpoints call its weights gamma and beta."""
-    named = ("gamma", "beta") if f"{name}.gamma" in weights else ("weight", "bias")
-    scale = weights.take(f"{name}.{named[0]}", size).float()
-    shift = weights.take(f"{name}.{named[1]}", size).float() if bias else None
-    return lambda x: F.layer_norm(x, (size,), scale, shift, eps)
+
+class Norm:
+    """Layer norm with weights of its own. Old checkpoints call them gamma and beta."""
+
+    __slots__ = ("_bias", "_dtype", "_eps", "_weight")
+
+    def __init__(
+        self, weights: Weights, name: str, size: int, eps: float, dtype: torch.dtype, *, bias: bool = True
+    ) -> None:
+        named = ("gamma", "beta") if f"{name}.gamma" in weights else ("weight", "bias")
+        self._weight = weights.take(f"{name}.{named[0]}", size).float()
+        self._bias = weights.take(f"{name}.{named[1]}", size).float() if bias else None
+        self._eps, self._dtype = eps, dtype
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Of ``x + residual`` [T, n]: in float32, and in the products' format."""
+        return ops.layer_norm(x, residual, self._weight, self._bias, self._eps, self._dtype)

@@ -10,35 +10,35 @@ from inferd.engine import ops
 from inferd.engine.model.rope_tables import tables
 from inferd.engine.weights import Weights
 from inferd.predict.encoder.config import EncoderConfig
-from inferd.predict.encoder.layers import Norm, Product, activation, norm
+from inferd.predict.encoder.layers import Norm, Product, activation
 from inferd.predict.encoder.ragged import Ragged, attend
 
 Table = tuple[Tensor, Tensor]
 
 
 class _Layer:
-    __slots__ = ("activation", "down", "heads", "mlp_norm", "norm", "out", "qkv", "table", "up", "window")
+    __slots__ = ("activation", "down", "dtype", "heads", "mlp_norm", "norm", "out", "qkv", "table", "up", "window")
 
     def __init__(self, config: EncoderConfig, weights: Weights, dtype: torch.dtype, index: int, table: Table) -> None:
         at, hidden, wide = f"model.layers.{index}.", config.hidden_size, config.intermediate_size
-        self.heads, self.table, self.window = config.num_heads, table, config.windows[index]
+        self.heads, self.table, self.window, self.dtype = config.num_heads, table, config.windows[index], dtype
         self.norm: Norm | None = None  # the first layer's is that of the embeddings
         if index:
-            self.norm = norm(weights, at + "attn_norm", hidden, config.norm_eps, bias=config.norm_bias)
+            self.norm = Norm(weights, at + "attn_norm", hidden, config.norm_eps, dtype, bias=config.norm_bias)
         self.qkv = Product(weights, [(at + "attn.Wqkv", 3 * hidden)], hidden, dtype, bias=config.attention_bias)
         self.out = Product(weights, [(at + "attn.Wo", hidden)], hidden, dtype, bias=config.attention_bias)
-        self.mlp_norm = norm(weights, at + "mlp_norm", hidden, config.norm_eps, bias=config.norm_bias)
+        self.mlp_norm = Norm(weights, at + "mlp_norm", hidden, config.norm_eps, dtype, bias=config.norm_bias)
         self.up = Product(weights, [(at + "mlp.Wi", 2 * wide)], hidden, dtype, bias=config.mlp_bias)
         self.activation = activation(config.activation)
         self.down = Product(weights, [(at + "mlp.Wo", hidden)], wide, dtype, bias=config.mlp_bias)
 
     def __call__(self, x: Tensor, batch: Ragged) -> Tensor:
-        qkv = self.qkv(x if self.norm is None else self.norm(x)).view(x.shape[0], 3, self.heads, -1)
+        qkv = self.qkv(x if self.norm is None else self.norm(x)[1]).view(x.shape[0], 3, self.heads, -1)
         q, k = ops.rotary(qkv[:, 0], qkv[:, 1], batch.positions, *self.table)
         if q.data_ptr() != qkv.data_ptr():  # not turned where it lay
             qkv[:, 0], qkv[:, 1] = q, k
-        x = x + self.out(attend(qkv, batch, self.heads, window=self.window))
-        value, gate = self.up(self.mlp_norm(x)).chunk(2, dim=-1)
+        x = x + self.out(attend(qkv, batch, self.dtype, window=self.window))
+        value, gate = self.up(self.mlp_norm(x)[1]).chunk(2, dim=-1)
         return x + self.down(self.activation(value) * gate)
 
 
@@ -49,7 +49,7 @@ class ModernBert:
         self.hidden_size = config.hidden_size
         self._words = weights.take("model.embeddings.tok_embeddings.weight", config.vocab_size, config.hidden_size)
         bias = config.norm_bias
-        self._norm = norm(weights, "model.embeddings.norm", config.hidden_size, config.norm_eps, bias=bias)
+        self._norm = Norm(weights, "model.embeddings.norm", config.hidden_size, config.norm_eps, dtype, bias=bias)
         made: dict[int, Table] = {}
         self._layers = []
         for index, rope in enumerate(config.ropes):
@@ -57,10 +57,10 @@ class ModernBert:
             if id(rope) not in made:
                 made[id(rope)] = tables(rope, num_positions, weights.device)
             self._layers.append(_Layer(config, weights, dtype, index, made[id(rope)]))
-        self._final_norm = norm(weights, "model.final_norm", config.hidden_size, config.norm_eps, bias=bias)
+        self._final_norm = Norm(weights, "model.final_norm", config.hidden_size, config.norm_eps, dtype, bias=bias)
 
     def forward(self, batch: Ragged) -> Tensor:
-        x = self._norm(self._words[batch.token_ids].float())
+        x = self._norm(self._words[batch.token_ids].float())[0]
         for layer in self._layers:
             x = layer(x, batch)
-        return self._final_norm(x)
+        return self._final_norm(x)[0]

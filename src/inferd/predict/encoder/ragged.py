@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inferd.engine import native
+
 _LONG = 256  # tokens from which a matrix of scores per head is more than the caches hold
 
 
@@ -78,15 +80,22 @@ def ragged(texts: Sequence[Sequence[int]], types: Sequence[Sequence[int] | None]
 
 
 def attend(
-    qkv: Tensor, batch: Ragged, heads: int, *, window: int | None = None, distance_bias: Tensor | None = None
+    qkv: Tensor,
+    batch: Ragged,
+    dtype: torch.dtype,
+    *,
+    window: int | None = None,
+    distance_bias: Tensor | None = None,
 ) -> Tensor:
     """Every token attends to the tokens of its own text.
 
-    qkv [T, 3, heads, D] -> [T, heads * D]. ``window``: only to those at most so far away, to either side.
+    qkv [T, 3, heads, D] -> [T, heads * D] in the format ``dtype``. ``window``: only to those at most so far away, to either side.
     ``distance_bias`` [heads, 2 * N - 1] is added to the scores by distance (key minus query, plus N - 1).
     """
-    dim = qkv.shape[-1]
-    out = torch.empty((qkv.shape[0], heads * dim), dtype=qkv.dtype, device=qkv.device)
+    if native.takes_text_attention(qkv) and dtype in (torch.float32, torch.bfloat16):
+        return native.text_attention(qkv, batch.starts, dtype, window, distance_bias)
+    heads, dim = qkv.shape[2:]
+    out = torch.empty((qkv.shape[0], heads * dim), dtype=dtype, device=qkv.device)
     for row, count, length in batch.groups:
         rows = slice(row, row + count * length)
         q, k, v = qkv[rows].view(count, length, 3, heads, dim).permute(2, 0, 3, 1, 4)
