@@ -10,6 +10,7 @@ from tests.predict.fake_runtime import BAD, POISON, REFUSED, Counter, Doubler, i
 
 from inferd import clock
 from inferd.errors import InvalidRequest
+from inferd.predict import backend as backend_module
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
 from inferd.types import End, Output
@@ -264,3 +265,16 @@ def test_every_request_ends_once_and_what_is_answered_is_what_it_would_be_alone(
             assert name in answers(outputs)
         if asked[name] and not {POISON, BAD, REFUSED} & set(asked[name]):
             assert end.outcome in ("done", "cancelled")
+
+
+def test_what_is_held_is_counted_until_each_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_module, "MAX_HELD_BYTES", 10)
+    made = backend(mode="static")
+    made.submit(request("broken", 10**20, 10**20), now)  # refused: too large for an int64
+    assert not made.is_full
+    made.submit(request("a", 10**9), now)
+    made.submit(request("b", 10**9), now)
+    assert made.is_full
+    made.cancel("a", now)
+    made.halt(now)
+    assert not made.is_full

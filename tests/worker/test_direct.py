@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
@@ -12,8 +12,10 @@ from tests.predict.fake_runtime import Doubler, info, numbers, request
 
 from inferd import clock
 from inferd.config import ModelConfig
+from inferd.predict import backend as backend_module
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
+from inferd.predict.runtime import Item
 from inferd.types import GenerateRequest, Output, PredictRequest, TextPrompt
 from inferd.worker import direct as direct_module
 from inferd.worker.channel import BlockingChannel, ChannelError, Frames
@@ -43,8 +45,8 @@ class Gateway:
         self.ours.settimeout(20)
         self.channel = BlockingChannel(theirs)
         self.runtime = runtime
-        backend = PredictBackend(runtime, Batcher(limits), info(limits.max_rows), codecs=numbers)
-        self.loop = DirectLoop(backend, self.channel.socket, self.channel.frames, self._send)
+        self.backend = PredictBackend(runtime, Batcher(limits), info(limits.max_rows), codecs=numbers)
+        self.loop = DirectLoop(self.backend, self.channel.socket, self.channel.frames, self._send)
         self.error: Exception | None = None
         self._frames: Frames[FromWorker] = Frames(from_worker_decoder)
         self._thread = threading.Thread(target=self._run)
@@ -209,6 +211,30 @@ def test_a_descriptor_beyond_selects_set_is_replaced_by_one_within(monkeypatch: 
     assert ends(made.outputs()) == {"r": "done"}
     made.close()
     made.loop._socket.close()
+
+
+def test_nothing_more_is_read_while_much_is_held_and_there_is_something_to_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend_module, "MAX_HELD_BYTES", 10)
+    begun, go = threading.Event(), threading.Event()
+    waiting: list[int] = []
+
+    def note(items: Sequence[Item]) -> None:
+        waiting.append(made.backend.num_waiting)
+        begun.set()
+        assert go.wait(20)
+
+    made = Gateway(Limits(max_rows=1, max_delay_s=0.0), Doubler(on_predict=note))
+    made.send(asked("a", 10**10), asked("b", 10**10))
+    assert begun.wait(20)
+    made.send(asked("c", 1))
+    go.set()
+    found: dict[str, str] = {}
+    while len(found) < 3:
+        found |= ends(made.outputs())
+    assert waiting == [1, 0, 0]  # c came in only when b was done
+    made.close()
 
 
 def test_a_frame_may_come_in_any_pieces(gateway: Gateway) -> None:

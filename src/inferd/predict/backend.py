@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -22,6 +23,9 @@ from inferd.predict.codecs.registry import codec_for
 from inferd.predict.contract import Array, Contract
 from inferd.predict.runtime import Item, Result, Runtime, Staged, Streaming
 from inferd.types import End, ModelInfo, Output, Prediction, PredictRequest, StepStats, Timings, Usage
+
+MAX_HELD_BYTES: Final = 64 * 1024 * 1024
+"""Bodies of requests beyond which nothing more is read while there is something to compute."""
 
 _NO_USAGE = Usage()
 _NO_TOKEN = re.compile(r"[^A-Za-z0-9_.-]")
@@ -101,7 +105,12 @@ class PredictBackend:
         self._streams: dict[str, Asked] = {}  # begun, with answers to come
         self._running: _Running | None = None  # a batch between two of its steps
         self._news: list[Output] = []  # to be told with the next step
+        self._held_bytes = 0  # bodies of requests that have not ended
         self._decode_s = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        return self._held_bytes > MAX_HELD_BYTES
 
     @property
     def num_waiting(self) -> int:
@@ -129,6 +138,7 @@ class PredictBackend:
         self._decode_s += done - now
         asked.tokenized_s = done - request.arrived_at
         self._asked[request.id] = asked
+        self._held_bytes += len(request.body)
         for item in items:
             self._batcher.add(item, done)
 
@@ -373,6 +383,7 @@ class PredictBackend:
         request_id = asked.request.id
         asked.is_over = True
         del self._asked[request_id]
+        self._held_bytes -= len(asked.request.body)
         if asked.stream is not None:
             del self._streams[request_id]
             _close(asked.stream)

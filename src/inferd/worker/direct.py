@@ -48,6 +48,11 @@ class Predictor(Protocol):
 
     @property
     def info(self) -> ModelInfo: ...
+    @property
+    def is_full(self) -> bool:
+        """It holds so much that nothing more should be read while it has something to compute."""
+        ...
+
     def submit(self, request: PredictRequest, now: float) -> None: ...
     def cancel(self, request_id: str, now: float) -> None: ...
     def fail(self, request_id: str, error: InferdError) -> None: ...
@@ -83,7 +88,8 @@ class DirectLoop:
         """Until Stop. Raises GoneError when the gateway is gone, ChannelError when it cannot be understood."""
         backend = self._backend
         while True:
-            self._read()
+            if not (backend.is_full and self._is_due()):  # then the gateway keeps what else there is
+                self._read()
             if self._is_stopped:
                 self._deliver(backend.halt(clock.now()), None)
                 backend.close()
@@ -99,6 +105,11 @@ class DirectLoop:
             else:
                 self.is_busy = False
                 select.select([self._socket], [], [], None if due is None else due - now)
+
+    def _is_due(self) -> bool:
+        now = clock.now()
+        due = self._backend.due(now)
+        return due is not None and due <= now
 
     def _read(self) -> None:
         """Take everything that has arrived."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import queue
@@ -132,6 +133,9 @@ class Worker:
         return EXIT_DONE
 
     def _predict(self, backend: Predictor) -> int:
+        # What was loaded stays; a batch's requests are many objects, and none of them is garbage.
+        gc.freeze()
+        gc.set_threshold(20_000, *gc.get_threshold()[1:])
         loop = self._loop = DirectLoop(backend, self._channel.socket, self._channel.frames, self._send)
         self._send(Ready(backend.info))
         try:
