@@ -7,7 +7,7 @@ import pytest
 from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import model_config_pb2  # type: ignore[import-untyped]
 
 from inferd.registry.text_format import TextFormatError, fold, parse
 from inferd.registry.triton_config import Control, DynamicBatching, EnsembleStep, TritonModel
