@@ -26,6 +26,7 @@ WORKER_BYTES: Final[Mapping[Runtime, int]] = {
 """Resident memory of a worker with its library and a model of no size, measured on Linux."""
 
 _LAYERS: Final = 16  # arrays of an input's size that a model holds at once, at most as a rule
+_COPIES: Final = 3  # of an output: the model's, each request's part, its answer
 _BATCH_BYTES: Final = 4 << 20  # of inputs, which a batch reaches before its rows are bounded by time
 _ITEM_BYTES: Final[Mapping[str, int]] = {
     "BOOL": 1, "INT8": 1, "UINT8": 1, "INT16": 2, "UINT16": 2, "FP16": 2, "BF16": 2, "FP64": 8, "INT64": 8, "UINT64": 8,
@@ -87,12 +88,13 @@ def _weights_bytes(artifact: Artifact, signature: Signature | None, config: Mode
 
 def _batch_bytes(signature: Signature, batching: BatchingConfig) -> int:
     has_rows = signature.max_batch_size > 0
-    one = sum(_row_bytes(spec, has_rows=has_rows) for spec in (*signature.inputs, *signature.outputs))
+    given = sum(_row_bytes(spec, has_rows=has_rows) for spec in signature.inputs)
+    one = given * _LAYERS + sum(_row_bytes(spec, has_rows=has_rows) for spec in signature.outputs) * _COPIES
     rows = 1
     if has_rows:
-        typical = min(max(_BATCH_BYTES // max(one, 1), 4), _MOST_ROWS)
+        typical = min(max(_BATCH_BYTES // max(given, 1), 4), _MOST_ROWS)
         rows = batching.max_batch_size or min(typical, signature.max_batch_size)
-    return rows * one * _LAYERS
+    return rows * one
 
 
 def _row_bytes(spec: TensorSpec, *, has_rows: bool) -> int:

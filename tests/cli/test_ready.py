@@ -1,0 +1,114 @@
+"""What is shown once models are ready: what each takes and gives, how it is batched, and a line for each kind of API."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from inferd.cli.check import examine, show
+from inferd.cli.ready import contract_lines, curl_line, python_lines, show_ready, spec_text
+from inferd.config import BatchingConfig, Config, ModelConfig
+from inferd.types import ModelInfo, TensorSpec
+
+ADDRESS = "http://127.0.0.1:8000"
+
+
+def info(*inputs: TensorSpec, tasks: tuple[str, ...] = ("predict",), rows: int = 256) -> ModelInfo:
+    return ModelInfo(
+        name="m",
+        source="m.onnx",
+        architecture="onnxruntime_onnx",
+        dtype="float32",
+        max_model_len=0,
+        vocab_size=0,
+        num_parameters=0,
+        num_blocks=0,
+        block_size=0,
+        max_num_seqs=rows,
+        kind="predict",
+        platform="onnxruntime_onnx",
+        tasks=tasks,
+        inputs=inputs,
+        outputs=(TensorSpec("probabilities", "FP32", (-1, 3), labels=("cat", "dog", "eel")),),
+        max_batch_size=rows,
+        num_threads=2,
+    )
+
+
+ROWS = TensorSpec("x", "FP32", (-1, 4))
+
+
+def test_the_effective_configuration_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ModelConfig(source="m.onnx", replicas=2)
+    assert [click.unstyle(line) for line in contract_lines("m", info(ROWS), model)] == [
+        "m  onnxruntime_onnx, up to 256 rows together, waiting at most 2 ms, 2 threads, 2 copies",
+        "  takes  x              FP32 [any, 4]",
+        "  gives  probabilities  FP32 [any, 3]: cat, dog, eel",
+    ]
+    show_ready(ADDRESS, Config(models={"m": model}), {"m": info(ROWS)})
+    said = capsys.readouterr().out
+    assert "FP32 [any, 3]: cat, dog, eel" in said
+    assert "/v2/models/m/infer" in said
+    assert "inferd chat" not in said
+
+
+@pytest.mark.parametrize(
+    ("batching", "rows", "said"),
+    [
+        (BatchingConfig(mode="off"), 8, "one request at a time"),
+        (BatchingConfig(), 0, "one request at a time"),
+        (BatchingConfig(mode="static", max_batch_size=8), 8, "always 8 rows together"),
+        (BatchingConfig(max_delay_ms=0.5), 8, "up to 8 rows together, waiting at most 0.5 ms"),
+    ],
+)
+def test_batching_is_told_as_it_is(batching: BatchingConfig, rows: int, said: str) -> None:
+    first = contract_lines("m", info(ROWS, rows=rows), ModelConfig(source="m", batching=batching))[0]
+    assert said in first
+
+
+def test_a_tensor_is_told_with_its_labels() -> None:
+    assert (
+        spec_text(TensorSpec("y", "FP32", (-1, 9), labels=tuple("abcdefghi"))) == "FP32 [any, 9]: a, b, c, d, e, f, ..."
+    )
+    assert spec_text(TensorSpec("mask", "INT64", (-1, -1), is_optional=True)) == "INT64 [any, any], may be left out"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "path"),
+    [
+        (("embed", "predict"), "/v1/embeddings"),
+        (("rerank", "score"), "/rerank"),
+        (("predict", "classify"), "/classify"),
+        (("predict",), "/v2/models/m/infer"),
+    ],
+)
+def test_the_line_to_paste_asks_the_api_that_the_model_is_for(tasks: tuple[str, ...], path: str) -> None:
+    text = TensorSpec("text", "BYTES", (-1,))
+    words = shlex.split(curl_line(ADDRESS, "m", info(ROWS if tasks == ("predict",) else text, tasks=tasks)))
+    assert words[1] == ADDRESS + path
+    body = json.loads(words[words.index("-d") + 1])
+    assert body.get("model", "m") == "m"
+    ast.parse(python_lines(ADDRESS, "m", info(text, tasks=tasks), needs_key=True))
+
+
+def test_a_large_input_is_no_line_to_paste() -> None:
+    image = TensorSpec("image", "FP32", (-1, 3, 224, 224))
+    assert curl_line(ADDRESS, "m", info(image)) == f"curl {ADDRESS}/v2/models/m"
+
+
+def test_check_lists_what_models_take_and_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = "tree\nversion=v4\nnum_class=1\nmax_feature_idx=6\nobjective=regression\n"
+    (tmp_path / "trees.txt").write_text(header)
+    (tmp_path / "inferd.yaml").write_text(f"models: {{trees: {{source: {tmp_path}/trees.txt}}}}\n")
+    report = examine(tmp_path / "inferd.yaml", probe=False)
+    assert report.ok, report.problems
+    show(report)
+    said = capsys.readouterr().out
+    assert "trees  lightgbm_text" in said
+    assert "takes  input-0  FP64 [any, 7]" in said
+    assert "rows of any number" in said
