@@ -12,7 +12,6 @@ from typing import Literal, Protocol
 import msgspec
 
 from inferd.config import ModelConfig
-
 from inferd.gateway.upstream import ModelState
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Principal
