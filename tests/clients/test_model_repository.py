@@ -49,7 +49,7 @@ def client(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         process.communicate(timeout=30)
 
 
-def given(**arrays: np.ndarray) -> list[triton.InferInput]:  # type: ignore[type-arg]
+def given(**arrays: np.ndarray) -> list[triton.InferInput]:
     inputs = []
     for name, array in arrays.items():
         inputs.append(triton.InferInput(name, array.shape, "INT32"))
