@@ -1,0 +1,1 @@
+"""Predictive serving beside other servers: ``python -m bench.predictive``."""
