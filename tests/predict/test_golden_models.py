@@ -13,9 +13,7 @@ import pytest
 from onnx import numpy_helper
 from PIL import Image
 from tests.predict.live import serving
-from tests.predict.runtimes.loading import answered, loaded
-
-from inferd.predict.contract import Array
+from tests.predict.runtimes.loading import Values, answered, loaded
 
 pytestmark = pytest.mark.shared
 
@@ -25,7 +23,7 @@ def models(shared_data: Path) -> Path:
     return shared_data / "onnx-models"
 
 
-def tract(models: Path, name: str) -> tuple[Path, Array, str, Array]:
+def tract(models: Path, name: str) -> tuple[Path, Values, str, Values]:
     """The model, its input, the name of an output and what it is to be."""
     folder = models / "tract-test-cases" / name
     with np.load(folder / "io.npz") as arrays:
@@ -89,14 +87,14 @@ def test_classic_networks_give_their_recorded_outputs(models: Path, name: str) -
     np.testing.assert_allclose(found, numpy_helper.to_array(tensor), rtol=1e-3, atol=1e-6)
 
 
-def photo(path: Path) -> Array:
+def photo(path: Path) -> Values:
     """As the detector was trained: RGB, 320x240, channels first."""
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB").resize((320, 240)), np.float32)
     return np.ascontiguousarray(((pixels - 127) / 128).transpose(2, 0, 1)[None], np.float32)
 
 
-def check_faces(scores: Array, boxes: Array, golden: list[list[float]]) -> None:
+def check_faces(scores: Values, boxes: Values, golden: list[list[float]]) -> None:
     """Every golden face is among the raw boxes, with its score."""
     sure = scores[0, :, 1] > 0.6
     found = np.concatenate([boxes[0][sure], scores[0][sure][:, 1:]], axis=1)
@@ -134,7 +132,7 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         yield url
 
 
-def infer(url: str, name: str, inputs: dict[str, tuple[str, Array]]) -> dict[str, Array]:
+def infer(url: str, name: str, inputs: dict[str, tuple[str, Values]]) -> dict[str, Values]:
     body = {
         "inputs": [
             {"name": key, "datatype": datatype, "shape": list(array.shape), "data": array.ravel().tolist()}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from inferd.config import ModelConfig
 from inferd.errors import InferdError
-from inferd.predict.contract import Array
+from inferd.predict.contract import Tensors
 from inferd.predict.load import load_runtime
 from inferd.predict.runtime import Item, Result, Runtime
 from inferd.registry.artifact import artifact_of
@@ -23,12 +23,16 @@ def loaded(path: Path | str, **settings: Any) -> Runtime:
     return load_runtime("m", artifact_of(config), config, silent)
 
 
-def item(inputs: Mapping[str, Array], name: str = "r") -> Item:
+Values = npt.NDArray[Any]
+"""An array as numpy's own assertions take it."""
+
+
+def item(inputs: Tensors, name: str = "r") -> Item:
     first = next(iter(inputs.values()))
     return Item(request_id=name, inputs=dict(inputs), rows=first.shape[0] if first.ndim else 1)
 
 
-def answered(runtime: Runtime, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def answered(runtime: Runtime, inputs: Tensors) -> dict[str, Values]:
     """What the runtime says of one request. Raises what it refuses with."""
     one = item(inputs)
     runtime.prepare(one)
@@ -39,7 +43,7 @@ def answered(runtime: Runtime, inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {name: np.asarray(array) for name, array in result.outputs.items()}
 
 
-def texts(*values: bytes | str) -> Array:
+def texts(*values: bytes | str) -> Values:
     made = np.empty(len(values), dtype=np.object_)
     made[:] = [value.encode() if isinstance(value, str) else value for value in values]
     return made

@@ -19,10 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from tests.predict.runtimes.loading import answered, item, loaded
+from tests.predict.runtimes.loading import Values, answered, item, loaded
 from tests.predict.runtimes.programs import Scores, export
 
-from inferd.predict.contract import NUMPY, Array
+from inferd.predict.contract import NUMPY
 from inferd.predict.runtime import Result, Runtime
 
 WIDTH = 4
@@ -98,7 +98,7 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_an_answer_does_not_depend_on_the_requests_beside_it(runtime: Runtime, counts: list[int], seed: int) -> None:
     (spec,) = runtime.contract.inputs
     rng = np.random.default_rng(seed)
-    asked: list[dict[str, Array]] = [
+    asked: list[dict[str, Values]] = [
         {spec.name: rng.normal(size=(count, WIDTH)).astype(NUMPY[spec.datatype])} for count in counts
     ]
     items = [item(inputs, f"r{place}") for place, inputs in enumerate(asked)]
@@ -111,7 +111,7 @@ def test_an_answer_does_not_depend_on_the_requests_beside_it(runtime: Runtime, c
         alone = answered(runtime, inputs)
         assert alone.keys() == result.outputs.keys()
         for name, expected in alone.items():
-            found = result.outputs[name]
+            found: Values = np.asarray(result.outputs[name])
             assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
             if found.dtype.kind == "f":
                 np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -10,10 +10,9 @@ import lightgbm
 import numpy as np
 import pytest
 import xgboost
-from tests.predict.runtimes.loading import answered, loaded
+from tests.predict.runtimes.loading import Values, answered, loaded
 
 from inferd.errors import ModelLoadError
-from inferd.predict.contract import Array
 from inferd.registry.artifact import recognise
 from inferd.registry.signature import read_signature
 
@@ -24,7 +23,7 @@ NUMBERS = np.nan_to_num(ROWS) @ np.arange(5)
 CLASSES = np.digitize(NUMBERS, [-2, 2])
 
 
-def xgb(path: Path, target: Array, rows: Array = ROWS, **settings: Any) -> xgboost.Booster:
+def xgb(path: Path, target: Values, rows: Values = ROWS, **settings: Any) -> xgboost.Booster:
     booster = xgboost.train(
         {"verbosity": 0, "max_depth": 3, "nthread": 1, **settings}, xgboost.DMatrix(rows, target), 4
     )
@@ -32,7 +31,7 @@ def xgb(path: Path, target: Array, rows: Array = ROWS, **settings: Any) -> xgboo
     return booster
 
 
-def lgb(path: Path, target: Array, group: list[int] | None = None, **settings: Any) -> lightgbm.Booster:
+def lgb(path: Path, target: Values, group: list[int] | None = None, **settings: Any) -> lightgbm.Booster:
     data = lightgbm.Dataset(ROWS, target, group=group)
     booster = lightgbm.train({"verbosity": -1, "num_threads": 1, **settings}, data, 4)
     booster.save_model(path)
