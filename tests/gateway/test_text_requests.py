@@ -11,7 +11,7 @@ from tests.gateway.fakes import FakeRouter, FakeStatus, FakeStream, Running, inf
 from inferd.config import Config, ModelConfig
 from inferd.types import End, Prediction, PredictRequest, Relay, Relayed, RelayHead, Request, Usage
 
-PATHS = {
+PATHS: dict[str, tuple[str, dict[str, object]]] = {
     "/v1/embeddings": ("openai.embeddings", {"input": "a"}),
     "/v2/embed": ("cohere.embed", {"texts": ["a"]}),
     "/embed": ("tei.embed", {"inputs": "a"}),
