@@ -54,7 +54,7 @@ def test_a_script_needs_the_operators_word_and_may_be_told_its_shapes(tmp_path: 
     path = tmp_path / "m.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.script(torch.nn.Linear(4, 2)), path)  # type: ignore[no-untyped-call]
+        torch.jit.save(torch.jit.script(torch.nn.Linear(4, 2)), path)
     with pytest.raises(ModelLoadError, match="allow_code"):
         loaded(path)
     free = loaded(path, allow_code=True)
