@@ -16,6 +16,7 @@ import pytest
 
 from inferd import models
 from inferd.errors import ModelLoadError
+from inferd.registry.hub import ALLOWED, IGNORED
 from inferd.registry.source import check_folder, is_remote, resolve
 
 SHA = "a" * 40
@@ -180,6 +181,21 @@ def test_a_hub_id_is_downloaded_once_without_pickles_or_code(hub: str, tmp_path:
     # From the cache when nobody answers.
     again = asked("http://127.0.0.1:1", "org/tiny", tmp_path)
     assert again["folder"] == str(folder)
+
+
+def test_of_a_sentence_encoder_the_folders_that_say_how_it_pools_are_downloaded_too() -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    wanted = [
+        "config.json",
+        "modules.json",
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+    ]
+    others = ["onnx/config.json", "openvino/model.safetensors", "2_Dense/pytorch_model.bin", "1_Pooling/run_me.py"]
+    found = filter_repo_objects(wanted + others, allow_patterns=list(ALLOWED), ignore_patterns=list(IGNORED))
+    assert list(found) == wanted
 
 
 @pytest.mark.parametrize(

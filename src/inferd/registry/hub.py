@@ -30,9 +30,14 @@ ALLOWED = (
     "chat_template.json",
     "*.safetensors",
     "*.safetensors.index.json",
+    # sentence-transformers: how texts become vectors, in folders such as 1_Pooling
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "[0-9]_*/config.json",
 )
 # Copies of the same weights in other layouts, which some repositories carry beside their own.
-IGNORED = ("*/*", "consolidated*.safetensors")
+IGNORED = ("[!0-9]*/*", "consolidated*.safetensors")
 
 
 def download(repo: str, revision: str | None, progress: Callable[[str, int, int], None]) -> Path:
