@@ -345,6 +345,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...] = ()
     max_batch_size: int = 0  # rows computed together; 0: the model has no batch dimension
     is_stateful: bool = False  # requests of one sequence must reach the same replica
+    version: str = "1"  # as its configuration names it
     num_threads: int = 0  # compute threads of a replica; 0: not said
 
 

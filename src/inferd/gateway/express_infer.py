@@ -34,7 +34,7 @@ class FamiliarInfer(Familiar):
         """Raises InvalidRequest."""
         super().__init__(exchange, call.route)
         self.model = served.status.name
-        self.version = served.version
+        self.version = served.asked
         self.header_bytes = header_length(call)
         self.encoding: Encoding | None = wanted_encoding(call)
 
@@ -74,6 +74,7 @@ class FamiliarInfer(Familiar):
             body=body,
             header_bytes=self.header_bytes,
             version=self.version,
+            may_wait=asked.may_wait,
         )
         errand.depart(desk, request, line, now)
         return True

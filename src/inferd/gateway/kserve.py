@@ -137,6 +137,7 @@ class Served(NamedTuple):
     status: ModelStatus
     name: str
     version: str
+    asked: str = ""  # the version that the client named
 
 
 def find_served(room: Room, principal: Principal, name: str, version: str = "") -> Served:
@@ -148,7 +149,7 @@ def find_served(room: Room, principal: Principal, name: str, version: str = "") 
     known = served_models(room, principal)
     for served in known:
         if served.name == name and served.version == version:
-            return served
+            return served._replace(asked=version)
     if version and any(served.name == name for served in known):
         there = ", ".join(served.version for served in known if served.name == name)
         raise ModelNotFound(

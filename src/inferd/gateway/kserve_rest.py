@@ -138,9 +138,9 @@ async def infer(room: Room, call: Call, rest: str) -> Answer:
     body = await read_tensors(room, call, is_binary=header_bytes >= 0)
     served = served_of(room, call, rest)
     if len(body) <= OFF_LOOP_BYTES:
-        asked = read_infer(body, header_bytes, served.version)
+        asked = read_infer(body, header_bytes, served.asked)
     else:
-        asked = await asyncio.to_thread(read_infer, body, header_bytes, served.version)
+        asked = await asyncio.to_thread(read_infer, body, header_bytes, served.asked)
     answer = await call.watched(predict(room, call, served.status.name, asked, task=task_of(served)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer
 

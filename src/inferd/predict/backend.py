@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from inferd import clock
-from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest, Overloaded
+from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest, Overloaded, Unavailable
 from inferd.predict.batcher import Batcher
 from inferd.predict.check import Checker
 from inferd.predict.codecs.port import Codec, Question
@@ -127,6 +127,8 @@ class PredictBackend:
         try:
             if request.deadline_s is not None and now >= request.arrived_at + request.deadline_s:
                 raise _too_late(request)
+            if request.version and request.version != self.info.version:
+                raise _replaced(request, self.info)
             codec = self._codecs(request.dialect)
             question = codec.decode(request, self._contract)
             asked = Asked(request, codec, question)
@@ -460,6 +462,15 @@ def _close(stream: Iterator[Result] | None) -> None:
             close()
         except Exception:
             _log.exception("a stream of answers could not be closed")
+
+
+def _replaced(request: PredictRequest, info: ModelInfo) -> Unavailable:
+    return Unavailable(
+        f"Version {request.version} of {request.model!r} is being replaced by version {info.version}; ask again in a "
+        "moment, or without a version.",
+        param="version",
+        retry_after_s=1.0,
+    )
 
 
 def _too_late(request: PredictRequest) -> DeadlineExceeded:

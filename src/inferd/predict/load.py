@@ -144,6 +144,7 @@ def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Con
         outputs=contract.outputs,
         max_batch_size=max_rows if has_rows else 0,
         is_stateful=contract.is_stateful,
+        version=config.version,
         num_threads=contract.num_threads,
     )
 

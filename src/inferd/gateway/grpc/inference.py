@@ -103,7 +103,7 @@ def _find(room: Room, call: Call, envelope: Envelope) -> Served:
 
 def _submitted(room: Room, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None) -> Stream:
     check_task(served.status, task_of(served))
-    asked = asked_of(DIALECT, body, envelope.parameters, version=served.version)
+    asked = asked_of(DIALECT, body, envelope.parameters, version=served.asked)
     if left is not None and (asked.timeout is None or left < asked.timeout):
         asked = msgspec.structs.replace(asked, timeout=left)
     return submit(room, call, served.status, asked)

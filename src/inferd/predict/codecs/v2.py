@@ -21,7 +21,6 @@ from inferd.types import ModelInfo, Prediction, PredictRequest, TensorSpec
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 BINARY_TYPE: Final = "application/octet-stream"
-DEFAULT_VERSION: Final = "1"
 
 # What the gateway has read of a request's parameters; the rest is the model's.
 RESERVED: Final = frozenset(
@@ -173,8 +172,7 @@ class V2Codec:
             else:
                 tensor.data = to_json(name, datatype, array)
             tensors.append(tensor)
-        version = request.version or DEFAULT_VERSION
-        answer = WireResponse(_model_name(request), version, tensors, form.id)
+        answer = WireResponse(_model_name(request, info.version), info.version, tensors, form.id)
         if result.parameters:
             answer.parameters = result.parameters
         head = _encode(answer)
@@ -184,9 +182,9 @@ class V2Codec:
         return Prediction(b"".join((head, *binaries)), BINARY_TYPE, headers)
 
 
-def _model_name(request: PredictRequest) -> str:
+def _model_name(request: PredictRequest, version: str) -> str:
     """What v2 calls the model: its entry's name without the version."""
-    return request.model.removesuffix(f"@{request.version}")
+    return request.model.removesuffix(f"@{version}")
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -194,14 +192,18 @@ def _model_name(request: PredictRequest) -> str:
 
 def _check_model(wire: WireRequest, request: PredictRequest) -> None:
     """Raises InvalidRequest where the body names another model than the path."""
-    for param, said, names in (
-        ("model_name", wire.model_name, (_model_name(request), request.model)),
-        ("model_version", wire.model_version, (request.version or DEFAULT_VERSION,)),
-    ):
-        if isinstance(said, str) and said and said not in names:
-            raise InvalidRequest(
-                f"{param} is {shown(said)}, and the path asks for {names[0]!r}; leave one of them out.", param=param
-            )
+    if isinstance(wire.model_name, str) and wire.model_name not in ("", _model_name(request, request.version)):
+        raise InvalidRequest(
+            f"model_name is {shown(wire.model_name)}, and the path asks for "
+            f"{_model_name(request, request.version)!r}; leave it out of the body.",
+            param="model_name",
+        )
+    if isinstance(wire.model_version, str) and wire.model_version not in ("", request.version):
+        raise InvalidRequest(
+            f"model_version is {shown(wire.model_version)}, and the path asks for "
+            f"{request.version or 'the newest'!r}; name the version in the path.",
+            param="model_version",
+        )
 
 
 def _listed(tensor: WireInput) -> Array:

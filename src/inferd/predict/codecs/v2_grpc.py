@@ -31,7 +31,7 @@ from inferd.predict.codecs.protowire import (
 )
 from inferd.predict.codecs.reading import shown
 from inferd.predict.codecs.tensors import bytes_array, check_datatype, from_bytes, num_elements, to_bytes
-from inferd.predict.codecs.v2 import DEFAULT_VERSION, RESERVED, classes_of
+from inferd.predict.codecs.v2 import RESERVED, classes_of
 from inferd.predict.codecs.v2_parameters import parameter, parameter_entry
 from inferd.predict.contract import NUMPY, Array, Contract, datatype_of
 from inferd.predict.runtime import Result
@@ -129,7 +129,7 @@ class V2GrpcCodec:
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
         form = question.form
         assert isinstance(form, _Form), "a question of this dialect has its form"
-        version = request.version or DEFAULT_VERSION
+        version = info.version
         out = [_names(request.model.removesuffix(f"@{version}"), version)]
         if form.id:
             out.append(sized(3, form.id))
