@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from inferd import clock
-from inferd.errors import InferdError
 from inferd.predict.contract import Contract
 from inferd.predict.estimate import BatchCost
 from inferd.predict.runtime import Item, Result, Runtime
@@ -112,7 +111,7 @@ def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | N
         try:
             runtime.prepare(item)
             (result,) = runtime.predict([item])
-        except (InferdError, RuntimeError, ValueError, MemoryError) as error:
+        except Exception as error:  # as at a request's boundary: the model's library raises what it likes at an example
             _log.info("%d rows cannot be computed together: %s", rows, error)
             return None
         seconds = clock.now() - began
