@@ -184,7 +184,7 @@ def test_a_hub_id_is_downloaded_once_without_pickles_or_code(hub: str, tmp_path:
 
 
 def test_of_a_sentence_encoder_the_folders_that_say_how_it_pools_are_downloaded_too() -> None:
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     wanted = [
         "config.json",
