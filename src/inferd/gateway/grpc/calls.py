@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import grpc
+from grpc import StatusCode
 from grpc.aio import ServicerContext
 
 from inferd import clock
@@ -29,6 +30,9 @@ Context: TypeAlias = "ServicerContext[Any, Any]"
 Endpoint = Callable[[Room, Call, bytes, float | None], Awaitable[bytes]]
 """Of a call of one answer: room, call, the request's bytes, seconds until its deadline; the answer's bytes."""
 
+Trailers = tuple[tuple[str, str], ...]
+Serving = Callable[[bytes, Context], Awaitable[bytes]]
+
 _log = logging.getLogger("inferd.gateway")
 
 
@@ -39,6 +43,21 @@ class Front(Protocol):
     def room(self) -> Room: ...
     def close(self, call: Call) -> None:
         """The call is over: settle and tell."""
+
+
+class Ended(NamedTuple):
+    """An answer, or the status in its place."""
+
+    answer: bytes
+    status: StatusCode
+    details: str
+    trailers: Trailers
+
+    async def tell(self, context: Context) -> bytes:
+        if self.status is not StatusCode.OK:
+            await context.abort(self.status, self.details, self.trailers)
+        context.set_trailing_metadata(self.trailers)
+        return self.answer
 
 
 class Calls:
@@ -64,42 +83,53 @@ class Calls:
         return call
 
     def unary(self, method: str, scope: Scope, endpoint: Endpoint) -> grpc.RpcMethodHandler[bytes, bytes]:
+        return grpc.unary_unary_rpc_method_handler(self.serving(method, scope, endpoint))
+
+    def serving(self, method: str, scope: Scope, endpoint: Endpoint) -> Serving:
         """What grpcio calls, with the bytes of a request as they came."""
+
+        async def compute(call: Call, body: bytes, context: Context) -> bytes:
+            room = self._front.room
+            if scope != "public":
+                authenticate(room.door, call, scope)
+            return await endpoint(room, call, body, time_left(context))
 
         async def serve(body: bytes, context: Context) -> bytes:
             call = self.begin(method, context, len(body))
-            answer, failure = b"", None
-            try:
-                try:
-                    room = self._front.room
-                    if scope != "public":
-                        authenticate(room.door, call, scope)
-                    answer = await endpoint(room, call, body, time_left(context))
-                except InferdError as error:
-                    failure = error
-                except Exception:
-                    # The request boundary: a defect ends this request, and no other.
-                    failure = defect(call)
-                note(call, failure, len(answer))
-                if call.num_ended < len(call.streams):
-                    await hear_ends(call)
-            except asyncio.CancelledError:
-                call.gone = True
-                await hear_ends(call)
-                raise
-            finally:
-                self.close(call)
-            trailers = trailers_of(call, failure)
-            if failure is not None:
-                status, details = status_of(failure), details_of(failure)
-                # grpcio keeps the error that ends this frame, and so the frame, until the collector comes by:
-                # the request and what was made of it need not stay as long.
-                del body, call, failure
-                await context.abort(status, details, trailers)
-            context.set_trailing_metadata(trailers)
-            return answer
+            ended = await self.ended(call, compute(call, body, context))
+            # grpcio keeps the error that ends this frame, and so the frame, until the collector comes by:
+            # the request and what was made of it need not stay as long.
+            del body, call
+            return await ended.tell(context)
 
-        return grpc.unary_unary_rpc_method_handler(serve)
+        return serve
+
+    async def ended(self, call: Call, answering: Awaitable[bytes]) -> Ended:
+        """What becomes of a call whose answer is made by ``answering``; its books are closed."""
+        answer, failure = b"", None
+        try:
+            try:
+                answer = await answering
+            except InferdError as error:
+                failure = error
+            except Exception:
+                # The request boundary: a defect ends this request, and no other.
+                failure = defect(call)
+            note(call, failure, len(answer))
+            if call.num_ended < len(call.streams):
+                await hear_ends(call)
+        except asyncio.CancelledError:
+            call.gone = True
+            await hear_ends(call)
+            raise
+        finally:
+            self.close(call)
+        trailers = trailers_of(call, failure)
+        if failure is None:
+            return Ended(answer, StatusCode.OK, "", trailers)
+        status, details = status_of(failure), details_of(failure)
+        del failure  # its traceback has this frame: together they would stay until the collector comes by
+        return Ended(b"", status, details, trailers)
 
     def close(self, call: Call) -> None:
         """The call is over, whichever way it went."""
@@ -144,7 +174,7 @@ def note(call: Call, failure: InferdError | None, num_bytes: int) -> None:
         call.error_code = failure.code
 
 
-def trailers_of(call: Call, failure: InferdError | None) -> tuple[tuple[str, str], ...]:
+def trailers_of(call: Call, failure: InferdError | None) -> Trailers:
     """What goes with the status: the request's id, how much quota is left, when to come back."""
     trailers = [("x-request-id", call.request_id)]
     headers = call.permit.headers() if call.permit is not None else ()

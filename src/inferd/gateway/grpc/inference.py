@@ -39,9 +39,13 @@ async def model_infer(room: Room, call: Call, body: bytes, left: float | None) -
     served = _find(room, call, envelope)
     if writes_texts(served.status):
         return await completed(room, call, served, envelope, body, left, answer_head(served, envelope))
-    name = served.name
+    return await only_answer(call, served.name, _submitted(room, call, served, envelope, body, left))
+
+
+async def only_answer(call: Call, name: str, stream: Stream) -> bytes:
+    """The one prediction of the model ``name``. Raises what the request failed with, and Unsupported."""
     answer: bytes | None = None
-    async for output in _submitted(room, call, served, envelope, body, left):
+    async for output in stream:
         if not isinstance(output, Output):
             raise InternalError("A relayed answer came where a prediction was expected. This is a bug.")
         if output.prediction is not None:

@@ -25,6 +25,8 @@ from inferd.gateway.grpc.health import Health
 from inferd.gateway.grpc.inference import model_infer
 from inferd.gateway.grpc.management import management
 from inferd.gateway.grpc.protocol import pool
+from inferd.gateway.grpc.short_way import METHOD as INFER
+from inferd.gateway.grpc.short_way import ShortWay
 from inferd.gateway.grpc.streams import METHOD, Streams
 from inferd.gateway.health import is_ready
 from inferd.gateway.server import LAST_WORDS_S, Gateway
@@ -49,7 +51,9 @@ class GrpcServer:
         self._calls = calls = Calls(gateway)
         self._streams = Streams(calls)
         self._methods: dict[str, _Method] = {
-            "ModelInfer": calls.unary("ModelInfer", "infer", model_infer),
+            INFER: grpc.unary_unary_rpc_method_handler(
+                ShortWay(calls, calls.serving(INFER, "infer", model_infer)).serve
+            ),
             METHOD: self._streams.method(),
             **management(calls),
         }
