@@ -40,7 +40,7 @@ def parameter_entry(key: str, value: object) -> bytes:
     if isinstance(value, bool):
         choice = b"\x08" + number(int(value))
     elif isinstance(value, int):
-        choice = b"\x10" + number(value)
+        choice = (b"\x10" if value < 1 << 63 else b"\x28") + number(value)  # int64, uint64
     elif isinstance(value, float):
         choice = b"\x21" + struct.pack("<d", value)
     else:
