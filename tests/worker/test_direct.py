@@ -15,6 +15,7 @@ from inferd.config import ModelConfig
 from inferd.predict import backend as backend_module
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
+from inferd.predict.estimate import BatchCost
 from inferd.predict.runtime import Item
 from inferd.types import GenerateRequest, Output, PredictRequest, TextPrompt
 from inferd.worker import direct as direct_module
@@ -40,12 +41,12 @@ from inferd.worker.messages import (
 class Gateway:
     """The other end of the channel, and the loop's thread."""
 
-    def __init__(self, limits: Limits, runtime: Doubler) -> None:
+    def __init__(self, limits: Limits, runtime: Doubler, cost: BatchCost | None = None) -> None:
         self.ours, theirs = socket.socketpair()
         self.ours.settimeout(20)
         self.channel = BlockingChannel(theirs)
         self.runtime = runtime
-        self.backend = PredictBackend(runtime, Batcher(limits), info(limits.max_rows), codecs=numbers)
+        self.backend = PredictBackend(runtime, Batcher(limits, cost), info(limits.max_rows), codecs=numbers)
         self.loop = DirectLoop(self.backend, self.channel.socket, self.channel.frames, self._send)
         self.error: Exception | None = None
         self._frames: Frames[FromWorker] = Frames(from_worker_decoder)
@@ -211,6 +212,21 @@ def test_a_descriptor_beyond_selects_set_is_replaced_by_one_within(monkeypatch: 
     assert ends(made.outputs()) == {"r": "done"}
     made.close()
     made.loop._socket.close()
+
+
+def test_a_flood_is_answered_bit_by_bit_and_a_model_for_which_batches_pay_gets_it_whole() -> None:
+    quick, slow = BatchCost(), BatchCost()
+    for rows in (1, 2, 4):
+        quick.note(rows, 0.00001 * rows)
+        slow.note(rows, 0.1 + 0.00001 * rows)
+    for cost, first in ((quick, 17), (slow, 64)):
+        made = Gateway(Limits(max_rows=256, max_delay_s=0.0), Doubler(), cost)
+        made.send(*[asked(f"r{place}", place) for place in range(64)])
+        found: dict[str, str] = {}
+        while len(found) < 64:
+            found |= ends(made.outputs())
+        assert len(made.runtime.batches[0]) == first
+        made.close()
 
 
 def test_nothing_more_is_read_while_much_is_held_and_there_is_something_to_compute(

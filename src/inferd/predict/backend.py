@@ -21,11 +21,16 @@ from inferd.predict.check import Checker
 from inferd.predict.codecs.port import Codec, Question
 from inferd.predict.codecs.registry import codec_for
 from inferd.predict.contract import Array, Contract
+from inferd.predict.estimate import BatchCost
 from inferd.predict.runtime import Item, Result, Runtime, Staged, Streaming
 from inferd.types import End, ModelInfo, Output, Prediction, PredictRequest, StepStats, Timings, Usage
 
 MAX_HELD_BYTES: Final = 64 * 1024 * 1024
 """Bodies of requests beyond which nothing more is read while there is something to compute."""
+
+REQUEST_S: Final = 100e-6  # what a request costs gateway and worker beside the model's own time
+FRAME_S: Final = 50e-6  # what a batch costs them
+SPLIT_SHARE: Final = 0.03  # of the requests' time: what a batch more may cost
 
 _NO_USAGE = Usage()
 _NO_TOKEN = re.compile(r"[^A-Za-z0-9_.-]")
@@ -105,12 +110,17 @@ class PredictBackend:
         self._streams: dict[str, Asked] = {}  # begun, with answers to come
         self._running: _Running | None = None  # a batch between two of its steps
         self._news: list[Output] = []  # to be told with the next step
+        self._enough = _enough(batcher.cost)
         self._held_bytes = 0  # bodies of requests that have not ended
         self._decode_s = 0.0
 
     @property
     def is_full(self) -> bool:
         return self._held_bytes > MAX_HELD_BYTES
+
+    @property
+    def has_enough(self) -> bool:
+        return len(self._batcher) >= self._enough
 
     @property
     def num_waiting(self) -> int:
@@ -265,7 +275,9 @@ class PredictBackend:
         for item in items:
             rows += item.rows
             size += item.size
-        self._batcher.cost.note(size if self._batcher.limits.max_size else rows, computed - now)
+        cost = self._batcher.cost
+        cost.note(size if self._batcher.limits.max_size else rows, computed - now)
+        self._enough = _enough(cost)
         return StepStats(
             num_waiting=len(self._batcher),
             num_running=len(self._streams),
@@ -394,6 +406,12 @@ class PredictBackend:
                 self._batcher.remove(item_id)
             for item in self._running.items if self._running is not None else ():
                 item.is_cancelled |= _whose(item) is asked
+
+
+def _enough(cost: BatchCost) -> int:
+    """Requests that are worth a batch of their own although more have arrived: while the next are read, the gateway
+    already writes these ones' answers. They are, when what a batch costs is a small part of what they cost."""
+    return 1 + int((cost.fixed_s + FRAME_S) / (SPLIT_SHARE * REQUEST_S))
 
 
 def _whose(item: Item) -> Asked:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -53,6 +54,11 @@ class Predictor(Protocol):
         """It holds so much that nothing more should be read while it has something to compute."""
         ...
 
+    @property
+    def has_enough(self) -> bool:
+        """What is there should be computed before more is decoded."""
+        ...
+
     def submit(self, request: PredictRequest, now: float) -> None: ...
     def cancel(self, request_id: str, now: float) -> None: ...
     def fail(self, request_id: str, error: InferdError) -> None: ...
@@ -80,16 +86,21 @@ class DirectLoop:
         self._socket = connected if connected.fileno() < _MAX_SELECT else connected.dup()
         self._frames = frames
         self._send = send
+        self._inbox: deque[ToWorker] = deque()
         self._is_stopped = False
         self.is_busy = False
         self.steps = 0
 
     def run(self) -> None:
         """Until Stop. Raises GoneError when the gateway is gone, ChannelError when it cannot be understood."""
-        backend = self._backend
+        backend, inbox = self._backend, self._inbox
         while True:
-            if not (backend.is_full and self._is_due()):  # then the gateway keeps what else there is
+            if not inbox and not (backend.is_full and self._is_due()):  # else the gateway keeps what more there is
                 self._read()
+            while inbox:
+                self._take(inbox.popleft())
+                if backend.has_enough:
+                    break
             if self._is_stopped:
                 self._deliver(backend.halt(clock.now()), None)
                 backend.close()
@@ -102,7 +113,7 @@ class DirectLoop:
                 if outputs or stats is not None:
                     self._deliver(outputs, stats)
                 self.steps += 1
-            else:
+            elif not inbox:
                 self.is_busy = False
                 select.select([self._socket], [], [], None if due is None else due - now)
 
@@ -112,7 +123,7 @@ class DirectLoop:
         return due is not None and due <= now
 
     def _read(self) -> None:
-        """Take everything that has arrived."""
+        """Take in everything that has arrived."""
         for _ in range(_MAX_READS):
             try:
                 data = self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
@@ -122,8 +133,7 @@ class DirectLoop:
                 raise GoneError
             self.is_busy = True
             for messages in self._frames.feed(data):
-                for message in messages:
-                    self._take(message)
+                self._inbox.extend(messages)
             if len(data) < _RECEIVE_BYTES:
                 return
 
