@@ -68,13 +68,18 @@ def write_models(folder: Path) -> None:
     half = (TensorProto.FLOAT16, ["batch", 4])
     write_onnx(folder / "half" / "model.onnx", identity, {"INPUT0": half}, {"OUTPUT0": half})
     for version in (1, 2):
-        write_onnx(
-            folder / "scale" / str(version) / "model.onnx",
-            [node("Mul", ["x", "by"], ["y"])],
-            {"x": (TensorProto.FLOAT, ["batch", 3])},
-            {"y": (TensorProto.FLOAT, ["batch", 3])},
-            [helper.make_tensor("by", TensorProto.FLOAT, [1], [float(version)])],
-        )
+        write_scale(folder / "scale", version)
+
+
+def write_scale(folder: Path, version: int) -> None:
+    """A version of a model that multiplies by its number."""
+    write_onnx(
+        folder / str(version) / "model.onnx",
+        [helper.make_node("Mul", ["x", "by"], ["y"])],
+        {"x": (TensorProto.FLOAT, ["batch", 3])},
+        {"y": (TensorProto.FLOAT, ["batch", 3])},
+        [helper.make_tensor("by", TensorProto.FLOAT, [1], [float(version)])],
+    )
 
 
 class Serving(NamedTuple):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from tests.clients.tensor_models import Serving, serving, write_models
+from tests.clients.tensor_models import Serving, serving, write_models, write_scale
 
 httpclient = pytest.importorskip("tritonclient.http")
 aioclient = pytest.importorskip("tritonclient.http.aio")
@@ -17,19 +20,24 @@ utils = pytest.importorskip("tritonclient.utils")
 
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.full((1, 16), -1, np.int32)
-SCALE = {"policy": "all"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    folder = tmp_path_factory.mktemp("triton")
+def server(folder: Path) -> Iterator[Serving]:
     write_models(folder)
     models: dict[str, object] = {
         name: {"source": str(folder / name)} for name in ("simple", "simple_string", "simple_identity", "half")
     }
-    models["scale"] = {"source": str(folder / "scale"), "versions": SCALE}
+    models["scale"] = {"source": str(folder / "scale"), "versions": {"policy": "all"}}
+    write_scale(folder / "grows", 4)
+    models["grows"] = {"source": str(folder / "grows"), "versions": {"policy": "latest", "count": 2}}
     with serving(folder / "server", models) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("triton")
 
 
 class WithKey(httpclient.InferenceServerClientPlugin):  # type: ignore[misc, name-defined]
@@ -152,6 +160,39 @@ def test_every_version_answers_by_its_number(client: Any) -> None:
         assert client.is_model_ready("scale", version)
     with pytest.raises(utils.InferenceServerException, match="version '3' is not found; its versions are 1, 2"):
         client.infer("scale", [given("x", x, "FP32")], model_version="3")
+
+
+def test_a_new_version_comes_with_a_reload_and_without_a_refused_request(server: Serving, folder: Path) -> None:
+    headers = {"authorization": f"Bearer {server.key}"}
+    url = f"http://{server.host}"
+    body = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 1, 1]}]}
+    found: set[tuple[int, str, float]] = set()
+    is_over = threading.Event()
+
+    def ask(path: str = "") -> tuple[int, str, float]:
+        reply = http.post(f"{url}/v2/models/grows{path}/infer", json=body).json()
+        if "error" in reply:
+            return 0, reply["error"], 0.0
+        return 200, reply["model_version"], reply["outputs"][0]["data"][0]
+
+    def ask_on() -> None:
+        while not is_over.is_set():
+            found.add(ask())
+
+    with httpx.Client(headers=headers, timeout=60) as http:
+        assert ask() == ask("/versions/4") == (200, "4", 4.0)
+        write_scale(folder / "grows", 5)
+        asking = threading.Thread(target=ask_on)
+        asking.start()
+        try:
+            assert http.post(f"{url}/admin/reload").json()["accepted"]
+        finally:
+            is_over.set()
+            asking.join()
+        assert found <= {(200, "4", 4.0), (200, "5", 5.0)}
+        assert ask() == ask("/versions/5") == (200, "5", 5.0)
+        assert ask("/versions/4") == (200, "4", 4.0)
+        assert http.get(f"{url}/v2/models/grows").json()["versions"] == ["4", "5"]
 
 
 def test_statistics_count_what_was_asked(client: Any) -> None:
