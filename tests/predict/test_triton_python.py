@@ -15,7 +15,7 @@ from inferd.config import ModelConfig
 from inferd.errors import InferdError, InternalError, InvalidRequest, ModelLoadError
 from inferd.predict.load import load_runtime
 from inferd.predict.runtime import Item, Result, Runtime
-from inferd.predict.runtimes import triton_utils
+from inferd.predict.runtimes import triton_interface
 from inferd.registry.artifact import artifact_of
 from inferd.registry.source import silent
 from inferd.registry.triton import read_repository
@@ -137,7 +137,7 @@ def test_datatypes_have_tritons_numbers() -> None:
     from tritonclient.grpc import model_config_pb2  # type: ignore[import-untyped]
 
     for word in ("BOOL", "UINT8", "INT64", "FP16", "FP32", "FP64", "STRING"):
-        kind = triton_utils.triton_string_to_numpy(f"TYPE_{word}")
-        number = triton_utils.numpy_to_triton_type(kind)
+        kind = triton_interface.triton_string_to_numpy(f"TYPE_{word}")
+        number = triton_interface.numpy_to_triton_type(kind)
         assert number == model_config_pb2.DataType.Value(f"TYPE_{word}")
-        assert triton_utils.triton_to_numpy_type(number) is kind
+        assert triton_interface.triton_to_numpy_type(number) is kind

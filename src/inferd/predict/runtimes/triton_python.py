@@ -19,12 +19,12 @@ from inferd.config import ModelConfig, TensorConfig
 from inferd.errors import InferdError, InternalError, InvalidRequest, ModelLoadError
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.predict.runtime import Item, Result
-from inferd.predict.runtimes import triton_utils
+from inferd.predict.runtimes import triton_interface
 from inferd.registry.source import Progress
 from inferd.types import TensorSpec
 
 SHIM: Final = "triton_python_backend_utils"
-_CLIENTS_FAULT: Final = (triton_utils.TritonError.INVALID_ARG, triton_utils.TritonError.UNSUPPORTED)
+_CLIENTS_FAULT: Final = (triton_interface.TritonError.INVALID_ARG, triton_interface.TritonError.UNSUPPORTED)
 
 
 class Completed:
@@ -83,11 +83,11 @@ class TritonPython:
         if finalize is not None:
             finalize()
 
-    def _request(self, item: Item) -> triton_utils.InferenceRequest:
-        flags = triton_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * item.sequence_start
-        flags |= triton_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * item.sequence_end
-        return triton_utils.InferenceRequest(
-            [triton_utils.Tensor(name, array) for name, array in item.inputs.items()],
+    def _request(self, item: Item) -> triton_interface.InferenceRequest:
+        flags = triton_interface.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START * item.sequence_start
+        flags |= triton_interface.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END * item.sequence_end
+        return triton_interface.InferenceRequest(
+            [triton_interface.Tensor(name, array) for name, array in item.inputs.items()],
             request_id=item.request_id,
             wanted=item.wanted or tuple(self._outputs),
             model_name=self._name,
@@ -97,7 +97,7 @@ class TritonPython:
         )
 
     def _result(self, item: Item, response: object) -> Result | InferdError:
-        if not isinstance(response, triton_utils.InferenceResponse):
+        if not isinstance(response, triton_interface.InferenceResponse):
             raise InternalError(f"execute must return InferenceResponse objects; got {type(response).__name__}.")
         error = response.error()
         if error is not None:
@@ -160,7 +160,7 @@ def _file(path: Path) -> Path:
 
 
 def _class(name: str, file: Path) -> type:
-    sys.modules.setdefault(SHIM, triton_utils)
+    sys.modules.setdefault(SHIM, triton_interface)
     sys.path.insert(0, str(file.resolve().parent))  # for the modules beside it
     spec = importlib.util.spec_from_file_location("model", file)
     assert spec is not None
@@ -201,7 +201,7 @@ def _settings(name: str, cls: type, config: ModelConfig) -> dict[str, object]:
     complete = getattr(cls, "auto_complete_config", None)
     if complete is not None and not (config.inputs and config.outputs):
         complete(Completed(settings))
-    if triton_utils.using_decoupled_model_transaction_policy(settings):
+    if triton_interface.using_decoupled_model_transaction_policy(settings):
         raise ModelLoadError(
             f"The model {name} answers in several parts (decoupled), which the Python backend's interface does not do here; "
             "write it as a Python class whose predict is a generator.",
