@@ -29,7 +29,7 @@ MAX_PIPELINED: Final = 64
 PIPELINE_AHEAD: Final = 8
 PIPELINE_AHEAD_BYTES: Final = 64 * 1024
 WRITE_AHEAD_BYTES: Final = 64 * 1024
-MAX_FAMILIAR_BYTES: Final = 4096  # of a head that is looked up before it is parsed
+MAX_FAMILIAR_BYTES: Final = 1536  # of a head that is looked up before it is parsed
 GATHER_BYTES: Final = 64 * 1024  # a body up to this size is waited for before the application hears of it
 GATHER_S: Final = 1.0
 

@@ -21,8 +21,8 @@ from inferd.remote.familiar import is_exact, pattern_of
 MAX_HEAD_BYTES: Final = 64 * 1024
 
 Headers = list[tuple[bytes, bytes]]
-_MAX_FAMILIAR: Final = 512
-_MAX_FAMILIAR_BYTES: Final = 2048
+_MAX_FAMILIAR: Final = 256
+_MAX_FAMILIAR_BYTES: Final = 1536
 _MAX_SIZES: Final = 1024
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,7}")
 
