@@ -51,6 +51,18 @@ def answers(outputs: list[Output]) -> dict[str, list[int]]:
     }
 
 
+def test_a_version_that_is_being_replaced_answers_for_no_other() -> None:
+    made = backend()
+    for name, version in (("any", ""), ("this", "1"), ("other", "2")):
+        made.submit(msgspec.structs.replace(request(name, 1), version=version), now)
+    found = ends(run(made))
+    assert (found["any"].outcome, found["this"].outcome) == ("done", "done")
+    failure = found["other"].failure
+    assert failure is not None
+    assert failure.kind == "unavailable"
+    assert "Version 2" in failure.message
+
+
 def test_requests_that_came_together_are_computed_together() -> None:
     runtime = Doubler()
     made = backend(runtime)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import struct
 import tracemalloc
@@ -425,6 +426,38 @@ def test_no_memory_is_taken_for_what_a_shape_promises() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+VALID = json.dumps(
+    {
+        "id": "1",
+        "inputs": [tensor([1, 2]), tensor(["a", "b"], name="t", datatype="BYTES"), tensor(name="b", **BINARY)],
+        "outputs": [{"name": "y", "parameters": {"classification": 1}}],
+        "parameters": {"binary_data_output": True},
+    }
+).encode()
+
+
+@settings(max_examples=300, deadline=None)
+@given(cuts=st.lists(st.tuples(st.integers(0, len(VALID)), st.integers(0, 9), st.binary(max_size=4)), max_size=3))
+def test_a_mutated_request_is_read_or_refused_and_nothing_else(cuts: list[tuple[int, int, bytes]]) -> None:
+    head = VALID
+    for at, length, instead in cuts:
+        head = head[:at] + instead + head[at + length :]
+    for body, end in ((head + b"\0" * 8, len(head)), (head, -1), (head + b"\0" * 8, len(VALID)), (head, 0)):
+        with contextlib.suppress(InvalidRequest):
+            CODEC.decode(request(body, end), contract(TensorSpec("t", "BYTES", (-1, 1))))
+
+
+@given(size=st.integers(), shape=st.lists(st.integers(), max_size=3), datatype=st.sampled_from(list(NUMPY)))
+def test_no_size_and_no_shape_reads_past_the_body(size: int, shape: list[int], datatype: str) -> None:
+    given_ = tensor(shape=shape, datatype=datatype, parameters={"binary_data_size": size})
+    try:
+        found = decode({"inputs": [given_]}, b"\1\0\0\0a\0\0\0").inputs["x"]
+    except InvalidRequest:
+        return
+    assert list(found.shape) == shape
+    assert size == 8
 
 
 def test_names_of_any_length_make_short_messages() -> None:

@@ -24,7 +24,8 @@ _MAX_KNOWN: Final = 256
 _EXPOSED: Final = (
     b"x-request-id, retry-after, idempotent-replayed, x-inferd-cache, x-inferd-ignored-params, "
     b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
-    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, "
+    b"inference-header-content-length"
 )
 _VARY: Final = (b"vary", b"origin")
 
@@ -127,7 +128,8 @@ _ALLOWED_HEADERS: Final = (
     b"authorization, content-type, x-api-key, idempotency-key, x-request-id, x-client-request-id, x-session-id, "
     b"x-inferd-session, x-inferd-priority, x-inferd-timeout, x-request-timeout, x-stainless-arch, x-stainless-lang, "
     b"x-stainless-os, x-stainless-package-version, x-stainless-retry-count, x-stainless-runtime, "
-    b"x-stainless-runtime-version, x-stainless-timeout, x-stainless-helper-method"
+    b"x-stainless-runtime-version, x-stainless-timeout, x-stainless-helper-method, "
+    b"inference-header-content-length, content-encoding"
 )
 
 
