@@ -309,6 +309,26 @@ def describe(pipeline: PipelineConfig, wiring: Wiring, parts: Sequence[Part], pr
     return Described(inputs, outputs)
 
 
+def optional_inputs(wiring: Wiring, parts: Sequence[Part]) -> frozenset[str]:
+    """The pipeline's inputs that a request may leave out: all that is made of them ends where one of several is chosen."""
+    inputs = {tensor for step in wiring.inputs for tensor in step.values() if tensor.step is None}
+    return frozenset(tensor.name for tensor in inputs if _may_be_absent(tensor, wiring, parts))
+
+
+def _may_be_absent(tensor: Tensor, wiring: Wiring, parts: Sequence[Part]) -> bool:
+    if tensor in wiring.outputs.values():
+        return False
+    for place, read in enumerate(wiring.inputs):
+        if tensor not in read.values():
+            continue
+        part = parts[place]
+        if not isinstance(part, Operation):
+            return False
+        if not part.chooses and not all(_may_be_absent(Tensor(place, name), wiring, parts) for name in part.gives):
+            return False
+    return True
+
+
 def _misfit(given: Spec, taken: Spec) -> str:
     """Why a model cannot take what flows to it; empty: it may."""
     if (given.datatype == "BYTES") != (taken.datatype == "BYTES"):

@@ -452,3 +452,71 @@ def test_a_request_of_several_images_is_answered_for_each_though_the_model_takes
     assert answered["count"] == [0, 2, 1]
     assert answered["boxes"][2][0] == [48, 16, 64, 32]
     assert np.shape(answered["boxes"]) == (3, 2, 4)
+
+
+def test_a_request_brings_a_photo_or_the_numbers_it_stands_for(tmp_path: Path) -> None:
+    steps = [
+        {"op": "image.decode", "inputs": {"image": "image"}},
+        {"op": "rescale", "options": {"scale": 1 / 255}},
+        {"op": "reshape", "options": {"shape": [12]}},
+        {"op": "either", "inputs": {"image": "reshape", "numbers": "numbers"}},
+        {"name": "model", "model": "linear"},
+    ]
+    weights = str(linear(tmp_path / "model.onnx", WEIGHTS))
+    made = loaded(
+        model(
+            pipeline={
+                "inputs": {"image": "BYTES [-1]", "numbers": "FP32 [-1, 12]"},
+                "models": {"linear": {"source": weights}},
+                "steps": steps,
+                "outputs": {"scores": "model"},
+            }
+        )
+    )
+    assert all(spec.is_optional for spec in made.contract.inputs)
+    photo = picture(2, 2)
+    pixels = (photo.reshape(1, 12) / 255).astype(np.float32)
+    seen, told = item("a", image=texts([png(photo)])), item("b", numbers=pixels)
+    first, second = predicted(made, seen, told)
+    assert isinstance(first, Result)
+    assert isinstance(second, Result)
+    np.testing.assert_allclose(first.outputs["scores"], second.outputs["scores"], rtol=1e-5)
+    np.testing.assert_allclose(second.outputs["scores"], pixels @ WEIGHTS, rtol=1e-4)
+    for wrong, said in (
+        (item("c", image=texts([png(photo)]), numbers=pixels), "got 'image' and 'numbers'"),
+        (Item(request_id="d", inputs={}, rows=1, size=1), "got none of them"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            made.prepare(wrong)
+
+
+def test_an_input_that_is_needed_besides_is_not_optional(tmp_path: Path) -> None:
+    weights = str(linear(tmp_path / "model.onnx", WEIGHTS))
+    steps = [
+        {"op": "either", "inputs": {"a": "a", "b": "b"}},
+        {"name": "model", "model": "linear"},
+        {"name": "other", "model": "linear", "inputs": {"features": "b"}},
+    ]
+    config = model(
+        pipeline={
+            "inputs": {"a": "FP32 [-1, 12]", "b": "FP32 [-1, 12]"},
+            "models": {"linear": {"source": weights}},
+            "steps": steps,
+            "outputs": {"one": "model", "two": "other"},
+        }
+    )
+    assert {spec.name: spec.is_optional for spec in loaded(config).contract.inputs} == {"a": True, "b": False}
+
+
+def test_inputs_that_differ_cannot_stand_for_each_other(tmp_path: Path) -> None:
+    config = model(
+        pipeline={
+            "inputs": {"a": "FP32 [-1, 12]", "b": "FP32 [-1, 4]"},
+            "steps": [{"op": "either", "inputs": {"a": "a", "b": "b"}}],
+            "outputs": {"one": "either"},
+        }
+    )
+    with pytest.raises(
+        ModelLoadError, match=r"of one datatype and shape, not 'a' FP32 \[-1, 12\] and 'b' FP32 \[-1, 4\]"
+    ):
+        loaded(config)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.predict.steps.pictures import file_of, picture, png
 
+from inferd.config_pipelines import Spec
 from inferd.errors import InvalidRequest
 from inferd.predict.contract import Array
 from inferd.predict.steps.operation import texts
@@ -193,3 +194,43 @@ def test_encoded_pixels_are_decoded_again(format: str) -> None:
     pixels = np.full((1, 8, 8, 3), 77, np.uint8)
     files = operation("image.encode", {"format": format}).load()({"image": pixels})["image"]
     assert np.abs(decode(files[0]).astype(int) - 77).max() <= 3
+
+
+def ink(image: Array, **options: object) -> Array:
+    return operation("image.ink", options).load()({"image": image})["image"]
+
+
+@given(
+    paper=st.integers(0, 255),
+    pen=st.integers(0, 255),
+    place=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    size=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+)
+def test_ink_is_cut_out_of_any_background_wherever_it_is(
+    paper: int, pen: int, place: tuple[int, int], size: tuple[int, int]
+) -> None:
+    image = np.full((1, 40, 44, 1), paper, dtype=np.uint8)
+    image[0, place[0] : place[0] + size[0], place[1] : place[1] + size[1]] = pen
+    (found,) = ink(image)
+    if paper == pen:
+        assert found.shape == (40, 44, 1)
+        assert not found.any()
+        return
+    side = max(size)
+    assert found.shape == (side, side, 1)
+    assert (found == 255).sum() == size[0] * size[1]
+    assert (found == 0).sum() == side * side - size[0] * size[1]
+
+
+def test_faint_ink_and_a_margin_are_as_asked_for() -> None:
+    image = np.zeros((1, 20, 20, 1), dtype=np.uint8)
+    image[0, 5, 5:10] = 200
+    image[0, 15, 5] = 50  # a quarter as strong
+    assert ink(image).shape == (1, 5, 5, 1)
+    assert ink(image, threshold=0.2).shape == (1, 11, 11, 1)
+    assert ink(image, margin=0.2).shape == (1, 7, 7, 1)
+
+
+def test_ink_of_colours_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be grey; give image.decode the option mode: L"):
+        operation("image.ink", {}).describe({"image": Spec("UINT8", (-1, -1, -1, 3))})

@@ -27,6 +27,8 @@ EXAMPLES: Mapping[str, tuple[dict[str, object], dict[str, Array]]] = {
     "image.decode": ({}, {"image": texts([png(picture(8, 6)), png(picture(8, 6))])}),
     "image.resize": ({"width": 5, "height": 4, "fit": "letterbox"}, {"image": _PIXELS}),
     "image.crop": ({"width": 5, "height": 4}, {"image": _PIXELS}),
+    "image.ink": ({}, {"image": _PIXELS[..., :1]}),
+    "image.ink": ({"margin": 0.1}, {"image": _PIXELS[..., :1]}),
     "image.encode": ({}, {"image": _PIXELS}),
     "text.normalize": ({"lower": True}, {"text": _WORDS}),
     "tokenize": ({"file": "", "max_tokens": 4}, {"text": _WORDS}),
@@ -36,6 +38,8 @@ EXAMPLES: Mapping[str, tuple[dict[str, object], dict[str, Array]]] = {
     "reshape": ({"shape": [3, 2]}, {"input": _SCORES}),
     "cast": ({"datatype": "INT32"}, {"input": _SCORES}),
     "concat": ({}, {"a": _SCORES, "b": _SCORES.astype(np.float64)}),
+    "either": ({}, {"a": _SCORES}),
+    "either": ({}, {"a": _SCORES}),
     "softmax": ({"temperature": 2.0}, {"input": _SCORES}),
     "sigmoid": ({}, {"input": _SCORES}),
     "argmax": ({}, {"input": _SCORES}),
@@ -68,7 +72,8 @@ def test_an_operation_gives_what_it_says(name: str, tmp_path: Path) -> None:
     if name == "tokenize":
         options = {**options, "file": str(tokenizer_file(tmp_path))}
     made = operation(name, options)
-    described = made.describe({key: spec_of(array) for key, array in inputs.items()})
+    specs = {key: spec_of(array) for key, array in inputs.items()}
+    described = made.describe({**specs, "other": specs["a"]} if name == "either" else specs)
     before = {key: array.copy() for key, array in inputs.items()}
     outputs = made.load()(inputs)
     assert set(outputs) == set(described) == set(made.gives)

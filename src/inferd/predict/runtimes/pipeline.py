@@ -32,6 +32,7 @@ from inferd.predict.wiring import (
     describe,
     is_one_by_one,
     model_part,
+    optional_inputs,
     parts_of,
     refuse,
 )
@@ -98,8 +99,10 @@ class Pipeline:
         functions: Mapping[int, Function],
         models: Mapping[int, _Model],
         contract: Contract,
+        choosing: frozenset[int] = frozenset(),
     ) -> None:
         self.contract = contract
+        self._choosing = choosing  # steps that take whichever of their inputs is there
         self._wiring = wiring
         self._functions = functions
         self._models = models
@@ -155,6 +158,8 @@ class Pipeline:
     def _operate(self, place: int, flow: _Flow) -> None:
         began = clock.now()
         inputs = self._inputs(place, flow)
+        if len(inputs) < len(self._wiring.inputs[place]) and place not in self._choosing:
+            return  # on a way that this request does not go
         for name, array in self._functions[place](inputs).items():
             flow.tensors[Tensor(place, name)] = array
         _note(flow, self._wiring.names[place], began)
@@ -357,12 +362,17 @@ def _built(
         described = describe(pipeline, wiring, parts, problems)
     refuse(name, problems)
     functions = {place: part.load() for place, part in enumerate(parts) if isinstance(part, Operation)}
-    return Pipeline(wiring, functions, models, _contract(described, models, wiring))
+    choosing = frozenset(place for place, part in enumerate(parts) if isinstance(part, Operation) and part.chooses)
+    contract = _contract(described, models, optional_inputs(wiring, parts))
+    return Pipeline(wiring, functions, models, contract, choosing)
 
 
-def _contract(described: Described, models: Mapping[int, _Model], wiring: Wiring) -> Contract:
+def _contract(described: Described, models: Mapping[int, _Model], optional: frozenset[str]) -> Contract:
     contracts = [model.runtime.contract for model in models.values()]
-    inputs = tuple(_tensor_spec(name, spec) for name, spec in described.inputs.items())
+    inputs = tuple(
+        msgspec.structs.replace(_tensor_spec(name, spec), is_optional=name in optional)
+        for name, spec in described.inputs.items()
+    )
     outputs = tuple(_tensor_spec(name, spec) for name, spec in described.outputs.items())
     has_rows = all(contract.max_batch_size or is_one_by_one(contract) for contract in contracts) and all(
         spec.shape[:1] == (-1,) for spec in (*inputs, *outputs)

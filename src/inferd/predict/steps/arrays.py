@@ -190,3 +190,33 @@ class Concat(Operation, frozen=True, kw_only=True):
             return {"output": np.concatenate(arrays, axis=self.axis)}
         except ValueError as error:
             raise InvalidRequest(f"The inputs cannot be joined: {error}.", param="inputs") from None
+
+
+class Either(Operation, frozen=True, kw_only=True):
+    """The one of its inputs that the request brings: a picture that other steps have prepared, or the numbers themselves.
+
+    The pipeline's inputs that lead here alone may be left out; a request brings exactly one of them.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ()
+    chooses: ClassVar[bool] = True
+
+    def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
+        first, *others = inputs.items()
+        for name, spec in others:
+            if spec[:2] != first[1][:2]:
+                told = " and ".join(f"{key!r} {one.datatype} {_told(one.shape)}" for key, one in (first, (name, spec)))
+                raise ValueError(f"its inputs must be of one datatype and shape, not {told}")
+        return {"output": first[1]}
+
+    def run(self, inputs: Tensors) -> Tensors:
+        if len(inputs) == 1:
+            return {"output": next(iter(inputs.values()))}
+        got = " and ".join(map(repr, inputs)) or "none of them"
+        raise InvalidRequest(
+            f"The request must bring one of the inputs that stand for each other; got {got}.", param="inputs"
+        )
+
+
+def _told(shape: tuple[int, ...] | None) -> str:
+    return "of any shape" if shape is None else str(list(shape))

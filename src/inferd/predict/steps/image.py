@@ -253,6 +253,47 @@ class Crop(Operation, frozen=True, kw_only=True):
         return image[top : top + self.height, left : left + self.width]
 
 
+class Ink(Operation, frozen=True, kw_only=True):
+    """What is drawn, written or printed on one background, as ink alone: 0 for the background (what most of the image's
+    border looks like), 255 for what differs from it most, whichever of the two is the darker. Cut to the ink and widened
+    to a square, so that its place and size in the image do not matter. An empty image stays as large as it is, and 0.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("image",)
+    gives: ClassVar[tuple[str, ...]] = ("image",)
+
+    threshold: Annotated[float, Meta(gt=0, lt=1)] = 0.3  # of the strongest ink: what is fainter is not cut out
+    margin: Annotated[float, Meta(ge=0, le=1)] = 0.0  # left around the ink, in parts of its larger side
+
+    def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
+        spec = _pixels(inputs["image"])
+        assert spec.shape is not None
+        if spec.shape[3] != 1:
+            raise ValueError("its input 'image' must be grey; give image.decode the option mode: L")
+        return {"image": Spec("UINT8", (spec.shape[0], -1, -1, 1))}
+
+    def run(self, inputs: Tensors) -> Tensors:
+        return {"image": stack([self._ink(row) for row in inputs["image"]])}
+
+    def _ink(self, image: Array) -> Array:
+        grey = image[..., 0].astype(np.int16)
+        if not grey.size:
+            raise InvalidRequest("An image has no pixels.", param="inputs")
+        border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
+        ink = np.abs(grey - np.int16(np.median(border)))
+        strongest = int(ink.max())
+        if not strongest:
+            return np.zeros_like(image)
+        made = (ink.astype(np.float32) * (255 / strongest)).astype(np.uint8)
+        rows, columns = (np.flatnonzero((made > 255 * self.threshold).any(axis=axis)) for axis in (1, 0))
+        cut = made[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        side = round(max(cut.shape) * (1 + 2 * self.margin))
+        square = np.zeros((side, side, 1), dtype=np.uint8)
+        top, left = (side - cut.shape[0]) // 2, (side - cut.shape[1]) // 2
+        square[top : top + cut.shape[0], left : left + cut.shape[1], 0] = cut
+        return square
+
+
 class Encode(Operation, frozen=True, kw_only=True):
     """Pixels (grey, RGB or RGBA) to files."""
 

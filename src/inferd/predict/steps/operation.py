@@ -28,6 +28,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     takes: ClassVar[tuple[str, ...]] = ("input",)  # empty: any inputs, by whatever names the step gives them
     may_take: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ("output",)
+    chooses: ClassVar[bool] = False  # takes whichever of its inputs the request brings, so each of them may be left out
 
     def expects(self, name: str) -> Spec | None:
         """What an input must be, where this alone says so; None: what is given, or what the next step expects."""
