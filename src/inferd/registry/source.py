@@ -18,6 +18,7 @@ from inferd.errors import ModelLoadError
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, total); for the phase 'download' both are bytes."""
 
+_BUNDLED = (*models.NAMES, *models.CLASSIFIERS)
 _CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*|.+\.py:[A-Za-z_]\w*", re.DOTALL)
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
@@ -37,7 +38,7 @@ def resolve(source: str, progress: Progress = silent) -> Path:
     ``source`` is 'demo', a file, a folder, or ``organisation/name[@revision]``. What exists here wins over
     a hub id of the same spelling. Raises ModelLoadError that names what is missing and the remedy.
     """
-    if source in models.NAMES:
+    if source in _BUNDLED:
         return models.path(source)
     path = Path(source).expanduser()
     if path.is_dir() or path.is_file():
@@ -49,10 +50,10 @@ def resolve(source: str, progress: Progress = silent) -> Path:
         from inferd.registry.hub import download
 
         return download(hub_id["repo"], hub_id["revision"], progress)
-    close = difflib.get_close_matches(source, models.NAMES, n=1)
+    close = difflib.get_close_matches(source, _BUNDLED, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ModelLoadError(
-        f"{source!r} is no model source: there is no such file or folder, it is not a bundled model ({', '.join(models.NAMES)}) "
+        f"{source!r} is no model source: there is no such file or folder, it is not a bundled model ({', '.join(_BUNDLED)}) "
         f"and not a hub id such as Qwen/Qwen3-0.6B.{hint}",
         param="source",
     )
@@ -71,7 +72,7 @@ def find(source: str) -> Path | None:
 
 def is_remote(source: str) -> bool:
     """Whether resolving the source asks a hub."""
-    return source not in models.NAMES and not Path(source).expanduser().exists() and bool(_HUB_ID.fullmatch(source))
+    return source not in _BUNDLED and not Path(source).expanduser().exists() and bool(_HUB_ID.fullmatch(source))
 
 
 def check_folder(folder: Path) -> Path:
