@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -329,6 +330,27 @@ def test_a_class_that_cannot_be_served_is_told_with_the_remedy(tmp_path: Path, b
 )
 def test_requirements_that_are_met_are_met(tmp_path: Path, requirement: str) -> None:
     made(tmp_path, f"class Model:\n    requires = ['{requirement}']\n    def predict(self, x): ...")
+
+
+def test_requirements_are_told_before_the_import_that_would_fail_without_them(tmp_path: Path) -> None:
+    body = "import nothing_of_this_name\nclass Model:\n    requires = ['nothing-of-this-name>=2']\n    def predict(self, x): ..."
+    with pytest.raises(ModelLoadError, match="pip install 'nothing-of-this-name>=2'"):
+        made(tmp_path, body)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_documentations_examples_are_models(tmp_path: Path, number: int) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "python-models.md"
+    examples = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(examples) == 3
+    model = made(tmp_path, examples[number])
+    requests: list[dict[str, Array]] = [
+        {"text": texts("Good, bad good")},
+        {"image": np.zeros((2, 224, 224, 3), np.uint8)},
+        {"age": np.array([50])},
+    ]
+    (answer,) = ask(model, requests[number])
+    assert answer == [{"output": [0.0]}, {"probabilities": [[np.float32(0.1)] * 10] * 2}, {"output": [0.5]}][number]
 
 
 def test_nothing_is_imported_where_code_is_not_allowed(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from inferd.config import ModelConfig
 from inferd.errors import InferdError, InternalError, ModelLoadError
 from inferd.predict.contract import Array, Contract
 from inferd.predict.runtime import Item, Result
-from inferd.predict.runtimes.python_requires import check_requirements
+from inferd.predict.runtimes.python_requires import check_requirements, declared_requirements
 from inferd.predict.runtimes.python_signature import Signature, read_signature
 from inferd.predict.stacked import Stacked
 
@@ -203,7 +203,7 @@ def _find_class(path: str, source: str) -> type:
     if file.is_dir():
         file = file / "model.py"
     try:
-        module = _import_file(file) if file.suffix == ".py" else _import_module(place)
+        module = _import_file(file, name) if file.suffix == ".py" else _import_module(place, name)
     except InferdError:
         raise
     except Exception as error:
@@ -218,9 +218,10 @@ def _find_class(path: str, source: str) -> type:
     return found
 
 
-def _import_file(file: Path) -> object:
+def _import_file(file: Path, name: str) -> object:
     if not file.is_file():
         raise ModelLoadError(f"There is no file {file}; check the path.", param="source")
+    check_requirements(name, declared_requirements(file, name))
     sys.path.insert(0, str(file.resolve().parent))  # for the modules beside it
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
@@ -231,14 +232,17 @@ def _import_file(file: Path) -> object:
     return module
 
 
-def _import_module(name: str) -> object:
+def _import_module(name: str, cls: str) -> object:
     sys.path.insert(0, os.getcwd())  # as the operator sees it from where he started the server
-    if importlib.util.find_spec(name) is None:
+    spec = importlib.util.find_spec(name)
+    if spec is None:
         raise ModelLoadError(
             f"There is no module {name} in {os.getcwd()} or installed; start inferd in its folder, or give the file: "
             f"path/to/{name.rpartition('.')[2]}.py:Class.",
             param="source",
         )
+    if spec.origin is not None and spec.origin.endswith(".py"):
+        check_requirements(cls, declared_requirements(Path(spec.origin), cls))
     return importlib.import_module(name)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import re
 from collections.abc import Iterable
 from importlib import metadata
+from pathlib import Path
 from typing import Final
 
 from inferd.errors import ModelLoadError
@@ -13,6 +16,22 @@ _REQUIREMENT: Final = re.compile(
     r"\s*(?P<name>[A-Za-z0-9][\w.-]*)\s*(?:\[[\w,.\s-]*\])?\s*(?P<versions>(?:(?:===|[<>=!~]=|<|>)\s*[\w.*+!-]+\s*,?\s*)*)"
 )
 _CLAUSE: Final = re.compile(r"(===|[<>=!~]=|<|>)\s*([\w.*+!-]+)")
+
+
+def declared_requirements(file: Path, cls: str) -> object:
+    """What the class's ``requires`` says, read from the text: importing the file may be what fails without them.
+    Empty where it says nothing, or nothing that can be read without running it."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ()  # importing it says what is wrong
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == cls:
+            for part in node.body:
+                if isinstance(part, ast.Assign) and any(ast.unparse(target) == "requires" for target in part.targets):
+                    with contextlib.suppress(ValueError):
+                        return ast.literal_eval(part.value)
+    return ()
 
 
 def check_requirements(who: str, requires: object) -> None:
