@@ -14,9 +14,14 @@ import skops.io
 from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
-from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestClassifier
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+)
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import BayesianRidge, LinearRegression, LogisticRegression
+from sklearn.model_selection import FixedThresholdClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import LinearSVC
@@ -51,6 +56,23 @@ def test_a_classifier_gives_its_classes_and_their_probabilities(tmp_path: Path) 
     np.testing.assert_array_equal(found["probabilities"], model.predict_proba(ROWS))
     assert found["label"].tolist() == [name.encode() for name in model.predict(ROWS)]
     assert runtime.contract.platform == "sklearn_skops"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        RandomForestClassifier(4, random_state=0),
+        HistGradientBoostingClassifier(max_iter=3),
+        make_pipeline(StandardScaler(), FixedThresholdClassifier(LogisticRegression(), threshold=0.9)),
+    ],
+)
+def test_the_label_is_what_the_classifier_predicts(tmp_path: Path, model: Any) -> None:
+    """Which is not always the most probable class."""
+    path = tmp_path / "m.pkl"
+    joblib.dump(model.fit(ROWS, NUMBERS > 0), path)
+    found = answered(loaded(path, allow_pickle=True), {"input-0": ROWS})
+    np.testing.assert_array_equal(found["label"], model.predict(ROWS))
+    np.testing.assert_array_equal(found["probabilities"], model.predict_proba(ROWS))
 
 
 def test_a_regressor_gives_its_prediction_and_a_bayesian_one_its_deviation(tmp_path: Path) -> None:

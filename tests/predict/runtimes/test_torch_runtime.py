@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from tests.predict.runtimes.loading import answered, loaded
-from tests.predict.runtimes.programs import Centred, Scores, export
+from tests.predict.runtimes.programs import Centred, Scores, export, export_tokens
 
 from inferd.errors import ModelLoadError
 from inferd.predict.runtimes.pt2_check import is_arithmetic
@@ -42,6 +42,19 @@ def test_the_answer_is_the_programs_own(program: Path) -> None:
     found = answered(loaded(program), {"x": rows})
     for name, tensor in expected.items():
         np.testing.assert_allclose(found[name], tensor.detach().numpy(), rtol=1e-5)
+
+
+def test_a_program_over_tokens_of_any_length_passes_the_check(tmp_path: Path) -> None:
+    runtime = loaded(export_tokens(tmp_path / "m.pt2"))
+    assert [(spec.datatype, spec.shape) for spec in runtime.contract.inputs] == [
+        ("INT64", (-1, -1)),
+        ("FP32", (-1, -1)),
+    ]
+    assert [(spec.name, spec.shape) for spec in runtime.contract.outputs] == [("vector", (-1, 8))]
+    ids, mask = np.arange(14).reshape(2, 7) % 50, np.ones((2, 7), np.float32)
+    longer = np.pad(ids, ((0, 0), (0, 3))), np.pad(mask, ((0, 0), (0, 3)))
+    short = answered(runtime, {"ids": ids, "mask": mask})["vector"]
+    np.testing.assert_allclose(short, answered(runtime, {"ids": longer[0], "mask": longer[1]})["vector"], rtol=1e-5)
 
 
 def test_rows_that_know_of_each_other_and_fixed_rows_are_no_batch(tmp_path: Path) -> None:
@@ -237,6 +250,11 @@ def test_an_archive_that_is_cut_off_is_refused(program: Path, tmp_path: Path) ->
         ("Mul(Integer(2), Symbol('s0'))", True),
         ("2*s0 + Max(1, s1)//4", True),
         ("FloorDiv(s0, 2)**2", True),
+        ("Pow(Symbol('s64', positive=True, integer=True), Integer(2))", True),
+        ("Pow(s0, -1)", True),
+        ("Pow(9, Pow(9, 9))", False),
+        ("Pow(9, 99999999)", False),
+        ("((((9**8)**8)**8)**8)**8", False),
         ("9**9**9", False),
         ("s0**s1", False),
         ("().__class__", False),

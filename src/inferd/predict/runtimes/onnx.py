@@ -162,12 +162,19 @@ def _session(name: str, path: Path, file: OnnxFile, config: ModelConfig) -> onnx
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     _custom_operators(name, path, file, config, options)
     try:
-        return ort.InferenceSession(str(path), options, providers=_providers(ort, config))
+        session = ort.InferenceSession(str(path), options, providers=_providers(ort, config))
     except _failures() as error:
         raise ModelLoadError(
             f"onnxruntime cannot load {path}: {_reason(error)} Export the model again, or install a newer onnxruntime.",
             param="source",
         ) from None
+    if config.device.startswith("cuda") and session.get_providers()[0] != "CUDAExecutionProvider":
+        raise ModelLoadError(  # the library goes on with the CPU, and says so in a log that nobody reads
+            f"device is {config.device}, but onnxruntime could not use it; check that its CUDA and cuDNN are installed, or set "
+            "device: cpu.",
+            param="device",
+        )
+    return session
 
 
 def threads_for(file: OnnxFile, config: ModelConfig) -> int:

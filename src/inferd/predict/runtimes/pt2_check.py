@@ -69,6 +69,7 @@ _TREE_TYPES: Final = frozenset(
     {None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"}
     | {"torch.fx.immutable_collections.immutable_list", "torch.fx.immutable_collections.immutable_dict"}
 )
+_MAX_POWERS: Final = 4
 _MAX_JSON_BYTES: Final = 256 << 20
 
 
@@ -219,11 +220,34 @@ def is_arithmetic(text: str) -> bool:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    return all(_is_term(node) for node in ast.walk(tree))
+    nodes = list(ast.walk(tree))
+    # Powers of powers are numbers that fill a machine.
+    return sum(map(_is_power, nodes)) <= _MAX_POWERS and all(map(_is_term, nodes))
+
+
+def _is_power(node: ast.AST) -> bool:
+    match node:
+        case ast.BinOp(op=ast.Pow()) | ast.Call(func=ast.Name(id="Pow")):
+            return True
+    return False
+
+
+def _is_small(node: ast.AST) -> bool:
+    """An exponent that a shape's arithmetic has."""
+    match node:
+        case ast.Constant(value=int() as power):
+            return 0 <= power <= 8
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as power)):
+            return 0 <= power <= 8
+        case ast.Call(func=ast.Name(id="Integer"), args=[inner], keywords=[]):
+            return _is_small(inner)
+    return False
 
 
 def _is_term(node: ast.AST) -> bool:
     match node:
+        case ast.Call(func=ast.Name(id="Pow"), args=[_, exponent], keywords=[]):
+            return _is_small(exponent)
         case ast.Call(func=ast.Name(id=name)):
             return name in _EXPRESSION_CALLS
         case ast.Constant(value=bool() | None):
@@ -236,10 +260,8 @@ def _is_term(node: ast.AST) -> bool:
             return bool(_SYMBOL.fullmatch(name)) and not name.startswith("__")
         case ast.keyword(arg=name):
             return name is not None
-        case ast.BinOp(op=ast.Pow(), right=ast.Constant(value=int() as power)):
-            return 0 <= power <= 8
-        case ast.BinOp(op=ast.Pow()):
-            return False
+        case ast.BinOp(op=ast.Pow(), right=exponent):
+            return _is_small(exponent)
         case ast.Expression() | ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.Load():
             return True
         case ast.operator() | ast.unaryop() | ast.cmpop():

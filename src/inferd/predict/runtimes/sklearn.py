@@ -32,6 +32,11 @@ from inferd.registry.source import Progress
 from inferd.types import TensorSpec
 
 _OPTIONS: Final = frozenset({"trusted", "quantiles", "std"})
+# Classifiers whose ``predict`` is nothing but the most probable class: they need not be asked twice.
+_MOST_PROBABLE: Final = frozenset(
+    {"DecisionTreeClassifier", "ExtraTreeClassifier", "ExtraTreesClassifier", "HistGradientBoostingClassifier"}
+    | {"RandomForestClassifier"}
+)
 # What files that are cut off or were written by other versions make their readers raise.
 _CORRUPT: Final = (
     OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, NotImplementedError,
@@ -51,6 +56,8 @@ class SklearnModel:
         _set_threads(estimator, config.threads)
         final = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
         taken = inspect.signature(final.predict).parameters if hasattr(final, "predict") else {}
+        self._final = final
+        self._before = estimator[:-1] if final is not estimator and hasattr(final, "predict_proba") else None
         self._with_std = "return_std" in taken and bool(config.options.get("std", True))
         self._quantiles = _quantiles(config, final) if "quantiles" in taken else ()
         inputs = self._columns or (tabular.numbers(int(getattr(estimator, "n_features_in_", -1)), "FP64"),)
@@ -98,6 +105,9 @@ class SklearnModel:
 
     def _compute(self, rows: Any) -> dict[str, Array]:
         model = self._estimator
+        if self._before is not None:  # of a pipeline that is asked twice: the steps before the last, once
+            rows = self._before.transform(rows)
+            model = self._final
         outputs: dict[str, Array] = {}
         if not hasattr(model, "predict"):
             return {"output": _dense(model.transform(rows))}
@@ -106,9 +116,8 @@ class SklearnModel:
             if isinstance(found, list):  # one array for each of several targets
                 outputs |= {f"{tabular.PROBABILITIES}_{place}": np.asarray(part) for place, part in enumerate(found)}
                 return {tabular.LABEL: _answer(model.predict(rows)), **outputs}
-            classes = np.asarray(model.classes_)
-            if found.shape[1] == len(classes):
-                return {tabular.LABEL: _answer(classes[found.argmax(axis=1)]), tabular.PROBABILITIES: found}
+            if type(model).__name__ in _MOST_PROBABLE:
+                return {tabular.LABEL: _answer(model.classes_[found.argmax(axis=1)]), tabular.PROBABILITIES: found}
             return {tabular.LABEL: _answer(model.predict(rows)), tabular.PROBABILITIES: found}
         if self._quantiles:
             return {tabular.QUANTILES: np.asarray(model.predict(rows, quantiles=list(self._quantiles)))}
