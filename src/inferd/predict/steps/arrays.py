@@ -11,7 +11,7 @@ from msgspec import Meta
 from inferd.config_pipelines import Spec
 from inferd.errors import InvalidRequest
 from inferd.predict.contract import NUMPY, Array, Tensors
-from inferd.predict.steps.operation import Operation, as_floats, axis_of, dense, floats, numbers
+from inferd.predict.steps.operation import Function, Operation, as_floats, axis_of, dense, floats, numbers
 
 Factors = float | tuple[float, ...]
 _Positive = Annotated[float, Meta(gt=0)]
@@ -40,26 +40,33 @@ class Normalize(Operation, frozen=True, kw_only=True):
                     )
         return {"output": as_floats(spec)}
 
-    def run(self, inputs: Tensors) -> Tensors:
-        array = floats(inputs["input"])
-        mean, std = (self._along(array, factors) for factors in (self.mean, self.std))
-        made = array * array.dtype.type(self.scale)
-        made -= mean
-        made /= std
-        return {"output": made}
+    def load(self) -> Function:
+        doubles = [np.asarray(factors, dtype=np.float64) for factors in (self.mean, self.std)]
+        factors = {np.dtype(kind): [one.astype(kind) for one in doubles] for kind in (np.float32, np.float64)}
+        scales = {dtype: dtype.type(self.scale) for dtype in factors}
 
-    def _along(self, array: Array, factors: Factors) -> Array:
-        made = np.asarray(factors, dtype=array.dtype)
-        if made.ndim:
-            if array.shape[self.axis] != made.size:
-                raise InvalidRequest(
-                    f"An input has {array.shape[self.axis]} places where {made.size} features are expected.",
-                    param="inputs",
-                )
-            shape = [1] * array.ndim
-            shape[self.axis] = made.size
-            made = made.reshape(shape)
-        return made
+        def run(inputs: Tensors) -> Tensors:
+            array = floats(inputs["input"])
+            mean, std = (self._along(array, one) for one in factors[array.dtype])
+            scaled = array * scales[array.dtype] if self.scale != 1.0 else array
+            made = np.subtract(scaled, mean)
+            return {"output": np.divide(made, std, out=made)}
+
+        return run
+
+    def _along(self, array: Array, factors: Array) -> Array:
+        if not factors.ndim:
+            return factors
+        if array.shape[self.axis] != factors.size:
+            raise InvalidRequest(
+                f"An input has {array.shape[self.axis]} places where {factors.size} features are expected.",
+                param="inputs",
+            )
+        if self.axis == -1:
+            return factors
+        shape = [1] * array.ndim
+        shape[self.axis] = factors.size
+        return factors.reshape(shape)
 
 
 class Rescale(Operation, frozen=True, kw_only=True):

@@ -284,7 +284,7 @@ class Ink(Operation, frozen=True, kw_only=True):
         strongest = int(ink.max())
         if not strongest:
             return np.zeros_like(image)
-        made = (ink.astype(np.float32) * (255 / strongest)).astype(np.uint8)
+        made = np.rint(ink.astype(np.float32) * (255 / strongest)).astype(np.uint8)
         rows, columns = (np.flatnonzero((made > 255 * self.threshold).any(axis=axis)) for axis in (1, 0))
         cut = made[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         side = round(max(cut.shape) * (1 + 2 * self.margin))
