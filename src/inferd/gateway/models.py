@@ -26,7 +26,7 @@ def _card(status: ModelStatus) -> ModelCard:
         id=status.name,
         created=created,
         root=status.name,
-        max_model_len=status.info.max_model_len if status.info is not None else None,
+        max_model_len=(status.info.max_model_len or None) if status.info is not None else None,
         ready=status.replicas_ready >= 1,
         permission=[ModelPermission(id=f"modelperm-{status.name}", created=created)],
     )
