@@ -200,10 +200,18 @@ class ServerMetadata(msgspec.Struct, frozen=True):
     extensions: tuple[str, ...]
 
 
+class TensorParameters(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of a tensor beyond the protocol's words."""
+
+    optional: bool = False  # requests may leave it out
+    labels: tuple[str, ...] = ()  # names of the last dimension's places: classes
+
+
 class TensorMetadata(msgspec.Struct, frozen=True):
     name: str
     datatype: str
     shape: tuple[int, ...]  # with the batch dimension; -1: of any size
+    parameters: TensorParameters | msgspec.UnsetType = msgspec.UNSET
 
 
 Condition = Literal["warm", "loading", "cold", "degraded", "unavailable"]
@@ -265,8 +273,8 @@ def model_metadata(room: Room, principal: Principal, served: Served) -> ModelMet
         name=served.name,
         versions=tuple(version.version for version in versions_served(room, principal, served.name)),
         platform=info.platform,
-        inputs=tuple(TensorMetadata(spec.name, spec.datatype, spec.shape) for spec in inputs),
-        outputs=tuple(TensorMetadata(spec.name, spec.datatype, spec.shape) for spec in outputs),
+        inputs=tuple(_tensor_metadata(spec) for spec in inputs),
+        outputs=tuple(_tensor_metadata(spec) for spec in outputs),
         parameters=ModelCondition(
             condition=condition_of(status),
             state=status.state,
@@ -285,6 +293,12 @@ def tensors_of(served: Served) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec
     info = served.status.info
     assert info is not None
     return (info.inputs, info.outputs) if info.kind == "predict" else (_TEXT_IN, _TEXT_OUT)
+
+
+def _tensor_metadata(spec: TensorSpec) -> TensorMetadata:
+    has_more = spec.is_optional or bool(spec.labels)
+    more = TensorParameters(optional=spec.is_optional, labels=spec.labels) if has_more else msgspec.UNSET
+    return TensorMetadata(spec.name, spec.datatype, spec.shape, more)
 
 
 def _unknown_yet(served: Served) -> Unavailable:
