@@ -9,17 +9,24 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    url: str
+    grpc: str
+
+
 @contextlib.contextmanager
-def serving(folder: Path, models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """The address of ``inferd serve`` with these models, once each of them is ready or has failed. ``folder`` is for
-    its configuration, state and log."""
+def serving(folder: Path, models: Mapping[str, Mapping[str, Any]], **server: object) -> Iterator[Address]:
+    """``inferd serve`` with these models and settings, once each model is ready or has failed. ``folder`` is for its
+    configuration, state and log."""
     file, log = folder / "inferd.yaml", folder / "log"
-    file.write_text(yaml.safe_dump({"server": {"port": 0, "reload": False}, "models": {**models}}))
+    file.write_text(yaml.safe_dump({"server": {"port": 0, "reload": False, **server}, "models": {**models}}))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(folder / "state")}
     with log.open("wb") as errors:
         process = subprocess.Popen(
@@ -33,11 +40,11 @@ def serving(folder: Path, models: Mapping[str, Mapping[str, Any]]) -> Iterator[s
             assert process.stdout is not None
             found = None
             for line in process.stdout:
-                found = re.search(r"inferd is ready at (http://\S+)", line)
+                found = re.search(r"inferd is ready at (http://[^\s,]+)(?:, gRPC at (\S+))?", line)
                 if found is not None:
                     break
             assert found is not None, log.read_text()[-3000:]
-            yield found[1]
+            yield Address(found[1], found[2] or "")
         finally:
             process.terminate()
             process.communicate(timeout=30)

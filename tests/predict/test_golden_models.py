@@ -1,4 +1,4 @@
-"""Real models give the outputs that their publishers give: in the runtime, and through a server's REST API."""
+"""Real models give the outputs that their publishers give: in the runtime, and through a server, over REST and gRPC."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from PIL import Image
-from tests.predict.live import serving
+from tests.predict.live import Address, serving
 from tests.predict.runtimes.loading import Values, answered, loaded
+from tritonclient.grpc import InferenceServerClient, InferInput  # type: ignore[import-untyped]
 
 pytestmark = pytest.mark.shared
 
@@ -123,13 +124,12 @@ def test_a_handwritten_zero_is_a_zero(models: Path, shared_data: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     sources = {name: models / "tract-test-cases" / name for name in TRACT}
     sources["faces"] = models / "ultraface" / "version-RFB-320.onnx"
-    with serving(
-        tmp_path_factory.mktemp("server"), {name: {"source": str(path)} for name, path in sources.items()}
-    ) as url:
-        yield url
+    settings = {name: {"source": str(path)} for name, path in sources.items()}
+    with serving(tmp_path_factory.mktemp("server"), settings, grpc_port=0) as address:
+        yield address
 
 
 def infer(url: str, name: str, inputs: dict[str, tuple[str, Values]]) -> dict[str, Values]:
@@ -145,15 +145,27 @@ def infer(url: str, name: str, inputs: dict[str, tuple[str, Values]]) -> dict[st
 
 
 @pytest.mark.parametrize("name", TRACT)
-def test_recorded_outputs_come_through_rest(server: str, models: Path, name: str) -> None:
+def test_recorded_outputs_come_through_rest(server: Address, models: Path, name: str) -> None:
     _, given, output, expected = tract(models, name)
-    found = infer(server, name, {"input": ("UINT8" if given.dtype == np.uint8 else "FP32", given)})
+    found = infer(server.url, name, {"input": ("UINT8" if given.dtype == np.uint8 else "FP32", given)})
     array = found.get(output, next(iter(found.values())))
     np.testing.assert_allclose(array.reshape(expected.shape), expected, atol=5e-6, rtol=1e-4)
 
 
-def test_faces_come_through_rest(server: str, models: Path) -> None:
+@pytest.mark.parametrize("name", TRACT)
+def test_recorded_outputs_come_through_grpc(server: Address, models: Path, name: str) -> None:
+    _, given, output, expected = tract(models, name)
+    asked = InferInput("input", given.shape, "UINT8" if given.dtype == np.uint8 else "FP32")
+    asked.set_data_from_numpy(given)
+    with InferenceServerClient(server.grpc) as client:
+        answer = client.infer(name, [asked])
+        known = [one.name for one in answer.get_response().outputs]
+    array = answer.as_numpy(output if output in known else known[0])
+    np.testing.assert_allclose(array.reshape(expected.shape), expected, atol=5e-6, rtol=1e-4)
+
+
+def test_faces_come_through_rest(server: Address, models: Path) -> None:
     case = json.loads((models / "ultraface" / "golden_faces.json").read_text())["cases"][0]
     given = photo(models / "ultraface" / "images" / case["file"])
-    found = infer(server, "faces", {"input": ("FP32", given)})
+    found = infer(server.url, "faces", {"input": ("FP32", given)})
     check_faces(found["scores"], found["boxes"], case["boxes"])
