@@ -93,8 +93,9 @@ def main() -> None:
         if asked.model is None:
             write_random(folder)
         contestants = {"transformers float32": plain(folder)}
-        for dtype in ("float32", "bfloat16"):
-            model = load_text_model(folder, dtype=dtype, device=torch.device("cpu"))  # type: ignore[arg-type]
+        for dtype in ("float32", "bfloat16", *(("int8",) if native.has_int8() else ())):
+            settings: dict[str, Any] = {"quantize": dtype} if dtype == "int8" else {"dtype": dtype}
+            model = load_text_model(folder, device=torch.device("cpu"), **settings)
             for chunk in CHUNKS:
                 contestants[f"inferd {dtype}, {chunk} tokens at a time"] = ours(model, chunk)
         draw = random.Random(0)

@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "encoder.h"
 #include "gemm.h"
+#include "int8.h"
 
 #define INFERD_STRING2(x) #x
 #define INFERD_STRING(x) INFERD_STRING2(x)
@@ -51,11 +52,21 @@ void do_text_attention(Dtype dtype, const TextAttentionArgs& g, int threads) {
     INFERD_BY_DTYPE(text_attention<float>(g, threads), text_attention<bf16>(g, threads));
 }
 
+#if defined(__AVX512VNNI__)
+void do_quantize(const float* x, uint8_t* bytes, float* scales, int32_t* zeros, int64_t rows, int64_t n, int threads) {
+    quantize(x, bytes, scales, zeros, rows, n, threads);
+}
+void do_gemm_int8(const Int8Args& g, int threads) { gemm_int8(g, threads); }
+#else
+constexpr decltype(Kernels::quantize) do_quantize = nullptr;
+constexpr decltype(Kernels::gemm_int8) do_gemm_int8 = nullptr;
+#endif
+
 }  // namespace
 
 const Kernels INFERD_JOIN(kernels_, INFERD_LEVEL) = {
     INFERD_STRING(INFERD_LEVEL), do_pack, do_unpack_rows, do_gemm, do_attention, do_rms_norm, do_silu_and_mul, do_rotary, do_layer_norm,
-    do_text_attention,
+    do_text_attention, do_quantize, do_gemm_int8,
 };
 
 }  // namespace inferd

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -25,7 +26,7 @@ std::vector<const Kernels*> supported() {  // best first
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) levels.push_back(&kernels_avx512bf16);
+    if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) levels.push_back(&kernels_avx512bf16);
     if (avx512) levels.push_back(&kernels_avx512);
     if (avx2) levels.push_back(&kernels_avx2);
 #endif
@@ -128,6 +129,21 @@ NB_MODULE(_kernels, m) {
             active->text_attention(Dtype(out_dtype),
                                    {at<float>(qkv), at(out), at<int64_t>(starts), at<float>(bias), texts, heads, head_dim, window, bias_reach, scale},
                                    threads);
+        },
+        nogil());
+    m.def("has_int8", [] { return active->gemm_int8 != nullptr; });
+    m.def(
+        "gemm_int8",
+        [](uintptr_t x, uintptr_t packed, uintptr_t scale, uintptr_t total, uintptr_t bias, uintptr_t out, int64_t rows, int64_t in,
+           int64_t out_features, int activation, int threads) {
+            if (active->gemm_int8 == nullptr) throw std::runtime_error("this level has no products of bytes; see has_int8()");
+            const std::unique_ptr<uint8_t[]> bytes(new uint8_t[size_t(rows * in)]);  // not cleared: every byte is written
+            const std::unique_ptr<float[]> scales(new float[size_t(rows)]);
+            const std::unique_ptr<int32_t[]> zeros(new int32_t[size_t(rows)]);
+            active->quantize(at<float>(x), bytes.get(), scales.get(), zeros.get(), rows, in, threads);
+            active->gemm_int8({bytes.get(), scales.get(), zeros.get(), at(packed), at<float>(scale), at<int32_t>(total), at<float>(bias), at<float>(out), rows,
+                               in, out_features, Activation(activation)},
+                              threads);
         },
         nogil());
     m.def(

@@ -44,6 +44,19 @@ struct AttentionArgs {
     float softcap;   // 0: none
 };
 
+struct Int8Args {
+    const uint8_t* x;       // [rows, in]
+    const float* x_scale;   // [rows]
+    const int32_t* x_zero;  // [rows] the byte that stands for 0
+    const void* packed;    // int8 in panels, four in a lane
+    const float* scale;    // [ceil(out / kPanel) * kPanel], as the next two
+    const int32_t* total;  // of a column's weights
+    const float* bias;
+    float* out;  // [rows, out]
+    int64_t rows, in, out_features;
+    Activation activation;
+};
+
 struct LayerNormArgs {
     const float* x;         // [rows, n]
     const float* residual;  // [rows, n] or null
@@ -80,6 +93,9 @@ struct Kernels {
                    const float* cos, const float* sin, int64_t half, int threads);
     void (*layer_norm)(const LayerNormArgs&, int threads);
     void (*text_attention)(Dtype out, const TextAttentionArgs&, int threads);
+    // Null where the level has no products of bytes.
+    void (*quantize)(const float* x, uint8_t* bytes, float* scales, int32_t* zeros, int64_t rows, int64_t n, int threads);
+    void (*gemm_int8)(const Int8Args&, int threads);
 };
 
 extern const Kernels kernels_generic;

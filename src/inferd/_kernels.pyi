@@ -54,6 +54,21 @@ def attention(
     threads: int,
     /,
 ) -> None: ...
+def has_int8() -> bool: ...
+def gemm_int8(
+    x: int,
+    packed: int,
+    scale: int,
+    total: int,
+    bias: int,
+    out: int,
+    rows: int,
+    size: int,
+    out_features: int,
+    activation: int,
+    threads: int,
+    /,
+) -> None: ...
 def layer_norm(
     x: int,
     residual: int,

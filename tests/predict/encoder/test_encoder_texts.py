@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from tests.predict.encoder.test_encoder_families import ask, hidden_states, load, texts
 from tests.predict.encoder.tiny_encoders import POSITIONS, VOCABULARY, write_encoder, write_modules
 
+from inferd.engine import native
 from inferd.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
 from inferd.predict.runtime import Item
 from inferd.predict.runtimes.encoder import EncoderRuntime
@@ -169,6 +170,7 @@ def test_a_text_that_is_no_utf8_is_refused(bert: Path) -> None:
         ({"max_model_len": 41}, "max_model_len is 41, but .* has positions for 40"),
         ({"options": {"polling": "cls"}}, "unknown field `polling`"),
         ({"dtype": "float16"}, "float16 is not computed on the CPU"),
+        ({"dtype": "bfloat16", "options": {"quantize": "int8"}}, "for encoders on the CPU, beside dtype: float32"),
     ],
 )
 def test_settings_that_do_not_fit_the_checkpoint_are_refused(bert: Path, settings: Any, said: str) -> None:
@@ -205,3 +207,19 @@ def test_bfloat16_products_keep_the_direction(bert: Path) -> None:
     exact, fast = load(bert), load(bert, dtype="bfloat16")
     for text in ("the cat sits outside", "Paris", "dogs"):
         assert float(vector(exact, text) @ vector(fast, text)) > 0.999
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "MPNetModel", "ModernBertModel"])
+def test_products_of_bytes_keep_the_direction(tmp_path: Path, architecture: str) -> None:
+    if not native.has_int8():
+        pytest.skip("this processor has no products of bytes")
+    folder = write_encoder(tmp_path, architecture)
+    exact, fast = load(folder), load(folder, options={"quantize": "int8"})
+    assert fast.contract.dtype == "int8"
+    for text in ("the cat sits outside", "Paris", "dogs"):
+        assert 0.97 < float(vector(exact, text) @ vector(fast, text)) < 0.999999
+
+
+def test_where_there_are_no_products_of_bytes_that_is_said(bert: Path) -> None:
+    with native.using_level("none"), pytest.raises(ModelLoadError, match="AVX-512 VNNI"):
+        load(bert, options={"quantize": "int8"})

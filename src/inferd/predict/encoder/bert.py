@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inferd.engine.weights import Weights
 from inferd.predict.encoder.config import EncoderConfig
-from inferd.predict.encoder.layers import Norm, Product
+from inferd.predict.encoder.layers import Norm, Product, between
 from inferd.predict.encoder.ragged import Ragged, attend
 
 
@@ -72,7 +72,7 @@ class _Layer:
     def __init__(self, config: EncoderConfig, weights: Weights, dtype: torch.dtype, index: int) -> None:
         names = _NAMES[config.kind.family]
         at, hidden, wide = f"model.{names.layer}.{index}.", config.hidden_size, config.intermediate_size
-        self.heads, self.dtype = config.num_heads, dtype
+        self.heads, self.dtype = config.num_heads, between(dtype)
         self.qkv = Product(
             weights, [(at + name, hidden) for name in (names.query, names.key, names.value)], hidden, dtype
         )

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferd.engine import ops
+from inferd.engine import native, ops
 from inferd.engine.weights import Weights
 
 _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
@@ -37,29 +37,48 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class Product:
-    """``x @ weight.T + bias``."""
+    """``x @ weight.T + bias``. Its format is that of the operands: float32, bfloat16, float16, or int8 where the kernels
+    have it and the rows have whole lanes of it (else float32)."""
 
-    __slots__ = ("_linear",)
+    __slots__ = ("_bytes", "_linear")
 
     def __init__(
         self, weights: Weights, parts: list[tuple[str, int]], width: int, dtype: torch.dtype, *, bias: bool = True
     ) -> None:
-        """Several projections (name, rows) of the same rows are computed as one, in the format ``dtype``."""
-        biases = [weights.take(f"{name}.bias", rows).to(dtype) for name, rows in parts] if bias else None
-        matrices = [weights.lend(f"{name}.weight", rows, width).to(dtype) for name, rows in parts]
-        self._linear = ops.Linear.stack(matrices, biases)
+        """Several projections (name, rows) of the same rows are computed as one."""
+        biases = [weights.take(f"{name}.bias", rows) for name, rows in parts] if bias else None
+        matrices = [weights.lend(f"{name}.weight", rows, width) for name, rows in parts]
+        self._bytes: native.PackedBytes | None = None
+        self._linear: ops.Linear | None = None
+        if dtype == torch.int8 and width % 4 == 0:
+            self._bytes = native.PackedBytes(torch.cat(matrices), torch.cat(biases) if biases else None)
+            return
+        dtype = between(dtype)
+        biases = None if biases is None else [each.to(dtype) for each in biases]
+        self._linear = ops.Linear.stack([each.to(dtype) for each in matrices], biases)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] in any format -> [T, out] float32."""
+        if self._bytes is not None:
+            return self._bytes.product(x)
+        assert self._linear is not None
         return self._linear(x.to(self._linear.dtype), torch.float32)
 
     def activated(self, x: Tensor, name: str) -> Tensor:
-        """[T, in] -> [T, out] through an activation, in the products' own format: for another product."""
-        dtype = self._linear.dtype
+        """[T, in] -> [T, out] through an activation, in the format that is carried to another product."""
         fused = _FUSED.get(name)
+        if self._bytes is not None:
+            return self._bytes.product(x, fused) if fused else activation(name)(self._bytes.product(x))
+        assert self._linear is not None
+        dtype = self._linear.dtype
         if fused is not None:
             return self._linear(x.to(dtype), None, fused)
         return activation(name)(self._linear(x.to(dtype), torch.float32)).to(dtype)
+
+
+def between(dtype: torch.dtype) -> torch.dtype:
+    """The format of what is carried from product to product: bytes are made where they are multiplied."""
+    return torch.float32 if dtype == torch.int8 else dtype
 
 
 class Norm:
@@ -73,7 +92,7 @@ class Norm:
         named = ("gamma", "beta") if f"{name}.gamma" in weights else ("weight", "bias")
         self._weight = weights.take(f"{name}.{named[0]}", size).float()
         self._bias = weights.take(f"{name}.{named[1]}", size).float() if bias else None
-        self._eps, self._dtype = eps, dtype
+        self._eps, self._dtype = eps, between(dtype)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Of ``x + residual`` [T, n]: in float32, and in the products' format."""

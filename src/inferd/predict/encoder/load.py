@@ -11,6 +11,7 @@ from typing import Final, Literal, Protocol
 import torch
 from torch import Tensor
 
+from inferd.engine import native
 from inferd.engine.model.architecture import DTypeName, has_fast_bfloat16
 from inferd.engine.model.config import DecoderConfig, Source, read_llama
 from inferd.engine.tokenizer import Tokenizer
@@ -76,6 +77,7 @@ def load_text_model(
     max_tokens: int | None = None,
     pooling: tuple[Pooling, ...] | None = None,
     normalize: bool | None = None,
+    quantize: Literal["int8"] | None = None,
     progress: Progress | None = None,
 ) -> TextModel:
     """Raises ModelLoadError naming the file, the field or the tensor at fault."""
@@ -88,7 +90,7 @@ def load_text_model(
     kind = kind_of(source)
     labels = labels_of(source)
     chosen = _task(source, kind, task, len(labels))
-    products = _format(source, dtype, device)
+    products = _format(source, dtype, device) if quantize is None else _bytes(source, kind, dtype, device)
     config: EncoderConfig | DecoderConfig
     if kind.family == "decoder":
         config = read_llama(source, f"{kind.stem}ForCausalLM")
@@ -177,6 +179,21 @@ def _format(source: Source, asked: DTypeName, device: torch.device) -> torch.dty
     if device.type == "cpu":
         return torch.bfloat16 if stored == "bfloat16" and has_fast_bfloat16() else torch.float32
     return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(stored, torch.float32)
+
+
+def _bytes(source: Source, kind: Kind, asked: DTypeName, device: torch.device) -> torch.dtype:
+    if kind.family == "decoder" or device.type != "cpu" or asked not in ("auto", "float32"):
+        raise ModelLoadError(
+            f"{source.path}: quantize: int8 is for encoders on the CPU, beside dtype: float32; leave it out here.",
+            param="options.quantize",
+        )
+    if not native.has_int8():
+        raise ModelLoadError(
+            "quantize: int8 needs a processor that multiplies bytes itself (AVX-512 VNNI) and inferd's kernels; leave "
+            "it out, or use dtype: bfloat16 where the processor has that.",
+            param="options.quantize",
+        )
+    return torch.int8
 
 
 def _limit(source: Source, sentence: Sentence, positions: int, asked: int | None) -> int:

@@ -10,7 +10,7 @@ from inferd.engine import ops
 from inferd.engine.model.rope_tables import tables
 from inferd.engine.weights import Weights
 from inferd.predict.encoder.config import EncoderConfig
-from inferd.predict.encoder.layers import Norm, Product, activation
+from inferd.predict.encoder.layers import Norm, Product, activation, between
 from inferd.predict.encoder.ragged import Ragged, attend
 
 Table = tuple[Tensor, Tensor]
@@ -21,7 +21,8 @@ class _Layer:
 
     def __init__(self, config: EncoderConfig, weights: Weights, dtype: torch.dtype, index: int, table: Table) -> None:
         at, hidden, wide = f"model.layers.{index}.", config.hidden_size, config.intermediate_size
-        self.heads, self.table, self.window, self.dtype = config.num_heads, table, config.windows[index], dtype
+        self.heads, self.table, self.window = config.num_heads, table, config.windows[index]
+        self.dtype = between(dtype)
         self.norm: Norm | None = None  # the first layer's is that of the embeddings
         if index:
             self.norm = Norm(weights, at + "attn_norm", hidden, config.norm_eps, dtype, bias=config.norm_bias)

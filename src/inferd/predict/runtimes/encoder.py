@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -52,6 +52,7 @@ class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     pooling: Pooling | tuple[Pooling, ...] | None = None
     normalize: bool | None = None
+    quantize: Literal["int8"] | None = None  # the layers' products; norms, attention and heads stay as they are
 
 
 class _Prepared(msgspec.Struct, frozen=True):
@@ -76,6 +77,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
         max_tokens=config.max_model_len,
         pooling=pooling,
         normalize=options.normalize,
+        quantize=options.quantize,
         progress=progress,
     )
     runtime = EncoderRuntime(model, max_tokens=config.batching.max_batch_tokens)
