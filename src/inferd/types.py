@@ -347,6 +347,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_stateful: bool = False  # requests of one sequence must reach the same replica
     version: str = "1"  # as its configuration names it
     num_threads: int = 0  # compute threads of a replica; 0: not said
+    is_decoupled: bool = False  # one request may have several answers
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ from inferd.errors import InferdError
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.generation import error_frame, failure_of, note_end
 from inferd.gateway.http import EVENTS_HEADERS, Call, Headers, Response
-from inferd.gateway.predictions import response_of
+from inferd.gateway.predictions import no_answer, response_of, several_answers
 from inferd.gateway.upstream import Item, Stream
 from inferd.types import Prediction, Relayed, RelayHead
 
@@ -32,13 +32,14 @@ class Books(Protocol):
 class Answering:
     """Writes what a stream says straight to the client's connection."""
 
-    __slots__ = ("_books", "_call", "_exchange", "_has_begun", "_is_over", "_prediction", "stream")
+    __slots__ = ("_books", "_call", "_exchange", "_has_begun", "_has_several", "_is_over", "_prediction", "stream")
 
     def __init__(self, call: Call, exchange: Exchange, books: Books) -> None:
         self._call = call
         self._exchange = exchange
         self._books = books
         self._has_begun = False
+        self._has_several = False
         self._is_over = False
         self._prediction: Prediction | None = None
         self.stream: Stream | None = None
@@ -57,13 +58,23 @@ class Answering:
                     self.stream.pause()
                 return
         elif item.prediction is not None:
-            self._prediction = item.prediction
+            if self._prediction is None:
+                self._prediction = item.prediction
+            elif not self._has_several:
+                self._has_several = True
+                if self.stream is not None:
+                    self.stream.close()
         if end is None:
             return
         note_end(call, end)
         error = failure_of(end)
-        if error is None and self._prediction is not None and not self._has_begun:
-            self._answer(response_of(self._prediction))
+        if self._has_several:
+            error = several_answers(call.model or "")
+        elif error is None and not self._has_begun:
+            if self._prediction is not None:
+                self._answer(response_of(self._prediction))
+            else:
+                error = no_answer(call.model or "")
         if error is not None and not call.gone:
             if not self._has_begun:
                 self._answer(self._books.error_response(call, error))

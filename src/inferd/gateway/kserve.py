@@ -384,7 +384,7 @@ def model_configuration(room: Room, served: Served) -> ModelConfiguration:
         input=tuple(_config_tensor(spec, batched) for spec in inputs),
         output=tuple(_config_tensor(spec, batched) for spec in outputs),
         instance_group=(InstanceGroup(served.name, _device_kind(config.device), served.status.replicas),),
-        model_transaction_policy=TransactionPolicy(decoupled=info.kind == "generate"),
+        model_transaction_policy=TransactionPolicy(decoupled=info.kind == "generate" or info.is_decoupled),
         dynamic_batching=DynamicBatching(batching.preferred_sizes, round(batching.max_delay_ms * 1000))
         if batched and batching.mode != "off"
         else msgspec.UNSET,

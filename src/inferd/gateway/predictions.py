@@ -49,13 +49,30 @@ async def predict(room: Room, call: Call, name: str | None, asked: Asked, *, tas
     prediction: Prediction | None = None
     async for output in stream:
         if isinstance(output, Output):
-            prediction = output.prediction or prediction
+            if output.prediction is not None:
+                if prediction is not None:
+                    raise several_answers(model.name)
+                prediction = output.prediction
             if output.end is not None:
                 note_end(call, output.end)
                 check_end(output.end)
     if prediction is None:
-        raise InternalError("The model answered nothing. This is a bug.")
+        raise no_answer(model.name)
     return response_of(prediction)
+
+
+def several_answers(name: str) -> InvalidRequest:
+    """A generator was asked where there is place for one answer."""
+    return InvalidRequest(
+        f"The model {name!r} gives several answers, and this call has one; ask it with gRPC's ModelStreamInfer.",
+        param="model",
+        code="several_answers",
+    )
+
+
+def no_answer(name: str) -> InternalError:
+    """A generator that yielded nothing."""
+    return InternalError(f"The model {name!r} ended without an answer.")
 
 
 def check_task(model: ModelStatus, task: str) -> None:

@@ -146,6 +146,7 @@ def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Con
         is_stateful=contract.is_stateful,
         version=config.version,
         num_threads=contract.num_threads,
+        is_decoupled=contract.is_decoupled,
     )
 
 
