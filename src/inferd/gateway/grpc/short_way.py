@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 METHOD: Final = "ModelInfer"
 _ROUTE: Final = f"/{SERVICE}/{METHOD}"
 _SPECIAL: Final = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"})
+_USUAL: Final = frozenset({"user-agent", "content-length"})  # metadata that say nothing of how a request is served
 _random: Final = random.Random(os.urandom(32))
 
 
@@ -143,7 +144,7 @@ class ShortWay:
         for name, value in context.invocation_metadata() or ():
             if name == "authorization" and token is None and isinstance(value, str) and value[:7] == "Bearer ":
                 token = value[7:].strip()
-            elif name != "user-agent":
+            elif name not in _USUAL:
                 return None
         try:
             envelope = read_envelope(body)
