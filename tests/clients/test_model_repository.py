@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton  # type: ignore[import-untyped]
@@ -27,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.InferenceServerClient]:
+def address(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     state = tmp_path_factory.mktemp("state")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(state)}
     with (state / "log").open("w") as log:
@@ -42,11 +43,16 @@ def client(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         assert process.stdout is not None
         found = next((m for line in process.stdout if (m := re.search(r"http://(127\.0\.0\.1:\d+)", line))), None)
         assert found is not None, (state / "log").read_text()
-        with triton.InferenceServerClient(found[1]) as made:
-            yield made
+        yield found[1]
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(address) as made:
+        yield made
 
 
 def given(**arrays: np.ndarray) -> list[triton.InferInput]:
@@ -89,6 +95,22 @@ def test_an_ensemble_hands_tensors_from_model_to_model(client: triton.InferenceS
     assert client.get_model_metadata("both")["platform"] == "ensemble"
     result = client.infer("both", given(A=ROW, B=ONE))
     assert np.array_equal(result.as_numpy("TRIPLED"), (ROW + 1) * 3.0)
+
+
+def test_each_step_of_an_ensemble_is_timed(client: triton.InferenceServerClient, address: str) -> None:
+    inputs = [{"name": name, "shape": [1, 16], "datatype": "INT32", "data": ROW.tolist()} for name in ("A", "B")]
+    answer = httpx.post(f"http://{address}/v2/models/both/infer", json={"inputs": inputs})
+    assert answer.status_code == 200, answer.text
+    times = dict(step.split(";dur=") for step in answer.headers["server-timing"].split(", "))
+    assert list(times) == ["simple", "triple"]
+    assert all(float(took) > 0 for took in times.values())
+    metrics = httpx.get(f"http://{address}/metrics").text
+    for step in times:
+        counted = re.search(
+            rf'inferd_pipeline_step_seconds_count{{model="both",replica="0",step="{step}"}} (\d+)', metrics
+        )
+        assert counted is not None
+        assert int(counted[1]) >= 1
 
 
 def test_a_model_that_is_added_while_serving_is_served(client: triton.InferenceServerClient, folder: Path) -> None:
