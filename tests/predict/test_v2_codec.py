@@ -110,7 +110,6 @@ def test_numbers_come_through_json_nested_or_flat_and_through_bytes(datatype: st
     np.testing.assert_array_equal(decode(head, raw).inputs["x"], wanted)
 
 
-@pytest.mark.parametrize("datatype", ["FP16", "BF16", "BOOL"])
 def test_many_numbers_are_the_same_as_few() -> None:
     many = np.linspace(-1, 1, 70_000, dtype=np.float32)
     question = decode({"inputs": [tensor(many.tolist(), shape=[1, 70_000])]})
@@ -118,6 +117,7 @@ def test_many_numbers_are_the_same_as_few() -> None:
     assert "out of the range of FP32" in refusal({"inputs": [tensor([1e39, *many.tolist()], shape=[1, 70_001])]})
 
 
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "BOOL"])
 def test_half_precision_and_truth_values_come_through_bytes(datatype: str) -> None:
     wanted = np.array([[0, 1]], NUMPY[datatype])
     raw = wanted.tobytes()
