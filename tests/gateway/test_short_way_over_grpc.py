@@ -127,7 +127,7 @@ ASKED: list[tuple[Any, dict[str, Any]]] = [
     (asking(parameters={"answer": 42}), {}),
     (asking(*range(600)), {}),
     (asking(name="z"), {}),
-    (message_type("ModelInferRequest")(model_name="twice"), {}),  # type: ignore[call-arg]
+    (message_type("ModelInferRequest")(model_name="twice"), {}),
     (asking(model="thrice"), {}),
     (asking(66, 0), {}),
     (asking(parameters={"timeout": 5_000_000}), {}),
