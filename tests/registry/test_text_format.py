@@ -138,6 +138,7 @@ def test_whatever_it_is_it_is_a_tree_or_a_refusal(text: str) -> None:
         ("name: 5", "line 1: name is 5; expected a text"),
         ("max_batch_size: 8.5", "max_batch_size is 8.5; expected an integer"),
         ("max_batch_size: 1 max_batch_size: 2", "max_batch_size is given twice"),
+        ("max_batch_size: [ 8 ]", "line 1: max_batch_size is a list; expected one value"),
         ("input: 3", "line 1: input is 3; expected a message in braces"),
         ("input { name: 'a'", "expected the name of a field or '}'"),
         ("input { optional: maybe }", "input.optional is 'maybe'; expected true or false"),

@@ -43,6 +43,7 @@ class Field(NamedTuple):
     name: str
     value: Value | None  # None: an empty list
     line: int
+    is_listed: bool = False  # in brackets
 
 
 class Message(NamedTuple):
@@ -116,9 +117,9 @@ class _Parser:
                     raise self._fail(f"expected ':' after {name[0]}")
                 is_over = self._take("]")
                 if is_over:
-                    found.append(Field(name[0], None, line))
+                    found.append(Field(name[0], None, line, True))
                 while not is_over:
-                    found.append(Field(name[0], self._value(depth, is_message=not has_colon), line))
+                    found.append(Field(name[0], self._value(depth, is_message=not has_colon), line, True))
                     is_over = self._take("]")
                     if not is_over and (not self._take(",") or self._peek() == "]"):
                         raise self._fail("expected ',' or ']'")
@@ -194,16 +195,18 @@ def fold(message: Message, kind: type[S], unknown: list[str], where: str = "") -
     not are left out and named in ``unknown``. Raises TextFormatError."""
     hints = typing.get_type_hints(kind)
     found: dict[str, object] = {}
-    for name, value, line in message.fields:
+    for name, value, line, is_listed in message.fields:
         path = f"{where}{name}"
         hint = hints.get(name)
         if hint is None:
             if path not in unknown:
                 unknown.append(path)
             continue
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if is_listed and origin not in (tuple, dict):
+            raise TextFormatError(f"line {line}: {path} is a list; expected one value")
         if value is None:
             continue
-        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin is tuple:
             listed = found.setdefault(name, ())
             assert isinstance(listed, tuple)
