@@ -148,7 +148,9 @@ def test_metadata_names_tensors_and_versions(server: Running, path: str) -> None
     assert metadata["versions"] == ["1", "3"]
     assert metadata["platform"] == "onnxruntime_onnx"
     assert metadata["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [-1, 2]}
-    assert metadata["outputs"] == [{"name": "y", "datatype": "BYTES", "shape": [-1]}]
+    assert metadata["outputs"] == [
+        {"name": "y", "datatype": "BYTES", "shape": [-1], "parameters": {"labels": ["no", "yes"]}}
+    ]
     assert metadata["parameters"]["condition"] == "warm"
 
 
