@@ -232,5 +232,5 @@ def test_faint_ink_and_a_margin_are_as_asked_for() -> None:
 
 
 def test_ink_of_colours_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be grey; give image.decode the option mode: L"):
+    with pytest.raises(ValueError, match=r"must be grey; give image\.decode the option mode: L"):
         operation("image.ink", {}).describe({"image": Spec("UINT8", (-1, -1, -1, 3))})
