@@ -78,6 +78,7 @@ REQUESTS = st.tuples(
     st.sampled_from([False] * 4 + [True]),  # the last one's id again
     st.booleans(),  # relayed
     st.sampled_from([True] * 4 + [False]),  # idempotent
+    st.booleans(),  # streamed
 )
 
 
@@ -308,11 +309,13 @@ class PoolMachine(RuleBasedStateMachine):
                 self._do(remote.reached)
 
     @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
-    def submit(self, requests: list[tuple[int, int, bool, bool, bool]]) -> None:
+    def submit(self, requests: list[tuple[int, int, bool, bool, bool, bool]]) -> None:
         for request in requests:
             self._submit(*request)
 
-    def _submit(self, priority: int, n: int, again: bool, is_relayed: bool, idempotent: bool) -> None:
+    def _submit(
+        self, priority: int, n: int, again: bool, is_relayed: bool, idempotent: bool, is_streamed: bool
+    ) -> None:
         name = f"r{self.num_made - 1 if again and self.num_made else self.num_made}"
         request = GenerateRequest(
             id=name,
@@ -321,6 +324,7 @@ class PoolMachine(RuleBasedStateMachine):
             sampling=SamplingParams(n=n),
             priority=priority,
             idempotent=idempotent,
+            stream=is_streamed,
         )
         relay = Relay(path="/completions", body=b"{}") if is_relayed else None
         is_live = name in self.streams and not self.streams[name].is_over
@@ -495,6 +499,12 @@ class PoolMachine(RuleBasedStateMachine):
             assert event.outcome in ("done", "cancelled", "failed", "refused")
         for ticket in self.pool._live.values():
             assert ticket.kills < MAX_KILLS
+
+    @invariant()
+    def what_is_sent_whole_is_shown_to_nobody_before_its_end(self) -> None:
+        for stream in self.streams.values():
+            pending = stream._pending
+            assert not stream.is_whole or stream.is_over or not isinstance(pending, Output) or not pending.deltas
 
     @invariant()
     def who_goes_on_knows_everything_that_was_said(self) -> None:

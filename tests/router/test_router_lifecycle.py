@@ -24,7 +24,7 @@ from tests.worker.watching import (
     worker_pid,
 )
 
-from inferd.config import Config, ModelConfig, QueueConfig, SchedulerConfig, ServerConfig
+from inferd.config import Config, ModelConfig, QueueConfig, RetryConfig, SchedulerConfig, ServerConfig
 from inferd.errors import ModelNotFound, Overloaded, Unavailable
 from inferd.events import ModelUnloaded, Retried
 from inferd.router.router import Router
@@ -374,6 +374,28 @@ def test_a_stream_whose_worker_dies_goes_on_token_by_token_where_the_model_says_
             assert ended.outcome == "done"
             assert ended.usage.completion_tokens == 40
             assert [e.kind for e in witness.events if isinstance(e, Retried)] == ["continuation"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+def test_an_answer_of_which_nothing_was_sent_is_made_anew_within_the_budget_of_retries(budget: float) -> None:
+    async def scenario() -> None:
+        config = msgspec.structs.replace(TINY, replicas=2, retry=RetryConfig(budget=budget))
+        async with routing(Config(models={"tiny": config})) as (router, witness):
+            stream = router.submit(msgspec.structs.replace(ask("pace=0.01", max_tokens=40, n=2), stream=False))
+            await until(lambda: stream.progress.has_output, "something was made")
+            busy = next(r for r in router.replicas("tiny") if r.num_in_flight)
+            os.kill(worker_pid(router, busy.index), signal.SIGKILL)
+            outputs = await outputs_of(stream)
+            (ended,) = witness.ended()
+            assert [(e.kind, e.granted) for e in witness.events if isinstance(e, Retried)] == [("retry", budget > 0)]
+            if budget:
+                assert [text_of(outputs, index) for index in range(2)] == [letters(40)] * 2
+                assert (ended.outcome, ended.usage.completion_tokens) == ("done", 80)
+                assert len([output for output in outputs if output.prompt is not None]) == 1
+            else:
+                assert (ended.outcome, ended.error_kind) == ("failed", "worker_died")
 
     asyncio.run(scenario())
 

@@ -59,6 +59,37 @@ def test_however_slowly_it_is_read_a_stream_says_the_same_and_ends_once(
     asyncio.run(scenario())
 
 
+@given(st.lists(DELTAS, max_size=10), st.lists(DELTAS, max_size=10), st.booleans())
+def test_a_whole_answer_comes_at_its_end_and_of_one_try_alone(
+    first: list[list[tuple[int, str, int]]], second: list[list[tuple[int, str, int]]], is_lost: bool
+) -> None:
+    async def scenario() -> None:
+        stream = Stream("r", lambda: None, is_whole=True)
+        tries: list[list[Output]] = []
+        for parts in (first, second) if is_lost else (second,):
+            tries.append([output(part, number == 0) for number, part in enumerate(parts)])
+            if len(tries) == 2:
+                stream.begin_anew()
+                assert not stream.progress.has_output
+            for one in tries[-1]:
+                stream.push(one, 1.0)
+        has_prompt = any(tries)
+        if has_prompt:
+            early = await next_output(stream)
+            assert (early.prompt, early.deltas, early.end) == (PromptReport(3), (), None)
+        waiting = asyncio.ensure_future(next_output(stream))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        tries[-1].append(output([(0, "!", 1)], not has_prompt, End("done")))
+        stream.push(tries[-1][-1], 2.0)
+        whole = await waiting
+        assert (whole.end, whole.prompt is None) == (End("done"), has_prompt)
+        assert merged([whole]) == merged(tries[-1])
+        assert await outputs_of(stream) == []
+
+    asyncio.run(scenario())
+
+
 def test_what_waits_for_a_slow_reader_is_one_output() -> None:
     async def scenario() -> None:
         stream = Stream("r", lambda: None)

@@ -113,7 +113,12 @@ class Pool:
             request = msgspec.structs.replace(request, arrived_at=now)
         if request.deadline_s is not None and request.arrived_at + request.deadline_s <= now:
             raise _too_late(request)
-        stream = Stream(request.id, lambda: self._cancel(ticket), lambda is_paused: self._pause(ticket, is_paused))
+        stream = Stream(
+            request.id,
+            lambda: self._cancel(ticket),
+            lambda is_paused: self._pause(ticket, is_paused),
+            is_whole=isinstance(request, GenerateRequest) and not request.stream,
+        )
         ticket = Ticket(request, stream, self._num_accepted, now + self.config.queue.timeout_s, relay)
         self._budget.note(now)
         able = () if self._is_stopped or len(self._queue) else self._able(ticket, self.fleet.takers(now))
@@ -558,7 +563,8 @@ class Pool:
             self._pump()
 
     def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None:
-        """Requests that had shown nothing run again, and so do those that can be continued; the others end here."""
+        """Requests that had shown nothing run again, those that had made something within the budget of retries, and so
+        do those that can be continued; the others end here."""
         member = self.fleet.member_of(replica)
         if member is not None and tickets:
             self.fleet.failed(member, None, clock.now(), reason)
@@ -588,7 +594,7 @@ class Pool:
             self._end(ticket, End("cancelled", ticket.stream.progress.usage))
         elif self._is_stopped:
             self._refuse_or_fail(ticket, self.outlook.unavailable())
-        elif ticket.stream.progress.has_output and not can_continue:
+        elif ticket.stream.progress.has_output and not can_continue and not ticket.stream.is_whole:
             self._fail(
                 ticket,
                 WorkerDied(
@@ -613,7 +619,14 @@ class Pool:
             ticket.relay = None  # a remote server could only begin anew
             self._emit(Retried(model=self.name, kind="continuation", granted=True))
             self._wait_again(ticket)
+        elif ticket.stream.progress.has_output and not self._may_retry(ticket, clock.now()):
+            self._fail(
+                ticket,
+                WorkerDied(f"{what_happened} before the answer was complete, and it may not be tried again now."),
+            )
         else:
+            if ticket.stream.is_whole:
+                ticket.stream.begin_anew()
             self._wait_again(ticket)
 
     def replica_failed(self, replica: Replica) -> None:

@@ -23,13 +23,16 @@ class Stream:
     """An async iterator of items for one reader, or a sink that takes each as it comes.
 
     ``push`` and ``relay`` are the router's side. ``on_pause`` hears whether the reader wants no more for
-    now; outputs of a worker go on meanwhile, as they merge.
+    now; outputs of a worker go on meanwhile, as they merge. With ``is_whole`` the reader, who sends nothing
+    before the end, gets an answer's outputs as one, so that they can be made anew until then.
     """
 
     __slots__ = (
         "_answers",
         "_cost",
+        "_held",
         "_is_over",
+        "_knows_prompt",
         "_on_close",
         "_on_pause",
         "_pending",
@@ -39,17 +42,26 @@ class Stream:
         "_waiter",
         "is_closed",
         "is_paused",
+        "is_whole",
         "progress",
         "request_id",
     )
 
     def __init__(
-        self, request_id: str, on_close: Callable[[], None], on_pause: Callable[[bool], None] | None = None
+        self,
+        request_id: str,
+        on_close: Callable[[], None],
+        on_pause: Callable[[bool], None] | None = None,
+        *,
+        is_whole: bool = False,
     ) -> None:
         self.request_id = request_id
         self.progress = Progress()
         self.is_closed = False
         self.is_paused = False
+        self.is_whole = is_whole
+        self._held: Output | _Merged | None = None  # of a whole answer that is not over
+        self._knows_prompt = False
         self._on_close = on_close
         self._on_pause = on_pause
         self._cost: Usage | None = None  # told by the end
@@ -73,6 +85,11 @@ class Stream:
             self.let_go()
         elif self.is_closed:
             return  # nobody reads this; the end still says what it cost
+        if self.is_whole:
+            shown = self._hold(output)
+            if shown is None:
+                return
+            output = shown
         if self._sink is not None:
             self._sink(output)
             return
@@ -80,11 +97,27 @@ class Stream:
             self._pending = output
         elif output.prediction is not None or self._answers or self._holds_prediction:
             self._answers.append(output)  # whole answers never merge
-        elif isinstance(self._pending, _Merged):
-            self._pending.add(output)
         else:
-            self._pending = _Merged(self._pending, output)
+            self._pending = _joined_outputs(self._pending, output)
         self._wake()
+
+    def _hold(self, output: Output) -> Output | None:
+        """What may be shown now: of the prompt, once, and the answer with its end."""
+        prompt = None if self._knows_prompt else output.prompt
+        self._knows_prompt = self._knows_prompt or prompt is not None
+        answer = Output(output.request_id, output.deltas, None, output.end)
+        self._held = held = answer if self._held is None else _joined_outputs(self._held, answer)
+        if output.end is None:
+            return None if prompt is None else Output(output.request_id, (), prompt)
+        self._held = None
+        whole = held.output() if isinstance(held, _Merged) else held
+        return Output(whole.request_id, whole.deltas, prompt, whole.end)
+
+    def begin_anew(self) -> None:
+        """Nobody has seen any of the answer: it is forgotten, and another one comes from its beginning."""
+        assert self.is_whole, "what was shown cannot be taken back"
+        self._held = None
+        self.progress = Progress()
 
     def relay(self, item: Relayed, now: float) -> None:
         """Likewise a piece of a relayed answer."""
@@ -181,7 +214,7 @@ class Stream:
             return
         self.is_closed = True
         if not self._is_over:
-            self._pending = None
+            self._pending = self._held = None
             self._answers.clear()
             self._relayed.clear()
             self._relayed_bytes = 0
@@ -190,6 +223,13 @@ class Stream:
 
 def _nothing() -> None:
     pass
+
+
+def _joined_outputs(first: Output | _Merged, second: Output) -> _Merged:
+    if isinstance(first, _Merged):
+        first.add(second)
+        return first
+    return _Merged(first, second)
 
 
 def _joined(items: list[Relayed]) -> Relayed:
