@@ -40,6 +40,9 @@ def _servable() -> None:
         folder = models.path(name)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         click.echo(f"  {name:<14} {size / 1e6:.1f} MB" + ("" if size else "  (weights not installed)"))
+    for name in models.CLASSIFIERS:
+        size = (models.path(name) / "model.onnx").stat().st_size
+        click.echo(f"  {name:<14} {size / 1e3:.0f} kB")
     click.echo("\nArchitectures (inferd serve FOLDER, or a Hugging Face Hub id):")
     for architecture in supported_architectures():
         click.echo(f"  {architecture}")

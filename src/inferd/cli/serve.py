@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import msgspec
 from inferd.app.change import refuse_empty
 from inferd.app.source import ConfigSource
 from inferd.cli.board import Board
+from inferd.cli.demo import CHAT, demo_models
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, model_flags, server_flags
 from inferd.cli.ready import show_ready
 from inferd.cli.terminal import Told, is_live, loading, warn
@@ -41,9 +42,9 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
     """Serve a model, or everything in a config file.
 
     SOURCE is a folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class),
-    a Hugging Face Hub id (id@revision for a fixed version), 'demo' for the bundled chat model (the default),
-    openai:https://host/v1 for a server elsewhere, or a .yaml file or Triton model repository, whose changes are
-    followed while serving.
+    a Hugging Face Hub id (id@revision for a fixed version), 'demo' for the bundled models (the default: a chat model
+    and classifiers of digits and intents; --name and the flags are for the chat model), openai:https://host/v1
+    for a server elsewhere, or a .yaml file or Triton model repository, whose changes are followed while serving.
 
     \b
     Examples:
@@ -62,6 +63,11 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
     for sentence in stray_variables(os.environ):
         warn(sentence)
     config = serve_config(source, name, flags)
+    if source == CHAT:
+        models, left_out = demo_models()
+        for sentence in left_out:
+            warn(sentence)
+        return run(config, known=models)
     if not _is_file(source) and not _is_repository(source):
         return run(config)
     if _is_repository(source):
@@ -84,6 +90,8 @@ def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Con
         return _file_config(Path(source), name, server, model)
     if _is_repository(source):
         return _repository_config(Path(source).expanduser(), name, server, model)
+    if source == CHAT:
+        return _demo_config(name, server, model)
     if name is None and source.startswith(REMOTE_PREFIX):
         raise click.UsageError("Say with --name which of that server's models is to be served.")
     chosen = name if name is not None else model_name(source)
@@ -91,6 +99,16 @@ def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Con
         model.setdefault("allow_code", True)  # the operator named the class himself
     overrides = {"server": server, "models": {chosen: {"source": source, **model}}}
     return load_config(None, os.environ, overrides)
+
+
+def _demo_config(name: str | None, server: dict[str, object], model: dict[str, object]) -> Config:
+    """The bundled models; the flags are for the one that chats, and so is the name."""
+    models, _ = demo_models()
+    chosen = CHAT if name is None else name
+    if chosen in models and chosen != CHAT:
+        raise click.UsageError(f"--name {chosen} is the name of another bundled model; choose one for the chat model.")
+    chat = merged(models.pop(CHAT), model)
+    return load_config(None, os.environ, {"server": server, "models": {chosen: chat, **models}})
 
 
 def _is_file(source: str) -> bool:
@@ -134,9 +152,9 @@ def _file_config(path: Path, name: str | None, server: dict[str, object], model:
     return load_config(path, os.environ, {"server": server, "models": {name: model}})
 
 
-def run(config: Config, source: ConfigSource | None = None) -> int:
-    """Serve until told to stop; the exit code. ``source`` is followed while serving."""
-    config = ready_to_load(config, loading)
+def run(config: Config, source: ConfigSource | None = None, known: Collection[str] = ()) -> int:
+    """Serve until told to stop; the exit code. ``source`` is followed while serving, ``known`` as in ``ready_to_load``."""
+    config = ready_to_load(config, loading, known)
     from inferd.app import root  # after the flags are known to be right: a mistake is told at once
 
     if source is not None:
@@ -153,8 +171,11 @@ def run(config: Config, source: ConfigSource | None = None) -> int:
         return root.run(config, source=source, on_ready=ready, watch=board.take, log=board if is_live() else None)
 
 
-def ready_to_load(config: Config, showing: Callable[[str], AbstractContextManager[Told]]) -> Config:
-    """The configuration with every hub id replaced by the folder it was downloaded to.
+def ready_to_load(
+    config: Config, showing: Callable[[str], AbstractContextManager[Told]], known: Collection[str] = ()
+) -> Config:
+    """The configuration with every hub id replaced by the folder it was downloaded to. ``known``: models whose steps
+    need no look, as they come with inferd.
 
     Raises ConfigError where there is nothing to serve, and ModelLoadError that names every source
     which is not there: a missing folder is told before anything starts.
@@ -168,7 +189,7 @@ def ready_to_load(config: Config, showing: Callable[[str], AbstractContextManage
                     model = msgspec.structs.replace(model, source=str(resolve(model.source, tell)))
             if not model.is_remote:
                 _recognised(model, is_alone=len(config.models) == 1)
-            if model.has_steps:
+            if model.has_steps and name not in known:
                 from inferd.predict.wiring import check_steps  # needs numpy, which other models leave out here
 
                 check_steps(name, model)
