@@ -172,7 +172,7 @@ class PredictBackend:
             asked=asked,
         )
         if request.sequence:
-            item.sequence = request.sequence
+            item.tenant, item.sequence = request.tenant, request.sequence
             item.sequence_start, item.sequence_end = request.sequence_start, request.sequence_end
         max_rows = self._batcher.limits.max_rows
         if rows <= max_rows or not self._contract.max_batch_size or self._contract.is_stateful:

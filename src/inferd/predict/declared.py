@@ -166,6 +166,7 @@ class Declared:
             priority=item.priority,
             expires_at=item.expires_at,
             may_wait=item.may_wait,
+            tenant=item.tenant,
             sequence=item.sequence,
             sequence_start=item.sequence_start,
             sequence_end=item.sequence_end,

@@ -50,7 +50,7 @@ def load_predictor(name: str, artifact: Artifact, config: ModelConfig, progress:
     loaded = clock.now()
     contract, cost = runtime.contract, BatchCost()
     limits = limits_for(contract, config)
-    if artifact.runtime in _PROBED and limits.mode != "off":
+    if artifact.runtime in _PROBED and limits.mode != "off" and not contract.is_stateful:
         progress("warm-up", 0, 1)
         limits = _tried(runtime, limits, cost, config)
         progress("warm-up", 1, 1)
@@ -81,6 +81,10 @@ def load_runtime(name: str, artifact: Artifact, config: ModelConfig, progress: P
         raise ModelLoadError(f"The runtime {artifact.runtime!r} makes no predictions.", param="runtime")
     load = cast(Load, importlib.import_module(place).load)
     runtime = load(name, artifact.path, config, progress)
+    if config.sequence.states:
+        from inferd.predict.sequences import Sequences
+
+        runtime = Sequences(name, runtime, config)
     if config.inputs or config.outputs or config.sequence.controls:
         from inferd.predict.declared import declared
 

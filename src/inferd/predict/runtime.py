@@ -35,6 +35,7 @@ class Item(msgspec.Struct, kw_only=True, eq=False):
     priority: int = 0
     expires_at: float | None = None  # clock.now() after which nobody wants the answer
     may_wait: bool = True
+    tenant: str = ""  # whose sequence it is
     sequence: str = ""
     sequence_start: bool = False
     sequence_end: bool = False

@@ -33,6 +33,7 @@ from inferd.router.outlook import Outlook, Verdict
 from inferd.router.policy import choose
 from inferd.router.queue import RequestQueue
 from inferd.router.replica import LocalReplica, Replica
+from inferd.router.seats import Seats
 from inferd.router.status import ModelStatus
 from inferd.router.stream import Stream
 from inferd.router.ticket import Ticket
@@ -86,6 +87,7 @@ class Pool:
         self._budget = RetryBudget(config.retry.budget)
         self.random = Random()
         self._live: dict[str, Ticket] = {}
+        self._seats = Seats()
         self._num_transits = 0  # on the short way, each known to its replica
         self._resting: dict[str, asyncio.TimerHandle] = {}
         self._losers: set[str] = set()  # have ended, and a replica still works on them
@@ -226,6 +228,9 @@ class Pool:
             for m in takers
             if m.replica.runs(ticket) and m.replica.has_room(ticket) and (not region or m.region == region)
         ]
+        seat = self._seats.of(ticket.request)
+        if seat is not None and any(member.replica is seat for member in self.fleet.members):
+            able = [member for member in able if member.replica is seat]
         if request_id in self._losers:  # the one that still works on an earlier try cannot tell them apart
             able = [member for member in able if member.replica.ticket(request_id) is None]
         if len(able) > 1:
@@ -245,6 +250,7 @@ class Pool:
                 ticket.token_ids = []
         ticket.runner = member.replica
         ticket.replica = member.index
+        self._seats.take(ticket.request, member.replica)
         self.fleet.begin(member, now)
         member.replica.dispatch(ticket)
         if ticket.stream.is_paused:

@@ -1,0 +1,290 @@
+"""State between the requests of one sequence: what a model gives as its state goes in again with the next request.
+
+Wraps any runtime whose artifact has its state as inputs and outputs (``sequence.states``). Of each sequence the last
+state is kept, here and nowhere else; requests of different sequences are computed together, their states stacked.
+Never two of one sequence: those are computed one after the other, in the order they came. Knows arrays and time, no
+dialect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from inferd import clock
+from inferd.config import ModelConfig
+from inferd.errors import InferdError, InternalError, InvalidRequest, ModelLoadError, Overloaded
+from inferd.predict.contract import NUMPY, Array, Contract
+from inferd.predict.runtime import Item, Result, Runtime
+from inferd.types import TensorSpec
+
+MAX_ITEMS: Final = 32
+"""Sequences computed together where nobody says."""
+
+_Key = tuple[str, str]  # tenant and sequence
+
+_log = logging.getLogger("inferd.worker")
+
+
+class _Sequence:
+    """One sequence's state; None of it before its first request was computed."""
+
+    __slots__ = ("key", "rows", "state", "used_at")
+
+    def __init__(self, key: _Key, used_at: float) -> None:
+        self.key = key
+        self.used_at = used_at
+        self.rows = 0
+        self.state: Mapping[str, Array] | None = None
+
+
+class Sequences:
+    """A ``Runtime`` around another."""
+
+    def __init__(self, name: str, runtime: Runtime, config: ModelConfig, now: Callable[[], float] = clock.now) -> None:
+        """Raises ModelLoadError with all that does not fit the artifact."""
+        self._name = name
+        self._runtime = runtime
+        self._config = config.sequence
+        self._now = now
+        contract = runtime.contract
+        inputs = {spec.name: spec for spec in contract.inputs}
+        outputs = {spec.name: spec for spec in contract.outputs}
+        self._states = _matched(name, config.sequence.states, inputs, outputs)
+        self._axes = {spec.name: _axis_of(name, spec) for spec in self._states.values()}
+        self._given = [spec for spec in contract.inputs if spec.name not in self._axes]
+        self._with_rows = {spec.name for spec in self._given if spec.shape and spec.shape[0] == -1}
+        self._told = [spec for spec in contract.outputs if spec.name not in self._states]
+        can_stack = all(axis is not None for axis in self._axes.values()) and all(
+            spec.shape and spec.shape[0] == -1 for spec in self._told
+        )
+        max_items = (config.batching.max_batch_size or MAX_ITEMS) if can_stack and self._with_rows else 0
+        self._sequences: OrderedDict[_Key, _Sequence] = OrderedDict()  # the longest idle first
+        self.contract: Contract = msgspec.structs.replace(
+            contract,
+            inputs=(
+                *self._given,
+                *[msgspec.structs.replace(spec, is_optional=True) for spec in self._states.values()],
+            ),
+            outputs=tuple(self._told),
+            max_batch_size=0,
+            max_items=max_items if config.batching.mode != "off" else 0,
+            is_stateful=True,
+        )
+
+    def __len__(self) -> int:
+        """Sequences that have a state."""
+        return len(self._sequences)
+
+    # -- one request ------------------------------------------------------------------------
+
+    def prepare(self, item: Item) -> None:
+        """Raises InvalidRequest for a sequence that is not known here, Overloaded when there are too many."""
+        item.bucket = tuple(
+            (spec.name, item.inputs[spec.name].shape[1:])
+            if spec.name in self._with_rows
+            else (spec.name, item.inputs[spec.name].tobytes())
+            for spec in self._given
+            if spec.name in item.inputs
+        )
+        rows = {len(item.inputs[name]) for name in self._with_rows if name in item.inputs}
+        if len(rows) > 1:
+            raise InvalidRequest(
+                f"The inputs {', '.join(sorted(self._with_rows))} must have equally many rows, not {sorted(rows)}.",
+                param="inputs",
+            )
+        item.rows = 1  # what it takes of a batch; rows of its own are nobody's business
+        item.prepared = self._sequence_of(item, rows.pop() if rows else 1)
+
+    def _sequence_of(self, item: Item, rows: int) -> _Sequence:
+        now = self._now()
+        self._forget_idle(now)
+        key = (item.tenant, item.sequence)
+        if not item.sequence:
+            missing = [name for name in self._axes if name not in item.inputs]
+            if missing:
+                raise InvalidRequest(
+                    f"The model {self._name!r} keeps a state between requests, and this one belongs to no sequence; send "
+                    f"parameters.sequence_id (and sequence_start with the first), or the state itself: {', '.join(missing)}.",
+                    param="parameters.sequence_id",
+                    code="missing_sequence",
+                )
+            sequence = _Sequence(key, now)
+        elif item.sequence_start:
+            if key not in self._sequences and len(self._sequences) >= self._config.max_sequences:
+                raise Overloaded(
+                    f"The model {self._name!r} keeps the state of {len(self._sequences)} sequences, and no more may be; "
+                    "end one with sequence_end, or raise sequence.max_sequences.",
+                    code="too_many_sequences",
+                )
+            sequence = self._sequences[key] = _Sequence(key, now)
+        else:
+            known = self._sequences.get(key)
+            if known is None:
+                raise InvalidRequest(
+                    f"The sequence {item.sequence!r} has no state here: it was not started, has ended, was idle for "
+                    f"{self._config.idle_s:g} s, or its worker was replaced. Start it again with sequence_start.",
+                    param="parameters.sequence_id",
+                    code="sequence_not_found",
+                )
+            sequence = known
+        if sequence.rows not in (0, rows):
+            raise InvalidRequest(
+                f"The sequence {item.sequence!r} was started with {sequence.rows} rows, and this request has {rows}.",
+                param="inputs",
+            )
+        sequence.rows = rows
+        sequence.used_at = now
+        if item.sequence:
+            self._sequences.move_to_end(key)
+        return sequence
+
+    def _forget_idle(self, now: float) -> None:
+        while self._sequences:
+            key, oldest = next(iter(self._sequences.items()))
+            if now - oldest.used_at <= self._config.idle_s:
+                return
+            del self._sequences[key]
+
+    # -- a batch ----------------------------------------------------------------------------
+
+    def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
+        """Never raises: a state that has moved on must not be moved again by a second try."""
+        results: dict[int, Result | InferdError] = {}
+        left = list(enumerate(items))
+        while left:
+            together: list[tuple[int, Item]] = []
+            later: list[tuple[int, Item]] = []
+            seen: set[int] = set()
+            for place, item in left:
+                if id(item.prepared) in seen:
+                    later.append((place, item))
+                else:
+                    seen.add(id(item.prepared))
+                    together.append((place, item))
+            answers = self._together([item for _, item in together])
+            results.update(zip([place for place, _ in together], answers, strict=True))
+            left = later
+        return [results[place] for place in range(len(items))]
+
+    def _together(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
+        try:
+            return self._computed(items)
+        except InferdError as error:
+            if len(items) == 1:
+                return [error]
+        except Exception:
+            if len(items) == 1:
+                _log.exception("request %s failed", items[0].request_id)
+                return [
+                    InternalError("The model failed while working on this request; the server's log has the details.")
+                ]
+        return [self._together([item])[0] for item in items]
+
+    def _computed(self, items: Sequence[Item]) -> list[Result | InferdError]:
+        sequences = [_sequence(item) for item in items]
+        inputs: dict[str, Array] = {}
+        for spec in self._given:
+            arrays = [item.inputs[spec.name] for item in items if spec.name in item.inputs]
+            if arrays:
+                inputs[spec.name] = _joined(arrays, 0) if spec.name in self._with_rows else arrays[0]
+        for spec in self._states.values():
+            states = [self._state(item, sequence, spec) for item, sequence in zip(items, sequences, strict=True)]
+            inputs[spec.name] = _joined(states, self._axes[spec.name] or 0)
+        whole = Item(request_id=items[0].request_id, inputs=inputs, rows=sum(s.rows for s in sequences))
+        self._runtime.prepare(whole)
+        (result,) = self._runtime.predict([whole])
+        if isinstance(result, InferdError):
+            raise result
+        answers: list[Result | InferdError] = []
+        begin = 0
+        for item, sequence in zip(items, sequences, strict=True):
+            end = begin + sequence.rows
+            sequence.state = {
+                spec.name: self._part(result.outputs[output], self._axes[spec.name], begin, end)
+                for output, spec in self._states.items()
+            }
+            if item.sequence_end and self._sequences.get(sequence.key) is sequence:
+                del self._sequences[sequence.key]
+            outputs = {
+                spec.name: self._part(result.outputs[spec.name], 0 if len(items) > 1 else None, begin, end)
+                for spec in self._told
+                if spec.name in result.outputs
+            }
+            answers.append(Result(outputs=outputs, stages_s=result.stages_s))
+            begin = end
+        return answers
+
+    def _state(self, item: Item, sequence: _Sequence, spec: TensorSpec) -> Array:
+        """What the client sent, or what the last request left, or zeros."""
+        given = item.inputs.get(spec.name)
+        if given is not None:
+            return given
+        if sequence.state is not None:
+            return sequence.state[spec.name]
+        shape = [sequence.rows if size == -1 else size for size in spec.shape]
+        return np.zeros(shape, NUMPY[spec.datatype])
+
+    @staticmethod
+    def _part(array: Array, axis: int | None, begin: int, end: int) -> Array:
+        """One request's part, a copy: a view would hold the whole batch for as long as the sequence lives."""
+        if axis is None or array.shape[axis] == end - begin:
+            return array
+        return np.ascontiguousarray(array[(slice(None),) * axis + (slice(begin, end),)])
+
+    def close(self) -> None:
+        self._sequences.clear()
+        self._runtime.close()
+
+
+def _sequence(item: Item) -> _Sequence:
+    assert isinstance(item.prepared, _Sequence), "the item was not prepared"
+    return item.prepared
+
+
+def _joined(arrays: Sequence[Array], axis: int) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
+
+
+def _matched(
+    name: str, states: Mapping[str, str], inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
+) -> dict[str, TensorSpec]:
+    """State outputs to the inputs they become."""
+    problems = []
+    found: dict[str, TensorSpec] = {}
+    for output, into in states.items():
+        gives, takes = outputs.get(output), inputs.get(into)
+        if gives is None:
+            problems.append(f"there is no output {output!r}; there are {', '.join(outputs)}")
+        elif takes is None:
+            problems.append(f"there is no input {into!r}; there are {', '.join(inputs)}")
+        elif gives.datatype != takes.datatype:
+            problems.append(f"{output!r} is {gives.datatype}, and {into!r} takes {takes.datatype}")
+        elif len(gives.shape) != len(takes.shape) or any(
+            -1 not in (has, wants) and has != wants for has, wants in zip(gives.shape, takes.shape, strict=True)
+        ):
+            problems.append(f"{output!r} is {list(gives.shape)}, and {into!r} takes {list(takes.shape)}")
+        else:
+            found[output] = takes
+    if problems:
+        raise ModelLoadError(
+            f"models.{name}.sequence.states does not fit the artifact: {'; '.join(problems)}.", param="sequence.states"
+        )
+    return found
+
+
+def _axis_of(name: str, spec: TensorSpec) -> int | None:
+    """Along which dimension the states of several sequences are stacked; None: they cannot be."""
+    free = [axis for axis, size in enumerate(spec.shape) if size == -1]
+    if len(free) > 1:
+        raise ModelLoadError(
+            f"The state {spec.name!r} of {name} has the shape {list(spec.shape)}: more than one of its dimensions is free, "
+            "so it cannot be begun with zeros. Export the model with the others fixed.",
+            param="sequence.states",
+        )
+    return free[0] if free else None
