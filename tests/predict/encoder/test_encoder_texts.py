@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from tests.predict.encoder.test_encoder_families import ask, hidden_states, load, texts
 from tests.predict.encoder.tiny_encoders import POSITIONS, VOCABULARY, write_encoder, write_modules
 
+from inferd.config import BatchingConfig
 from inferd.engine import native
 from inferd.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
 from inferd.predict.runtime import Item
@@ -154,6 +155,16 @@ def test_tokens_are_what_a_request_takes_of_a_batch(bert: Path) -> None:
     item = Item(request_id="1", inputs={"text": texts(["the cat", "a"])}, rows=2)
     load(bert).prepare(item)
     assert item.size == 4 + 3
+
+
+@pytest.mark.parametrize(("positions", "rows"), [(POSITIONS, 64), (512, 16), (4096, 8)])
+def test_the_longer_texts_may_be_the_fewer_are_computed_in_one_go(tmp_path: Path, positions: int, rows: int) -> None:
+    contract = load(write_encoder(tmp_path, "BertModel", max_position_embeddings=positions)).contract
+    assert (contract.max_tokens, contract.typical_rows, contract.max_size) == (positions, rows, 512)
+
+
+def test_the_tokens_computed_together_are_the_operators_to_choose(bert: Path) -> None:
+    assert load(bert, batching=BatchingConfig(max_batch_tokens=99)).contract.max_size == 99
 
 
 def test_a_text_that_is_no_utf8_is_refused(bert: Path) -> None:

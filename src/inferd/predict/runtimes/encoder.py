@@ -36,6 +36,10 @@ MAX_ROWS: Final = 65536
 CPU_TOKENS: Final = 512
 CPU_CHUNK: Final = 256
 GPU_TOKENS: Final = 16384
+# A request with many texts is computed in parts, so that others get their turn: of as many as are so many tokens
+# when each is as long as can be, and of not so few that short ones are computed alone.
+CPU_PART_TOKENS: Final = 8192
+CPU_PART_ROWS: Final = (8, 64)
 
 _TASKS: Final[dict[str, tuple[str, ...]]] = {
     "embed": ("predict", "embed", "score", "rerank"),
@@ -113,6 +117,8 @@ class EncoderRuntime:
             dtype=str(model.dtype).removeprefix("torch."),
             max_tokens=model.texts.max_tokens,
             max_size=budget,
+            typical_rows=_part_rows(model.texts.max_tokens) if on_cpu else 0,
+            num_threads=torch.get_num_threads() if on_cpu else 0,
         )
 
     @property
@@ -230,6 +236,11 @@ class EncoderRuntime:
 
 
 _NOTHING: Final[Floats] = np.empty((0, 0), np.float32)
+
+
+def _part_rows(max_tokens: int) -> int:
+    fewest, most = CPU_PART_ROWS
+    return max(fewest, min(most, CPU_PART_TOKENS // max_tokens))
 
 
 def _inputs(model: TextModel) -> tuple[TensorSpec, ...]:
