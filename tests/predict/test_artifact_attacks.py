@@ -18,9 +18,9 @@ import httpx
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from tests.predict.live import serving
 from tests.predict.runtimes.loading import loaded
+from tests.predict.small_onnx import identity
 
 from inferd.cli.serve import checked, ready_to_load
 from inferd.cli.terminal import loading
@@ -146,25 +146,6 @@ def test_code_beside_a_checkpoint_is_never_imported(tmp_path: Path) -> None:
 
 
 # -- others serve on -----------------------------------------------------------------------------
-
-
-def identity(path: Path, *, secret: str | None = None) -> Path:
-    """y = x + w; with ``secret``, w lies in that file."""
-    weight = numpy_helper.from_array(np.zeros(2, np.float32), "w")
-    if secret is not None:
-        weight.ClearField("raw_data")
-        weight.data_location = TensorProto.EXTERNAL
-        weight.external_data.add(key="location", value=secret)
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
-        [weight],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    path.write_bytes(proto.SerializeToString())
-    return path
 
 
 def asked(url: str, name: str) -> httpx.Response:
