@@ -18,7 +18,7 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -49,13 +49,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Waiting:
     """One item in the batcher."""
 
-    __slots__ = ("added_at", "item", "line", "number")
+    __slots__ = ("added_at", "item", "lane", "line", "number")
 
-    def __init__(self, item: Item, added_at: float, number: int) -> None:
+    def __init__(self, item: Item, lane: _Lane, added_at: float, number: int) -> None:
         self.item = item
+        self.lane = lane
         self.added_at = added_at
         self.number = number
-        self.line = min(max(item.priority, -2), 1) + 2
+        self.line = min(max(item.priority, -2), 1) + 2 if item.priority else 2
 
 
 class _Lane:
@@ -69,20 +70,14 @@ class _Lane:
         self.arrivals = Arrivals(memory_s)
         self.count = self.rows = self.size = self.num_urgent = 0
 
-    def push(self, waiting: Waiting) -> None:
-        item = waiting.item
-        self.queues[waiting.line].append(waiting)
-        self.count += 1
-        self.rows += item.rows
-        self.size += item.size
-        self.num_urgent += not item.may_wait
-
-    def forget(self, item: Item) -> None:
-        """The counts of one that left its queue."""
-        self.count -= 1
-        self.rows -= item.rows
-        self.size -= item.size
-        self.num_urgent -= not item.may_wait
+    def forget(self, items: Sequence[Item]) -> None:
+        """The counts of those that left their queues."""
+        self.count -= len(items)
+        for item in items:
+            self.rows -= item.rows
+            self.size -= item.size
+            if not item.may_wait:
+                self.num_urgent -= 1
 
     @property
     def heads(self) -> list[Waiting]:
@@ -103,7 +98,7 @@ class Batcher:
         self._memory_s = max(0.05, 10.0 * limits.max_delay_s)
         self._lanes: dict[object, _Lane] = {}  # with somebody in them
         self._idle: OrderedDict[object, _Lane] = OrderedDict()
-        self._by_id: dict[str, tuple[_Lane, Waiting]] = {}
+        self._by_id: dict[str, Waiting] = {}
         self._expiries: list[tuple[float, int, str]] = []
         self._numbers = itertools.count()
         self._num_taken = 0
@@ -126,20 +121,24 @@ class Batcher:
             lane = self._idle.pop(bucket) if bucket in self._idle else _Lane(bucket, self._memory_s)
             self._lanes[bucket] = lane
         lane.arrivals.note(now)
-        waiting = Waiting(item, now, next(self._numbers))
-        lane.push(waiting)
-        self._by_id[item.request_id] = (lane, waiting)
+        waiting = self._by_id[item.request_id] = Waiting(item, lane, now, next(self._numbers))
+        lane.queues[waiting.line].append(waiting)
+        lane.count += 1
+        lane.rows += item.rows
+        lane.size += item.size
+        if not item.may_wait:
+            lane.num_urgent += 1
         if item.expires_at is not None:
             heapq.heappush(self._expiries, (item.expires_at, waiting.number, item.request_id))
 
     def remove(self, request_id: str) -> Item | None:
         """Nobody wants it any more. None: it is not waiting."""
-        found = self._by_id.pop(request_id, None)
-        if found is None:
+        waiting = self._by_id.pop(request_id, None)
+        if waiting is None:
             return None
-        lane, waiting = found
+        lane = waiting.lane
         lane.queues[waiting.line].remove(waiting)
-        lane.forget(waiting.item)
+        lane.forget((waiting.item,))
         if not lane.count:
             self._retire(lane)
         return waiting.item
@@ -150,8 +149,8 @@ class Batcher:
         while self._expiries and self._expiries[0][0] <= now:
             _, number, request_id = heapq.heappop(self._expiries)
             found = self._by_id.get(request_id)
-            if found is not None and found[1].number == number:
-                expired.append(found[1].item)
+            if found is not None and found.number == number:
+                expired.append(found.item)
                 self.remove(request_id)
         return expired
 
@@ -177,7 +176,7 @@ class Batcher:
         while expiries:
             at, number, request_id = expiries[0]
             found = self._by_id.get(request_id)
-            if found is not None and found[1].number == number:
+            if found is not None and found.number == number:
                 return at
             heapq.heappop(expiries)
         return None
@@ -246,13 +245,14 @@ class Batcher:
                 if batch and not fits:
                     break
                 queue.popleft()
-                lane.forget(item)
                 del self._by_id[item.request_id]
                 batch.append(item)
                 rows += item.rows
                 size += item.size
                 if limits.mode == "off":
+                    lane.forget(batch)
                     return batch
+        lane.forget(batch)
         return batch
 
     def _rows_for(self, waiting: int) -> int:

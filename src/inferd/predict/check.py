@@ -20,19 +20,39 @@ _FLOATS: Final = frozenset({"FP16", "FP32", "FP64"})
 _INTEGERS: Final = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"})
 
 
+class _Plan:
+    """What one input must be."""
+
+    __slots__ = ("datatype", "dtype", "is_any_rank", "is_cast", "rest", "shape", "spec")
+
+    def __init__(self, spec: TensorSpec, contract: Contract) -> None:
+        self.spec = spec
+        self.datatype = spec.datatype
+        self.dtype = NUMPY[spec.datatype]
+        self.is_cast = spec.name in contract.casts
+        self.is_any_rank = spec.name in contract.any_rank
+        self.shape = spec.shape
+        is_usual = spec.shape[:1] == (-1,) and -1 not in spec.shape[1:]  # any number of rows, each of one shape
+        self.rest = spec.shape[1:] if is_usual else None
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        if self.rest is not None:
+            return shape[1:] == self.rest and len(shape) > 0
+        return len(shape) == len(self.shape) and all(
+            want in (has, -1) for want, has in zip(self.shape, shape, strict=True)
+        )
+
+
 class Checker:
     """One contract's, made once: a request costs a few comparisons."""
 
     def __init__(self, contract: Contract) -> None:
-        casts = frozenset(contract.casts)
+        self._plans = {spec.name: _Plan(spec, contract) for spec in contract.inputs}
         self._specs = {spec.name: spec for spec in contract.inputs}
-        self._plans = {spec.name: (spec, NUMPY[spec.datatype], spec.name in casts) for spec in contract.inputs}
-        self._names = self._plans.keys()
         self._required = tuple(spec.name for spec in contract.inputs if not spec.is_optional)
         self._outputs = frozenset(spec.name for spec in contract.outputs)
         self._has_rows = contract.max_batch_size > 0
         self._refuses_nan = contract.refuses_nan
-        self._any_rank = frozenset(contract.any_rank)
 
     def check(self, question: Question) -> tuple[Tensors, int]:
         """The inputs as the model takes them, and their size along the batch dimension (1 where there is none).
@@ -40,26 +60,30 @@ class Checker:
         Raises InvalidRequest.
         """
         inputs, said = question.inputs, question.datatypes
-        if inputs.keys() != self._names:
+        if len(inputs) != len(self._plans):
             self._check_names(inputs)
         if question.wanted and self._outputs:
             self._check_wanted(question.wanted)
         checked: dict[str, Array] = {}
         rows = 0
         for name, array in inputs.items():
-            spec, dtype, is_cast = self._plans[name]
-            word = None if said is None or is_cast else said.get(name)
-            if word != spec.datatype or array.dtype is not dtype:
-                array = _typed(spec, array, word)
-            if name not in self._any_rank:
-                _check_shape(spec, array)
+            plan = self._plans.get(name)
+            if plan is None:
+                self._check_names(inputs)
+                continue  # never: that raised
+            word = None if said is None or plan.is_cast else said.get(name)
+            if word != plan.datatype or array.dtype is not plan.dtype:
+                array = _typed(plan.spec, array, word)
+            shape = array.shape
+            if not plan.is_any_rank and not plan.fits(shape):
+                raise _unfit(plan.spec, f"got the shape {_shape(shape)}")
             if self._has_rows:
-                size = array.shape[0] if array.ndim else 0
+                size = shape[0] if shape else 0
                 if not size or (rows and size != rows):
                     raise _uneven(name, inputs)
                 rows = size
             if self._refuses_nan:
-                _check_finite(spec, array)
+                _check_finite(plan.spec, array)
             checked[name] = array
         return checked, rows or 1
 
@@ -153,17 +177,6 @@ def _to_bfloat16(array: Array) -> Array:
     bits = array.view(np.uint32)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     return np.where(np.isnan(array), np.uint16(0x7FC0), (rounded >> 16).astype(np.uint16))
-
-
-def _check_shape(spec: TensorSpec, array: Array) -> None:
-    expected, got = spec.shape, array.shape
-    if len(expected) == len(got):
-        for want, has in zip(expected, got, strict=True):
-            if want != has and want != -1:
-                break
-        else:
-            return
-    raise _unfit(spec, f"got the shape {_shape(got)}")
 
 
 def _check_finite(spec: TensorSpec, array: Array) -> None:
