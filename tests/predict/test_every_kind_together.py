@@ -30,7 +30,7 @@ def server(booster: xgboost.Booster, tmp_path_factory: pytest.TempPathFactory) -
     moods = make_pipeline(TfidfVectorizer(), LogisticRegression())
     skops.io.dump(moods.fit(["a good day", "a bad day"] * 10, ["good", "bad"] * 10), folder / "mood.skops")
     booster.save_model(folder / "trees.ubj")
-    models = {
+    models: dict[str, dict[str, object]] = {
         "chat": {"source": "demo", "kv_cache": {"memory_bytes": 64 << 20}},
         "same": {"source": str(identity(folder / "same.onnx"))},
         "mood": {"source": str(folder / "mood.skops")},
