@@ -58,6 +58,9 @@ def ask(runtime: Runtime, inputs: dict[str, Array], **fields: Any) -> dict[str, 
 def test_a_model_that_declares_nothing_is_itself() -> None:
     echo = Echo([TensorSpec("x", "FP32", (-1, 2))])
     assert declared("m", echo, config()) is echo
+    same = config(inputs=[tensor("x", [-1, 2])], outputs=[tensor("x_out", [-1, 2])])
+    assert declared("m", echo, same) is echo
+    assert declared("m", echo, config(inputs=[tensor("x", [-1, 2], optional=True)])) is not echo
 
 
 def test_other_names_and_shapes_without_a_copy(tmp_path: Path) -> None:

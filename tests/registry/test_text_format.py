@@ -135,7 +135,9 @@ def test_whatever_it_is_it_is_a_tree_or_a_refusal(text: str) -> None:
     [
         ("name", "line 1: expected ':' after name, but it ends"),
         ('\nname: "a', "line 2: expected a string that ends on its line"),
-        ("name: 5", "line 1: name is 5; expected a text"),
+        ("name: 5", "line 1: name is 5; expected a text in quotes"),
+        ("name: simple", "line 1: name is 'simple'; expected a text in quotes"),
+        ('input { data_type: "TYPE_FP32" }', "input.data_type is 'TYPE_FP32'; expected a word"),
         ("max_batch_size: 8.5", "max_batch_size is 8.5; expected an integer"),
         ("max_batch_size: 1 max_batch_size: 2", "max_batch_size is given twice"),
         ("max_batch_size: [ 8 ]", "line 1: max_batch_size is a list; expected one value"),

@@ -49,7 +49,13 @@ def declared(name: str, runtime: Runtime, config: ModelConfig) -> Runtime:
             else f"What is declared of {name} does not fit its artifact:\n  - {listed}",
             param="inputs",
         )
-    return Declared(_batched(runtime, config, inputs), config, inputs, outputs)
+    batched = _batched(runtime, config, inputs)
+    made = Declared(batched, config, inputs, outputs)
+    return batched if made.contract == batched.contract and not _renames(inputs, outputs) else made
+
+
+def _renames(*names: Mapping[str, str]) -> bool:
+    return any(name != own for matched in names for name, own in matched.items())
 
 
 def _matched(

@@ -16,6 +16,9 @@ import msgspec
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64
 
+Enum = typing.NewType("Enum", str)
+"""A field whose value is a word without quotes."""
+
 S = TypeVar("S", bound=msgspec.Struct)
 
 _BLANK = re.compile(r"(?:[ \t\r\n\f\v]+|#[^\n]*)*")
@@ -253,9 +256,9 @@ def _one(value: Value, kind: object, unknown: list[str], path: str, line: int) -
             return float(value)
         if isinstance(value, Word) and value.lower() in ("inf", "infinity", "nan"):
             return float(value)
-    elif kind is str and isinstance(value, str):
+    elif (kind is str or kind is Enum) and isinstance(value, str) and isinstance(value, Word) == (kind is Enum):
         return str(value)
-    wanted = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+    wanted = {bool: "true or false", int: "an integer", float: "a number", str: "a text in quotes", Enum: "a word"}
     noun = next((word for one, word in wanted.items() if kind is one), "a message in braces")
     shown = "a message" if isinstance(value, Message) else repr(value)
     raise TextFormatError(f"line {line}: {path} is {shown}; expected {noun}")

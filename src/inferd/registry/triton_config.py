@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from inferd.registry.text_format import Enum
+
 
 class Reshape(msgspec.Struct, frozen=True):
     shape: tuple[int, ...] = ()
@@ -14,8 +16,8 @@ class Reshape(msgspec.Struct, frozen=True):
 
 class Input(msgspec.Struct, frozen=True):
     name: str = ""
-    data_type: str = ""
-    format: str = ""
+    data_type: Enum = Enum("")
+    format: Enum = Enum("")
     dims: tuple[int, ...] = ()
     reshape: Reshape | None = None
     is_shape_tensor: bool = False
@@ -26,7 +28,7 @@ class Input(msgspec.Struct, frozen=True):
 
 class Output(msgspec.Struct, frozen=True):
     name: str = ""
-    data_type: str = ""
+    data_type: Enum = Enum("")
     dims: tuple[int, ...] = ()
     reshape: Reshape | None = None
     label_filename: str = ""
@@ -35,7 +37,7 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    timeout_action: str = "REJECT"
+    timeout_action: Enum = Enum("REJECT")
     default_timeout_microseconds: int = 0
     allow_timeout_override: bool = False
     max_queue_size: int = 0
@@ -53,7 +55,7 @@ class DynamicBatching(msgspec.Struct, frozen=True):
 
 class InstanceGroup(msgspec.Struct, frozen=True):
     name: str = ""
-    kind: str = "KIND_AUTO"
+    kind: Enum = Enum("KIND_AUTO")
     count: int = 1
     gpus: tuple[int, ...] = ()
     profile: tuple[str, ...] = ()
@@ -79,11 +81,11 @@ class VersionPolicy(msgspec.Struct, frozen=True):
 
 
 class Control(msgspec.Struct, frozen=True):
-    kind: str = ""
+    kind: Enum = Enum("")
     int32_false_true: tuple[int, ...] = ()
     fp32_false_true: tuple[float, ...] = ()
     bool_false_true: tuple[bool, ...] = ()
-    data_type: str = ""
+    data_type: Enum = Enum("")
 
 
 class ControlInput(msgspec.Struct, frozen=True):
@@ -93,7 +95,7 @@ class ControlInput(msgspec.Struct, frozen=True):
 
 class InitialState(msgspec.Struct, frozen=True):
     name: str = ""
-    data_type: str = ""
+    data_type: Enum = Enum("")
     dims: tuple[int, ...] = ()
     zero_data: bool = False
     data_file: str = ""
@@ -102,7 +104,7 @@ class InitialState(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True):
     input_name: str = ""
     output_name: str = ""
-    data_type: str = ""
+    data_type: Enum = Enum("")
     dims: tuple[int, ...] = ()
     initial_state: tuple[InitialState, ...] = ()
 
