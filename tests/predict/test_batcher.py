@@ -14,7 +14,7 @@ from inferd.predict.estimate import BatchCost
 from inferd.predict.runtime import Item
 from inferd.types import CLASSES
 
-few = settings(max_examples=150, deadline=None)
+few = settings(max_examples=100, deadline=None)
 
 limits = st.builds(
     Limits,
@@ -300,7 +300,7 @@ def saturated(limits: Limits) -> float:
     simulation = Simulation(Batcher(limits), cost_s)
     for _ in range(128):
         simulation.arrive(0.0)
-    return simulation.run(20.0, again=lambda now: [now]).throughput
+    return simulation.run(8.0, again=lambda now: [now]).throughput
 
 
 def lightly_loaded(limits: Limits, rate: float = 75.0) -> float:
@@ -308,10 +308,10 @@ def lightly_loaded(limits: Limits, rate: float = 75.0) -> float:
     simulation = Simulation(Batcher(limits), cost_s)
     rng = random.Random(1)
     at = 0.0
-    while at < 60.0:
+    for _ in range(3000):
         at += rng.expovariate(rate)
         simulation.arrive(at)
-    simulation.run(61.0)
+    simulation.run(at + 1.0)
     return percentile(simulation.latencies, 0.99)
 
 
