@@ -23,7 +23,6 @@ from inferd.config import REMOTE_PREFIX, Config, ModelConfig, load_config, model
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.registry.artifact import artifact_of
 from inferd.registry.source import is_code, is_remote, resolve, silent
-from inferd.registry.triton import is_repository, read_repository
 
 
 @click.command("serve")
@@ -71,6 +70,8 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
     if not _is_file(source) and not _is_repository(source):
         return run(config)
     if _is_repository(source):
+        from inferd.registry.triton import read_repository
+
         for sentence in read_repository(Path(source).expanduser()).warnings:
             warn(sentence)
 
@@ -116,11 +117,18 @@ def _is_file(source: str) -> bool:
 
 
 def _is_repository(source: str) -> bool:
-    return not source.startswith(REMOTE_PREFIX) and is_repository(Path(source).expanduser())
+    folder = Path(source).expanduser()
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return False
+    from inferd.registry.triton import is_repository  # not for files and checkpoints, which start faster without it
+
+    return is_repository(folder)
 
 
 def _repository_config(folder: Path, name: str | None, server: dict[str, object], model: dict[str, object]) -> Config:
     """A Triton model repository's models, with the flags for each of them; with a name that one alone."""
+    from inferd.registry.triton import read_repository
+
     models = read_repository(folder).models
     if name is not None and name not in models:
         raise click.UsageError(f"{folder} holds {', '.join(models) or 'no model'}; --name names none of them.")
