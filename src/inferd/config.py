@@ -332,7 +332,9 @@ class BatchingConfig(Section, frozen=True, kw_only=True):
     ] = ()
     latency_budget_ms: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="Requests are not held back when the model's own time already takes half of this budget."),
+        Meta(
+            description="Batches are kept so small that the model's own time takes half of this budget, and nobody is held back when it does."
+        ),
     ] = None
     max_batch_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,

@@ -244,6 +244,29 @@ def test_a_model_that_takes_half_of_the_latency_budget_makes_nobody_wait() -> No
     assert batcher.due(1.0) == 1.0
 
 
+@few
+@given(
+    fixed=st.floats(0.0, 0.02),
+    per_row=st.floats(1e-5, 0.01),
+    budget=st.floats(0.001, 0.2),
+    rows=st.lists(st.integers(1, 3), min_size=1, max_size=40),
+)
+def test_a_batch_takes_half_of_the_latency_budget_or_is_half_fixed_time(
+    fixed: float, per_row: float, budget: float, rows: list[int]
+) -> None:
+    cost = BatchCost()
+    for size in (1, 2, 4, 8):
+        cost.note(size, fixed + per_row * size)
+    batcher = Batcher(Limits(max_rows=64, max_delay_s=0.0, latency_budget_s=budget), cost)
+    for place, count in enumerate(rows):
+        batcher.add(Item(request_id=str(place), inputs={}, rows=count), 1.0)
+    while len(batcher):
+        batch = batcher.take(1.0)
+        own = per_row * sum(item.rows for item in batch)
+        assert len(batch) == 1 or fixed + own <= budget / 2 * 1.001 or own <= fixed * 1.001
+    assert not batcher.take(1.0)
+
+
 def test_who_would_expire_meanwhile_is_not_held_back() -> None:
     batcher = _expecting_company()
     batcher.add(Item(request_id="one", inputs={}, expires_at=1.02), 1.0)

@@ -234,14 +234,17 @@ class Batcher:
     def _fill(self, lane: _Lane, first_line: int) -> list[Item]:
         """Better classes first, but for ``first_line``, which goes before all."""
         limits = self.limits
-        max_rows = self._rows_for(lane.rows)
+        max_rows, max_size = self._rows_for(lane.rows), limits.max_size
+        if limits.latency_budget_s is not None:
+            affordable = self._affordable(limits.latency_budget_s)
+            max_rows, max_size = (max_rows, min(max_size, affordable)) if max_size else (min(max_rows, affordable), 0)
         batch: list[Item] = []
         rows = size = 0
         for line in (first_line, *range(len(CLASSES))):
             queue = lane.queues[line]
             while queue:
                 item = queue[0].item
-                fits = rows + item.rows <= max_rows and not (limits.max_size and size + item.size > limits.max_size)
+                fits = rows + item.rows <= max_rows and not (max_size and size + item.size > max_size)
                 if batch and not fits:
                     break
                 queue.popleft()
@@ -254,6 +257,14 @@ class Batcher:
                     return batch
         lane.forget(batch)
         return batch
+
+    def _affordable(self, budget_s: float) -> int:
+        """The size of a batch that takes half of the budget; or one whose fixed time is half of it, where that is
+        larger: smaller ones would waste more than half of what the model can do."""
+        cost = self.cost
+        if cost.per_unit_s <= 0.0:
+            return 1 << 62
+        return max(1, int(max(budget_s / 2.0 - cost.fixed_s, cost.fixed_s) / cost.per_unit_s))
 
     def _rows_for(self, waiting: int) -> int:
         """The largest preferred size that is reached; else as many as are allowed."""
