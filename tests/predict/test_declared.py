@@ -18,6 +18,7 @@ from inferd.predict.load import load_runtime
 from inferd.predict.runtime import Item, Result, Runtime
 from inferd.registry.artifact import artifact_of
 from inferd.registry.source import silent
+from inferd.registry.triton import read_repository
 from inferd.types import TensorSpec
 
 
@@ -181,3 +182,48 @@ def test_torchscript_is_told_its_shapes_and_then_batched(tmp_path: Path) -> None
     assert isinstance(second, Result)
     assert first.outputs["OUTPUT__0"].tolist() == [[3.0, 3.0]]
     assert second.outputs["OUTPUT__1"].tolist() == [[6.0, 6.0]]
+
+
+def test_a_sequence_of_a_model_repository_keeps_its_state_and_is_told_its_start(tmp_path: Path) -> None:
+    """Each answer is the sum so far; whether a request starts its sequence is an input that the server fills."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    def value(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 1])
+
+    nodes = [
+        helper.make_node("Add", ["x", "h"], ["sum"]),
+        helper.make_node("Identity", ["sum"], ["hn"]),
+        helper.make_node("Identity", ["START"], ["started"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "sums", [value("x"), value("h"), value("START")], [value("sum"), value("hn"), value("started")]
+    )
+    folder = tmp_path / "sums"
+    (folder / "1").mkdir(parents=True)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9),
+        str(folder / "1/model.onnx"),
+    )
+    (folder / "config.pbtxt").write_text(
+        """
+backend: "onnxruntime" max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: 1 }
+output [ { name: "sum" data_type: TYPE_FP32 dims: 1 }, { name: "started" data_type: TYPE_FP32 dims: 1 } ]
+sequence_batching {
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
+  state { input_name: "h" output_name: "hn" data_type: TYPE_FP32 dims: 1 }
+}"""
+    )
+    tree = read_repository(tmp_path).models["sums"]
+    settings = msgspec.convert(tree, ModelConfig)
+    runtime = load_runtime("sums", artifact_of(settings), settings, silent)
+    assert runtime.contract.is_stateful
+    assert [spec.name for spec in runtime.contract.inputs] == ["x"]
+    assert [spec.name for spec in runtime.contract.outputs] == ["sum", "started"]
+    told = []
+    for sequence, number, start in (("a", 1, True), ("b", 10, True), ("a", 2, False), ("b", 20, False), ("a", 5, True)):
+        outputs = ask(runtime, {"x": np.array([[number]], np.float32)}, sequence=sequence, sequence_start=start)
+        told.append((float(outputs["sum"][0, 0]), float(outputs["started"][0, 0])))
+    assert told == [(1, 1), (10, 1), (3, 0), (30, 0), (5, 1)]
