@@ -110,7 +110,10 @@ def test_a_body_that_is_none_is_refused_before_anybody_is_asked(server: Running,
     assert len(server.router.streams) == before
 
 
-def test_vectors_of_a_model_elsewhere_are_relayed() -> None:
+@pytest.mark.parametrize(
+    ("path", "there"), [("/v1/embeddings", "/embeddings"), ("/rerank", "/rerank"), ("/v1/score", "/score")]
+)
+def test_requests_for_a_model_elsewhere_are_relayed(path: str, there: str) -> None:
     config = Config(models={"far": ModelConfig(source="openai:http://127.0.0.1:9/v1")})
     router = FakeRouter("far")
     router.statuses[0].info = None
@@ -118,10 +121,15 @@ def test_vectors_of_a_model_elsewhere_are_relayed() -> None:
         Relayed(request.id, RelayHead(200, b"application/json"), b'{"data": []}', End("done", Usage(3)))
     ]
     with running(router, config) as server:
-        reply = post(server, "/v1/embeddings", {"model": "far", "input": ["a"], "anything": 1})
+        reply = post(server, path, {"model": "far", **PATHS[path][1], "anything": 1})
         assert reply.json() == {"data": []}
         relay = router.relays[-1]
         assert relay is not None
-        assert relay.path == "/embeddings"
+        assert relay.path == there
         assert msgspec.json.decode(relay.body)["anything"] == 1
         assert server.served().usage == Usage(3)
+        twice = post(server, path, b'{"model": "far", "input": "a", "input": "b"}')
+        assert twice.json()["error"]["code"] == "duplicate_key"
+        other = post(server, "/classify", {"model": "far", "input": "a"})
+        assert other.status_code == 400
+        assert "runs on remote servers, to which /classify is not relayed" in other.text

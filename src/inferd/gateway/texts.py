@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from inferd import __version__
-from inferd.errors import Unavailable
+from inferd.errors import InvalidRequest, Unavailable
 from inferd.gateway.admission import cost_of, find_model, reserve, terms_of, visible
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode, decode_body
 from inferd.gateway.generation import forwarded_headers
@@ -22,7 +22,8 @@ from inferd.gateway.room import Room
 from inferd.gateway.upstream import ModelStatus
 from inferd.types import Relay, Request
 
-_EMBEDDINGS: Final = "/embeddings"
+# What is relayed to remote servers, and under which path of theirs.
+_RELAYED: Final = {"openai.embeddings": "/embeddings", "rerank": "/rerank", "score": "/score"}
 
 T = TypeVar("T")
 
@@ -39,13 +40,8 @@ class _RankFields(_Fields, frozen=True):
     texts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class _RemoteFields(_Fields, frozen=True):
-    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
 _fields: Final = msgspec.json.Decoder(_Fields)
 _rank_fields: Final = msgspec.json.Decoder(_RankFields)
-_remote_fields: Final = msgspec.json.Decoder(_RemoteFields)
 
 
 # -- endpoints -----------------------------------------------------------------------------------
@@ -54,9 +50,6 @@ _remote_fields: Final = msgspec.json.Decoder(_RemoteFields)
 async def embeddings(room: Room, call: Call, rest: str) -> Answer:
     """POST /v1/embeddings"""
     raw = await _body(room, call)
-    name = target_of(room, call, raw)
-    if name is not None:
-        return await call.watched(_elsewhere(room, call, name, raw))
     return await _ask(room, call, raw, await _read(raw, _fields), "openai.embeddings", "embed")
 
 
@@ -131,6 +124,17 @@ async def _read(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 async def _ask(room: Room, call: Call, raw: bytes, fields: _Fields, dialect: str, task: str) -> Answer:
+    far = target_of(room, call, raw)
+    if far is not None:
+        path = _RELAYED.get(dialect)
+        if path is None:
+            raise InvalidRequest(
+                f"The model {far!r} runs on remote servers, to which {call.route} is not relayed; of requests about "
+                "texts, /v1/embeddings, /v1/rerank and /v1/score are.",
+                param="model",
+                code="unsupported_task",
+            )
+        return await call.watched(_elsewhere(room, call, far, path, fields, raw))
     name = fields.model
     if name is None:
         only = _only(room, call, task)
@@ -152,14 +156,14 @@ def _only(room: Room, call: Call, task: str) -> ModelStatus | None:
 # -- elsewhere -----------------------------------------------------------------------------------
 
 
-async def _elsewhere(room: Room, call: Call, name: str, raw: bytes) -> Answer:
-    """For a model behind remote servers alone: what vectors are made of, and how many, is theirs to judge."""
-    fields = await decode_body(raw, _remote_fields)
+async def _elsewhere(room: Room, call: Call, name: str, path: str, fields: _Fields, raw: bytes) -> Answer:
+    """For a model behind remote servers alone: the texts are theirs to judge."""
+    await decode_body(raw, _fields)  # nobody here reads the body again: keys that come twice are refused now
     call.model = name
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
     cost = cost_of(ELSEWHERE, prompt_bytes=len(raw), prompt_tokens=0, num_prompts=1, width=0, max_tokens=0)
     reserve(room, call, name, prompt_tokens=cost.max_prompt)
-    relay = Relay(path=_EMBEDDINGS, body=raw, stream=False, wants_usage=False, headers=forwarded_headers(call))
+    relay = Relay(path=path, body=raw, stream=False, wants_usage=False, headers=forwarded_headers(call))
     request = Request(
         id=call.response_id("relay"),
         model=name,
