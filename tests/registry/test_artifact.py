@@ -228,7 +228,7 @@ def test_files_and_classes_have_names(tmp_path: Path) -> None:
 
 
 @given(data=st.binary(max_size=300))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_have_a_content(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "any.onnx"
     path.write_bytes(data)

@@ -35,11 +35,11 @@ class Attends(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(50, 8)
-        self.attend = torch.nn.MultiheadAttention(8, 2, batch_first=True)
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
         x = self.embed(ids)
-        y, _ = self.attend(x, x, x, key_padding_mask=~mask.bool())
+        scores = (x @ x.transpose(1, 2)).masked_fill(mask.unsqueeze(1) == 0, float("-inf"))
+        y = scores.softmax(-1) @ x
         return {"vector": (y * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)}
 
 
