@@ -8,6 +8,8 @@ MEMORY_S = 0.05
 """Arrivals further back than this hardly count: a rate must follow its clients within some tens of milliseconds."""
 
 _FORGET = 0.98  # of what is known of batch times, kept at each new one
+_KNOWN = 8.0  # batches (old ones counting less) after which a time may look unlikely
+_MOST = 3.0  # times what was expected: what a batch counts at most, as another program may have had the core meanwhile
 _MIN_SPREAD = 0.02  # relative variance of batch sizes below which nothing can be told of their effect
 
 
@@ -50,6 +52,9 @@ class BatchCost:
         self.per_unit_s = 0.0
 
     def note(self, size: float, seconds: float) -> None:
+        expected_s = self.seconds(size)
+        if self._w > _KNOWN and expected_s > 0.0:
+            seconds = min(seconds, _MOST * expected_s)
         self._w = self._w * _FORGET + 1.0
         self._n = self._n * _FORGET + size
         self._nn = self._nn * _FORGET + size * size
