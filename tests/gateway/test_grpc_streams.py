@@ -23,6 +23,7 @@ from tests.gateway.grpc_running import (
     text_request,
     unary,
 )
+from tests.worker.watching import until_now
 
 from inferd.config import ServerConfig
 from inferd.errors import InvalidRequest, Overloaded
@@ -238,6 +239,18 @@ def test_whoever_leaves_cancels_all_that_was_asked(server: GrpcRunning, connecte
         server.put(of, Output(of.given.id, (), None, End("cancelled")))
     assert {server.served().status for _ in range(3)} == {499}
     asking.close()
+
+
+def test_whoever_leaves_among_answers_troubles_nobody(
+    server: GrpcRunning, connected: grpc.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):
+        answers = stream(connected, iter([infer_request() for _ in range(20)]))
+        next(answers)
+        answers.cancel()
+    until_now(lambda: server.server._calls._num_open == 0, "every call is closed", 10)
+    assert [record.getMessage() for record in caplog.records] == []
+    assert next(stream(connected, iter([infer_request()]))).error_message == ""
 
 
 def test_the_streams_deadline_is_each_requests(server: GrpcRunning, connected: grpc.Channel) -> None:

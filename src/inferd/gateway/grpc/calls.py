@@ -61,7 +61,7 @@ class Ended(NamedTuple):
 
 
 class Calls:
-    """Serves calls of one answer; those of many use ``begin``, ``refuse`` and ``end`` themselves."""
+    """Serves calls of one answer; streams use ``begin`` and ``close`` themselves."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -74,12 +74,16 @@ class Calls:
         return self._front.room
 
     def begin(self, method: str, context: Context, num_bytes: int) -> Call:
+        """A call that will be closed."""
+        self._num_open += 1
+        return self.made(method, context, num_bytes)
+
+    def made(self, method: str, context: Context, num_bytes: int) -> Call:
         path = f"/{SERVICE}/{method}"
         scope = {"method": "POST", "path": path, "http_version": "2", "headers": headers_of(context)}
         call = Call(scope, _nothing_more, _not_this_way, clock.now())
         call.route = path
         call.request_bytes = num_bytes
-        self._num_open += 1
         return call
 
     def unary(self, method: str, scope: Scope, endpoint: Endpoint) -> grpc.RpcMethodHandler[bytes, bytes]:
@@ -137,6 +141,11 @@ class Calls:
         self._num_open -= 1
         if self._waiting is not None and not self._num_open and not self._waiting.done():
             self._waiting.set_result(None)
+
+    def refuse(self, call: Call, failure: InferdError) -> None:
+        """A call that was never begun is over."""
+        note(call, failure, 0)
+        self._front.close(call)
 
     async def closed(self) -> None:
         """Wait until the books of every call are closed."""

@@ -11,7 +11,7 @@ import contextlib
 from typing import Final
 
 from grpc import RpcMethodHandler, StatusCode, stream_stream_rpc_method_handler
-from grpc.aio import EOF
+from grpc.aio import EOF, InternalError
 
 from inferd.errors import InferdError
 from inferd.gateway.admission import authenticate
@@ -44,12 +44,11 @@ class Streams:
             stream.stop()
 
     async def _serve(self, _: object, context: Context) -> None:
-        call = self._calls.begin(METHOD, context, 0)
+        call = self._calls.made(METHOD, context, 0)
         try:
             authenticate(self._calls.room.door, call, "infer")
         except InferdError as failure:
-            note(call, failure, 0)
-            self._calls.close(call)
+            self._calls.refuse(call, failure)
             await context.abort(status_of(failure), details_of(failure), trailers_of(call, failure))
         stream = _InferStream(self._calls, context)
         self._open.add(stream)
@@ -201,6 +200,8 @@ class _InferStream:
             self._writer = asyncio.current_task()
             try:
                 await self._context.write(message)
+            except InternalError:  # grpcio's word for a call that is over
+                raise asyncio.CancelledError from None
             finally:
                 timer.cancel()
                 self._writer = None
