@@ -281,7 +281,7 @@ def model_metadata(room: Room, principal: Principal, served: Served) -> ModelMet
             replicas_ready=status.replicas_ready,
             replicas=status.replicas,
             waiting=status.waiting,
-            tasks=",".join(info.tasks),
+            tasks=",".join((*info.tasks, *(("chat",) if info.has_chat_template else ()))),
             dtype=info.dtype,
             max_batch_size=info.max_batch_size,
         ),
