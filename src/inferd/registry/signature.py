@@ -5,10 +5,12 @@ Reads headers and tails alone. Knows the formats that say so; of the others noth
 
 from __future__ import annotations
 
+import json
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -29,6 +31,10 @@ ONNX_DATATYPES: Final[Mapping[str, str]] = {
 ZIP_MAP: Final = re.compile(r"seq\(map\((string|int64),tensor\((float|double)\)\)\)")
 """How scikit-learn's converters give probabilities: a sequence of maps from class to number."""
 
+_SCALAR_TYPES: Final[Mapping[int, str]] = {  # numbers of torch._export.serde.schema.ScalarType
+    1: "UINT8", 2: "INT8", 3: "INT16", 4: "INT32", 5: "INT64", 6: "FP16", 7: "FP32", 8: "FP64", 12: "BOOL", 13: "BF16",
+}  # fmt: skip
+_MAX_PROGRAM_BYTES: Final = 64 << 20
 _TAIL_BYTES: Final = 1 << 20
 
 
@@ -57,6 +63,8 @@ def read_signature(artifact: Artifact) -> Signature | None:
                 return _xgboost(path)
             case "lightgbm":
                 return _lightgbm(path)
+            case "torch":
+                return _exported(path) if artifact.platform == "pytorch_pt2" else None
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}.", param="source") from None
     return None
@@ -110,6 +118,42 @@ def declared_rows(inputs: Sequence[Value], outputs: Sequence[Value]) -> int:
     if any(value.shape and isinstance(value.shape[0], int) and value.shape[0] >= 0 for value in outputs):
         return 0
     return ANY_ROWS
+
+
+# -- torch.export ------------------------------------------------------------------------------
+
+
+def _exported(path: Path) -> Signature | None:
+    """The program's own list of inputs. Outputs are named by torch when it is loaded."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next((one for one in archive.namelist() if one.endswith("/models/model.json")), None)
+            if name is None or archive.getinfo(name).file_size > _MAX_PROGRAM_BYTES:
+                return None
+            module = json.loads(archive.read(name))["graph_module"]
+        tensors = module["graph"]["tensor_values"]
+        names = [
+            spec["user_input"]["arg"]["as_tensor"]["name"]
+            for spec in module["signature"]["input_specs"]
+            if "user_input" in spec
+        ]
+        inputs = tuple(_exported_spec(one, tensors[one]) for one in names)
+        outputs = [
+            tensors[spec["user_output"]["arg"]["as_tensor"]["name"]]["sizes"]
+            for spec in module["signature"]["output_specs"]
+            if "user_output" in spec
+        ]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, NotImplementedError, zipfile.BadZipFile):
+        return None  # another version's form: it is known when it is loaded
+    firsts = {json.dumps(tensors[one]["sizes"][:1]) for one in names}
+    has_rows = len(firsts) == 1 and all(sizes and "as_int" not in sizes[0] for sizes in outputs) and bool(inputs)
+    is_free = has_rows and all(spec.shape and spec.shape[0] == -1 for spec in inputs)
+    return Signature(inputs=inputs, max_batch_size=ANY_ROWS if is_free else 0, weights_bytes=path.stat().st_size)
+
+
+def _exported_spec(name: str, tensor: dict[str, Any]) -> TensorSpec:
+    sizes = tuple(int(size["as_int"]) if "as_int" in size else -1 for size in tensor["sizes"])
+    return TensorSpec(name, _SCALAR_TYPES[tensor["dtype"]], sizes)
 
 
 # -- boosters ----------------------------------------------------------------------------------

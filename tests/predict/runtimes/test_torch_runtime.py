@@ -20,6 +20,8 @@ from tests.predict.runtimes.programs import Centred, Scores, export, export_toke
 
 from inferd.errors import ModelLoadError
 from inferd.predict.runtimes.pt2_check import is_arithmetic
+from inferd.registry.artifact import recognise
+from inferd.registry.signature import read_signature
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,17 @@ def test_the_contract_is_the_exported_signature(program: Path) -> None:
     assert [(spec.name, spec.datatype, spec.shape) for spec in contract.inputs] == [("x", "FP32", (-1, 4))]
     assert [(spec.name, spec.shape) for spec in contract.outputs] == [("scores", (-1, 3)), ("total", (-1,))]
     assert (contract.max_batch_size, contract.platform, contract.num_parameters) == (512, "pytorch_pt2", 18)
+
+
+def test_the_archive_says_its_inputs_before_it_is_loaded(program: Path, tmp_path: Path) -> None:
+    for path in (program, export_tokens(tmp_path / "t.pt2")):
+        signature = read_signature(recognise(str(path)))
+        assert signature is not None
+        assert signature.inputs == loaded(path).contract.inputs
+        assert signature.max_batch_size > 1
+    fixed = read_signature(recognise(str(export(Scores(), tmp_path / "f.pt2", torch.randn(2, 4), is_dynamic=False))))
+    assert fixed is not None
+    assert (fixed.max_batch_size, fixed.inputs[0].shape) == (0, (2, 4))
 
 
 def test_the_answer_is_the_programs_own(program: Path) -> None:
