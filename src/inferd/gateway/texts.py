@@ -20,6 +20,7 @@ from inferd.gateway.predictions import Asked, check_task, predict
 from inferd.gateway.relay import ELSEWHERE, forwarded, target_of
 from inferd.gateway.room import Room
 from inferd.gateway.upstream import ModelStatus
+from inferd.predict.codecs.text_wire import MAX_TEXTS
 from inferd.types import Relay, Request
 
 # What is relayed to remote servers, and under which path of theirs.
@@ -218,7 +219,7 @@ async def tei_info(room: Room, call: Call, rest: str) -> Answer:
         model_type={kind: numbered},
         max_input_length=info.max_model_len,
         max_batch_requests=info.max_batch_size,
-        max_client_batch_size=2048,
+        max_client_batch_size=MAX_TEXTS,
         auto_truncate=False,
         version=__version__,
     )

@@ -214,6 +214,14 @@ def test_weights_that_do_not_belong_to_the_configuration_are_refused(bert: Path,
         load(folder)
 
 
+def test_a_decoder_that_is_none_is_refused(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path, "Qwen3Model")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "is_causal": False}))
+    with pytest.raises(ModelLoadError, match="is_causal is false"):
+        load(folder)
+
+
 def test_bfloat16_products_keep_the_direction(bert: Path) -> None:
     exact, fast = load(bert), load(bert, dtype="bfloat16")
     for text in ("the cat sits outside", "Paris", "dogs"):

@@ -76,7 +76,6 @@ class EncoderConfig:
     classifier_pooling: str
     classifier_activation: str
     classifier_bias: bool
-    pad_token_id: int
 
     @property
     def head_dim(self) -> int:
@@ -161,7 +160,6 @@ def read_config(source: Source) -> EncoderConfig:
             classifier_pooling="cls",
             classifier_activation="relu" if kind.family == "distilbert" else "tanh",
             classifier_bias=True,
-            pad_token_id=pad,
         ),
     )
 
@@ -214,7 +212,6 @@ def _modernbert(source: Source, kind: Kind) -> EncoderConfig:
             classifier_pooling=source.get(str, "classifier_pooling", default="cls"),
             classifier_activation=source.activation("classifier_activation", default="gelu", known=ACTIVATIONS),
             classifier_bias=source.get(bool, "classifier_bias", default=False),
-            pad_token_id=source.get(int, "pad_token_id", default=50283),
         ),
     )
 

@@ -58,7 +58,6 @@ class TextModel:
     problem_type: str
     raw_score: bool
     normalize: bool
-    pads_with: int
     dtype: torch.dtype  # of the products
     device: torch.device
     num_parameters: int
@@ -93,11 +92,18 @@ def load_text_model(
     products = _format(source, dtype, device) if quantize is None else _bytes(source, kind, dtype, device)
     config: EncoderConfig | DecoderConfig
     if kind.family == "decoder":
+        for name, wrong in (("is_causal", False), ("use_bidirectional_attention", True)):
+            if source.data.get(name) is wrong:
+                raise ModelLoadError(
+                    f"{source.path}: {name} is {str(wrong).lower()}; a decoder whose tokens see those behind them is not "
+                    "supported.",
+                    param=name,
+                )
         config = read_llama(source, f"{kind.stem}ForCausalLM")
-        positions, vocab, pad = config.max_position_embeddings, config.vocab_size, 0
+        positions, vocab = config.max_position_embeddings, config.vocab_size
     else:
         config = read_config(source)
-        positions, vocab, pad = config.max_positions, config.vocab_size, config.pad_token_id
+        positions, vocab = config.max_positions, config.vocab_size
     limit = _limit(source, sentence, positions, max_tokens)
     tokens_at = sentence.folder if (sentence.folder / "tokenizer.json").is_file() else folder
     has_types = isinstance(config, EncoderConfig) and config.type_vocab_size > 1
@@ -135,7 +141,6 @@ def load_text_model(
         problem_type=source.get(str, "problem_type", default=""),
         raw_score=is_raw_score(source),
         normalize=sentence.normalize is not False,
-        pads_with=pad,
         dtype=products,
         device=device,
         num_parameters=weights.num_taken,

@@ -40,10 +40,6 @@ class Ragged:
     groups: tuple[Group, ...]
 
     @property
-    def num_tokens(self) -> int:
-        return self.token_ids.shape[0]
-
-    @property
     def last_rows(self) -> Tensor:
         return self.starts[1:] - 1
 
