@@ -61,7 +61,7 @@ class Host:
     """Takes every whole request and answers at once."""
 
     max_connections = 1
-    express = None
+    express: Callable[[Connection, bytes], bool] | None = None
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
