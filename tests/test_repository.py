@@ -26,6 +26,7 @@ BROAD_EXCEPT = (
     "app/reload.py",
     "router/loading.py",
     "state/thread.py",
+    "predict/runtimes/pipeline.py",
 )
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from inferd.config import ModelConfig
+from inferd.config import ModelConfig, StepConfig
 from inferd.errors import InferdError, ModelLoadError
 from inferd.predict.contract import Array, Contract
 from inferd.predict.declared import declared
@@ -20,6 +20,8 @@ from inferd.registry.artifact import artifact_of
 from inferd.registry.source import silent
 from inferd.registry.triton import read_repository
 from inferd.types import TensorSpec
+
+DOUBLED = (StepConfig(op="rescale", options={"scale": 2}),)
 
 
 class Echo:
@@ -227,3 +229,17 @@ sequence_batching {
         outputs = ask(runtime, {"x": np.array([[number]], np.float32)}, sequence=sequence, sequence_start=start)
         told.append((float(outputs["sum"][0, 0]), float(outputs["started"][0, 0])))
     assert told == [(1, 1), (10, 1), (3, 0), (30, 0), (5, 1)]
+    other = ask(runtime, {"x": np.array([[7]], np.float32)}, tenant="another", sequence="b", sequence_start=True)
+    assert other["sum"].tolist() == [[7.0]], "another tenant's sequence of the same name"
+    again = ask(runtime, {"x": np.array([[1]], np.float32)}, sequence="b")
+    assert again["sum"].tolist() == [[31.0]]
+    pipeline = load_runtime(
+        "sums", artifact_of(settings), msgspec.structs.replace(settings, postprocess=DOUBLED), silent
+    )
+    assert pipeline.contract.is_stateful
+    assert (pipeline.contract.max_batch_size, pipeline.contract.max_items) == (0, 4)
+    for tenant, number, expected in (("one", 1, 2), ("two", 5, 10), ("one", 2, 6)):
+        outputs = ask(
+            pipeline, {"x": np.array([[number]], np.float32)}, tenant=tenant, sequence="s", sequence_start=number != 2
+        )
+        assert outputs["output"].tolist() == [[expected]]

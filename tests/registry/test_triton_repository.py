@@ -126,6 +126,7 @@ sequence_batching {
     assert model.sequence.states == {"hn": "h"}
     assert model.sequence.controls == {"START": "start", "ID": "id"}
     assert model.sequence.idle_s == 5.0
+    assert (model.batching.mode, model.batching.max_delay_ms) == ("dynamic", 0.0)
 
 
 def test_devices_queues_and_unknown_fields(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def _model(name: str, folder: Path, warnings: list[str]) -> Tree:
     tree: Tree = {"runtime": _RUNTIMES[backend], "source": str(folder)}
     _place(tree, config, folder, backend)
     tree |= _tensors(config, folder)
-    tree |= _batching(config.dynamic_batching, config.max_batch_size)
+    tree |= _batching(config.dynamic_batching or _sequences_together(config), config.max_batch_size)
     tree |= _instances(config.instance_group, folder, warnings)
     tree |= _sequences(config, folder)
     if backend == "python":
@@ -286,6 +286,15 @@ def _batching(dynamic: DynamicBatching | None, max_batch_size: int) -> Tree:
     if policy is not None and policy.default_timeout_microseconds and policy.timeout_action == "REJECT":
         queue["timeout_s"] = policy.default_timeout_microseconds / 1e6
     return tree | ({"queue": queue} if queue else {})
+
+
+def _sequences_together(config: TritonModel) -> DynamicBatching | None:
+    """How requests of different sequences meet, which Triton always lets them."""
+    sequence = config.sequence_batching
+    if sequence is None:
+        return None
+    strategy = sequence.oldest or sequence.direct
+    return DynamicBatching(max_queue_delay_microseconds=strategy.max_queue_delay_microseconds if strategy else 0)
 
 
 def _instances(groups: tuple[InstanceGroup, ...], folder: Path, warnings: list[str]) -> Tree:

@@ -320,6 +320,10 @@ def test_one_bad_request_fails_alone_at_whatever_step(two: dict[str, Doubler]) -
         "d": "done",
         "own": "refused",
     }
+    everybody = ["a", "first", "second", "d", "own"]
+    assert two["first"].batches == [everybody, *([name] for name in everybody)]
+    # No step is computed again because a later one failed: it may keep a state.
+    assert two["second"].batches == [["a", "second", "d"], ["a"], ["second"], ["d"]]
 
 
 def test_each_step_is_timed_in_a_header_and_for_the_metric(two: dict[str, Doubler]) -> None:

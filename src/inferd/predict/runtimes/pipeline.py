@@ -7,6 +7,7 @@ for leaves. Knows operations and runtimes, no artifact of its own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import msgspec
 from inferd import clock
 from inferd.config import ModelConfig, PipelineConfig
 from inferd.config_pipelines import Spec, connections
-from inferd.errors import Cancelled, DeadlineExceeded, InferdError, InvalidRequest, ModelLoadError
+from inferd.errors import Cancelled, DeadlineExceeded, InferdError, InternalError, InvalidRequest, ModelLoadError
 from inferd.predict.check import Checker
 from inferd.predict.codecs.port import Question
 from inferd.predict.contract import Array, Contract
@@ -39,6 +40,8 @@ from inferd.predict.wiring import (
 from inferd.registry.artifact import artifact_of
 from inferd.registry.source import Progress
 from inferd.types import TensorSpec
+
+_log = logging.getLogger("inferd.predict.pipeline")
 
 MAX_ROWS = 256
 """Rows taken together by a pipeline of operations alone."""
@@ -165,7 +168,7 @@ class Pipeline:
         _note(flow, self._wiring.names[place], began)
 
     def _compute(self, place: int, flows: Sequence[_Flow]) -> None:
-        """One model's step for all. What it raises for a batch fails the batch: the backend then computes each alone."""
+        """One model's step for all."""
         began = clock.now()
         name, model = self._wiring.names[place], self._models[place]
         asked: list[Item] = []
@@ -179,7 +182,7 @@ class Pipeline:
             asked.append(item)
             owners[id(item)] = flow
         for batch in model.batches(asked):
-            for item, result in zip(batch, model.runtime.predict(batch), strict=True):
+            for item, result in zip(batch, self._predicted(name, model, batch), strict=True):
                 flow = owners[id(item)]
                 if isinstance(result, InferdError):
                     flow.answer = result
@@ -191,6 +194,23 @@ class Pipeline:
                     flow.seconds[f"{name}.{stage}"] = seconds
         for flow in flows:
             _note(flow, name, began)
+
+    def _predicted(self, name: str, model: _Model, batch: Sequence[Item]) -> Sequence[Result | InferdError]:
+        """One answer each. A batch that fails is computed one by one at this step: one bad item fails alone, and no step
+        before it, which may have changed a state, is computed twice."""
+        try:
+            results = model.runtime.predict(batch)
+            if len(results) == len(batch):
+                return results
+            raise InternalError(f"The model of step {name} gave {len(results)} results for {len(batch)} requests.")
+        except InferdError as error:
+            if len(batch) == 1:
+                return [error]
+        except Exception as error:  # whatever a model raises
+            _log.error("step %s failed for %d requests", name, len(batch), exc_info=error)
+            if len(batch) == 1:
+                return [InternalError(f"Step {name} failed on this request; the server's log has the details.")]
+        return [self._predicted(name, model, [item])[0] for item in batch]
 
     def _item(self, place: int, model: _Model, flow: _Flow) -> Item:
         """What a model is asked for a request. Raises InvalidRequest."""
@@ -207,6 +227,7 @@ class Pipeline:
             priority=whole.priority,
             expires_at=whole.expires_at,
             may_wait=whole.may_wait,
+            tenant=whole.tenant,
             sequence=whole.sequence,
             sequence_start=whole.sequence_start,
             sequence_end=whole.sequence_end,
@@ -377,6 +398,8 @@ def _contract(described: Described, models: Mapping[int, _Model], optional: froz
     has_rows = all(contract.max_batch_size or is_one_by_one(contract) for contract in contracts) and all(
         spec.shape[:1] == (-1,) for spec in (*inputs, *outputs)
     )
+    # Requests may meet at a model although their rows are not told apart: states of different sequences, say.
+    can_meet = bool(contracts) and all(contract.max_batch_size or contract.max_items for contract in contracts)
     max_rows = min(
         (1 if is_one_by_one(model.runtime.contract) else model.max_rows for model in models.values()), default=MAX_ROWS
     )
@@ -393,6 +416,7 @@ def _contract(described: Described, models: Mapping[int, _Model], optional: froz
         tasks=tuple(tasks),
         platform="ensemble",
         is_stateful=any(contract.is_stateful for contract in contracts),
+        max_items=max_rows if can_meet and not has_rows else 0,
         num_parameters=sum(contract.num_parameters for contract in contracts),
         dtype=contracts[0].dtype if contracts else "float32",
         max_tokens=max((contract.max_tokens for contract in contracts), default=0),
