@@ -338,7 +338,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     assert "scripted" in caught.value.message
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-99")
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError, match="cannot embed"):
         client.embeddings.create(model="scripted", input="x")
 
 
