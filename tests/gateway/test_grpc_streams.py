@@ -290,7 +290,7 @@ def test_what_nobody_takes_is_not_computed() -> None:
         large = Prediction(b"\x32\x80\x80\x40" + bytes(1 << 20))
 
         def answer(request: PredictRequest) -> list[Output]:
-            if len(server.router.streams) == 100:
+            if len(server.router.streams) == 1:
                 return []  # still computing
             return [Output(request.id, (), None, End("done", Usage(1)), large)]
 
@@ -298,13 +298,13 @@ def test_what_nobody_takes_is_not_computed() -> None:
         asking = Asking(channel, timeout=60)
         for _ in range(150):
             asking.say(infer_request())
-        for _ in range(101):
+        for _ in range(2):
             assert server.router.submitted.acquire(timeout=10)
-        computing = server.router.streams[100]
+        computing = server.router.streams[1]
         assert computing.closed.wait(20)
         server.put(computing, Output(computing.given.id, (), None, End("cancelled")))
         with pytest.raises(grpc.RpcError) as failed:
-            assert len(list(asking.answers)) < 100
+            list(asking.answers)
         error: Any = failed.value
         assert error.code() == StatusCode.ABORTED
         assert "send_timeout_s" in error.details()
