@@ -479,13 +479,14 @@ def test_a_request_brings_a_photo_or_the_numbers_it_stands_for(tmp_path: Path) -
     )
     assert all(spec.is_optional for spec in made.contract.inputs)
     photo = picture(2, 2)
-    pixels = (photo.reshape(1, 12) / 255).astype(np.float32)
+    pixels = np.asarray(photo.reshape(1, 12), np.float32) / np.float32(255)
     seen, told = item("a", image=texts([png(photo)])), item("b", numbers=pixels)
     first, second = predicted(made, seen, told)
     assert isinstance(first, Result)
     assert isinstance(second, Result)
-    np.testing.assert_allclose(first.outputs["scores"], second.outputs["scores"], rtol=1e-5)
-    np.testing.assert_allclose(second.outputs["scores"], pixels @ WEIGHTS, rtol=1e-4)
+    scores = [np.asarray(one.outputs["scores"], np.float32) for one in (first, second)]
+    assert np.allclose(scores[0], scores[1], rtol=1e-5)
+    assert np.allclose(scores[1], pixels @ WEIGHTS, rtol=1e-4)
     for wrong, said in (
         (item("c", image=texts([png(photo)]), numbers=pixels), "got 'image' and 'numbers'"),
         (Item(request_id="d", inputs={}, rows=1, size=1), "got none of them"),
