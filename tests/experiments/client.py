@@ -126,6 +126,8 @@ class Client:
         if answer.status >= 400 and path.startswith(("/v1", "/admin")):
             try:
                 error = answer.json["error"]
+                if path.endswith(":predict"):  # KServe's dialect
+                    error = {"message": error, "code": ""}
                 assert isinstance(error["message"], str)
                 assert error["message"]
                 # What is no request yet has no id: bytes that are no HTTP, headers that are too large.

@@ -52,9 +52,18 @@ def unsafe(source: str) -> Iterator[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and any("SafeLoader" in ast.unparse(base) for base in node.bases)
     }
+    taken = {
+        (node.value.id, node.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (f"import {alias.name}" for alias in node.names if alias.name.split(".")[0] in UNSAFE_IMPORTS)
+            for alias in node.names:
+                used = {attribute for module, attribute in taken if module == (alias.asname or alias.name)}
+                # Another library's refusal of a pickle has the module's word for it, which opens nothing.
+                if alias.name.split(".")[0] in UNSAFE_IMPORTS and used != {"UnpicklingError"}:
+                    yield f"import {alias.name}"
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UNSAFE_IMPORTS:
             yield f"from {node.module} import"
         elif isinstance(node, ast.Call):
@@ -63,7 +72,10 @@ def unsafe(source: str) -> Iterator[str]:
                 yield f"{function.id}()"
             named = ast.unparse(function)
             loaders = {ast.unparse(given) for given in (*node.args, *(keyword.value for keyword in node.keywords))}
-            if named in UNSAFE_ATTRIBUTES and not (named == "yaml.load" and loaders & safe):
+            is_narrow = named == "torch.load" and any(
+                keyword.arg == "weights_only" and ast.unparse(keyword.value) == "True" for keyword in node.keywords
+            )
+            if named in UNSAFE_ATTRIBUTES and not (named == "yaml.load" and loaders & safe) and not is_narrow:
                 yield f"{named}()"
             for keyword in node.keywords:
                 if keyword.arg == "shell" and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value):
@@ -73,7 +85,7 @@ def unsafe(source: str) -> Iterator[str]:
 @experiment(
     "SEC-01a",
     injects="every source file of the server, read",
-    holds="none can make code or objects out of bytes: no pickle and its like, no eval, no unsafe YAML",
+    holds="none can make code or objects out of bytes: no pickle and its like (joblib opens one where allow_pickle says so), no eval, no unsafe YAML",
     control="a file that does each of these",
     red="pickle",
     quick=True,
@@ -81,8 +93,11 @@ def unsafe(source: str) -> Iterator[str]:
 def no_pickle(field: Field) -> None:
     found = [f"{path.name}: {what}" for path in SOURCES.rglob("*.py") for what in unsafe(path.read_text())]
     if field.is_control:
-        found += unsafe("import pickle\nfrom dill import loads\neval('1')\nyaml.load(b'')\nrun('ls', shell=True)")
-        assert len(found) >= 5, "the scan is blind"
+        found += unsafe(
+            "import pickle\npickle.loads(b'')\nfrom dill import loads\neval('1')\nyaml.load(b'')\nrun('ls', shell=True)\n"
+            "torch.load('x')\ntorch.load('x', weights_only=False)"
+        )
+        assert len(found) >= 7, "the scan is blind"
     assert not found, found
 
 
