@@ -62,7 +62,7 @@ def test_flags_reach_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFERD_SERVER__PORT", "9000")
     seen: list[Config] = []
 
-    def remember(config: Config, source: object = None) -> int:
+    def remember(config: Config, source: object = None, known: object = ()) -> int:
         seen.append(config)
         return 0
 
