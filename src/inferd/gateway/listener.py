@@ -68,7 +68,7 @@ def reserve(config: ServerConfig) -> socket.socket | None:
     """
     if config.grpc_port is None:
         return None
-    if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("grpc_reflection") is None:
+    if any(importlib.util.find_spec(name) is None for name in ("grpc", "grpc_health", "grpc_reflection")):
         raise ConfigError(
             "server.grpc_port needs gRPC, which is not installed; run: pip install 'inferd[grpc]'",
             param="server.grpc_port",
