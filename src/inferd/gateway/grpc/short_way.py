@@ -138,7 +138,7 @@ class ShortWay:
         """Send it; None: it is the ordinary way's, and nothing has happened."""
         room = self._calls.room
         left = context.time_remaining()
-        if len(body) > room.max_body_bytes or (left is not None and left <= 0):
+        if left is not None and left <= 0:
             return None
         token = None
         for name, value in context.invocation_metadata() or ():
