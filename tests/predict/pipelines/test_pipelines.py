@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from tests.predict.steps.pictures import picture, png
 
 from inferd import clock
 from inferd.config import ModelConfig
-from inferd.errors import DeadlineExceeded, InferdError, InvalidRequest, ModelLoadError
+from inferd.errors import Cancelled, DeadlineExceeded, InferdError, InvalidRequest, ModelLoadError
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
 from inferd.predict.codecs.port import Question
 from inferd.predict.contract import Array, Contract
 from inferd.predict.load import load_runtime
-from inferd.predict.runtime import Item, Result, Runtime
+from inferd.predict.runtime import Item, Result, Runtime, Staged
 from inferd.predict.runtimes import pipeline
 from inferd.predict.runtimes.pipeline import around
 from inferd.predict.steps.operation import texts
@@ -49,6 +50,15 @@ def predicted(runtime: Runtime, *items: Item) -> list[Result | InferdError]:
     for one in items:
         runtime.prepare(one)
     return list(runtime.predict(items))
+
+
+def finished(steps: Generator[None, None, Sequence[Result | InferdError]]) -> Sequence[Result | InferdError]:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            results: Sequence[Result | InferdError] = end.value
+            return results
 
 
 def answer(runtime: Runtime, **inputs: Array) -> dict[str, Array]:
@@ -113,10 +123,32 @@ def test_together_is_as_alone_and_a_model_sees_one_batch(tmp_path: Path) -> None
             assert np.array_equal(array, result.outputs[name]), name
 
 
-def test_a_file_that_is_no_image_fails_alone_and_before_any_model_runs(tmp_path: Path) -> None:
+def test_a_file_that_is_no_image_fails_alone(tmp_path: Path) -> None:
     runtime = loaded(classifier(tmp_path))
-    with pytest.raises(InvalidRequest, match="The image in row 1 cannot be decoded"):
-        runtime.prepare(item(image=texts([png(picture(2, 2)), b"no image"])))
+    good = texts([png(picture(2, 2))])
+    bad = texts([png(picture(2, 2)), b"no image"])
+    first, refused, last = predicted(runtime, item("a", image=good), item("b", image=bad), item("c", image=good))
+    assert isinstance(first, Result)
+    assert isinstance(refused, InvalidRequest)
+    assert "The image in row 1 cannot be decoded" in refused.message
+    assert isinstance(last, Result)
+    assert np.array_equal(first.outputs["labels"], last.outputs["labels"])
+
+
+def test_others_are_heard_between_the_photos_of_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = loaded(classifier(tmp_path))
+    ticks = itertools.count(100.0, 0.01)  # every look at the clock is 10 ms later
+    monkeypatch.setattr(clock, "now", lambda: next(ticks))
+    assert isinstance(runtime, Staged)
+    photos = [item(f"r{place}", image=texts([png(picture(2, 2))])) for place in range(3)]
+    steps = runtime.stages(photos)
+    next(steps)
+    photos[1].is_cancelled = True
+    photos[2].expires_at = 100.0
+    done, cancelled, late = finished(steps)
+    assert isinstance(done, Result)
+    assert isinstance(cancelled, Cancelled)
+    assert isinstance(late, DeadlineExceeded)
 
 
 def test_features_are_normalized_as_the_model_was_trained(tmp_path: Path) -> None:
@@ -357,13 +389,19 @@ def test_closing_closes_every_model(two: dict[str, Doubler]) -> None:
 
 def test_what_no_step_reads_any_more_is_let_go(two: dict[str, Doubler]) -> None:
     runtime = built(
-        steps=[{"op": "cast", "options": {"datatype": "INT64"}}, {"model": "first"}], outputs={"y": "first.y"}
+        steps=[
+            {"op": "cast", "options": {"datatype": "INT64"}},
+            {"model": "first"},
+            {"model": "second", "inputs": {"x": "first.y"}},
+        ],
     )
     sent = np.array([[1]], dtype=np.int32)
-    one = item(x=sent)
-    runtime.prepare(one)
-    one.inputs = {}
     gone = weakref.ref(sent)
+    one = item(x=sent)
+    assert isinstance(runtime, Staged)
+    steps = runtime.stages([one])
+    next(steps)
+    one.inputs = {}
     del sent
     assert gone() is None
 
@@ -491,8 +529,9 @@ def test_a_request_brings_a_photo_or_the_numbers_it_stands_for(tmp_path: Path) -
         (item("c", image=texts([png(photo)]), numbers=pixels), "got 'image' and 'numbers'"),
         (Item(request_id="d", inputs={}, rows=1, size=1), "got none of them"),
     ):
-        with pytest.raises(InvalidRequest, match=said):
-            made.prepare(wrong)
+        (refused,) = predicted(made, wrong)
+        assert isinstance(refused, InvalidRequest)
+        assert said in refused.message
 
 
 def test_an_input_that_is_needed_besides_is_not_optional(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ from inferd.types import TensorSpec
 
 _log = logging.getLogger("inferd.predict.pipeline")
 
+HEARD_EVERY_S = 0.001
+"""Operations before the first model go on for so long until others are heard."""
+
 MAX_ROWS = 256
 """Rows taken together by a pipeline of operations alone."""
 
@@ -79,18 +82,11 @@ class _Flow:
 
     def __init__(self, item: Item) -> None:
         self.item = item
-        self.tensors: dict[Tensor, Array] = {}
+        self.tensors: dict[Tensor, Array] = {Tensor(None, name): array for name, array in item.inputs.items()}
         self.seconds: dict[str, float] = {}
         self.parameters: dict[str, object] = {}
         self.num_tokens = 0
         self.answer: InferdError | None = None  # once it has failed
-
-
-class _Prepared(msgspec.Struct, frozen=True, eq=False):
-    """What the steps before the first model made of an item."""
-
-    tensors: dict[Tensor, Array]
-    seconds: dict[str, float]
 
 
 class Pipeline:
@@ -114,13 +110,7 @@ class Pipeline:
         self._wanted = {place: _wanted(place, model, wiring) for place, model in models.items()}
 
     def prepare(self, item: Item) -> None:
-        """Run the operations that wait for no model: they concern this item alone."""
-        flow = _Flow(item)
-        flow.tensors = {Tensor(None, name): array for name, array in item.inputs.items()}
-        for place in self._early:
-            self._operate(place, flow)
-            self._forget(place, flow)
-        item.prepared = _Prepared(flow.tensors, flow.seconds)
+        """Nothing: decoding a request's photos may take long, and between two steps others are heard."""
 
     def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
         steps = self.stages(items)
@@ -133,7 +123,13 @@ class Pipeline:
 
     def stages(self, items: Sequence[Item]) -> Generator[None, None, Sequence[Result | InferdError]]:
         """The same, one step at each ``next``."""
-        flows = [_resumed(item) for item in items]
+        flows = [_Flow(item) for item in items]
+        heard_at = clock.now()
+        for flow in flows:
+            self._begin(flow)
+            if clock.now() - heard_at > HEARD_EVERY_S:
+                yield
+                heard_at = clock.now()
         for number, place in enumerate(self._late):
             if number:
                 yield
@@ -157,6 +153,17 @@ class Pipeline:
             model.runtime.close()
 
     # -- one step -----------------------------------------------------------------------------
+
+    def _begin(self, flow: _Flow) -> None:
+        """The operations that wait for no model, which concern one item alone."""
+        try:
+            for place in self._early:
+                if not _is_alive(flow):
+                    return
+                self._operate(place, flow)
+                self._forget(place, flow)
+        except InferdError as error:
+            flow.answer = error
 
     def _operate(self, place: int, flow: _Flow) -> None:
         began = clock.now()
@@ -256,14 +263,6 @@ class Pipeline:
         except InvalidRequest as error:
             return error
         return Result(outputs=outputs, num_tokens=flow.num_tokens, parameters=flow.parameters, stages_s=flow.seconds)
-
-
-def _resumed(item: Item) -> _Flow:
-    flow, prepared = _Flow(item), item.prepared
-    assert isinstance(prepared, _Prepared)
-    # Copies of the tables, not of the tensors: an item may be computed again, alone.
-    flow.tensors, flow.seconds = dict(prepared.tensors), dict(prepared.seconds)
-    return flow
 
 
 def _is_alive(flow: _Flow) -> bool:
