@@ -290,3 +290,35 @@ def test_what_is_held_is_counted_until_each_request_ends(monkeypatch: pytest.Mon
     made.cancel("a", now)
     made.halt(now)
     assert not made.is_full
+
+
+def test_a_paused_stream_makes_no_answers_until_its_reader_wants_more() -> None:
+    runtime = Counter()
+    made = backend(runtime)
+    made.submit(request("slow", 3), now)
+    made.submit(request("quick", 2), now)
+    first, _ = made.step(now)
+    made.pause("slow", is_paused=True)
+    made.pause("nobody", is_paused=True)
+    rest = run(made)
+    assert {output.request_id for output in rest} == {"quick"}
+    assert made.due(now) is None
+    made.pause("slow", is_paused=False)
+    outputs = [*first, *rest, *run(made)]
+    assert [answer for name, answer in told(outputs) if name == "slow"] == [[0], [1], [2]]
+    assert {name: end.outcome for name, end in ends(outputs).items()} == {"slow": "done", "quick": "done"}
+
+
+def test_a_paused_stream_can_be_cancelled() -> None:
+    runtime = Counter()
+    made = backend(runtime)
+    made.submit(request("slow", 1000), now)
+    made.step(now)
+    made.pause("slow", is_paused=True)
+    made.cancel("slow", now)
+    assert ends(run(made))["slow"].outcome == "cancelled"
+    assert runtime.closed == ["slow"]
+
+
+def told(outputs: list[Output]) -> list[tuple[str, list[int]]]:
+    return [(o.request_id, msgspec.json.decode(o.prediction.body)) for o in outputs if o.prediction is not None]

@@ -136,6 +136,25 @@ def test_several_answers_come_in_order_and_a_reader_may_leave(tmp_path: Path) ->
     asyncio.run(streamed(tmp_path))
 
 
+async def slowly_read(folder: Path) -> None:
+    async with serving(folder, "Countdown") as (router, _):
+        stream = router.submit(asked(10**9, model="countdown", shape=(1,)))
+        await until(lambda: stream.is_paused, "the reader is found to be slow")
+        read = 0
+        while stream.is_paused:
+            await anext(stream)
+            read += 1
+        assert read < 5000  # of a milliard: what waited was bounded
+        for _ in range(3 * read):
+            await anext(stream)
+        stream.close()
+        assert (await last(stream)).end is not None
+
+
+def test_a_slow_reader_of_several_answers_slows_the_model_down(tmp_path: Path) -> None:
+    asyncio.run(slowly_read(tmp_path))
+
+
 async def killed(folder: Path) -> None:
     async with serving(folder, replicas=1) as (router, _):
         gate, begun = folder / "model.py.go", folder / "model.py.begun"

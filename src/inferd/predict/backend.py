@@ -108,6 +108,7 @@ class PredictBackend:
         self._codecs = codecs
         self._asked: dict[str, Asked] = {}
         self._streams: dict[str, Asked] = {}  # begun, with answers to come
+        self._paused: dict[str, Asked] = {}  # likewise, and nobody takes more of them for now
         self._running: _Running | None = None  # a batch between two of its steps
         self._news: list[Output] = []  # to be told with the next step
         self._enough = _enough(batcher.cost)
@@ -200,6 +201,13 @@ class PredictBackend:
         if asked is not None:
             self._fail(asked, error)
 
+    def pause(self, request_id: str, *, is_paused: bool) -> None:
+        """Whether more of its answers are taken. Nothing happens for one that has no others to come."""
+        source, target = (self._streams, self._paused) if is_paused else (self._paused, self._streams)
+        asked = source.pop(request_id, None)
+        if asked is not None:
+            target[request_id] = asked
+
     def halt(self, now: float) -> list[Output]:
         """The ends of all that is left."""
         for request_id in tuple(self._asked):
@@ -231,7 +239,7 @@ class PredictBackend:
         return news, stats
 
     def close(self) -> None:
-        for asked in self._streams.values():
+        for asked in (*self._streams.values(), *self._paused.values()):
             _close(asked.stream)
         self._runtime.close()
 
@@ -280,7 +288,7 @@ class PredictBackend:
         self._enough = _enough(cost)
         return StepStats(
             num_waiting=len(self._batcher),
-            num_running=len(self._streams),
+            num_running=len(self._streams) + len(self._paused),
             step_tokens=size if self._batcher.limits.max_size else 0,
             step_sequences=len(items),
             step_s=computed - now,
@@ -399,7 +407,8 @@ class PredictBackend:
         del self._asked[request_id]
         self._held_bytes -= len(asked.request.body)
         if asked.stream is not None:
-            del self._streams[request_id]
+            self._streams.pop(request_id, None)
+            self._paused.pop(request_id, None)
             _close(asked.stream)
         if asked.num_open:
             for item_id in asked.item_ids or (request_id,):

@@ -28,7 +28,7 @@ from inferd.types import (
     StepStats,
     TextPrompt,
 )
-from inferd.worker.messages import Cancel, Detokenize, Detokenized, Submit, Tokenize, Tokenized
+from inferd.worker.messages import Cancel, Detokenize, Detokenized, Pause, Submit, Tokenize, Tokenized
 from inferd.worker.supervisor import Patience, State, Supervisor
 
 if TYPE_CHECKING:
@@ -318,10 +318,16 @@ class LocalReplica:
         self._supervisor.send(Cancel(request_id))
 
     def pause(self, request_id: str) -> None:
-        """A worker's outputs go on: while they wait they merge into one."""
+        """Pieces of a text go on: while they wait they merge into one. Whole answers do not merge."""
+        self._pause(request_id, True)
 
     def resume(self, request_id: str) -> None:
-        pass
+        self._pause(request_id, False)
+
+    def _pause(self, request_id: str, is_paused: bool) -> None:
+        ticket = self._in_flight.get(request_id)
+        if ticket is not None and isinstance(ticket.request, PredictRequest):
+            self._supervisor.send(Pause(request_id, is_paused))
 
     def ticket(self, request_id: str) -> Ticket | None:
         return self._in_flight.get(request_id)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from inferd.types import Delta, End, FinishReason, Output, PromptReport, Relayed, TokenLogprob, Usage
 
-HIGH_WATER_BYTES = 64 * 1024  # of a relayed answer, waiting for its reader
+HIGH_WATER_BYTES = 64 * 1024  # of a relayed answer, or of several predictions, waiting for their reader
 
 Item = Output | Relayed
 Sink = Callable[[Item], None]
@@ -97,6 +97,9 @@ class Stream:
             self._pending = output
         elif output.prediction is not None or self._answers or self._holds_prediction:
             self._answers.append(output)  # whole answers never merge
+            self._relayed_bytes += _size(output)
+            if self._relayed_bytes > HIGH_WATER_BYTES:
+                self.pause()
         else:
             self._pending = _joined_outputs(self._pending, output)
         self._wake()
@@ -205,7 +208,12 @@ class Stream:
             self._relayed_bytes = 0
             self.resume()
             return item
-        pending, self._pending = self._pending, self._answers.popleft() if self._answers else None
+        pending, self._pending = self._pending, None
+        if self._answers:
+            following = self._pending = self._answers.popleft()
+            self._relayed_bytes -= _size(following)
+            if not self._answers:
+                self.resume()
         return pending.output() if isinstance(pending, _Merged) else pending
 
     def close(self) -> None:
@@ -230,6 +238,10 @@ def _joined_outputs(first: Output | _Merged, second: Output) -> _Merged:
         first.add(second)
         return first
     return _Merged(first, second)
+
+
+def _size(output: Output) -> int:
+    return len(output.prediction.body) if output.prediction is not None else 0
 
 
 def _joined(items: list[Relayed]) -> Relayed:

@@ -25,6 +25,7 @@ from inferd.worker.messages import (
     FromWorker,
     Load,
     Outputs,
+    Pause,
     Stop,
     Submit,
     Tokenize,
@@ -62,6 +63,7 @@ class Predictor(Protocol):
     def submit(self, request: PredictRequest, now: float) -> None: ...
     def cancel(self, request_id: str, now: float) -> None: ...
     def fail(self, request_id: str, error: InferdError) -> None: ...
+    def pause(self, request_id: str, *, is_paused: bool) -> None: ...
     def due(self, now: float) -> float | None: ...
     def step(self, now: float) -> tuple[list[Output], StepStats | None]: ...
     def halt(self, now: float) -> list[Output]: ...
@@ -145,6 +147,8 @@ class DirectLoop:
                 self._send(Outputs([refused(request, "This model makes predictions; it generates no text.")]))
             case Cancel(request_id):
                 self._backend.cancel(request_id, clock.now())
+            case Pause(request_id, is_paused):
+                self._backend.pause(request_id, is_paused=is_paused)
             case Tokenize(call_id):
                 self._send(Tokenized(call_id, failure=_NO_TOKENIZER))
             case Detokenize(call_id):

@@ -30,6 +30,13 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """The reader of several answers is slow: make no more of them for now; or do so again."""
+
+    request_id: str
+    is_paused: bool = True
+
+
 class Tokenize(msgspec.Struct, frozen=True, tag=True):
     call_id: int
     prompt: Chat | TextPrompt
@@ -45,7 +52,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave now: whatever runs is cancelled, one terminal output each, then the process exits."""
 
 
-ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | Stop
+ToWorker = Load | Submit | Cancel | Pause | Tokenize | Detokenize | Stop
 
 # -- worker to gateway -------------------------------------------------------------------------
 
