@@ -84,8 +84,6 @@ def from_json(name: str, datatype: str, shape: list[int], data: bytes, *, is_bas
     if depth == 0:
         raise _wrong(name, f"has {_said(data)} as its data; a list of {_values(count)} is expected")
     if depth == 1:
-        if datatype != "BYTES" and data.count(b",") >= max(count, 1):
-            raise _miscounted(name, datatype, shape, count, data.count(b",") + 1)
         values = _decoded(name, datatype, kind, kind.flat, data)
     else:
         values = _flattened(name, datatype, kind, shape, depth, data)
