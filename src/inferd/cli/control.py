@@ -13,7 +13,7 @@ import os
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import click
@@ -30,6 +30,13 @@ _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 Decorated = TypeVar("Decorated", bound=Callable[..., object])
 Shape = TypeVar("Shape")
+
+
+class Answered(NamedTuple):
+    """An answer's body, and its headers by their names in lower case."""
+
+    body: bytes
+    headers: dict[str, str]
 
 
 class Server:
@@ -50,18 +57,33 @@ class Server:
         """``accept``: statuses beside success whose bodies have the shape as well."""
         return _decoded(self._ask("POST", path, timeout_s, accept), shape)
 
+    def send(self, path: str, body: bytes, headers: dict[str, str], timeout_s: float = WORK_S) -> Answered:
+        """POST a body that is not one of the admin API's. Raises InferdError as ``get`` does."""
+        return self._exchange("POST", path, timeout_s, (), body, headers)
+
     def _ask(self, method: str, path: str, timeout_s: float, accept: tuple[int, ...] = ()) -> bytes:
+        return self._exchange(method, path, timeout_s, accept).body
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        accept: tuple[int, ...],
+        content: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Answered:
         try:
             with contextlib.closing(self._open(timeout_s)) as connection:
-                connection.request(method, path, headers=self._headers)
+                connection.request(method, path, content, headers={**self._headers, **(headers or {})})
                 answer = connection.getresponse()
                 body = answer.read(_MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException, NoControlSocketError) as error:
             said = str(error) or type(error).__name__
             raise Unavailable(f"The server {self.name} does not answer: {said}.", code="no_server") from None
         if answer.status < 300 or answer.status in accept:
-            return body
-        raise _refusal(self.name, answer.status, body)
+            return Answered(body, {name.lower(): value for name, value in answer.getheaders()})
+        raise _refusal(self.name, path, answer.status, body)
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -83,13 +105,15 @@ def _decoded(body: bytes, shape: type[Shape]) -> Shape:
         raise Unavailable(f"The server answered with something else than was asked for ({error}).") from None
 
 
-def _refusal(name: str, status: int, body: bytes) -> InferdError:
+def _refusal(name: str, path: str, status: int, body: bytes) -> InferdError:
     try:
-        message = str(json.loads(body)["error"]["message"])
+        error = json.loads(body)["error"]
+        message = error if isinstance(error, str) else str(error["message"])  # KServe's shape, or OpenAI's
     except (ValueError, KeyError, TypeError):
         message = f"The server {name} answered with status {status}."
     if status in (401, 403):
-        return Unauthenticated(f"{message} Give an admin key with --key, or in INFERD_API_KEY.")
+        key = "an admin key" if path.startswith("/admin/") else "a key that may use the model"
+        return Unauthenticated(f"{message} Give {key} with --key, or in INFERD_API_KEY.")
     return InvalidRequest(message) if status < 500 else Unavailable(message)
 
 
@@ -106,7 +130,13 @@ def server_options(function: Decorated) -> Decorated:
     found.__name__, found.__doc__ = function.__name__, function.__doc__
     found.__dict__.update(function.__dict__)
     for option in (
-        click.option("--key", envvar="INFERD_API_KEY", default=None, help="Admin key for --url (also INFERD_API_KEY)."),
+        click.option(
+            "--key",
+            "--api-key",
+            envvar="INFERD_API_KEY",
+            default=None,
+            help="Key for --url (also INFERD_API_KEY); all but predict need an admin key.",
+        ),
         click.option("--url", default=None, help="A server elsewhere: http://host:8000."),
         click.option(
             "--config",

@@ -26,6 +26,7 @@ COMMANDS = (
     "keys",
     "chat",
     "generate",
+    "predict",
     "bench",
     "config",
     "version",
@@ -43,6 +44,7 @@ Start here:
   inferd status                     how the server is doing
   inferd chat                       talk to it
   inferd generate "Once upon"       one answer, then back to the shell
+  inferd predict digits --input photo.jpg     one prediction
 
 \b
 Settings come from a file < the environment (INFERD_SERVER__PORT=9000) < flags;

@@ -1,0 +1,270 @@
+"""``inferd predict``: one prediction of a server that runs, from what a person has at hand.
+
+Speaks KServe v2 with binary tensors, so any server that does can be asked. Asks first what the model takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeVar, get_args
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from inferd import clock
+from inferd.cli.control import Answered, Server, server_options, working
+from inferd.cli.predict_inputs import example, tensors_of
+from inferd.cli.predict_outputs import document_of, table_of
+from inferd.cli.predict_pictures import Range
+from inferd.cli.ready import tensor_lines
+from inferd.cli.terminal import console
+from inferd.errors import InvalidRequest, Unavailable
+from inferd.predict.codecs.tensors import from_bytes, from_json, to_bytes
+from inferd.predict.contract import NUMPY, Array
+from inferd.types import TensorSpec
+
+_HEAD: Final = "inference-header-content-length"
+
+Shape = TypeVar("Shape")
+
+
+class _TensorParameters(msgspec.Struct, frozen=True):
+    optional: bool = False
+    labels: tuple[str, ...] = ()
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: _TensorParameters = _TensorParameters()
+
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.name, self.datatype, self.shape, self.parameters.optional, self.parameters.labels)
+
+
+class _ModelParameters(msgspec.Struct, frozen=True):
+    tasks: str = ""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str
+    platform: str = ""
+    inputs: tuple[_Tensor, ...] = ()
+    outputs: tuple[_Tensor, ...] = ()
+    parameters: _ModelParameters = _ModelParameters()
+
+
+class _OutputParameters(msgspec.Struct, frozen=True):
+    binary_data_size: int | None = None
+
+
+class _Output(msgspec.Struct, frozen=True):
+    name: str
+    datatype: str
+    shape: list[int]
+    data: msgspec.Raw = msgspec.Raw(b"")
+    parameters: _OutputParameters = _OutputParameters()
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    outputs: tuple[_Output, ...]
+    model_version: str = ""
+
+
+class _Text(msgspec.Struct, frozen=True):
+    """What generate answers."""
+
+    text_output: str
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    message: _Message
+
+
+class _Chat(msgspec.Struct, frozen=True):
+    choices: tuple[_Choice, ...]
+
+
+@click.command("predict")
+@click.argument("model")
+@click.option(
+    "--input",
+    "-i",
+    "inputs",
+    multiple=True,
+    metavar="VALUE",
+    help="A file (picture, .json, .npy, .csv, .txt), text, numbers, - for stdin, or NAME=VALUE for one of several inputs; again for more rows.",
+)
+@click.option("--output", "-o", "wanted", multiple=True, metavar="NAME", help="Show this output alone; again for more.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Classes to show of each row.  [default: 5, fewer where there are many rows]",
+)
+@click.option("--lines", is_flag=True, help="Each line of a text file or of stdin is a text of its own.")
+@click.option(
+    "--brightness",
+    type=click.Choice(get_args(Range)),
+    default="0-1",
+    show_default=True,
+    help="What a picture's pixels become where the model takes numbers with fractions.",
+)
+@click.option("--version", default="", help="Version of the model.  [default: the newest]")
+@click.option("--json", "as_json", is_flag=True, help="Print the outputs for programs.")
+@server_options
+def command(
+    server: Server,
+    model: str,
+    inputs: tuple[str, ...],
+    wanted: tuple[str, ...],
+    top: int | None,
+    lines: bool,
+    brightness: Range,
+    version: str,
+    as_json: bool,
+) -> int:
+    """Ask MODEL of a running server for a prediction, and show it.
+
+    What is given is converted to what the model takes: its metadata say so. A picture is sent as it is where the model
+    takes files, and as pixels where it takes numbers. Without --input: what the model takes and gives.
+
+    \b
+    Examples:
+      inferd predict digits --input seven.png
+      inferd predict intents --input "Wake me at seven" --input "Where is my parcel?"
+      inferd predict iris --input 5.1,3.5,1.4,0.2
+      inferd predict iris --input flowers.csv --json | jq .outputs[0].data
+      inferd predict reranker -i query="What is it?" -i text="A server." -i text="A cake."
+      cat letter.txt | inferd predict intents --input - --url http://127.0.0.1:8000
+    """
+    path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+    metadata = server.get(path, _Metadata)
+    specs = [tensor.spec() for tensor in metadata.inputs]
+    outputs = {tensor.name: tensor.spec() for tensor in metadata.outputs}
+    if not inputs:
+        _describe(model, metadata, specs, list(outputs.values()))
+        return 0
+    for name in wanted:
+        if name not in outputs:
+            raise InvalidRequest(f"The model has no output {name!r}; its outputs are {', '.join(outputs)}.")
+    tasks = metadata.parameters.tasks.split(",")
+    if "generate" in tasks:
+        return _write(server, model, path, tasks, inputs, as_json=as_json)
+
+    def say(sentence: str) -> None:
+        click.secho(sentence, dim=True, err=True)
+
+    tensors = tensors_of(inputs, specs, brightness=brightness, lines=lines, say=say)
+    body, head_bytes = _body({spec.name: spec for spec in specs}, tensors, wanted)
+    headers = {"content-type": "application/octet-stream", _HEAD: str(head_bytes)}
+    began = clock.now()
+    with working(f"Asking {model}"):
+        answered = server.send(f"{path}/infer", body, headers)
+    took_s = clock.now() - began
+    answer, arrays = _read(answered)
+    # What an answer brings beyond the metadata has no labels; of what it has, the answer's datatype counts.
+    shown = {one.name: outputs.get(one.name, TensorSpec(one.name, one.datatype, ())) for one in answer.outputs}
+    shown = {one.name: msgspec.structs.replace(shown[one.name], datatype=one.datatype) for one in answer.outputs}
+    if as_json:
+        document = document_of(metadata.name, answer.model_version, arrays, shown)
+        click.echo(msgspec.json.encode(document))
+        return 0
+    out = console()
+    out.print(table_of(arrays, shown, top))
+    out.print(f"[dim]{metadata.name}, {metadata.platform or 'v2'}: {took_s * 1000:.1f} ms[/]", markup=True)
+    return 0
+
+
+def _describe(model: str, metadata: _Metadata, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> None:
+    click.echo(f"{model}  {metadata.platform}")
+    for line in tensor_lines(inputs, outputs):
+        click.echo(line)
+    click.echo(f"\nAsk it: inferd predict {model} {example(inputs)}")
+
+
+def _write(server: Server, model: str, path: str, tasks: list[str], inputs: tuple[str, ...], *, as_json: bool) -> int:
+    """A language model answers the text, or goes on with it where it knows no conversations."""
+    spec = TensorSpec("text_input", "BYTES", (-1,))
+    tensors = tensors_of(inputs, [spec], brightness="0-1", lines=False, say=lambda sentence: None)
+    texts = [value.decode(errors="replace") for value in tensors["text_input"].ravel().tolist()]
+    if len(texts) != 1:
+        raise InvalidRequest(f"A language model takes one text at a time here; {len(texts)} were given.")
+    body: dict[str, object] = {"text_input": texts[0]}
+    if "chat" in tasks:
+        path, body = "/v1/chat/completions", {"model": model, "messages": [{"role": "user", "content": texts[0]}]}
+    else:
+        path = f"{path}/generate"
+    with working(f"Asking {model}"):
+        answer = server.send(path, msgspec.json.encode(body), {"content-type": "application/json"}).body
+    if as_json:
+        click.echo(answer)
+    elif "chat" in tasks:
+        click.echo(_decoded(answer, _Chat).choices[0].message.content or "")
+    else:
+        click.echo(_decoded(answer, _Text).text_output)
+    return 0
+
+
+# -- KServe v2 -----------------------------------------------------------------------------------
+
+
+def _body(specs: Mapping[str, TensorSpec], tensors: Mapping[str, Array], wanted: tuple[str, ...]) -> tuple[bytes, int]:
+    """A request with binary tensors in both directions, and the length of its JSON part."""
+    parts = {name: to_bytes(specs[name].datatype, array) for name, array in tensors.items()}
+    described = [
+        {
+            "name": name,
+            "datatype": specs[name].datatype,
+            "shape": list(array.shape),
+            "parameters": {"binary_data_size": len(parts[name])},
+        }
+        for name, array in tensors.items()
+    ]
+    head: dict[str, object] = {"inputs": described, "parameters": {"binary_data_output": True}}
+    if wanted:
+        head["outputs"] = [{"name": name} for name in wanted]
+    text = msgspec.json.encode(head)
+    return text + b"".join(parts.values()), len(text)
+
+
+def _read(answered: Answered) -> tuple[_Answer, dict[str, Array]]:
+    """The outputs of an answer, in JSON or binary."""
+    body = answered.body
+    at = int(answered.headers.get(_HEAD, len(body)))
+    answer = _decoded(body[:at], _Answer)
+    arrays: dict[str, Array] = {}
+    for output in answer.outputs:
+        if output.datatype not in NUMPY:
+            raise Unavailable(f"The output {output.name!r} has the datatype {output.datatype!r}, which nobody knows.")
+        size = output.parameters.binary_data_size
+        if size is None:
+            arrays[output.name] = from_json(output.name, output.datatype, output.shape, bytes(output.data))
+            continue
+        array = from_bytes(output.name, output.datatype, output.shape, body, at, size)
+        arrays[output.name] = _widened(output.datatype, array)
+        at += size
+    return answer, arrays
+
+
+def _widened(datatype: str, array: Array) -> Array:
+    """BF16 as numbers: the upper halves of float32."""
+    if datatype != "BF16":
+        return array
+    import numpy as np
+
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def _decoded(body: bytes, shape: type[Shape]) -> Shape:
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except msgspec.DecodeError as error:
+        raise Unavailable(f"The server answered with something else than a prediction ({error}).") from None

@@ -1,0 +1,191 @@
+"""Whatever a person has at hand becomes what the model takes, or a sentence that says what was expected and what came."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from inferd.cli.predict_inputs import example, tensors_of
+from inferd.cli.predict_pictures import Range
+from inferd.errors import InvalidRequest
+from inferd.predict.contract import Array
+from inferd.types import TensorSpec
+
+PIXELS = TensorSpec("pixels", "FP32", (-1, 4))
+TEXT = TensorSpec("text", "BYTES", (-1,))
+IDS = TensorSpec("ids", "INT64", (-1, 1))
+FREE = TensorSpec("pixels", "FP32", (-1, 4), is_optional=True)
+IMAGE = TensorSpec("image", "BYTES", (-1,), is_optional=True)
+
+
+def made(
+    *words: str, specs: tuple[TensorSpec, ...] = (PIXELS,), brightness: Range = "0-1", lines: bool = False
+) -> dict[str, Array]:
+    return tensors_of(words, specs, brightness=brightness, lines=lines, say=lambda sentence: None)
+
+
+def refused(*words: str, specs: tuple[TensorSpec, ...] = (PIXELS,)) -> str:
+    with pytest.raises(InvalidRequest) as error:
+        made(*words, specs=specs)
+    return error.value.message
+
+
+def written(path: Path, content: object) -> str:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def picture(path: Path, pixels: Array) -> str:
+    Image.fromarray(pixels).save(path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "word", ["1,2,3,4", "1 2 3 4", "[1, 2, 3, 4]", "[[1, 2], [3, 4]]", "pixels=1, 2, 3, 4", '{"pixels": [[1,2,3,4]]}']
+)
+def test_numbers_are_a_row_however_they_are_written(word: str) -> None:
+    found = made(word)["pixels"]
+    assert found.dtype == np.float32
+    assert found.tolist() == [[1, 2, 3, 4]]
+
+
+def test_values_that_are_given_again_are_more_rows(tmp_path: Path) -> None:
+    rows = np.arange(8.0).reshape(2, 4)
+    np.save(tmp_path / "x.npy", rows)
+    table = written(tmp_path / "x.csv", "8,9,10,11\n12,13,14,15\n")
+    found = made(str(tmp_path / "x.npy"), table)["pixels"]
+    assert found.tolist() == np.arange(16.0).reshape(4, 4).tolist()
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=4, max_size=4),
+        min_size=1,
+        max_size=5,
+    )
+)
+@settings(max_examples=30)
+def test_rows_of_a_table_are_what_was_written(rows: list[list[float]]) -> None:
+    text = json.dumps(rows)
+    assert made(text)["pixels"].tolist() == rows
+
+
+def test_columns_of_a_table_go_to_the_inputs_of_their_names(tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", "ids,text\n1,one\n2,two\n")
+    found = made(table, specs=(TEXT, IDS))
+    assert found["ids"].tolist() == [[1], [2]]
+    assert found["text"].tolist() == [b"one", b"two"]
+    assert "names the input 'a'" in refused(written(tmp_path / "u.csv", "a,text\n1,2\n"), specs=(TEXT, IDS))
+
+
+def test_a_table_with_names_of_its_own_is_rows_where_one_input_takes_numbers(tmp_path: Path) -> None:
+    table = written(tmp_path / "iris.csv", "a,b,c,d\n1,2,3,4\n5,6,7,8\n")
+    assert made(table)["pixels"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_a_request_of_kserve_is_taken_as_it_is() -> None:
+    body = {"inputs": [{"name": "pixels", "shape": [2, 4], "datatype": "FP32", "data": list(range(8))}]}
+    assert made(json.dumps(body))["pixels"].shape == (2, 4)
+    body["inputs"][0]["shape"] = [3, 4]
+    assert "do not have the shape [3, 4]" in refused(json.dumps(body))
+
+
+def test_one_text_stands_beside_each_of_several() -> None:
+    query = TensorSpec("query", "BYTES", (-1,))
+    found = made("query=what?", "text=a", "text=b", specs=(query, TEXT))
+    assert found["query"].tolist() == [b"what?", b"what?"]
+    assert found["text"].tolist() == [b"a", b"b"]
+
+
+def test_texts_come_from_words_files_and_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    letter = written(tmp_path / "letter.txt", "12 monkeys\nsecond line\n")
+    assert made(letter, specs=(TEXT,))["text"].tolist() == [b"12 monkeys\nsecond line"]
+    assert made(letter, specs=(TEXT,), lines=True)["text"].tolist() == [b"12 monkeys", b"second line"]
+    assert made("a = b", "42", specs=(TEXT,))["text"].tolist() == [b"a = b", b"42"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("né\n".encode())))
+    assert made("-", specs=(TEXT,))["text"].tolist() == ["né".encode()]
+
+
+def test_a_picture_is_sent_as_it_is_to_a_model_that_takes_files(tmp_path: Path) -> None:
+    file = picture(tmp_path / "p.png", np.zeros((3, 5), np.uint8))
+    found = made(file, specs=(FREE, IMAGE))
+    assert found["image"].tolist() == [Path(file).read_bytes()]
+    assert made("1,2,3,4", specs=(FREE, IMAGE)).keys() == {"pixels"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "place"),
+    [
+        ((-1, 3, 2, 2), (0, 1, 0, 1)),
+        ((-1, 2, 2, 3), (0, 0, 1, 1)),
+        ((1, 3, -1, -1), (0, 1, 0, 1)),
+        ((3, 2, 2), (1, 0, 1)),
+    ],
+)
+def test_a_picture_becomes_pixels_in_the_models_layout(
+    tmp_path: Path, shape: tuple[int, ...], place: tuple[int, ...]
+) -> None:
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    pixels[0, 1, 1] = 255  # green, at the top right
+    file = picture(tmp_path / "p.png", pixels)
+    found = made(file, specs=(TensorSpec("x", "FP32", shape),))["x"]
+    assert found[place] == 1
+    assert found.sum() == 1
+    whole = made(file, specs=(TensorSpec("x", "UINT8", shape),))["x"]
+    assert whole[place] == 255
+
+
+def test_a_picture_is_resized_and_that_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    file = picture(tmp_path / "p.png", np.full((6, 10), 100, np.uint8))
+    spec = TensorSpec("x", "FP32", (-1, 1, 4, 4))
+    found = tensors_of([file], [spec], brightness="0-255", lines=False, say=said.append)["x"]
+    assert found.shape == (1, 1, 4, 4)
+    assert set(found.ravel().tolist()) == {100}
+    assert "resized from 10 x 6 to 4 x 4 pixels" in said[0]
+    coloured = TensorSpec("x", "FP32", (-1, 3, 6, 10))
+    scaled = made(file, specs=(coloured,), brightness="imagenet")["x"][0, :, 0, 0]
+    assert scaled == pytest.approx(
+        [(100 / 255 - 0.485) / 0.229, (100 / 255 - 0.456) / 0.224, (100 / 255 - 0.406) / 0.225], abs=1e-5
+    )
+
+
+def test_what_does_not_fit_is_told_with_what_was_expected_and_what_came(tmp_path: Path) -> None:
+    assert "takes FP32 [any, 4]; the value given has 3 values" in refused("1,2,3")
+    assert "There is no file nowhere.png" in refused("nowhere.png")
+    assert "its inputs are pixels (FP32 [any, 4]). Try --input values.npy" in refused("hello")
+    assert "Did you mean 'pixels'?" in refused("pixel=1,2,3,4", specs=(PIXELS, IMAGE))
+    assert "has no input 'y'" in refused("y=1,2,3,4")
+    assert "holds numbers" in refused("text=[1, 2]", specs=(TEXT,))
+    assert "is no picture's layout" in refused("pixels=" + picture(tmp_path / "p.png", np.zeros((2, 2), np.uint8)))
+    assert "values with fractions" in refused("1.5", specs=(IDS,))
+    assert "row 2 has 1 values where the first has 2" in refused(written(tmp_path / "t.csv", "1,2\n3\n"))
+    assert "is not valid JSON" in refused(written(tmp_path / "t.json", "{"))
+    assert "is no array" in refused(_broken(tmp_path / "t.npy"))
+    assert "'picture' is missing" in refused("text=a", specs=(TEXT, TensorSpec("picture", "BYTES", (-1,))))
+
+
+def _broken(path: Path) -> str:
+    path.write_bytes(b"\x93NUMPY nothing")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("specs", "line"),
+    [
+        ((PIXELS,), "--input values.npy"),
+        ((TEXT,), "--input 'some text'"),
+        ((IMAGE, FREE), "--input image.jpg"),
+        ((TEXT, IDS), "--input text='some text' --input ids=values.npy"),
+    ],
+)
+def test_the_example_names_what_is_needed(specs: tuple[Any, ...], line: str) -> None:
+    assert example(specs) == line
