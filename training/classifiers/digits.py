@@ -7,12 +7,14 @@ images are held out: in that order they are mostly by people who wrote none of t
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 
 from inferd.predict.contract import Tensors
@@ -72,7 +74,7 @@ def train(seed: int = 0) -> bytes:
     inputs = np.stack([made for made, _ in rows]).astype(np.float32) / 16
     model = MLPClassifier((96,), alpha=1e-3, learning_rate_init=2e-3, batch_size=128, max_iter=25, random_state=seed)
     model.n_iter_no_change = 100  # a fixed number of passes
-    with np.errstate(all="ignore"):
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         model.fit(inputs, np.array([label for _, label in rows]))
     (first, last), (first_bias, last_bias) = model.coefs_, model.intercepts_
     return perceptron((first / 16, first_bias), (last, last_bias), LABELS, _ABOUT)
