@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 from tests.predict.fake_runtime import Doubler, info, numbers, request
+from tests.worker.watching import until_now
 
 from inferd import clock
 from inferd.config import ModelConfig
@@ -125,6 +126,24 @@ def test_an_idle_loop_is_not_busy_and_answers_again(gateway: Gateway) -> None:
         gateway.send(asked(f"r{place}", place))
         assert ends(gateway.outputs()) == {f"r{place}": "done"}
     assert len(gateway.runtime.batches) == 20
+
+
+def test_a_loop_that_computes_is_busy_and_one_that_waits_is_not() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def hang(items: Sequence[Item]) -> None:
+        begun.set()
+        assert go.wait(20)
+
+    made = Gateway(Limits(max_rows=4, max_delay_s=0.0), Doubler(on_predict=hang))
+    made.send(asked("r", 1))
+    assert begun.wait(20)
+    assert made.loop.is_busy
+    assert made.loop.steps == 0  # so long as this stands still, it hangs
+    go.set()
+    made.outputs()
+    until_now(lambda: not made.loop.is_busy and made.loop.steps == 1, "the loop is idle")
+    made.close()
 
 
 def test_a_request_that_is_cancelled_before_it_begins_ends_at_once(patient: Gateway) -> None:
