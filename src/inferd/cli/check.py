@@ -131,7 +131,7 @@ def _steps(config: Config) -> list[str]:
             from inferd.predict.wiring import check_steps
 
             try:
-                check_steps(name, model)
+                check_steps(name, model, with_files=False)  # the plan has looked at them
             except InferdError as error:
                 found += [f"models.{name}: {line}" for line in _lines(error)]
     return found

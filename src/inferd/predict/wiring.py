@@ -63,8 +63,9 @@ def parts_of(steps: Sequence[StepConfig], problems: list[str]) -> list[Part]:
     return found
 
 
-def check_steps(name: str, model: ModelConfig) -> None:
-    """Raises ModelLoadError with everything wrong with a model's operations that can be told before it is loaded."""
+def check_steps(name: str, model: ModelConfig, *, with_files: bool = True) -> None:
+    """Raises ModelLoadError with everything wrong with a model's operations, and its models' files unless somebody
+    else looks at them, that can be told before it is loaded."""
     problems: list[str] = []
     parts_of((*model.preprocess, *model.postprocess), problems)
     parts = parts_of(model.pipeline.steps, problems)
@@ -74,8 +75,8 @@ def check_steps(name: str, model: ModelConfig) -> None:
         settings = msgspec.convert(section, ModelConfig)
         try:
             if settings.is_pipeline or settings.preprocess or settings.postprocess:
-                check_steps(part, settings)
-            if not settings.is_pipeline and not is_remote(settings.source):
+                check_steps(part, settings, with_files=with_files)
+            if with_files and not settings.is_pipeline and not is_remote(settings.source):
                 artifact_of(settings)
         except ModelLoadError as error:
             problems.append(f"model {part}: {error.message}")
