@@ -27,6 +27,7 @@ BROAD_EXCEPT = (
     "router/loading.py",
     "state/thread.py",
     "predict/runtimes/pipeline.py",
+    "predict/probe.py",
 )
 
 
