@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.predict.encoder.tiny_encoders import write_encoder
 
 from inferd.config import ModelConfig
@@ -143,3 +145,36 @@ def test_a_batch_gives_what_its_texts_give_alone(tmp_path: Path, architecture: s
     for text, vector in zip(TEXTS, joined, strict=True):
         (alone,) = ask(runtime, {"text": [text]})
         np.testing.assert_allclose(vector, alone.outputs["embedding"][0], atol=1e-5)
+
+
+def test_threads_share_a_batch_and_change_nothing(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path, "BertModel")
+    texts = [" ".join(["cat", "dog", "sits"][i % 3] for i in range(1 + n % 30)) for n in range(80)]
+    before = torch.get_num_threads()
+    try:
+        shared = load(folder, threads=3)
+        (together,) = ask(shared, {"text": texts})
+        assert torch.get_num_threads() == 3
+        shared.close()
+        (alone,) = ask(load(folder, threads=1), {"text": texts})
+    finally:
+        torch.set_num_threads(before)
+    found, expected = (result.outputs["embedding"].astype(np.float32) for result in (together, alone))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=60),
+    budget=st.integers(1, 600),
+    threads=st.integers(1, 4),
+)
+def test_chunks_hold_every_text_once_in_order_and_about_the_budget(
+    lengths: list[int], budget: int, threads: int
+) -> None:
+    rows = [(length, 0, place) for place, length in enumerate(sorted(lengths))]
+    chunks = encoder._chunks(rows, budget, threads)
+    assert [row for chunk in chunks for row in chunk] == rows
+    assert all(chunks)
+    longest = max(lengths)
+    for chunk in chunks:
+        assert sum(row[0] for row in chunk) <= max(budget, longest) + longest

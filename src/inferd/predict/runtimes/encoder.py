@@ -7,6 +7,7 @@ without padding, a few hundred tokens at a time, which is what the caches hold. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Literal
 
@@ -35,6 +36,7 @@ MAX_ROWS: Final = 65536
 # More tokens at a time are not faster on a CPU, only later (bench/micro_encoder.py).
 CPU_TOKENS: Final = 512
 CPU_CHUNK: Final = 256
+SMALLEST_CHUNK: Final = 96
 GPU_TOKENS: Final = 16384
 # A request with many texts is computed in parts, so that others get their turn: of as many as are so many tokens
 # when each is as long as can be, and of not so few that short ones are computed alone.
@@ -57,6 +59,10 @@ class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pooling: Pooling | tuple[Pooling, ...] | None = None
     normalize: bool | None = None
     quantize: Literal["int8"] | None = None  # the layers' products; norms, attention and heads stay as they are
+
+
+_Row = tuple[int, int, int]
+"""A text of a batch: its tokens, its item's place, its place in the item."""
 
 
 class _Prepared(msgspec.Struct, frozen=True):
@@ -107,6 +113,10 @@ class EncoderRuntime:
         on_cpu = model.device.type == "cpu"
         budget = max_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
         self._chunk = min(budget, CPU_CHUNK) if on_cpu else budget
+        self._threads = torch.get_num_threads() if on_cpu else 1
+        self._pool: ThreadPoolExecutor | None = None
+        if self._threads > 1:
+            self._pool = ThreadPoolExecutor(self._threads, "inferd-encoder", torch.set_num_threads, (1,))
         self._contract = Contract(
             inputs=_inputs(model),
             outputs=_outputs(model),
@@ -118,7 +128,7 @@ class EncoderRuntime:
             max_tokens=model.texts.max_tokens,
             max_size=budget,
             typical_rows=_part_rows(model.texts.max_tokens) if on_cpu else 0,
-            num_threads=torch.get_num_threads() if on_cpu else 0,
+            num_threads=self._threads if on_cpu else 0,
         )
 
     @property
@@ -193,18 +203,21 @@ class EncoderRuntime:
             for item, many, values in zip(items, prepared, per_text, strict=True)
         ]
 
-    def _computed(
-        self, prepared: list[_Prepared], rows: list[tuple[int, int, int]]
-    ) -> list[tuple[list[tuple[int, int, int]], Floats]]:
-        """What the model gives for rows (length, item, text), chunk by chunk."""
-        found = []
-        with torch.inference_mode():
-            for chunk in _chunks(rows, self._chunk):
-                encoded = [prepared[i].encoded[j] for _, i, j in chunk]
+    def _computed(self, prepared: list[_Prepared], rows: list[_Row]) -> list[tuple[list[_Row], Floats]]:
+        """What the model gives for rows, chunk by chunk; where there are several, each thread computes its own: they
+        wait for each other once, instead of in every layer."""
+        chunks = _chunks(rows, self._chunk, self._threads)
+
+        def compute(chunk: list[_Row]) -> Floats:
+            encoded = [prepared[i].encoded[j] for _, i, j in chunk]
+            with torch.inference_mode():
                 batch = ragged([one.ids for one in encoded], [one.types for one in encoded], self._model.device)
                 values: Floats = self._model.compute(batch).float().cpu().numpy()
-                found.append((chunk, values))
-        return found
+            return values
+
+        is_shared = self._pool is not None and len(chunks) > 1
+        found = self._pool.map(compute, chunks) if self._pool is not None and is_shared else map(compute, chunks)
+        return list(zip(chunks, found, strict=True))
 
     def _finished(self, wishes: Wishes, values: Floats) -> dict[str, npt.NDArray[np.generic]]:
         """[n, size] of one item to the output that its task has."""
@@ -232,7 +245,8 @@ class EncoderRuntime:
         )
 
     def close(self) -> None:
-        pass
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 _NOTHING: Final[Floats] = np.empty((0, 0), np.float32)
@@ -274,17 +288,21 @@ def _prepared_of(item: Item) -> _Prepared:
     return item.prepared
 
 
-def _chunks(rows: list[tuple[int, int, int]], budget: int) -> list[list[tuple[int, int, int]]]:
-    """Neighbours in length, each chunk within the budget unless one text alone is above it."""
-    chunks: list[list[tuple[int, int, int]]] = []
-    left = 0
+def _chunks(rows: list[_Row], budget: int, threads: int) -> list[list[_Row]]:
+    """Neighbours in length, in chunks of about as many tokens each: within the budget, but for half a text, and as many
+    as there are threads to compute them, unless they would be very small."""
+    total = sum([length for length, _, _ in rows])
+    count = -(-total // budget)
+    if threads > 1 and total >= threads * SMALLEST_CHUNK:
+        count = -(-count // threads) * threads
+    count = min(count, len(rows))
+    chunks: list[list[_Row]] = [[] for _ in range(count)]
+    seen = 0
     for row in rows:
-        if row[0] > left:
-            chunks.append([])
-            left = budget
-        chunks[-1].append(row)
-        left -= row[0]
-    return chunks
+        middle = seen + row[0] // 2
+        chunks[min(middle * count // total, count - 1)].append(row)
+        seen += row[0]
+    return [chunk for chunk in chunks if chunk]
 
 
 def _texts(item: Item, name: str) -> list[str]:
