@@ -29,7 +29,7 @@ help: ## Print this manual
 setup: $(VENV)/.dev ## Create .venv with everything for development (again when pyproject or kernels change)
 
 .PHONY: demo
-demo: $(VENV)/.llm ## Set up what the server needs and serve the bundled chat model
+demo: $(VENV)/.llm ## Set up what the server needs and serve the bundled models: chat, digits, intents
 	@$(BIN)/inferd serve demo $(ARGS)
 
 .PHONY: test
