@@ -26,8 +26,10 @@ BROAD_EXCEPT = (
     "app/reload.py",
     "router/loading.py",
     "state/thread.py",
+    "predict/backend.py",
     "predict/runtimes/pipeline.py",
     "predict/probe.py",
+    "predict/sequences.py",
 )
 
 
