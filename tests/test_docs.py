@@ -239,7 +239,7 @@ def test_every_requirement_has_a_test_or_says_that_it_is_open() -> None:
         (ROOT / "docs" / "requirements.md").read_text("utf-8"),
         re.MULTILINE,
     )
-    assert len(rows) == 85
+    assert len(rows) >= 94
     assert [code for code, _, tests, see in rows if not tests.strip() and not see.strip()] == []
 
 
