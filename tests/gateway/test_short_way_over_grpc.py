@@ -133,6 +133,8 @@ ASKED: list[tuple[Any, dict[str, Any]]] = [
     (asking(parameters={"timeout": 5_000_000}), {}),
     (asking(parameters={"priority": 1}), {}),
     (asking(parameters={"priority": -1}), {}),
+    (asking(parameters={"batching": False}), {}),
+    (asking(parameters={"batching": "off"}), {}),
     (asking(), {"metadata": (("x-inferd-priority", "batch"),)}),
     (asking(), {"metadata": (("authorization", "Bearer EMPTY"),)}),
     (asking(), {"timeout": None}),

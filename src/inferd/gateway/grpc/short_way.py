@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 METHOD: Final = "ModelInfer"
 _ROUTE: Final = f"/{SERVICE}/{METHOD}"
-_SPECIAL: Final = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"})
+_SPECIAL: Final = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "batching"})
 _USUAL: Final = frozenset({"user-agent", "content-length"})  # metadata that say nothing of how a request is served
 _random: Final = random.Random(os.urandom(32))
 
