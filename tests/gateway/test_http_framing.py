@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import h11
 import pytest
@@ -22,6 +22,7 @@ from inferd.gateway.connection import MAX_HEADER_BYTES, MAX_PIPELINED, PIPELINE_
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.http import Message, Receive, Scope, Send
 from inferd.gateway.listener import HttpServer
+from inferd.gateway.upgrade import Guest
 
 Seen = tuple[str, bytes, bytes]  # method, target, body
 
@@ -67,7 +68,7 @@ class Host:
         self.seen: list[Seen] = []
         self.waits = Waits()
         self.is_stopping = False
-        self.connections: set[Connection] = set()
+        self.connections: set[Guest] = set()
         self.forward: Callable[[Exchange], bool] | None = self._take
         self.app: Callable[[Scope, Receive, Send], Awaitable[None]] = _never
 
@@ -80,7 +81,7 @@ class Host:
     def spawn(self, serving: Coroutine[Any, Any, None]) -> None:
         serving.close()  # of requests that are not whole
 
-    def connection_gone(self, connection: Connection) -> None: ...
+    def connection_gone(self, connection: Guest) -> None: ...
     def turn_away(self, transport: asyncio.Transport) -> None: ...
 
 
@@ -476,7 +477,7 @@ def test_a_request_that_comes_in_two_parts_behind_others_is_read_to_its_end() ->
             for path in (b"/first", *[b"/next"] * (PIPELINE_AHEAD - 1)):
                 one.writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path)
             one.writer.write(b"POST /second HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
-            while not any(connection._is_read_paused for connection in server.connections):
+            while not any(cast(Connection, guest)._is_read_paused for guest in server.connections):
                 await asyncio.sleep(0.01)
             one.writer.write(b"hello")
             first.set()

@@ -25,6 +25,7 @@ MAX_TIMEOUT_S: Final = 86_400.0
 UNSET_MAX_TOKENS: Final = 4096  # an answer's reserve where neither request nor model names a limit
 EXPECTED_TOKENS: Final = 256  # an answer's likely length where the request names none
 BYTES_PER_TOKEN: Final = 4
+BEARER: Final = b"bearer."  # of a key among the names of subprotocols
 
 _TIMEOUT_HEADERS: Final = (b"x-inferd-timeout", b"x-request-timeout")
 _SESSION_HEADERS: Final = (b"x-session-id", b"x-inferd-session")
@@ -54,7 +55,7 @@ def token_of(call: Call) -> str | None:
     if given is None:
         key = call.header(b"x-api-key")
         if key is None:
-            return None
+            return _token_of_page(call)
         if call.count(b"x-api-key") > 1:
             raise ambiguous()
         return _text(key)
@@ -65,6 +66,18 @@ def token_of(call: Call) -> str | None:
         return _text(token)
     key = call.header(b"x-api-key")
     return _text(key) if key is not None else ""
+
+
+def _token_of_page(call: Call) -> str | None:
+    """Web pages cannot send headers with a WebSocket, but names of subprotocols: a key is one, behind ``bearer.``."""
+    if call.offer is None:
+        return None
+    offered = [value for name, value in call.headers if name == b"sec-websocket-protocol"]
+    words = [word.strip() for value in offered for word in value.split(b",")]
+    tokens = [word[len(BEARER) :] for word in words if word.startswith(BEARER)]
+    if len(tokens) > 1:
+        raise ambiguous()
+    return _text(tokens[0]) if tokens else None
 
 
 def ambiguous() -> Unauthenticated:

@@ -20,6 +20,7 @@ import httptools
 from inferd import clock
 from inferd.gateway.exchange import READ_AHEAD_BYTES, BadTarget, Exchange, Serving
 from inferd.gateway.http import Receive, Scope, Send
+from inferd.gateway.upgrade import Guest, Successor
 
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_DISCARDED_BYTES: Final = 64 * 1024 * 1024
@@ -84,7 +85,7 @@ class Host(Protocol):
     """Likewise one that has just been read, and is all that was, if its head is familiar."""
 
     waits: Waits
-    connections: set[Connection]
+    connections: set[Guest]
     max_connections: int
 
     is_stopping: bool
@@ -93,10 +94,10 @@ class Host(Protocol):
     def turn_away(self, transport: asyncio.Transport) -> None:
         """There is no room for this connection: it is nobody's from now on."""
 
-    def connection_gone(self, connection: Connection) -> None: ...
+    def connection_gone(self, connection: Guest) -> None: ...
 
 
-class Connection(asyncio.Protocol):
+class Connection(Guest):
     """Serves the requests of one client, one after the other."""
 
     __slots__ = (
@@ -110,6 +111,7 @@ class Connection(asyncio.Protocol):
         "_header_bytes",
         "_header_since",
         "_headers",
+        "_held",
         "_host",
         "_idle_since",
         "_in_headers",
@@ -157,6 +159,7 @@ class Connection(asyncio.Protocol):
         self._ahead_bytes = 0  # read while requests waited for the one that is being answered
         self._is_moving = False
         self._is_read_paused = False
+        self._held: bytes | None = None  # read behind an offer of another protocol, and not HTTP if it is taken
         self._discarded = 0
         self._drain: asyncio.Future[None] | None = None
         self._stuck_since = 0.0
@@ -183,6 +186,9 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._idle_since = 0.0
+        if self._held is not None:
+            self._hold(data)
+            return
         if self._at_boundary and self._current is None:
             if self._express is not None and self._express(self, data):
                 return
@@ -230,6 +236,13 @@ class Connection(asyncio.Protocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._decline_upgrade(data[upgrade.args[0] :])
+
+    def _hold(self, data: bytes) -> None:
+        assert self._held is not None
+        self._held += data
+        if len(self._held) > READ_AHEAD_BYTES and not self._is_read_paused:
+            self._is_read_paused = True
+            self._transport.pause_reading()
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -306,6 +319,9 @@ class Connection(asyncio.Protocol):
             self._refuse(_BAD_REQUEST)
             return
         exchange.raw_head, self._raw_head = self._raw_head, b""
+        if self._held is not None:  # what follows is not HTTP, or of nobody's
+            exchange.keep_alive = False
+            exchange.may_hand_over = True
         self._incoming = exchange
         self._queue.append(exchange)
 
@@ -338,7 +354,8 @@ class Connection(asyncio.Protocol):
         without the offer.
 
         Java's client offers HTTP/2 with every first request. The parser stops after such headers and
-        would take the body for the next request, so it gets the same headers again.
+        would take the body for the next request, so it gets the same headers again. Of what follows an offer
+        of WebSocket nothing is parsed: the offer may be taken.
         """
         self._raw_head = b""
         method = self._parser.get_method()
@@ -356,7 +373,12 @@ class Connection(asyncio.Protocol):
             kept.append((b"connection", b", ".join(options)))
         head = b"%b %b HTTP/%b\r\n" % (method, self._target, self._parser.get_http_version().encode("ascii"))
         head += b"".join(b"%b: %b\r\n" % header for header in kept) + b"\r\n"
+        offers_websocket = method == b"GET" and _offers_websocket(self._headers, self._parser.get_http_version())
         self._parser = httptools.HttpRequestParser(self)
+        if offers_websocket:
+            self._held = b""
+            self._hold(rest)
+            return head
         return head + rest
 
     # -- moving on --------------------------------------------------------------------------
@@ -425,6 +447,27 @@ class Connection(asyncio.Protocol):
 
     def wants_body(self) -> None:
         self._read_on()
+
+    def hand_over(self, exchange: Serving, successor: Successor, serving: Coroutine[Any, Any, None]) -> None:
+        """From here on the connection is another's, who reads what was held."""
+        assert exchange is self._current, "whoever is answered may have the connection"
+        host, transport = self._host, self._transport
+        self._current = None
+        rest, self._held = self._held, None
+        host.connections.discard(self)
+        host.connections.add(successor)
+        transport.set_protocol(successor)
+        successor.taken(transport, host.waits.send_s, lambda: host.connection_gone(successor))
+        if not self.is_writable:
+            successor.pause_writing()
+        if self._is_read_paused:
+            transport.resume_reading()
+        del self._parser
+        if rest:
+            successor.data_received(rest)
+        if host.is_stopping:
+            successor.shut()
+        host.spawn(serving)
 
     def serve(self, serving: Serving) -> None:
         """What was read last is answered by this one: a familiar request, or what a transit is turned into."""
@@ -531,6 +574,13 @@ class Connection(asyncio.Protocol):
             if not self._drain.done():
                 self._drain.set_result(None)
             self._drain = None
+
+
+def _offers_websocket(headers: list[tuple[bytes, bytes]], version: str) -> bool:
+    """Whether a request, which has no body, may be answered in WebSocket's frames (RFC 6455, section 4.2.1)."""
+    if version != "1.1" or any(name in (b"content-length", b"transfer-encoding") for name, _ in headers):
+        return False
+    return [value.strip().lower() for name, value in headers if name == b"upgrade"] == [b"websocket"]
 
 
 def _is_chunked(headers: list[tuple[bytes, bytes]], version: str) -> bool:

@@ -38,6 +38,11 @@ class BodyTimeout(InferdError):
     default_code = "request_timeout"
 
 
+class UpgradeRequired(InferdError):
+    kind = "upgrade_required"
+    default_code = "upgrade_required"
+
+
 class UnsupportedMediaType(InferdError):
     kind = "unsupported_media_type"
     default_code = "unsupported_media_type"
@@ -72,6 +77,7 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "method_not_allowed": ErrorKind(405, "invalid_request_error"),
     "body_too_large": ErrorKind(413, "invalid_request_error"),
     "body_timeout": ErrorKind(408, "invalid_request_error"),
+    "upgrade_required": ErrorKind(426, "invalid_request_error"),
     "unsupported_media_type": ErrorKind(415, "invalid_request_error"),
 }
 
@@ -162,6 +168,8 @@ def error_headers(error: InferdError) -> tuple[tuple[bytes, bytes], ...]:
     """Headers an error brings along: when to come back, what is allowed instead."""
     if isinstance(error, MethodNotAllowed):
         return ((b"allow", error.allow.encode("ascii")),)
+    if isinstance(error, UpgradeRequired):
+        return ((b"upgrade", b"websocket"), (b"connection", b"upgrade"))
     if isinstance(error, Unauthenticated):
         return ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, BodyTimeout):

@@ -8,16 +8,17 @@ RFC 9112), nothing of paths or what is served.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote
 
 import httptools
 
 from inferd import clock
 from inferd.gateway.http import Headers, Message, Scope
+from inferd.gateway.upgrade import Offer, Successor
 
 READ_AHEAD_BYTES: Final = 64 * 1024
 
@@ -59,6 +60,9 @@ class Line(Protocol):
     def wants_body(self) -> None:
         """The body that was read ahead is used up: read on."""
 
+    def hand_over(self, exchange: Serving, successor: Successor, serving: Coroutine[Any, Any, None]) -> None:
+        """The connection is another's from now on."""
+
     async def drained(self) -> None:
         """Wait until there is room to write, or nobody to write to."""
 
@@ -81,6 +85,7 @@ class Exchange:
         "is_over",
         "is_started",
         "keep_alive",
+        "may_hand_over",
         "method",
         "num_buffered",
         "on_leave",
@@ -111,6 +116,7 @@ class Exchange:
         self.http_version = http_version
         self.keep_alive = keep_alive
         self.expects_continue = False
+        self.may_hand_over = False  # the client offers to go on in another protocol
         self.is_body_complete = False
         self.num_buffered = 0
         self.raw_head = b""  # as it came, where it came alone and in one piece; without the empty line
@@ -183,7 +189,15 @@ class Exchange:
             "query_string": query,
             "root_path": "",
             "headers": self.headers,
+            "inferd.offer": Offer(self._hand_over, query.decode("latin-1")) if self.may_hand_over else None,
         }
+
+    def _hand_over(self, successor: Successor, serving: Coroutine[Any, Any, None]) -> None:
+        if self.has_left:
+            serving.close()
+            raise BrokenPipeError
+        self.is_started = self.is_over = True
+        self._line.hand_over(self, successor, serving)
 
     async def receive(self) -> Message:
         """ASGI: the next part of the body; after its end nothing, until the client leaves or all is said."""

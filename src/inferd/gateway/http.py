@@ -23,6 +23,7 @@ from inferd.gateway.errors import (
     UnsupportedMediaType,
     printable,
 )
+from inferd.gateway.upgrade import Offer
 from inferd.gateway.upstream import Stream
 from inferd.tenancy.principal import LOCAL, Permit, Principal
 from inferd.types import Timings, Usage
@@ -70,6 +71,12 @@ class EventStream:
         self.headers = headers
 
 
+class Switched:
+    """No answer: the connection was given away, and speaks another protocol."""
+
+    __slots__ = ()
+
+
 Answer = Response | EventStream
 
 
@@ -98,6 +105,7 @@ class Call:
         "method",
         "model",
         "num_ended",
+        "offer",
         "outcome",
         "path",
         "permit",
@@ -123,6 +131,7 @@ class Call:
         self.http_version: str = scope.get("http_version", "1.1")
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.offer: Offer | None = scope.get("inferd.offer")  # to go on in another protocol
         self.receive = receive
         self.send = send
         self.started_at = started_at

@@ -22,6 +22,7 @@ from inferd.events import ClientTurnedAway, Emit, ignore
 from inferd.gateway.connection import MAX_HEADER_BYTES, NO_ROOM, Connection, Waits
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.http import Receive, Scope, Send
+from inferd.gateway.upgrade import Guest
 
 __all__ = ["MAX_HEADER_BYTES", "HttpServer", "bind"]
 
@@ -124,7 +125,7 @@ class HttpServer:
         self._emit = emit
         self._num_turned_away = 0
         self._told_at = 0.0
-        self.connections: set[Connection] = set()
+        self.connections: set[Guest] = set()
         self.is_stopping = False
         self.configure(config)
         if waits is not None:
@@ -224,7 +225,7 @@ class HttpServer:
     def _turned_away_gone(self) -> None:
         self._num_turned_away -= 1
 
-    def connection_gone(self, connection: Connection) -> None:
+    def connection_gone(self, connection: Guest) -> None:
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()

@@ -96,7 +96,8 @@ class Origins:
         """Likewise. Raises Forbidden for a request that changes something and comes from a page of another origin."""
         headers = self.readable(call, closed=closed)
         origin = call.header(b"origin")
-        if origin is None or headers or call.method in _SAFE:
+        # Nothing keeps a page from reading a WebSocket of another origin but the server.
+        if origin is None or headers or (call.method in _SAFE and call.offer is None):
             return headers
         if origin.lower().partition(b"://")[2] != (call.header(b"host") or b"").lower():
             name = printable(origin.decode("latin-1"))

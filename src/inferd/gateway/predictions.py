@@ -89,9 +89,17 @@ def check_task(model: ModelStatus, task: str) -> None:
 def submit(room: Room, call: Call, model: ModelStatus, asked: Asked) -> Stream:
     """Admit it and put it into the model's queue. The call owns the stream."""
     call.model = model.name
-    terms = terms_of(call, priority=asked.priority, timeout=asked.timeout)
+    request = request_of(call, model, asked)
     reserve(room, call, model.name, prompt_tokens=asked.tokens)
-    request = PredictRequest(
+    stream = room.router.submit(request)
+    call.streams.append(stream)
+    return stream
+
+
+def request_of(call: Call, model: ModelStatus, asked: Asked) -> PredictRequest:
+    """What the router gets. Raises InvalidRequest."""
+    terms = terms_of(call, priority=asked.priority, timeout=asked.timeout)
+    return PredictRequest(
         id=call.response_id("predict"),
         model=model.name,
         priority=terms.priority,
@@ -113,9 +121,6 @@ def submit(room: Room, call: Call, model: ModelStatus, asked: Asked) -> Stream:
         sequence_end=asked.sequence_end,
         may_wait=asked.may_wait,
     )
-    stream = room.router.submit(request)
-    call.streams.append(stream)
-    return stream
 
 
 def response_of(prediction: Prediction) -> Response:

@@ -23,7 +23,7 @@ from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, Unlo
 from inferd.gateway.decode import decode_body
 from inferd.gateway.docs_page import docs_page, start_page
 from inferd.gateway.errors import KSERVE_ERRORS, OPENAI_ERRORS, TEI_ERRORS, ErrorShape
-from inferd.gateway.http import HTML_TYPE, Answer, Call, Response, read_body, require_json
+from inferd.gateway.http import HTML_TYPE, Answer, Call, Response, Switched, read_body, require_json
 from inferd.gateway.idempotency import once
 from inferd.gateway.invocations import (
     MLFLOW_ERRORS,
@@ -63,7 +63,7 @@ from inferd.tenancy.principal import Scope
 METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-Endpoint = Callable[[Room, Call, str], Awaitable[Answer]]
+Endpoint = Callable[[Room, Call, str], Awaitable[Answer | Switched]]
 
 
 class Route(NamedTuple):

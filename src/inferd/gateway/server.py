@@ -36,6 +36,7 @@ from inferd.gateway.express import Lane
 from inferd.gateway.express_infer import FamiliarInfer
 from inferd.gateway.generation import error_frame, note_end
 from inferd.gateway.http import (
+    Answer,
     Call,
     ClientLeft,
     EventStream,
@@ -43,6 +44,7 @@ from inferd.gateway.http import (
     Response,
     Scope,
     Send,
+    Switched,
     read_body,
     require_json,
     send_events,
@@ -159,6 +161,8 @@ class Gateway:
             if isinstance(answer, EventStream):
                 begun = True
                 await send_events(call, answer)
+            elif isinstance(answer, Switched):
+                call.status = 101
             else:
                 await send_response(call, answer)
         except InferdError as error:
@@ -174,7 +178,7 @@ class Gateway:
             elif call.status == 0:
                 await send_response(call, self.error_response(call, defect))
 
-    async def _answer(self, call: Call) -> Response | EventStream:
+    async def _answer(self, call: Call) -> Answer | Switched:
         if call.method == "OPTIONS" and call.path == "*":
             return Response(204, headers=((b"allow", b"GET, HEAD, POST, DELETE, OPTIONS"),))
         match = self._table.find(call.path)

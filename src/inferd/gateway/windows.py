@@ -12,7 +12,7 @@ class Window(NamedTuple):
     """Samples ``begin`` to ``end`` of the stream. ``data`` has the context before them as well: zeros where the stream
     had not begun, and zeros behind ``end`` where it is the last window and not full."""
 
-    index: int
+    number: int
     begin: int
     end: int
     data: bytes
