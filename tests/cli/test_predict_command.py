@@ -44,7 +44,8 @@ def adder(path: Path) -> str:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("server")
     bundle = yaml.safe_load(BUNDLE.read_text())["models"]
-    with serving(folder, {"digits": bundle["digits"], "adder": {"source": adder(folder / "adder.onnx")}}) as address:
+    served = {"source": adder(folder / "adder.onnx"), "load": "on_demand"}
+    with serving(folder, {"digits": bundle["digits"], "adder": served}) as address:
         (folder / "address").write_text(address.url)
         yield str(folder)
 
@@ -94,6 +95,11 @@ def test_numbers_over_the_network_answer_for_programs(
     assert probabilities["shape"] == [3, 10]
     assert probabilities["labels"] == list("0123456789")
     assert sum(probabilities["data"]) == pytest.approx(3, abs=1e-4)
+
+
+def test_a_model_that_waits_for_its_first_request_is_loaded(here: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only then it is known what it takes."""
+    assert "sum    FP32 [any, 2]" in told(capsys, "adder")
 
 
 def test_several_inputs_are_given_by_name_and_one_output_is_asked_for(

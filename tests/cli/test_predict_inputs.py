@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from inferd.cli.predict_inputs import example, tensors_of
+from inferd.cli.predict_inputs import tensors_of
+from inferd.cli.predict_layout import example_input
 from inferd.cli.predict_pictures import Range
 from inferd.errors import InvalidRequest
 from inferd.predict.contract import Array
@@ -188,4 +189,4 @@ def _broken(path: Path) -> str:
     ],
 )
 def test_the_example_names_what_is_needed(specs: tuple[Any, ...], line: str) -> None:
-    assert example(specs) == line
+    assert example_input(specs) == line

@@ -49,9 +49,11 @@ class Server:
         self._open = open_
         self._headers = headers
 
-    def get(self, path: str, shape: type[Shape]) -> Shape:
-        """Raises InferdError with what the server said, or that it does not answer."""
-        return _decoded(self._ask("GET", path, ANSWER_S), shape)
+    def get(self, path: str, shape: type[Shape], *, accept: tuple[int, ...] = ()) -> Shape:
+        """``accept``: statuses beside success whose bodies have the shape as well.
+
+        Raises InferdError with what the server said, or that it does not answer."""
+        return _decoded(self._ask("GET", path, ANSWER_S, accept), shape)
 
     def post(self, path: str, shape: type[Shape], *, accept: tuple[int, ...] = (), timeout_s: float = WORK_S) -> Shape:
         """``accept``: statuses beside success whose bodies have the shape as well."""

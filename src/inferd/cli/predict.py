@@ -14,7 +14,8 @@ import msgspec
 
 from inferd import clock
 from inferd.cli.control import Answered, Server, server_options, working
-from inferd.cli.predict_inputs import example, tensors_of
+from inferd.cli.predict_inputs import tensors_of
+from inferd.cli.predict_layout import example_input
 from inferd.cli.predict_outputs import document_of, table_of
 from inferd.cli.predict_pictures import Range
 from inferd.cli.ready import tensor_lines
@@ -54,6 +55,10 @@ class _Metadata(msgspec.Struct, frozen=True):
     inputs: tuple[_Tensor, ...] = ()
     outputs: tuple[_Tensor, ...] = ()
     parameters: _ModelParameters = _ModelParameters()
+
+
+class _Readiness(msgspec.Struct, frozen=True):
+    condition: str = ""
 
 
 class _OutputParameters(msgspec.Struct, frozen=True):
@@ -146,7 +151,7 @@ def command(
       cat letter.txt | inferd predict intents --input - --url http://127.0.0.1:8000
     """
     path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
-    metadata = server.get(path, _Metadata)
+    metadata = _metadata(server, model, path)
     specs = [tensor.spec() for tensor in metadata.inputs]
     outputs = {tensor.name: tensor.spec() for tensor in metadata.outputs}
     if not inputs:
@@ -183,11 +188,23 @@ def command(
     return 0
 
 
+def _metadata(server: Server, model: str, path: str) -> _Metadata:
+    """What the model takes and gives. One that waits for its first request is loaded, as only then it is known."""
+    try:
+        return server.get(path, _Metadata)
+    except Unavailable:
+        if server.get(f"{path}/ready", _Readiness, accept=(400, 503)).condition != "cold":
+            raise
+    with working(f"Loading {model}"):
+        server.send(f"/v2/repository/models/{quote(model, safe='')}/load", b"{}", {"content-type": "application/json"})
+    return server.get(path, _Metadata)
+
+
 def _describe(model: str, metadata: _Metadata, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> None:
     click.echo(f"{model}  {metadata.platform}")
     for line in tensor_lines(inputs, outputs):
         click.echo(line)
-    click.echo(f"\nAsk it: inferd predict {model} {example(inputs)}")
+    click.echo(f"\nAsk it: inferd predict {model} {example_input(inputs)}")
 
 
 def _write(server: Server, model: str, path: str, tasks: list[str], inputs: tuple[str, ...], *, as_json: bool) -> int:

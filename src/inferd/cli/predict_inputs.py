@@ -18,7 +18,8 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from inferd.cli.predict_pictures import Range, layout_of, pixels_of
+from inferd.cli.predict_layout import example_input, layout_of, takes_pictures
+from inferd.cli.predict_pictures import Range, pixels_of
 from inferd.cli.ready import spec_text
 from inferd.errors import InvalidRequest
 from inferd.predict.check import Checker
@@ -67,16 +68,6 @@ def tensors_of(
             add(_taker(given, specs, found), given)
     made = {name: _joined(by_name[name], parts) for name, parts in found.items()}
     return _checked(_level(made, by_name), specs)
-
-
-def example(specs: Sequence[TensorSpec]) -> str:
-    """The options with which the model could be asked."""
-    needed = [spec for spec in specs if not spec.is_optional] or list(specs[:1])
-    parts = []
-    for spec in needed:
-        value = "image.jpg" if _takes_pictures(spec) else "'some text'" if spec.datatype == "BYTES" else "values.npy"
-        parts.append(f"--input {value}" if len(needed) == 1 else f"--input {spec.name}={value}")
-    return " ".join(parts)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -247,11 +238,11 @@ def _taker(given: Given, specs: Sequence[TensorSpec], taken: Mapping[str, object
 
     able = [spec for spec in sorted(specs, key=rank) if _can_take(spec, given)]
     if not able and given.text:
-        able = [spec for spec in sorted(specs, key=rank) if spec.datatype == "BYTES" and not _takes_pictures(spec)]
+        able = [spec for spec in sorted(specs, key=rank) if spec.datatype == "BYTES" and not takes_pictures(spec)]
     if not able:
         what = {"picture": "a file of bytes, such as a picture", "texts": "a text", "numbers": "numbers"}[given.kind]
         raise InvalidRequest(
-            f"No input of the model takes {what} ({given.origin}); its inputs are {_listed(specs)}. Try {example(specs)}."
+            f"No input of the model takes {what} ({given.origin}); its inputs are {_listed(specs)}. Try {example_input(specs)}."
         )
     return able[0]
 
@@ -261,13 +252,8 @@ def _can_take(spec: TensorSpec, given: Given) -> bool:
         case "picture":
             return spec.datatype == "BYTES" or layout_of(spec) is not None
         case "texts":
-            return spec.datatype == "BYTES" and not _takes_pictures(spec)
+            return spec.datatype == "BYTES" and not takes_pictures(spec)
     return spec.datatype != "BYTES"
-
-
-def _takes_pictures(spec: TensorSpec) -> bool:
-    is_named = any(word in spec.name.lower() for word in ("image", "img", "picture", "photo"))
-    return is_named if spec.datatype == "BYTES" else layout_of(spec) is not None
 
 
 def _fitted(spec: TensorSpec, given: Given, brightness: Range, say: Callable[[str], None]) -> Array:
@@ -332,7 +318,7 @@ def _level(made: dict[str, Array], by_name: Mapping[str, TensorSpec]) -> dict[st
 def _checked(made: Mapping[str, Array], specs: Sequence[TensorSpec]) -> dict[str, Array]:
     """In the declared datatypes, where no value is lost. Raises InvalidRequest."""
     if not made:
-        raise InvalidRequest(f"Nothing was given; try {example(specs)}.")
+        raise InvalidRequest(f"Nothing was given; try {example_input(specs)}.")
     checked, _ = Checker(Contract(inputs=tuple(specs), outputs=())).check(Question(inputs=made))
     return dict(checked)
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import numpy as np
 
+from inferd.cli.predict_layout import layout_of
 from inferd.cli.ready import spec_text
 from inferd.errors import InvalidRequest
 from inferd.predict.contract import Array
@@ -19,35 +20,7 @@ from inferd.types import TensorSpec
 Range = Literal["0-1", "0-255", "imagenet"]
 """What a picture's brightness becomes where the model takes numbers: 0 to 1, 0 to 255, or ImageNet's mean and deviation."""
 
-_CHANNELS: Final = (1, 3, 4)
 _IMAGENET: Final = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-
-class Layout(NamedTuple):
-    """Where a picture's axes are in an input; 0: as large as the picture is."""
-
-    height: int
-    width: int
-    channels: int
-    is_channels_first: bool | None  # None: there is no axis of channels
-
-
-def layout_of(spec: TensorSpec) -> Layout | None:
-    """How a picture could be laid out in an input of numbers; None: it could not."""
-    shape = spec.shape
-    if len(shape) == 4 and shape[0] in (-1, 1):
-        shape = shape[1:]
-    elif len(shape) == 3 and shape[0] == -1 and -1 not in shape[1:]:
-        shape = shape[1:]  # rows of grey pictures
-    if len(shape) == 2 and min(shape) > 1:
-        return Layout(shape[0], shape[1], 1, None)
-    if len(shape) != 3:
-        return None
-    if shape[0] in _CHANNELS:
-        return Layout(max(shape[1], 0), max(shape[2], 0), shape[0], True)
-    if shape[2] in _CHANNELS:
-        return Layout(max(shape[0], 0), max(shape[1], 0), shape[2], False)
-    return None
 
 
 def pixels_of(spec: TensorSpec, data: bytes, origin: str, brightness: Range, say: Callable[[str], None]) -> Array:

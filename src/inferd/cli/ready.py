@@ -14,6 +14,7 @@ from typing import Final
 
 import click
 
+from inferd.cli.predict_layout import example_input
 from inferd.config import Config, ModelConfig
 from inferd.types import ModelInfo, TensorSpec
 
@@ -63,7 +64,8 @@ def contract_lines(name: str, info: ModelInfo, config: ModelConfig) -> list[str]
     threads = f", {info.num_threads} thread{'s' * (info.num_threads != 1)}" if info.num_threads else ""
     copies = f", {config.replicas} copies" if config.replicas > 1 else ""
     lines = [f"{click.style(name, bold=True)}  {info.platform}, {batching_text(info, config)}{threads}{copies}"]
-    return lines + tensor_lines(info.inputs, info.outputs)
+    ask = f"  ask    inferd predict {shlex.quote(name)} {example_input(info.inputs)}"
+    return [*lines, *tensor_lines(info.inputs, info.outputs), *([ask] if info.inputs else [])]
 
 
 def tensor_lines(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> list[str]:
