@@ -27,6 +27,7 @@ from inferd.gateway.routes import ROUTES
 from inferd.gateway.sampling import RANGES
 from inferd.observe import metrics
 from inferd.observe.page import as_page
+from inferd.predict.wiring import check_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -98,13 +99,13 @@ def test_the_readmes_file_and_commands_bring_up_a_service(
 ) -> None:
     """Checked here, not served: ``tests/test_reload.py`` has status, reload and drain with a server."""
     readme = ROOT / "README.md"
-    (example,) = fences(readme, "yaml")
+    mixed, example = fences(readme, "yaml")
     (tmp_path / "inferd.yaml").write_text(example)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "data"))
     lines = [words for page, words in commands() if page == "README.md"]
-    named = [words[0] for words in lines if words[0] != "serve" or words[1] == "inferd.yaml"]
-    assert [name for name in named if name != "serve"] == ["check", "keys", "status", "reload", "drain"]
+    named = [words[0] for words in lines if words[0] not in ("serve", "predict")]
+    assert named == ["check", "keys", "status", "reload", "drain"]
     (keys,) = [words for words in lines if words[0] == "keys"]
     assert main(["check", "inferd.yaml"]) == 0
     assert "API keys are needed as soon as one exists" in capsys.readouterr().out
@@ -113,6 +114,10 @@ def test_the_readmes_file_and_commands_bring_up_a_service(
     config = load_config(tmp_path / "inferd.yaml", {}, {})
     assert config.tenants[keys[keys.index("--tenant") + 1]].rpm == 600
     assert keys[keys.index("--models") + 1] in config.models
+    (tmp_path / "mixed.yaml").write_text(mixed)
+    kinds = load_config(tmp_path / "mixed.yaml", {}, {})
+    assert list(kinds.models) == ["chat", "vectors", "churn", "intents", "prices"]
+    check_steps("intents", kinds.models["intents"])
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:

@@ -77,8 +77,11 @@ def test_a_digits_place_size_and_colours_do_not_matter(loaded: dict[str, Runtime
 def test_intents_are_told_as_often_as_the_card_says(loaded: dict[str, Runtime]) -> None:
     phrases, expected = intents.examples("held-out")
     shouted = texts([f"  {phrase.upper()} ".encode() for phrase in phrases])
-    (on_card,) = CARD["intents"].values()
+    on_card, on_card_known = CARD["intents"].values()
     assert accuracy(answered(loaded["intents"], text=shouted), expected) == pytest.approx(on_card, abs=0.003)
+    known, expected = intents.examples("train", of_words="held-out")
+    outputs = answered(loaded["intents"], text=texts([text.encode() for text in known]))
+    assert accuracy(outputs, expected) == pytest.approx(on_card_known, abs=0.003)
 
 
 def test_the_graph_of_intents_is_scikit_learns_pipeline(loaded: dict[str, Runtime]) -> None:

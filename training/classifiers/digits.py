@@ -2,7 +2,7 @@
 
 It learns the images as they are, moved by a pixel, paler and darker, and as what comes out when a drawing of them (larger,
 turned, thinner, bolder) goes through the server's own steps, since pictures from elsewhere arrive that way. The last 500
-images are held out: in that order they are mostly by people who wrote none of the others.
+images are held out: neighbours in the list tend to be by one hand, so these are mostly by others.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ _ABOUT = (
 _SIZES: dict[Split, int] = {"train": 40, "held-out": 10}
 
 
-def examples(split: Split) -> tuple[list[str], list[str]]:
-    """Texts and their intents."""
-    found = list(phrases(split, _SIZES[split], seed=1 if split == "train" else 2))
+def examples(split: Split, *, of_words: Split | None = None) -> tuple[list[str], list[str]]:
+    """Texts and their intents. ``of_words`` as for ``phrases``."""
+    found = list(phrases(split, _SIZES[of_words or split], seed=1 if split == "train" else 2, of_words=of_words))
     return [text for text, _ in found], [intent for _, intent in found]
 
 
@@ -57,9 +57,15 @@ def measure(content: bytes) -> dict[str, float]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content)
-    texts, intents = examples("held-out")
-    (found,) = session.run(["label"], {"text": np.array(texts, dtype=object)})
-    return {"phrases in wordings and words that are in no training phrase": float(np.mean(found == np.array(intents)))}
+
+    def accuracy(texts: list[str], intents: list[str]) -> float:
+        (found,) = session.run(["label"], {"text": np.array(texts, dtype=object)})
+        return float(np.mean(found == np.array(intents)))
+
+    return {
+        "wordings and words that are in no training phrase": accuracy(*examples("held-out")),
+        "wordings of the training, with other words in them": accuracy(*examples("train", of_words="held-out")),
+    }
 
 
 def main(path: Path = scores.MODELS / "demo-intents" / "model.onnx") -> None:

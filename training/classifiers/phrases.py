@@ -101,13 +101,16 @@ def words(slot: str, split: Split) -> list[str]:
     return [word.replace("_", " ") for word in _side(WORDS[slot].split(), split)]
 
 
-def phrases(split: Split, per_wording: int, seed: int) -> Iterator[tuple[str, str]]:
-    """(text, intent), in lower case, ``per_wording`` of each wording (once where nothing can be put into it twice)."""
+def phrases(split: Split, per_wording: int, seed: int, *, of_words: Split | None = None) -> Iterator[tuple[str, str]]:
+    """(text, intent), in lower case, ``per_wording`` of each wording (once where nothing can be put into it twice).
+
+    ``of_words``: the side that the words are of, where it is another than the wordings'.
+    """
     rng = Random(seed)
     for intent in LABELS:
         for wording in wordings(intent, split):
             seen = set()
             for _ in range(per_wording):
-                text = _BLANK.sub(lambda blank: rng.choice(words(blank[1], split)), wording)
+                text = _BLANK.sub(lambda blank: rng.choice(words(blank[1], of_words or split)), wording)
                 seen.add((rng.choice(_OPENINGS) + text + rng.choice(_CLOSINGS)).lower())
             yield from ((text, intent) for text in sorted(seen))
