@@ -162,7 +162,7 @@ def test_a_picture_is_resized_and_that_is_said(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_told_with_what_was_expected_and_what_came(tmp_path: Path) -> None:
     assert "takes FP32 [any, 4]; the value given has 3 values" in refused("1,2,3")
     assert "There is no file nowhere.png" in refused("nowhere.png")
-    assert "its inputs are pixels (FP32 [any, 4]). Try --input values.npy" in refused("hello")
+    assert "its inputs are pixels (FP32 [any, 4]). Try --input 0,0,0,0" in refused("hello")
     assert "Did you mean 'pixels'?" in refused("pixel=1,2,3,4", specs=(PIXELS, IMAGE))
     assert "has no input 'y'" in refused("y=1,2,3,4")
     assert "holds numbers" in refused("text=[1, 2]", specs=(TEXT,))
@@ -182,10 +182,11 @@ def _broken(path: Path) -> str:
 @pytest.mark.parametrize(
     ("specs", "line"),
     [
-        ((PIXELS,), "--input values.npy"),
+        ((PIXELS,), "--input 0,0,0,0"),
+        ((TensorSpec("pixels", "FP32", (-1, 64)),), "--input values.npy"),
         ((TEXT,), "--input 'some text'"),
         ((IMAGE, FREE), "--input image.jpg"),
-        ((TEXT, IDS), "--input text='some text' --input ids=values.npy"),
+        ((TEXT, IDS), "--input text='some text' --input ids=0"),
     ],
 )
 def test_the_example_names_what_is_needed(specs: tuple[Any, ...], line: str) -> None:

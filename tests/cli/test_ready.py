@@ -49,7 +49,7 @@ def test_the_effective_configuration_is_shown(capsys: pytest.CaptureFixture[str]
         "m  onnxruntime_onnx, up to 256 rows together, waiting at most 2 ms, 2 threads, 2 copies",
         "  takes  x              FP32 [any, 4]",
         "  gives  probabilities  FP32 [any, 3]: cat, dog, eel",
-        "  ask    inferd predict m --input values.npy",
+        "  ask    inferd predict m --input 0,0,0,0",
     ]
     show_ready(ADDRESS, Config(models={"m": model}), {"m": info(ROWS)})
     said = capsys.readouterr().out

@@ -5,12 +5,14 @@ Knows no array, so that ``inferd serve`` can show it without importing any.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from inferd.types import TensorSpec
 
 _CHANNELS: Final = (1, 3, 4)
+_MOST_NUMBERS: Final = 8  # of an example that is typed
 _PICTURES: Final = ("image", "img", "picture", "photo")
 _LEAST_SIDE: Final = 8  # of rows and columns that may be a picture: less is a table or a series
 
@@ -52,8 +54,16 @@ def takes_pictures(spec: TensorSpec) -> bool:
 def example_input(specs: Sequence[TensorSpec]) -> str:
     """The options of ``inferd predict`` with which a model could be asked."""
     needed = [spec for spec in specs if not spec.is_optional] or list(specs[:1])
-    parts = []
-    for spec in needed:
-        value = "image.jpg" if takes_pictures(spec) else "'some text'" if spec.datatype == "BYTES" else "values.npy"
-        parts.append(f"--input {value}" if len(needed) == 1 else f"--input {spec.name}={value}")
-    return " ".join(parts)
+    values = {spec.name: _example_value(spec) for spec in needed}
+    if len(needed) == 1:
+        return f"--input {values[needed[0].name]}"
+    return " ".join(f"--input {name}={value}" for name, value in values.items())
+
+
+def _example_value(spec: TensorSpec) -> str:
+    if takes_pictures(spec):
+        return "image.jpg"
+    if spec.datatype == "BYTES":
+        return "'some text'"
+    count = math.prod(size for size in spec.shape if size != -1)
+    return ",".join(["0"] * count) if count <= _MOST_NUMBERS else "values.npy"
