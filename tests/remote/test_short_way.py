@@ -502,6 +502,22 @@ def test_a_familiar_answer_is_heard_as_the_parser_would_have_read_it(some: list[
     assert listen(twice, cuts, remembers=True) == listen(twice, cuts, remembers=False)
 
 
+@pytest.mark.parametrize("form", ["length", "chunks"])
+def test_a_familiar_head_may_be_cut_at_any_byte(form: str) -> None:
+    body = b"x" * 65  # by three shorter than the head up to the first byte of its last three: the two were once taken for one
+    answer = answer_of(200, body, form, [40])
+    for cut in range(1, len(answer)):
+        cuts = [len(answer), cut, len(answer)]
+        assert listen([answer] * 2, cuts, remembers=True) == listen([answer] * 2, cuts, remembers=False), cut
+
+
+def test_a_head_that_has_not_ended_is_like_none() -> None:
+    head = b"POST /a HTTP/1.1\r\ncontent-length: 40\r\nhost: a"
+    unended = head + b"\r"
+    assert pattern_of(unended, unended.find(b"\r\n\r\n")) == (b"", b"")
+    assert not is_exact(b"")
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=5),

@@ -16,8 +16,11 @@ MAX_DIGITS: Final = 8
 def pattern_of(data: bytes, end: int) -> tuple[bytes, bytes]:
     """The head ``data[:end]`` without the digits of its length, and these digits; empty where there are none.
 
-    Takes the first header that looks like it: ``is_exact`` tells whether that was the one.
+    Takes the first header that looks like it: ``is_exact`` tells whether that was the one. A head whose end has not
+    been read yet (``end`` < 0) is like none.
     """
+    if end < 0:
+        return b"", b""
     at = data.find(_WORD, 0, end)
     if at < 0:
         return data[:end], b""
