@@ -504,7 +504,9 @@ def test_a_familiar_answer_is_heard_as_the_parser_would_have_read_it(some: list[
 
 @pytest.mark.parametrize("form", ["length", "chunks"])
 def test_a_familiar_head_may_be_cut_at_any_byte(form: str) -> None:
-    body = b"x" * 65  # by three shorter than the head up to the first byte of its last three: the two were once taken for one
+    body = (
+        b"x" * 65
+    )  # by three shorter than the head up to the first byte of its last three: the two were once taken for one
     answer = answer_of(200, body, form, [40])
     for cut in range(1, len(answer)):
         cuts = [len(answer), cut, len(answer)]

@@ -89,9 +89,7 @@ def refuse(name: str, problems: Sequence[str]) -> None:
         raise ModelLoadError(f"The steps of {name!r} do not work: {problems[0].rstrip('.')}.", param="pipeline")
     if problems:
         listed = "\n  - ".join(problems)
-        raise ModelLoadError(
-            f"The steps of {name!r} have {len(problems)} problems:\n  - {listed}", param="pipeline"
-        )
+        raise ModelLoadError(f"The steps of {name!r} have {len(problems)} problems:\n  - {listed}", param="pipeline")
 
 
 def model_part(contract: Contract) -> ModelPart:
