@@ -21,6 +21,7 @@ _REASONS = {
     409: "A request with this Idempotency-Key is still being worked on.",
     413: "The body is larger than server.max_body_bytes.",
     415: "The body is not JSON.",
+    426: "This is a WebSocket, and the request offers none.",
     422: "The Idempotency-Key was used before, with another body.",
     429: "The API key's quota is used up; try again after the time in Retry-After.",
     500: "A defect of the server.",
@@ -36,7 +37,7 @@ def openapi_document() -> bytes:
     """The document as JSON."""
     wires: list[Wire] = []
     for route in ROUTES:
-        of_route = (route.errors.wire, route.request, route.response, route.chunk)
+        of_route = (route.errors.wire, route.request, route.response, route.chunk, route.query)
         wires += [wire for wire in of_route if wire is not None and wire not in wires]
     schemas, components = msgspec.json.schema_components(wires, ref_template="#/components/schemas/{name}")
     refs = dict(zip(wires, schemas, strict=True))
@@ -45,7 +46,7 @@ def openapi_document() -> bytes:
             _add_limits(components[wire.__name__])
     paths: dict[str, Any] = {}
     for route in ROUTES:
-        paths.setdefault(route.pattern, {})[route.method.lower()] = _operation(route, refs)
+        paths.setdefault(route.pattern, {})[route.method.lower()] = _operation(route, refs, components)
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -75,7 +76,16 @@ def _add_limits(schema: dict[str, Any]) -> None:
                 option["maximum"] = limits.high
 
 
-def _operation(route: Route, refs: dict[Wire, Any]) -> dict[str, Any]:
+def _query(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """A query's parameters, which are the fields of a struct; what has fields of its own is told in its description."""
+    return [
+        {"name": name, "in": "query", "schema": field, **({"explode": False} if field.get("type") == "array" else {})}
+        for name, field in schema["properties"].items()
+        if field.get("type") != "object"
+    ]
+
+
+def _operation(route: Route, refs: dict[Wire, Any], components: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {route.media.decode(): {"schema": refs[route.response] if route.response else {}}}
     if route.chunk is not None:
         content["text/event-stream"] = {
@@ -85,6 +95,8 @@ def _operation(route: Route, refs: dict[Wire, Any]) -> dict[str, Any]:
             }
         }
     responses: dict[str, Any] = {str(route.success): {"description": "Success.", "content": content}}
+    if route.success == 101:
+        responses = {"101": {"description": "The connection is a WebSocket from here on (docs/streams.md)."}}
     for status in route.also:
         responses[str(status)] = {"description": "Not now; the answer says why.", "content": content}
     for status in route.statuses:
@@ -108,6 +120,8 @@ def _operation(route: Route, refs: dict[Wire, Any]) -> dict[str, Any]:
             }
             for part in route.pattern.split("{")[1:]
         ]
+    if route.query is not None:
+        operation.setdefault("parameters", []).extend(_query(components[route.query.__name__]))
     if route.request is not None:
         operation["requestBody"] = {
             "required": route.needs_body,

@@ -55,7 +55,9 @@ from inferd.gateway.openai_wire import (
 )
 from inferd.gateway.relay import CHAT, TEXT, relayed, target_of
 from inferd.gateway.room import Room
+from inferd.gateway.streams import stream
 from inferd.gateway.tokenize import detokenize, tokenize
+from inferd.gateway.window_options import StreamOptions
 from inferd.predict.codecs import text_wire as wire
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Scope
@@ -81,6 +83,7 @@ class Route(NamedTuple):
     also: tuple[int, ...] = ()  # further statuses whose answer is a ``response``
     needs_body: bool = True  # where there is a ``request``
     errors: ErrorShape = OPENAI_ERRORS
+    query: type[msgspec.Struct] | None = None
 
 
 async def _chat(room: Room, call: Call, rest: str) -> Answer:
@@ -329,6 +332,16 @@ def _kserve() -> tuple[Route, ...]:
             for one in both
         ],
         *[post(f"{one}/infer", v2.infer, "Tensors in, tensors out.", InferRequest, InferResponse) for one in both],
+        *[
+            Route(
+                *("GET", f"{one}/stream", "infer", stream, "Windows of a stream of samples, over a WebSocket."),
+                statuses=(*refusals[:-1], 426, 503),
+                success=101,
+                errors=KSERVE_ERRORS,
+                query=StreamOptions,
+            )
+            for one in both
+        ],
         *[post(f"{one}/generate", v2.text, "Continue a text.", TextRequest, TextAnswer) for one in both],
         *[
             post(

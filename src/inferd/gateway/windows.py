@@ -38,6 +38,11 @@ class Windows:
         self._total = 0  # samples that came
         self._index = 0  # of the next window
 
+    @property
+    def is_untouched(self) -> bool:
+        """Nothing came yet."""
+        return not self._total
+
     def push(self, data: bytes) -> None:
         """Further samples: whole ones."""
         assert len(data) % self._sample_bytes == 0, "a sample is not cut"
