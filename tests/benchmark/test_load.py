@@ -62,6 +62,7 @@ async def an_error_event(number: int, body: dict[str, object], writer: asyncio.S
 class Server:
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
+        self.models = b'[{"id":"tiny"}]'
         self.bodies: list[dict[str, object]] = []
         self.num_connections = self.now = self.most_together = 0
         self.writers: list[asyncio.StreamWriter] = []
@@ -77,7 +78,7 @@ class Server:
                 )
                 body = await reader.readexactly(length)
                 if head.startswith("GET /v1/models"):
-                    text = b'{"object":"list","data":[{"id":"tiny"}]}'
+                    text = b'{"object":"list","data":%s}' % self.models
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
                     continue
                 self.bodies.append(json.loads(body))
@@ -157,6 +158,23 @@ def test_an_open_loop_sends_them_all_at_about_its_rate() -> None:
             )
         assert len(records) == 40
         assert max(record.sent_at for record in records) > 0.02
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("models", "chosen"),
+    [
+        (b'[{"id":"vectors","tasks":["embed"]},{"id":"chat","tasks":["generate"]}]', "chat"),
+        (b'[{"id":"loading","tasks":null},{"id":"chat","tasks":["generate"]}]', "loading"),
+        (b'[{"id":"vectors","tasks":["embed"]}]', "vectors"),  # whose refusal says what it can do
+    ],
+)
+def test_the_model_that_is_meant_without_a_name_writes_text(models: bytes, chosen: str) -> None:
+    async def check() -> None:
+        async with running(three_tokens) as (url, server):
+            server.models = models
+            assert await find_model(url) == chosen
 
     asyncio.run(check())
 

@@ -51,6 +51,7 @@ class _Chunk(msgspec.Struct):
 class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    tasks: list[str] | None = None  # only inferd says so
 
 
 class _Models(msgspec.Struct):
@@ -190,11 +191,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_model(url: str, api_key: str | None = None, timeout_s: float = 10.0) -> str:
-    """The name of the first model that the server at ``url`` lists. Raises Unauthenticated, Unavailable."""
+    """The name of the first model of the server at ``url`` that writes text. Raises Unauthenticated, Unavailable."""
     connection = Connection(url, timeout_s, api_key)
     try:
         body = b"\n".join([line async for line in connection.lines("GET", "/v1/models")])
-        return msgspec.json.decode(body, type=_Models).data[0].id
+        listed = msgspec.json.decode(body, type=_Models).data
+        return next((model.id for model in listed if model.tasks is None or "generate" in model.tasks), listed[0].id)
     except (OSError, ServerError, asyncio.IncompleteReadError, TimeoutError) as error:
         if isinstance(error, ServerError) and error.status in (401, 403):
             raise Unauthenticated(

@@ -28,5 +28,6 @@ def _card(status: ModelStatus) -> ModelCard:
         root=status.name,
         max_model_len=(status.info.max_model_len or None) if status.info is not None else None,
         ready=status.replicas_ready >= 1,
+        tasks=status.info.tasks if status.info is not None else None,
         permission=[ModelPermission(id=f"modelperm-{status.name}", created=created)],
     )

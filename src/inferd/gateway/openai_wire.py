@@ -394,6 +394,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
     max_model_len: int | None
     ready: bool  # as KServe v1 asks for it at the same place
+    tasks: tuple[str, ...] | None  # what it can be asked for: generate, embed, classify, ...; None: not known yet
     permission: list[ModelPermission]
 
 
