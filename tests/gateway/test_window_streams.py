@@ -134,7 +134,7 @@ def test_the_first_message_says_what_the_query_does_not(site: Site) -> None:
 
 def test_a_state_is_forgotten_when_its_client_leaves(site: Site) -> None:
     async def then() -> None:
-        for _ in range(6):  # of which the worker keeps two at most
+        for _ in range(12):  # of which the worker keeps eight at most
             async with site.connected() as client:
                 await client.send(floats(1))
                 assert await answers(client, 1) == [1]

@@ -48,7 +48,7 @@ class Site:
     """Workers that stay, behind a gateway that each test begins anew."""
 
     def __init__(self, folder: Path) -> None:
-        stateful = SequenceConfig(states=STATES, idle_s=20, max_sequences=2)
+        stateful = SequenceConfig(states=STATES, idle_s=20, max_sequences=8)
         models = {
             "sum": ModelConfig(source=str(write_sum(folder / "sum.onnx", layers=1)), sequence=stateful),
             "peak": ModelConfig(source=str(write_peak(folder / "peak.onnx")), sequence=SequenceConfig(idle_s=0.2)),

@@ -79,7 +79,8 @@ def _add_limits(schema: dict[str, Any]) -> None:
 def _query(schema: dict[str, Any]) -> list[dict[str, Any]]:
     """A query's parameters, which are the fields of a struct; what has fields of its own is told in its description."""
     return [
-        {"name": name, "in": "query", "schema": field, **({"explode": False} if field.get("type") == "array" else {})}
+        # A list is one value, with commas.
+        {"name": name, "in": "query", "schema": field, "explode": False}
         for name, field in schema["properties"].items()
         if field.get("type") != "object"
     ]

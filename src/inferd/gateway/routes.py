@@ -57,7 +57,7 @@ from inferd.gateway.relay import CHAT, TEXT, relayed, target_of
 from inferd.gateway.room import Room
 from inferd.gateway.streams import stream
 from inferd.gateway.tokenize import detokenize, tokenize
-from inferd.gateway.window_options import StreamOptions
+from inferd.gateway.window_options import WindowOptions
 from inferd.predict.codecs import text_wire as wire
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Scope
@@ -338,7 +338,7 @@ def _kserve() -> tuple[Route, ...]:
                 statuses=(*refusals[:-1], 426, 503),
                 success=101,
                 errors=KSERVE_ERRORS,
-                query=StreamOptions,
+                query=WindowOptions,
             )
             for one in both
         ],

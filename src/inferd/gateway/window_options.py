@@ -35,7 +35,7 @@ _SIZES: Final = {**{name: struct.calcsize("<" + word) for name, word in _FORMATS
 Samples = Annotated[int, Meta(ge=1, le=MAX_SAMPLES)]
 
 
-class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WindowOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parameters of the query, or of the first message's ``open``."""
 
     window: Annotated[Samples | None, Meta(description="Samples of a window.")] = None
@@ -106,7 +106,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def options_of(query: str) -> StreamOptions:
+def options_of(query: str) -> WindowOptions:
     """Raises InvalidRequest."""
     found: dict[str, Any] = {}
     inputs: dict[str, Any] = {}
@@ -126,11 +126,11 @@ def options_of(query: str) -> StreamOptions:
     if "shape" in found:
         found["shape"] = found["shape"].split(",")
     try:
-        return msgspec.convert({**found, "inputs": inputs}, StreamOptions, strict=False)
+        return msgspec.convert({**found, "inputs": inputs}, WindowOptions, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             f"The query is not valid: {printable(str(error), 200)}. Parameters are "
-            f"{', '.join(StreamOptions.__struct_fields__[:-1])} and inputs.NAME.",
+            f"{', '.join(WindowOptions.__struct_fields__[:-1])} and inputs.NAME.",
             code="invalid_query",
         ) from None
 
@@ -143,7 +143,7 @@ def _value(text: str) -> object:
         return text
 
 
-def plan_of(name: str, info: ModelInfo, options: StreamOptions, max_bytes: int) -> Plan:
+def plan_of(name: str, info: ModelInfo, options: WindowOptions, max_bytes: int) -> Plan:
     """Raises InvalidRequest for options that do not fit the model, or lack something."""
     if info.kind != "predict":
         raise InvalidRequest(
@@ -193,7 +193,7 @@ def plan_of(name: str, info: ModelInfo, options: StreamOptions, max_bytes: int) 
     )
 
 
-def _constants(options: StreamOptions, specs: Mapping[str, TensorSpec]) -> dict[str, dict[str, object]]:
+def _constants(options: WindowOptions, specs: Mapping[str, TensorSpec]) -> dict[str, dict[str, object]]:
     given = dict(options.inputs)
     if options.sample_rate is not None:
         for name in RATE_NAMES:
@@ -222,7 +222,7 @@ def _shape_of(value: object) -> list[int]:
 
 
 def _input(
-    name: str, options: StreamOptions, specs: Mapping[str, TensorSpec], constants: Mapping[str, object]
+    name: str, options: WindowOptions, specs: Mapping[str, TensorSpec], constants: Mapping[str, object]
 ) -> TensorSpec:
     if options.input is not None:
         spec = specs.get(options.input)
@@ -242,7 +242,7 @@ def _input(
     return open_ones[0]
 
 
-def _shape(options: StreamOptions, spec: TensorSpec, length: int) -> list[int]:
+def _shape(options: WindowOptions, spec: TensorSpec, length: int) -> list[int]:
     """A window's shape: the one asked for, or the first usual one that the input takes."""
     channels, rank = options.channels, len(spec.shape)
     size = length * channels

@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import logging
 import math
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from inferd import clock
 from inferd.errors import InferdError, InternalError, InvalidRequest
@@ -29,7 +28,8 @@ from inferd.gateway.room import Room
 from inferd.gateway.server import hear_ends
 from inferd.gateway.server import served as served_event
 from inferd.gateway.websocket import PeerLeft, ServerLeaves, WebSocket
-from inferd.gateway.window_options import Plan, StreamOptions, plan_of
+from inferd.gateway.window_options import Plan, WindowOptions, plan_of
+from inferd.gateway.window_wire import Ended, Opened, StreamError, Told, WindowAnswer
 from inferd.gateway.windows import Window, Windows
 from inferd.types import ModelInfo
 
@@ -60,53 +60,6 @@ _PASSING: Final = frozenset(("quota_exceeded", "overloaded", "unavailable", "wor
 _log = logging.getLogger("inferd.gateway")
 
 
-class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A text message of the client's: one of these."""
-
-    open: StreamOptions | None = None
-    samples: Annotated[list[int | float] | None, Meta(description="Row by row, where a sample has channels.")] = None
-    end: bool = False
-
-
-class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="window"):
-    """The answer to a window: samples ``begin`` to ``end`` of the stream."""
-
-    window: int
-    begin: int
-    end: int
-    begin_s: float | msgspec.UnsetType = msgspec.UNSET  # where the sample rate is known
-    end_s: float | msgspec.UnsetType = msgspec.UNSET
-    outputs: msgspec.Raw
-
-
-class StreamError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
-    """What went wrong; with ``window`` only that one is lost, else a close follows."""
-
-    error: ErrorDetail
-    window: int | msgspec.UnsetType = msgspec.UNSET
-    retry_after_s: float | msgspec.UnsetType = msgspec.UNSET
-
-
-class Opened(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="open"):
-    """The answer to ``open``: what is meant by it."""
-
-    model: str
-    version: str
-    input: str
-    datatype: str
-    window: int
-    hop: int
-    context: int
-    sample_rate: int | None
-    is_stateful: bool
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="end"):
-    """The answer to ``end``, after the last window's."""
-
-    windows: int
-
-
 class _Outputs(msgspec.Struct, frozen=True):
     outputs: msgspec.Raw
 
@@ -128,7 +81,7 @@ class WindowStream:
         call: Call,
         served: Served,
         info: ModelInfo,
-        options: StreamOptions,
+        options: WindowOptions,
         plan: Plan | None,
         socket: WebSocket,
     ) -> None:
@@ -228,12 +181,12 @@ class WindowStream:
             await self._end()
         return told.end
 
-    async def _open(self, options: StreamOptions) -> None:
+    async def _open(self, options: WindowOptions) -> None:
         if self._windows is not None and not self._windows.is_untouched:
             raise InvalidRequest("'open' comes before the first sample; connect again for other options.", param="open")
         given = {name: value for name, value in _given(self._options).items() if name != "inputs"}
         inputs = {**self._options.inputs, **options.inputs}
-        both = msgspec.convert({**given, **_given(options), "inputs": inputs}, StreamOptions)
+        both = msgspec.convert({**given, **_given(options), "inputs": inputs}, WindowOptions)
         plan = plan_of(self._served.name, self._info, both, self._room.max_body_bytes)
         self._begin(plan)
         opened = Opened(
@@ -380,12 +333,12 @@ class WindowStream:
                 stream.close()
 
 
-def _given(options: StreamOptions) -> dict[str, object]:
+def _given(options: WindowOptions) -> dict[str, object]:
     """The options that differ from what is meant by nothing."""
-    plain = StreamOptions()
+    plain = WindowOptions()
     return {
         name: getattr(options, name)
-        for name in StreamOptions.__struct_fields__
+        for name in WindowOptions.__struct_fields__
         if getattr(options, name) != getattr(plain, name)
     }
 
