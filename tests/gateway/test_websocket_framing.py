@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -90,7 +90,7 @@ class Raw:
     async def end(self) -> bytes:
         return await self._within(self.reader.read())
 
-    async def _within(self, reading: Any) -> Any:
+    async def _within(self, reading: Coroutine[Any, Any, bytes]) -> bytes:
         return await asyncio.wait_for(reading, 10)
 
 
