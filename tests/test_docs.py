@@ -246,6 +246,17 @@ def test_every_extra_that_a_page_or_a_message_names_exists() -> None:
             assert set(named.split(",")) <= extras.keys(), f"{path.name} names inferd[{named}]"
 
 
+def test_every_dependency_has_a_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    reasons = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## Dependencies")[2]
+    for line in (
+        *project["dependencies"],
+        *(line for extra in project["optional-dependencies"].values() for line in extra),
+    ):
+        name = re.split(r"[\[<>=;]", line)[0]
+        assert f"`{name}`" in reasons or name.startswith("types-"), f"ARCHITECTURE.md does not say what {name} is for"
+
+
 def test_every_requirement_has_a_test_or_says_that_it_is_open() -> None:
     rows = re.findall(
         r"^\| ([A-O]\d\d) \| (.*) \| (.*) \| (.*) \|$",
