@@ -288,7 +288,7 @@ def test_a_request_that_is_over_has_left_nothing_behind() -> None:
                     await running.is_over()
                     gc.collect()
                     found = ours(gc.garbage)
-                found += ours([thing for thing in gc.get_objects() if isinstance(thing, PER_REQUEST)])
+                found += ours([thing for thing in gc.get_objects() if issubclass(type(thing), PER_REQUEST)])
                 if found:
                     left[kind.__name__] = found
 

@@ -87,7 +87,7 @@ def test_a_call_that_failed_is_freed_when_it_is_over(server: GrpcRunning, connec
     try:
         failure(connected)
         server.router.refusal = None  # the fake's, which has a traceback now
-        until_now(lambda: not any(isinstance(thing, Call) for thing in gc.get_objects()), "nothing has it", 5)
+        until_now(lambda: not any(issubclass(type(thing), Call) for thing in gc.get_objects()), "nothing has it", 5)
     finally:
         gc.enable()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -198,7 +199,8 @@ def imported_container(document: Any) -> None:
 def test_a_copy_of_an_archive_is_loaded(program: Path, tmp_path: Path) -> None:
     """What the attacks below change is the only reason why they are refused."""
     copy = changed(program, tmp_path / "copy.pt2", lambda records: None)
-    assert loaded(copy).contract == loaded(program).contract
+    whole, again = loaded(program).contract, loaded(copy).contract
+    assert msgspec.structs.replace(again, typical_rows=whole.typical_rows) == whole  # these are measured
 
 
 @pytest.mark.parametrize(
