@@ -27,6 +27,7 @@ from inferd.predict.encoder.texts import Encoded
 from inferd.predict.encoder.wishes import Wishes, cut_of, dimensions_of, prompt_of, wishes_of
 from inferd.predict.load import num_threads
 from inferd.predict.runtime import Item, Result
+from inferd.predict.runtimes.libraries import bound_memory
 from inferd.types import TensorSpec
 
 Progress = Callable[[str, int, int], None]
@@ -78,12 +79,14 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
     except msgspec.ValidationError as error:
         raise ModelLoadError(f"options of the model {name!r}: {error}.", param="options") from None
     torch.set_num_threads(num_threads(config))
+    device = _device(config.device)
+    bound_memory(torch, device, config.memory_bytes)
     pooling = (options.pooling,) if isinstance(options.pooling, str) else options.pooling
     model = load_text_model(
         Path(path),
         task=config.task,
         dtype=config.dtype,
-        device=_device(config.device),
+        device=device,
         max_tokens=config.max_model_len,
         pooling=pooling,
         normalize=options.normalize,

@@ -32,3 +32,10 @@ def needs(module: str, what: str) -> Any:
         raise ModelLoadError(f"{package} cannot be imported: {error}; install it again.", param="runtime") from None
     except (ImportError, OSError) as error:
         raise ModelLoadError(f"{package} cannot be imported: {error}; install it again.", param="runtime") from None
+
+
+def bound_memory(torch: Any, device: Any, memory_bytes: int | None) -> None:
+    """Let torch's allocator take no more of a GPU in this process than the model was given; None: as it likes."""
+    if device.type == "cuda" and memory_bytes is not None:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total), device)

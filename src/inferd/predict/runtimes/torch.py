@@ -19,7 +19,7 @@ from inferd.config import ModelConfig
 from inferd.errors import ModelLoadError
 from inferd.predict.contract import Array, Contract, Tensors
 from inferd.predict.load import num_threads
-from inferd.predict.runtimes.libraries import needs
+from inferd.predict.runtimes.libraries import bound_memory, needs
 from inferd.predict.runtimes.pt2_check import check_archive
 from inferd.predict.runtimes.trial import example, try_rows
 from inferd.predict.stacked import Stacked
@@ -141,7 +141,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
     path = Path(path)
     torch.set_num_threads(num_threads(config))
     device = _device(torch, config.device)
-    _bound_memory(torch, device, config.memory_bytes)
+    bound_memory(torch, device, config.memory_bytes)
     progress("weights", 0, 1)
     if content_of(path) == "torchscript":
         program, contract = _torchscript(torch, name, path, config, device)
@@ -160,13 +160,6 @@ def _device(torch: Any, wanted: str) -> Any:
             param="device",
         )
     return torch.device(wanted if wanted != "auto" else "cuda" if has_cuda else "cpu")
-
-
-def _bound_memory(torch: Any, device: Any, memory_bytes: int | None) -> None:
-    """Let this process take no more of the device than the model was given."""
-    if device.type == "cuda" and memory_bytes is not None:
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total), device)
 
 
 # -- torch.export ------------------------------------------------------------------------------
