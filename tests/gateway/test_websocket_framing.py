@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
@@ -310,3 +312,10 @@ def test_a_websocket_follows_requests_that_came_before_it(site: Site) -> None:
             assert y(await client.answer()) == 1
 
     site.talk(then)
+
+
+def test_nothing_of_it_is_imported_before_the_first_one_comes() -> None:
+    code = "import sys, inferd.gateway.server, inferd.gateway.listener; sys.exit('websockets' in sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )

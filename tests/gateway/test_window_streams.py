@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +20,9 @@ from websockets.typing import Subprotocol
 
 from inferd import clock
 from inferd.errors import QuotaExceeded
+from inferd.events import HttpServed
 from inferd.gateway.websocket import WebSocket
+from inferd.router.replica import LocalReplica
 from inferd.tenancy.principal import Principal
 
 
@@ -82,6 +86,10 @@ def test_a_connection_is_a_sequence_and_every_window_has_an_answer_in_order(site
     assert [(event.status, event.model, event.route) for event in site.windows()] == [
         (200, "sum", "/v2/models/{model}/stream")
     ] * 7
+    (first, second) = [
+        event.request_id for event in site.events if isinstance(event, HttpServed) and event.status == 101
+    ][:2]
+    assert {event.request_id for event in site.windows()} >= {f"{first}-0", f"{first}-3", f"{second}-1"}
 
 
 def test_windows_roll_with_their_context(site: Site) -> None:
@@ -342,5 +350,25 @@ def test_who_reads_nothing_is_not_read_from_and_holds_nobody_up(site: Site) -> N
             assert len(stuck) == 1
             assert stuck[0]._waiting_bytes < 4 << 20
             slow.transport.abort()
+
+    site.talk(then)
+
+
+def test_a_state_that_died_with_its_worker_ends_the_stream(site: Site) -> None:
+    async def then() -> None:
+        (replica,) = site.router.replicas("sum")
+        assert isinstance(replica, LocalReplica)
+        async with site.connected() as client:
+            await client.send(floats(1))
+            assert await answers(client, 1) == [1]
+            pid = replica.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await site.until(lambda: replica.pid not in (pid, None) and replica.is_ready)
+            await client.send(floats(1))
+            assert await ended_by(client) == ("sequence_not_found", 1012)
+        async with site.connected() as client:
+            await client.send(floats(1))
+            assert await answers(client, 1) == [1]
 
     site.talk(then)

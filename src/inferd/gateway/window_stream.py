@@ -49,8 +49,9 @@ _CLOSE: Final[dict[str, int]] = {
     "deadline_exceeded": 1013,
     "cancelled": 1012,
 }
+# Codes whose close differs from their kind's. A state that is gone is its worker's fault, not the window's.
+_CLOSE_BY_CODE: Final[dict[str | None, int]] = {"stream_idle": 1008, "sequence_not_found": 1012}
 _DEFECT: Final = 1011
-_POLICY: Final = 1008
 _GOING_AWAY: Final = 1001
 _DONE: Final = 1000
 
@@ -89,6 +90,7 @@ class WindowStream:
         self._room = room
         self._path, self._route, self._headers = call.path, call.route, call.headers
         self._offer = call.offer
+        self._id = call.request_id
         self._principal = call.principal
         self._served = served
         self._info = info
@@ -241,7 +243,7 @@ class WindowStream:
         )
         self._has_state = bool(self._sequence)
         try:
-            found = await self._computed(asked, len(body))
+            found = await self._computed(asked, window.number, len(body))
         except InferdError as error:
             if self._sequence or error.kind not in _PASSING:
                 raise
@@ -260,9 +262,10 @@ class WindowStream:
         )
         await self._socket.send(_encode(answer))
 
-    async def _computed(self, asked: Asked, num_bytes: int) -> bytes:
+    async def _computed(self, asked: Asked, number: int, num_bytes: int) -> bytes:
         """A window's outputs in KServe v2's JSON. Raises InferdError; PeerLeft when the client left meanwhile."""
         call = self._made(num_bytes)
+        call.request_id = f"{self._id}-{number}"
         self._call = call
         try:
             authenticate(self._room.door, call, "infer")
@@ -301,7 +304,9 @@ class WindowStream:
     async def _fail(self, error: InferdError) -> None:
         with contextlib.suppress(PeerLeft):
             await self._socket.send(_error(error))
-        code = _POLICY if isinstance(error, _Idle) else _CLOSE.get(error.kind, _DEFECT)
+        code = _CLOSE.get(error.kind, _DEFECT)
+        if error.code in _CLOSE_BY_CODE:
+            code = _CLOSE_BY_CODE[error.code]
         if self._socket.is_stopping:
             code = _GOING_AWAY
         self._socket.close(code, printable(error.message, MAX_MESSAGE_CHARS))
