@@ -1,4 +1,4 @@
-"""A chat model, a detector, a text classifier and trees behind one port, from one file."""
+"""A chat model, an embedding model, a reranker, ONNX, a text classifier, trees and a Python class behind one port, from one file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import xgboost
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
+from tests.predict.encoder.tiny_encoders import write_encoder
 from tests.predict.live import serving
 from tests.predict.small_onnx import identity
 
+NAMES = {"chat", "same", "mood", "trees", "vectors", "judge", "mine"}
 ROWS = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 
 
@@ -35,14 +37,23 @@ def server(booster: xgboost.Booster, tmp_path_factory: pytest.TempPathFactory) -
         "same": {"source": str(identity(folder / "same.onnx"))},
         "mood": {"source": str(folder / "mood.skops")},
         "trees": {"source": str(folder / "trees.ubj")},
+        "vectors": {"source": str(write_encoder(folder / "vectors", "BertModel")), "threads": 1},
+        "judge": {
+            "source": str(write_encoder(folder / "judge", "BertForSequenceClassification", labels=1)),
+            "threads": 1,
+        },
+        "mine": {"source": f"{folder / 'mine.py'}:Longest", "allow_code": True},
     }
-    with serving(folder, models, memory_bytes=2 << 30) as (url, _):
+    (folder / "mine.py").write_text(
+        "class Longest:\n    def predict(self, texts: list[str]) -> str:\n        return max(texts, key=len)\n"
+    )
+    with serving(folder, models, memory_bytes=4 << 30) as (url, _):
         yield url
 
 
 def test_each_is_asked_in_its_own_way(server: str, booster: xgboost.Booster) -> None:
     with httpx.Client(base_url=server, timeout=30) as client:
-        assert {one["id"] for one in client.get("/v1/models").json()["data"]} == {"chat", "same", "mood", "trees"}
+        assert {one["id"] for one in client.get("/v1/models").json()["data"]} == NAMES
         said = client.post(
             "/v1/chat/completions",
             json={"model": "chat", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4},
@@ -62,6 +73,15 @@ def test_each_is_asked_in_its_own_way(server: str, booster: xgboost.Booster) -> 
         np.testing.assert_allclose(simple["predictions"], found, rtol=1e-5)
         asked = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
         assert client.post("/v2/models/same/infer", json=asked).json()["outputs"][0]["data"] == [1, 2]
+        embedded = client.post("/v1/embeddings", json={"model": "vectors", "input": ["the cat", "a king plays"]})
+        assert [len(one["embedding"]) for one in embedded.json()["data"]] == [32, 32]
+        asked = {"model": "judge", "query": "the cat", "documents": ["a king plays", "dogs", "the garden"]}
+        ranked = client.post("/rerank", json=asked).json()["results"]
+        scores = [one["relevance_score"] for one in ranked]
+        assert sorted(one["index"] for one in ranked) == [0, 1, 2]
+        assert scores == sorted(scores, reverse=True)
+        asked = {"inputs": [{"name": "texts", "datatype": "BYTES", "shape": [2], "data": ["a", "abc"]}]}
+        assert client.post("/v2/models/mine/infer", json=asked).json()["outputs"][0]["data"] == ["abc"]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +90,8 @@ def test_each_is_asked_in_its_own_way(server: str, booster: xgboost.Booster) -> 
         ("/v1/chat/completions", {"model": "trees", "messages": [{"role": "user", "content": "Hello"}]}),
         ("/classify", {"model": "trees", "input": "so good"}),
         ("/v1/embeddings", {"model": "mood", "input": "so good"}),
+        ("/v1/embeddings", {"model": "judge", "input": "so good"}),
+        ("/v1/completions", {"model": "vectors", "prompt": "so good"}),
         ("/v2/models/chat/infer", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}),
     ],
 )
