@@ -90,6 +90,20 @@ def test_a_model_is_tried_with_rows_of_its_contract() -> None:
     assert max(seen) == 32
 
 
+def test_a_size_that_takes_more_than_a_quarter_of_the_memory_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = [0]
+
+    def compute(inputs: dict[str, Array]) -> dict[str, Array]:
+        taken[0] = max(taken[0], 1000 * len(inputs["x"]))
+        return {"y": inputs["x"]}
+
+    monkeypatch.setattr("inferd.predict.probe._rss_bytes", lambda: taken[0])
+    found = probe(Stacked(CONTRACT, compute), 64, memory_bytes=64_000)
+    assert found is not None
+    assert found.rows == 16
+    assert taken == [32_000]
+
+
 @pytest.mark.parametrize(
     "changed",
     [
