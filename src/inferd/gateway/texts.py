@@ -1,7 +1,7 @@
 """The endpoints about texts: embeddings, rerank, score, classify, pooling, and text-embeddings-inference's.
 
 Of a body only what concerns the queue is read here; its texts are the worker's to read, and its answer goes back as
-it came. Vectors of models behind remote servers are relayed. Knows no tensor.
+it came. Vectors, ranks and scores of models behind remote servers are relayed. Knows no tensor.
 """
 
 from __future__ import annotations
