@@ -8,9 +8,13 @@ import shlex
 from pathlib import Path
 
 import click
+import msgspec
+import numpy as np
 import pytest
+from rich.console import Console
 
 from inferd.cli.check import examine, show
+from inferd.cli.predict_outputs import table_of, text_of
 from inferd.cli.ready import contract_lines, curl_line, python_lines, show_ready, spec_text
 from inferd.config import BatchingConfig, Config, ModelConfig
 from inferd.types import ModelInfo, TensorSpec
@@ -113,3 +117,19 @@ def test_check_lists_what_models_take_and_give(tmp_path: Path, capsys: pytest.Ca
     assert "trees  lightgbm_text" in said
     assert "takes  input-0  FP64 [any, 7]" in said
     assert "rows of any number" in said
+
+
+def test_nothing_in_a_models_names_steers_the_terminal() -> None:
+    name = "x\x1b]0;owned\x07\x9b2J\n\u202e\ud800ü"
+    spec = TensorSpec(name, "FP32", (-1, 2), labels=(name, name))
+    of_model = msgspec.structs.replace(info(spec), outputs=(spec,))
+    lines = [*contract_lines("m", of_model, ModelConfig(source="m.onnx"))[1:], curl_line(ADDRESS, "m", of_model)]
+    assert [line for line in lines if not line.isprintable()] == []
+    assert r"x\x1b]0;owned\x07\x9b2J\n\u202e\ud800ü" in lines[0]
+    table = table_of({name: np.array([[0.25, 0.75]], np.float32)}, {name: spec}, None)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table)
+    told = captured.get()
+    assert [line for line in told.split("\n") if not line.isprintable()] == []
+    assert text_of(b"a\tb\n\x1b[31mc") == "a\tb\n\\x1b[31mc"

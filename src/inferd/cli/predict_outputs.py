@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from inferd.cli.ready import shown
 from inferd.predict.contract import Array
 from inferd.types import TensorSpec
 
@@ -41,7 +42,7 @@ def table_of(outputs: Mapping[str, Array], specs: Mapping[str, TensorSpec], top:
     for name, array in outputs.items():
         rows = list(array) if array.ndim and len(array) == num_rows else [array]
         for number, row in enumerate(rows[:_MOST_ROWS]):
-            cells = [Text(name if number == 0 else "", style="bold")]
+            cells = [Text(shown(name) if number == 0 else "", style="bold")]
             if num_rows > 1:
                 cells.append(Text(str(number) if len(rows) > 1 else ""))
             table.add_row(*cells, _value(np.asarray(row), specs[name], top))
@@ -62,9 +63,9 @@ def _value(row: Array, spec: TensorSpec, top: int) -> Text:
     values = row.ravel()
     if values.size <= _MOST_VALUES:
         return Text(", ".join(number_text(value) for value in values.tolist()) or "(none)")
-    shown = ", ".join(number_text(value) for value in values[:_MOST_VALUES].tolist())
+    first = ", ".join(number_text(value) for value in values[:_MOST_VALUES].tolist())
     shape = " x ".join(map(str, row.shape))
-    return Text.assemble(f"{shown}, ... ", (f"({shape} values, {_range(values)})", "dim"))
+    return Text.assemble(f"{first}, ... ", (f"({shape} values, {_range(values)})", "dim"))
 
 
 def _range(values: Array) -> str:
@@ -78,14 +79,15 @@ def _classes(scores: Array, labels: tuple[str, ...], top: int) -> Text:
     from rich.text import Text
 
     best = np.argsort(scores, kind="stable")[::-1][:top]
-    width = max(len(labels[place]) for place in best)
+    names = {place: shown(labels[place]) for place in best.tolist()}
+    width = max(map(len, names.values()))
     are_probabilities = bool(scores.min() >= 0 and scores.max() <= 1.000001)
     found = Text()
-    for number, place in enumerate(best):
+    for number, place in enumerate(names):
         score = float(scores[place])
         bar = "━" * round(_BAR_WIDTH * score) if are_probabilities else ""
         found.append("\n" if number else "")
-        found.append(f"{labels[place]:<{width}}  ", style="bold" if number == 0 else "")
+        found.append(f"{names[place]:<{width}}  ", style="bold" if number == 0 else "")
         found.append(f"{score:.4f}  " if are_probabilities else f"{number_text(score):>10}")
         found.append(bar, style="green" if number == 0 else "dim")
     return found
@@ -107,7 +109,8 @@ def text_of(value: object) -> str:
     if text[:1] in ("{", "["):
         with contextlib.suppress(ValueError):
             text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}... ({len(text):,} characters)"
+    cut = shown(text[:_MOST_CHARS], keep="\n\t")
+    return cut if len(text) <= _MOST_CHARS else f"{cut}... ({len(text):,} characters)"
 
 
 def document_of(

@@ -70,12 +70,22 @@ def contract_lines(name: str, info: ModelInfo, config: ModelConfig) -> list[str]
 
 def tensor_lines(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> list[str]:
     """A line for each input and output."""
-    width = max((len(spec.name) for spec in (*inputs, *outputs)), default=0)
+    width = max((len(shown(spec.name)) for spec in (*inputs, *outputs)), default=0)
     lines = []
     for word, specs in (("takes", inputs), ("gives", outputs)):
         for place, spec in enumerate(specs):
-            lines.append(f"  {word if place == 0 else '':5}  {spec.name:{width}}  {spec_text(spec)}")
+            lines.append(f"  {word if place == 0 else '':5}  {shown(spec.name):{width}}  {spec_text(spec)}")
     return lines
+
+
+def shown(text: str, *, keep: str = "") -> str:
+    """A text out of a model's file or answer, for a terminal: what would steer it is written out, but for ``keep``."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
 
 
 def spec_text(spec: TensorSpec) -> str:
@@ -85,7 +95,7 @@ def spec_text(spec: TensorSpec) -> str:
     labels = ""
     if spec.labels:
         more = ", ..." if len(spec.labels) > _MOST_LABELS else ""
-        labels = f": {', '.join(spec.labels[:_MOST_LABELS])}{more}"
+        labels = f": {', '.join(map(shown, spec.labels[:_MOST_LABELS]))}{more}"
     return f"{spec.datatype} [{shape}]{optional}{labels}"
 
 
@@ -110,6 +120,8 @@ def curl_line(address: str, name: str, info: ModelInfo | None = None, *, needs_k
     if body is None:
         return f"curl{key} {address}{path}"
     text = json.dumps(body, ensure_ascii=False)
+    if not text.isprintable():
+        text = json.dumps(body)
     return f"curl {address}{path} -H 'content-type: application/json'{key} -d {shlex.quote(text)}"
 
 
