@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +18,17 @@ from tests.gateway.fakes import FakeDoor
 from tests.gateway.window_site import SUM, Site, floats
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.protocol import Protocol
 from websockets.typing import Subprotocol
 
 from inferd import clock
 from inferd.errors import QuotaExceeded
 from inferd.events import HttpServed
-from inferd.gateway.websocket import WebSocket
+from inferd.gateway.connection import Connection
+from inferd.gateway.exchange import Exchange
+from inferd.gateway.http import Call
+from inferd.gateway.websocket import WebSocket, _Handshake
+from inferd.gateway.window_stream import WindowStream
 from inferd.router.replica import LocalReplica
 from inferd.tenancy.principal import Principal
 
@@ -329,6 +336,41 @@ def test_silence_is_probed_and_a_peer_that_vanished_is_given_up(site: Site) -> N
             client.transport.resume_reading()
 
     site.talk(then)
+
+
+def test_what_a_stream_took_is_given_back_without_the_collector(site: Site) -> None:
+    async def then() -> None:
+        before = kept()
+        for _ in range(3):
+            async with site.connected() as client:  # closes
+                await client.send(floats(1))
+                assert await answers(client, 1) == [1]
+            async with site.connected() as client:  # is refused
+                await client.send("nonsense")
+                await ended_by(client)
+            async with site.connected("window=1", "peak") as client:  # is cut
+                await client.send(floats(*[1] * 1000))
+                client.transport.abort()
+            async with site.connected() as client:  # ends
+                await client.send(json.dumps({"end": True}))
+                assert (await heard(client))["type"] == "end"
+                await closed(client)
+            await site.refused("window=0")
+        await site.until(lambda: not site.gateway.connections and not site.gateway._tasks)
+        assert kept() == before
+
+    gc.collect()
+    gc.disable()
+    try:
+        site.talk(then)
+    finally:
+        gc.enable()
+
+
+def kept() -> Counter[str]:
+    """Objects of connections, of which none must stay. The client's own are not ours to free."""
+    ours = {Call, Exchange, Connection, WebSocket, WindowStream, Protocol, _Handshake}
+    return Counter(type(one).__name__ for one in gc.get_objects() if type(one) in ours)
 
 
 def test_who_reads_nothing_is_not_read_from_and_holds_nobody_up(site: Site) -> None:

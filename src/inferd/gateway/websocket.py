@@ -79,7 +79,9 @@ class WebSocket(Successor):
 
     def __init__(self, call: Call) -> None:
         """Reads the handshake. Raises InvalidRequest."""
-        self._response = ServerProtocol(select_subprotocol=_ours, logger=_log).accept(_request(call))
+        handshake = _Handshake(logger=_log)
+        self._response = handshake.accept(_request(call))
+        handshake.parser.close()  # it refers back, and both would wait for the collector
         if self._response.status_code != 101:
             why = " ".join(self._response.body.decode("utf-8", "replace").split())
             raise InvalidRequest(f"The WebSocket handshake is not valid: {why}", code="invalid_handshake")
@@ -200,7 +202,11 @@ class WebSocket(Successor):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
-        self._gone()
+        gone = self._gone
+        del self._gone  # it knows of this
+        gone()
+        self._protocol.parser.close()
+        self._protocol.parser_exc = None
 
     def pause_writing(self) -> None:
         self._is_writable = False
@@ -306,9 +312,10 @@ class WebSocket(Successor):
             self._flush()
 
 
-def _ours(protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    """A client that offers none needs none."""
-    return next((word for word in offered if word == SUBPROTOCOL), None)
+class _Handshake(ServerProtocol):
+    def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
+        """A client that offers none needs none."""
+        return next((word for word in subprotocols if word == SUBPROTOCOL), None)
 
 
 def _request(call: Call) -> Request:
