@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import struct
 import subprocess
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from tests.gateway.window_site import SUM, Site, floats
 
 from inferd import clock
-from inferd.gateway.websocket import CLOSE_S, MAX_MESSAGE_BYTES, WebSocket
+from inferd.gateway.websocket import CLOSE_S, MAX_MESSAGE_BYTES, READ_BYTES, WebSocket
 
 TEXT, BINARY, CONT, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 KEY = base64.b64encode(bytes(16)).decode()
@@ -203,6 +204,67 @@ def test_who_breaks_the_protocol_is_told_and_closed(site: Site, said: bytes, cod
 
     site.talk(then)
     assert not site.windows()
+
+
+def test_a_flood_of_small_frames_is_looked_at_bit_by_bit(site: Site) -> None:
+    async def then() -> None:
+        async with opened(site) as client:
+            (guest,) = site.gateway.connections
+            assert isinstance(guest, WebSocket)
+            flood = frame(BINARY) * 20_000
+            guest.data_received(flood)
+            assert len(guest._unread) == len(flood)
+            client.writer.write(frame(BINARY, floats(1)))
+            for turn in range(3):
+                await asyncio.sleep(0)
+                assert len(guest._unread) >= len(flood) - (turn + 2) * READ_BYTES
+            assert y(await client.answer()) == 1
+            assert not guest._unread
+            client.writer.write(close())
+            assert await client.closed() == 1000
+
+    site.talk(then)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=40),
+            st.builds(
+                frame,
+                st.integers(0, 15),
+                st.one_of(st.binary(max_size=12), st.just(floats(1)), st.just(b'{"samples":[1]}')),
+                fin=st.booleans(),
+                rsv=st.sampled_from([0, 0, 0, 1]),
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_no_bytes_are_a_defect_of_the_server(site: Site, said: list[bytes]) -> None:
+    failed: list[str] = []
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.ERROR:
+                failed.append(record.getMessage())
+
+    async def then() -> None:
+        async with opened(site) as client:
+            client.writer.write(b"".join(said))
+            client.writer.write_eof()
+            heard = await client.end()
+            assert b'"internal_error"' not in heard
+        await site.until(lambda: not site.gateway.connections)
+
+    listening = Listening()
+    logging.getLogger().addHandler(listening)
+    try:
+        site.talk(then)
+    finally:
+        logging.getLogger().removeHandler(listening)
+    assert failed == []
 
 
 def test_a_close_is_answered_with_its_code_and_nothing_after_it_counts(site: Site) -> None:

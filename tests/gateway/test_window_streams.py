@@ -313,6 +313,28 @@ def test_a_server_that_leaves_answers_what_was_full_and_says_so(site: Site) -> N
     site.talk(then)
 
 
+def test_sixteen_streams_at_once_have_their_answers_within_half_a_second(site: Site) -> None:
+    """The bound of M05, which is hundreds of times what it takes; ``bench/stream_windows.py`` measures that."""
+
+    async def listen(loop: asyncio.AbstractEventLoop) -> list[float]:
+        took = []
+        async with site.connected("window=512&context=64", "peak") as client:
+            for number in range(20):
+                began = loop.time()
+                await client.send(floats(*[number] * 512))
+                assert await answers(client, 1) == [number]
+                took.append(loop.time() - began)
+        return took
+
+    async def then() -> None:
+        loop = asyncio.get_running_loop()
+        all_of_them = await asyncio.gather(*[listen(loop) for _ in range(16)])
+        took = sorted(one for each in all_of_them for one in each)
+        assert took[len(took) * 95 // 100] <= 0.5
+
+    site.talk(then)
+
+
 def socket_of(site: Site) -> WebSocket:
     (guest,) = site.gateway.connections
     assert isinstance(guest, WebSocket)

@@ -26,6 +26,7 @@ from inferd.gateway.upgrade import Offer, Successor
 
 SUBPROTOCOL: Final = "inferd"
 MAX_MESSAGE_BYTES: Final = 1 << 20
+READ_BYTES: Final = 8 * 1024  # that are looked at in one go
 AHEAD_BYTES: Final = 128 * 1024  # of messages that wait to be looked at; then no more is read
 MESSAGE_BYTES: Final = 64  # what a message costs beside its own bytes
 WRITE_AHEAD_BYTES: Final = 64 * 1024
@@ -67,6 +68,7 @@ class WebSocket(Successor):
         "_stuck_bytes",
         "_stuck_since",
         "_transport",
+        "_unread",
         "_waiter",
         "_waiting_bytes",
         "is_stopping",
@@ -86,6 +88,7 @@ class WebSocket(Successor):
             why = " ".join(self._response.body.decode("utf-8", "replace").split())
             raise InvalidRequest(f"The WebSocket handshake is not valid: {why}", code="invalid_handshake")
         self._protocol = Protocol(Side.SERVER, max_size=MAX_MESSAGE_BYTES, logger=_log)
+        self._unread = bytearray()
         self._messages: deque[str | bytes] = deque()
         self._waiting_bytes = 0
         self._part = bytearray()  # of a message in fragments
@@ -145,9 +148,8 @@ class WebSocket(Successor):
         self._close_since = clock.now()
         self._messages.clear()
         self._flush()
-        if self._is_read_paused:  # the client's answer is to be heard
-            self._is_read_paused = False
-            self._transport.resume_reading()
+        self._waiting_bytes = 0
+        self._read_on()  # the client's answer is to be heard
 
     @property
     def _is_over(self) -> bool:
@@ -182,6 +184,28 @@ class WebSocket(Successor):
     def data_received(self, data: bytes) -> None:
         self._heard_at = clock.now()
         self._pinged_at = 0.0
+        if self._unread or len(data) > READ_BYTES:
+            if not self._unread:
+                asyncio.get_running_loop().call_soon(self._read_unread)
+            self._unread += data
+            self._pause_reading()
+        else:
+            self._read(data)
+
+    def _read_unread(self) -> None:
+        """Bit by bit: in what was read at once there may be thousands of frames, and others have their turn."""
+        data = bytes(self._unread[:READ_BYTES])
+        del self._unread[:READ_BYTES]
+        if self._has_left:
+            self._unread.clear()
+            return
+        self._read(data)
+        if self._unread:
+            asyncio.get_running_loop().call_soon(self._read_unread)
+        else:
+            self._read_on()
+
+    def _read(self, data: bytes) -> None:
         was_open = self._protocol.state is State.OPEN
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
@@ -226,7 +250,12 @@ class WebSocket(Successor):
             self._transport.pause_reading()
 
     def _read_on(self) -> None:
-        if self._is_read_paused and self._is_writable and self._waiting_bytes <= AHEAD_BYTES // 2:
+        if (
+            self._is_read_paused
+            and self._is_writable
+            and not self._unread
+            and (self._waiting_bytes <= AHEAD_BYTES // 2 or self._is_over)
+        ):
             self._is_read_paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
