@@ -210,6 +210,17 @@ def test_what_does_not_fit_the_model_is_refused_before_the_first_sample(
     site.talk(then)
 
 
+def test_a_version_has_a_stream_of_its_own(site: Site) -> None:
+    async def then() -> None:
+        async with site.connected(model="sum/versions/1") as client:
+            await client.send(floats(1, 2))
+            assert await answers(client, 2) == [1, 3]
+        assert (await site.refused(model="sum/versions/2"))[0] == 404
+
+    site.talk(then)
+    assert {event.route for event in site.windows()} == {"/v2/models/{model}/versions/{version}/stream"}
+
+
 def test_what_is_missing_is_told_with_the_first_sample(site: Site) -> None:
     async def then() -> None:
         async with site.connected("inputs.scale=1") as client:
