@@ -48,7 +48,8 @@ def test_everything_described_is_served(server: Running) -> None:
                 method, server.url + path.replace("{model}", "tiny").replace("{id}", "key0").replace("{version}", "1")
             )
             known = (
-                reply.status_code in (200, 201, 202, 400, 426) or reply.json()["error"]["code"] == "async_request_not_found"
+                reply.status_code in (200, 201, 202, 400, 426)
+                or reply.json()["error"]["code"] == "async_request_not_found"
             )
             assert known, (method, path, reply.text)
 
