@@ -16,6 +16,7 @@ from tests.predict.encoder.tiny_encoders import POSITIONS, VOCABULARY, write_enc
 from inferd.config import BatchingConfig
 from inferd.engine import native
 from inferd.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
+from inferd.predict.encoder.texts import Texts
 from inferd.predict.runtime import Item
 from inferd.predict.runtimes.encoder import EncoderRuntime
 
@@ -99,6 +100,62 @@ def test_truncation_keeps_the_special_tokens_and_the_side_that_was_asked_for(ber
             vector(runtime, "a", truncate_prompt_tokens=wrong)
     with pytest.raises(InvalidRequest, match="2 of them are special"):
         vector(runtime, LONG, truncate_prompt_tokens=2)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many characters were made tokens, call by call."""
+    sizes: list[int] = []
+    tokens = Texts._tokens
+
+    def counted(self: Texts, texts: Any, offsets: bool) -> Any:
+        sizes.append(sum(len(part) for text in texts for part in ([text] if isinstance(text, str) else text)))
+        return tokens(self, texts, offsets)
+
+    monkeypatch.setattr(Texts, "_tokens", counted)
+    return sizes
+
+
+def test_a_huge_text_is_not_read_to_its_end(bert: Path, read: list[int]) -> None:
+    runtime = load(bert)
+    words = "the cat sits outside " * 50_000
+    with pytest.raises(
+        ContextLengthExceeded, match=r"Text 1 of 2 has more than 40 tokens; this model reads at most 40"
+    ):
+        ask(runtime, {"text": ["a", words]})
+    with pytest.raises(ContextLengthExceeded, match=r"The text has 1000000 characters; this model reads at most 40"):
+        ask(runtime, {"text": ["x" * 1_000_000]})
+    assert sum(read) < 100_000
+    read.clear()
+    kept = words.split()
+    right = vector(runtime, words, truncate=True)
+    np.testing.assert_allclose(right, vector(runtime, " ".join(kept[: POSITIONS - 2])), atol=1e-6)
+    left = vector(runtime, words, truncate=True, truncation_side="left")
+    np.testing.assert_allclose(left, vector(runtime, " ".join(kept[2 - POSITIONS :])), atol=1e-6)
+    assert sum(read) < 100_000
+
+
+def test_a_long_text_of_few_tokens_is_read_whole(bert: Path) -> None:
+    runtime = load(bert)
+    sparse = "the" + " " * 20_000 + "cat" + "x" * 3_000
+    np.testing.assert_allclose(vector(runtime, sparse), vector(runtime, "the [UNK]"), atol=1e-6)
+
+
+def test_a_huge_text_of_a_pair_is_cut_as_if_it_had_been_read_to_its_end(tmp_path: Path, read: list[int]) -> None:
+    runtime = load(write_encoder(tmp_path, "BertForSequenceClassification", labels=1))
+    words = "the cat sits outside " * 50_000
+
+    def score(query: str, text: str) -> float:
+        (result,) = ask(runtime, {"query": [query], "text": [text]}, truncate=True)
+        return float(result.outputs["score"][0])
+
+    kept = words.split()
+    assert score("a b", words) == pytest.approx(score("a b", " ".join(kept[: POSITIONS - 3 - 2])), abs=1e-6)
+    half = (POSITIONS - 3) // 2
+    assert score(words, words) == pytest.approx(score(" ".join(kept[: half + 1]), " ".join(kept[:half])), abs=1e-6) or (
+        score(words, words) == pytest.approx(score(" ".join(kept[:half]), " ".join(kept[: half + 1])), abs=1e-6)
+    )
+    assert sum(read) < 200_000
 
 
 def test_of_a_pair_the_longer_text_is_cut_first(tmp_path: Path) -> None:

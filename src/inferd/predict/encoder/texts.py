@@ -10,7 +10,9 @@ from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
 
 Side = Literal["left", "right"]
-_SHOWN: Final = 40
+_SPARSE: Final = 16  # characters for each token of the limit, beyond which a part of a text is looked at first
+_SPARSEST: Final = 256  # and beyond which no text is read at all
+_WORD: Final = 128  # more tokens than a word has; of longer ones WordPiece makes a single one
 
 
 class Encoded(NamedTuple):
@@ -53,12 +55,14 @@ class Texts:
         """Raises ContextLengthExceeded that names the text and the limit."""
         if self._lower:
             texts = [text.lower() for text in texts]
-        encodings = self._batch(list(texts), offsets)
         limit = self._limit(cut)
+        if not (offsets and cut.side == "left"):  # where places are counted from the beginning
+            texts = [self._part(text, limit, cut, at, len(texts)) for at, text in enumerate(texts)]
+        encodings = self._batch(texts, offsets)
         for at, encoding in enumerate(encodings):
             if len(encoding.ids) > limit:
                 if cut.to is None:
-                    raise self._too_long(len(encoding.ids), at, len(texts))
+                    raise self._too_long(f"{len(encoding.ids)} tokens", at, len(texts))
                 encodings[at] = self._cut_single(texts[at], limit, cut.side)
         return [self._encoded(encoding, offsets, is_pair=False) for encoding in encodings]
 
@@ -66,12 +70,16 @@ class Texts:
         """Of a pair that is too long, the longer text is cut first (``longest_first``). Raises as ``encode``."""
         if self._lower:
             pairs = [(first.lower(), second.lower()) for first, second in pairs]
+        limit, count = self._limit(cut), len(pairs)
+        pairs = [
+            (self._part(first, limit, cut, at, count), self._part(second, limit, cut, at, count))
+            for at, (first, second) in enumerate(pairs)
+        ]
         encodings = self._batch(list(pairs), False)
-        limit = self._limit(cut)
         for at, encoding in enumerate(encodings):
             if len(encoding.ids) > limit:
                 if cut.to is None:
-                    raise self._too_long(len(encoding.ids), at, len(pairs))
+                    raise self._too_long(f"{len(encoding.ids)} tokens", at, len(pairs))
                 encodings[at] = self._cut_pair(pairs[at], limit, cut.side)
         return [self._encoded(encoding, False, is_pair=True) for encoding in encodings]
 
@@ -88,14 +96,42 @@ class Texts:
         limit = self._limit(cut)
         if len(ids) > limit:
             if cut.to is None:
-                raise self._too_long(len(ids), at, count)
+                raise self._too_long(f"{len(ids)} tokens", at, count)
             ids = ids[:limit] if cut.side == "right" else ids[len(ids) - limit :]
         return Encoded(ids, None, None, None)
+
+    def _part(self, text: str, limit: int, cut: Cut, at: int, count: int) -> str:
+        """As much of ``text`` as decides what becomes of it: while megabytes become tokens everybody else waits.
+
+        Where a part is cut off within a word, the tokens of that word may be others: at most ``_WORD`` of them, which
+        is why more than twice the limit are wanted. Raises ContextLengthExceeded.
+        """
+        plenty = max(limit, _WORD)
+        size = _SPARSE * plenty
+        while len(text) > size:
+            part = text[:size] if cut.side == "right" else text[-size:]
+            is_enough = len(self._tokens([part], False)[0].ids) > 2 * plenty
+            if is_enough or size >= _SPARSEST * plenty:
+                if cut.to is None:
+                    number = f"more than {limit} tokens" if is_enough else f"{len(text)} characters"
+                    raise self._too_long(number, at, count)
+                return part
+            size *= 2
+        return text
 
     def _limit(self, cut: Cut) -> int:
         return self.max_tokens if cut.to is None else min(cut.to, self.max_tokens)
 
     def _batch(self, texts: list[str] | list[tuple[str, str]], offsets: bool) -> list[tokenizers.Encoding]:
+        found = self._tokens(texts, offsets)
+        for at, encoding in enumerate(found):
+            if not encoding.ids:
+                raise InvalidRequest(
+                    f"Text {at} of {len(texts)} has no tokens; send a text that is not empty.", param="input"
+                )
+        return found
+
+    def _tokens(self, texts: list[str] | list[tuple[str, str]], offsets: bool) -> list[tokenizers.Encoding]:
         encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
         try:
             found: list[tokenizers.Encoding] = encode(texts)
@@ -103,11 +139,6 @@ class Texts:
             raise InvalidRequest(
                 "A text contains a lone UTF-16 surrogate, which is no character. Remove it.", param="input"
             ) from error
-        for at, encoding in enumerate(found):
-            if not encoding.ids:
-                raise InvalidRequest(
-                    f"Text {at} of {len(texts)} has no tokens; send a text that is not empty.", param="input"
-                )
         return found
 
     def _cut_single(self, text: str, limit: int, side: Side) -> tokenizers.Encoding:
@@ -138,10 +169,10 @@ class Texts:
             return Encoded(encoding.ids, types, encoding.offsets, encoding.special_tokens_mask)
         return Encoded(encoding.ids, types, None, None)
 
-    def _too_long(self, length: int, at: int, count: int) -> ContextLengthExceeded:
+    def _too_long(self, length: str, at: int, count: int) -> ContextLengthExceeded:
         which = "The text" if count == 1 else f"Text {at} of {count}"
         return ContextLengthExceeded(
-            f"{which} has {length} tokens; this model reads at most {self.max_tokens}. Shorten it, or ask for "
+            f"{which} has {length}; this model reads at most {self.max_tokens} tokens. Shorten it, or ask for "
             "truncation (truncate_prompt_tokens: -1, truncate: true).",
             param="input",
         )
