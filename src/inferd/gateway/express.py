@@ -10,8 +10,8 @@ made of it.
 
 from __future__ import annotations
 
+import itertools
 import os
-import random
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
@@ -46,7 +46,9 @@ _USUAL: Final = frozenset(
 )
 _USUAL_PREFIX: Final = b"x-stainless-"  # OpenAI's clients describe themselves
 
-_random: Final = random.Random(os.urandom(32))
+# Ids must differ, not be secret: a process's own prefix and a number.
+_PREFIX: Final = os.urandom(8).hex()
+_numbers: Final = itertools.count()
 
 
 class Familiar(ABC):
@@ -158,7 +160,7 @@ class Passage(ABC):
         self.body = body
         self.principal = principal
         self.started_at = now
-        self.unique = f"{_random.getrandbits(96):024x}"
+        self.unique = f"{_PREFIX}{next(_numbers):08x}"
         self.permit = None
         self.has_left = self.is_started = False
         self.keep_alive = True

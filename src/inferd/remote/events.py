@@ -102,14 +102,18 @@ class EventReader:
         """The whole events among what has come; the beginning of the next one waits. See ``broken``."""
         if self._rest:
             data = self._rest + data
+        elif data.startswith(b"data: ") and data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2:
+            try:
+                return data if self._note(data[6:-2]) else b""  # one event on one line, as nearly always
+            except (BadAnswer, ReportedError) as error:
+                self.broken = error
+                return b""
         end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
         try:
             if end < 3:
                 self._keep(data)
                 return b""
             self._keep(data[end:])
-            if end == len(data) and data.startswith(b"data: ") and data.find(b"\n") == end - 2:
-                return data if self._note(data[6:-2]) else b""  # one event on one line, as nearly always
         except (BadAnswer, ReportedError) as error:
             self.broken = error
             return b""
