@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.predict.steps.pictures import tokenizer_file
 
 from inferd.errors import InvalidRequest, ModelLoadError
+from inferd.predict.long_text import deciding_part
 from inferd.predict.steps.operation import texts
 from inferd.predict.steps.registry import operation
+from inferd.predict.steps.text import NormalizeText
 
 
 def normal(text: str, **options: object) -> str:
@@ -26,6 +30,49 @@ def test_texts_take_one_form() -> None:
     assert normal("\ufb01x\u2460", unicode="NFKC") == "fix1"
     assert normal("\u00c5ngstr\u00f6m \u00c9t\u00e9", strip_accents=True, lower=True) == "angstrom ete"
     assert normal("abcdef", max_chars=3) == "abc"
+
+
+@given(
+    st.text(alphabet="aB e\u0301\u00e9\ufdfa\u03a3\n\u00a0\u1100\u1161\u11a8", max_size=3000),
+    st.integers(1, 60),
+    st.sampled_from(["NFC", "NFKC", "NFD", "none"]),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_text_is_cut_as_if_all_of_it_had_been_brought_into_form(
+    text: str, most: int, form: str, is_plain: bool
+) -> None:
+    options = {"unicode": form, "lower": True, "strip_accents": is_plain}
+    assert normal(text, max_chars=most, **options) == normal(text, **options)[:most]
+
+
+def test_no_more_of_a_text_is_worked_on_than_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked: list[int] = []
+    form = NormalizeText._normal
+
+    def counted(self: NormalizeText, text: str) -> str:
+        worked.append(len(text))
+        return form(self, text)
+
+    monkeypatch.setattr(NormalizeText, "_normal", counted)
+    assert normal("\ufdfa" * 1_000_000, unicode="NFKC", max_chars=2000).startswith("\u0635\u0644\u0649")
+    assert sum(worked) < 10_000
+
+
+def test_no_more_of_a_text_becomes_tokens_than_is_kept(tmp_path: Path) -> None:
+    made = operation("tokenize", {"file": str(tokenizer_file(tmp_path)), "max_tokens": 3}).load()
+    long = b"good bad " * 100_000
+    read: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "inferd.predict.steps.text.deciding_part",
+            lambda *given: (read.append((part := deciding_part(*given)).text), part)[1],
+        )
+        found = operation("tokenize", {"file": str(tokenizer_file(tmp_path)), "max_tokens": 3}).load()(
+            {"text": texts([long])}
+        )
+    assert found["input_ids"].tolist() == made({"text": texts([long[:90]])})["input_ids"].tolist() == [[1, 2, 1]]
+    assert len(read[0]) < 10_000
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:

@@ -8,11 +8,9 @@ import tokenizers
 
 from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
+from inferd.predict.long_text import deciding_part
 
 Side = Literal["left", "right"]
-_SPARSE: Final = 16  # characters for each token of the limit, beyond which a part of a text is looked at first
-_SPARSEST: Final = 256  # and beyond which no text is read at all
-_WORD: Final = 128  # more tokens than a word has; of longer ones WordPiece makes a single one
 
 
 class Encoded(NamedTuple):
@@ -101,23 +99,14 @@ class Texts:
         return Encoded(ids, None, None, None)
 
     def _part(self, text: str, limit: int, cut: Cut, at: int, count: int) -> str:
-        """As much of ``text`` as decides what becomes of it: while megabytes become tokens everybody else waits.
-
-        Where a part is cut off within a word, the tokens of that word may be others: at most ``_WORD`` of them, which
-        is why more than twice the limit are wanted. Raises ContextLengthExceeded.
-        """
-        plenty = max(limit, _WORD)
-        size = _SPARSE * plenty
-        while len(text) > size:
-            part = text[:size] if cut.side == "right" else text[-size:]
-            is_enough = len(self._tokens([part], False)[0].ids) > 2 * plenty
-            if is_enough or size >= _SPARSEST * plenty:
-                if cut.to is None:
-                    number = f"more than {limit} tokens" if is_enough else f"{len(text)} characters"
-                    raise self._too_long(number, at, count)
-                return part
-            size *= 2
-        return text
+        """As much of ``text`` as decides what becomes of it. Raises ContextLengthExceeded."""
+        part = deciding_part(
+            text, limit, lambda part: len(self._tokens([part], False)[0].ids), from_end=cut.side == "left"
+        )
+        if not part.is_whole and cut.to is None:
+            number = f"more than {limit} tokens" if part.has_plenty else f"{len(text)} characters"
+            raise self._too_long(number, at, count)
+        return part.text
 
     def _limit(self, cut: Cut) -> int:
         return self.max_tokens if cut.to is None else min(cut.to, self.max_tokens)

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -17,9 +17,11 @@ from msgspec import Meta
 from inferd.config_pipelines import Spec
 from inferd.errors import InvalidRequest, ModelLoadError
 from inferd.predict.contract import Array, Tensors
+from inferd.predict.long_text import deciding_part
 from inferd.predict.steps.operation import Function, Operation, texts
 
 _BLANKS = re.compile(r"\s+")
+_MARGIN: Final = 256  # characters beside a cut that another form of the text may change
 
 
 def _text(spec: Spec, name: str) -> Spec:
@@ -59,7 +61,19 @@ class NormalizeText(Operation, frozen=True, kw_only=True):
 
     def run(self, inputs: Tensors) -> Tensors:
         array = inputs["text"]
-        return {"text": texts([self._normal(text).encode() for text in _decoded(array)]).reshape(array.shape)}
+        return {"text": texts([self._cut(text).encode() for text in _decoded(array)]).reshape(array.shape)}
+
+    def _cut(self, text: str) -> str:
+        """In its form and cut. No more of a long text is worked on than is kept: a character may become eighteen."""
+        if self.max_chars is None:
+            return self._normal(text)
+        size = 2 * (self.max_chars + _MARGIN)
+        while len(text) > size:
+            found = self._normal(text[:size])
+            if len(found) >= self.max_chars + _MARGIN:
+                return found[: self.max_chars]
+            size *= 2
+        return self._normal(text)[: self.max_chars]
 
     def _normal(self, text: str) -> str:
         if self.strip_accents:
@@ -70,7 +84,7 @@ class NormalizeText(Operation, frozen=True, kw_only=True):
             text = text.lower()
         if self.blanks == "collapse":
             text = _BLANKS.sub(" ", text).strip()
-        return text if self.max_chars is None else text[: self.max_chars]
+        return text
 
 
 class Tokenize(Operation, frozen=True, kw_only=True):
@@ -115,8 +129,13 @@ class Tokenize(Operation, frozen=True, kw_only=True):
         tokenizer.no_padding()
         tokenizer.enable_truncation(self.max_tokens)
 
+        def count(text: str) -> int:
+            one = tokenizer.encode(text)
+            return len(one.ids) + sum(len(more.ids) for more in one.overflowing)
+
         def run(inputs: Tensors) -> Tensors:
-            encoded = tokenizer.encode_batch(_decoded(inputs["text"]), add_special_tokens=self.add_special_tokens)
+            parts = [deciding_part(text, self.max_tokens, count).text for text in _decoded(inputs["text"])]
+            encoded = tokenizer.encode_batch(parts, add_special_tokens=self.add_special_tokens)
             length = self.pad_to or max(1, *(len(one.ids) for one in encoded))
             ids = np.full((len(encoded), length), pad_id, dtype=np.int64)
             mask = np.zeros((len(encoded), length), dtype=np.int64)
