@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from tests.predict.steps.pictures import tokenizer_file
 
 from inferd.errors import InvalidRequest, ModelLoadError
-from inferd.predict.long_text import deciding_part
+from inferd.predict.long_text import Part, deciding_part
 from inferd.predict.steps.operation import texts
 from inferd.predict.steps.registry import operation
 from inferd.predict.steps.text import NormalizeText
@@ -63,11 +64,14 @@ def test_no_more_of_a_text_becomes_tokens_than_is_kept(tmp_path: Path) -> None:
     made = operation("tokenize", {"file": str(tokenizer_file(tmp_path)), "max_tokens": 3}).load()
     long = b"good bad " * 100_000
     read: list[str] = []
+
+    def noted(text: str, limit: int, count: Callable[[str], int]) -> Part:
+        part = deciding_part(text, limit, count)
+        read.append(part.text)
+        return part
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "inferd.predict.steps.text.deciding_part",
-            lambda *given: (read.append((part := deciding_part(*given)).text), part)[1],
-        )
+        patch.setattr("inferd.predict.steps.text.deciding_part", noted)
         found = operation("tokenize", {"file": str(tokenizer_file(tmp_path)), "max_tokens": 3}).load()(
             {"text": texts([long])}
         )
