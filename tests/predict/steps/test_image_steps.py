@@ -79,6 +79,12 @@ def test_images_of_different_sizes_travel_together_until_they_are_resized() -> N
     assert transform[:, 4:6].tolist() == [[4, 6], [8, 3]]
 
 
+def test_a_picture_of_nothing_but_rows_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="row 0 has 1 x 65536 pixels; expected at most 65,535 on a side"):
+        decode(png(np.zeros((65_536, 1, 3), np.uint8)))
+    assert decode(png(np.zeros((1, 65_535, 3), np.uint8))).shape == (1, 1, 65_535, 3)
+
+
 def test_the_header_is_believed_before_any_pixel_is_made() -> None:
     bomb = file_of(np.zeros((6000, 6000, 1), np.uint8), "PNG")
     assert len(bomb) < 100_000

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Mode = Literal["RGB", "BGR", "L", "RGBA"]
+_MAX_SIDE: Final = (
+    65_535  # what JPEG can say; Pillow allocates each row, and a picture of nothing but rows costs seconds
+)
 Side = Annotated[int, Meta(ge=1, le=16_384)]
 TRANSFORM: Final = 8
 """Numbers by which a row's coordinates are found again: scale x, y; offset x, y; original width, height; new ones."""
@@ -97,6 +100,8 @@ class Decode(Operation, frozen=True, kw_only=True):
                     row,
                     f"has {width} x {height} pixels; expected at most {self.max_pixels:,} in all images of a request",
                 )
+            if max(width, height) > _MAX_SIDE:
+                raise _refused(row, f"has {width} x {height} pixels; expected at most {_MAX_SIDE:,} on a side")
             if self.orient:
                 opened = ImageOps.exif_transpose(opened)
             pixels = np.asarray(_in_mode(opened, self.mode))
