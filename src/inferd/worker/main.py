@@ -25,7 +25,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from inferd import clock
 from inferd.backend import Backend
@@ -53,6 +53,9 @@ from inferd.worker.messages import (
 )
 from inferd.worker.niceness import settle
 
+if TYPE_CHECKING:
+    from inferd.registry.artifact import Artifact
+
 HEARTBEAT_S = 1.0
 PROGRESS_S = 0.05
 
@@ -66,6 +69,7 @@ Progress = Callable[[str, int, int], None]
 Create = Callable[[str, ModelConfig, Progress], Backend | Predictor]
 
 _PR_SET_PDEATHSIG = 1
+_OF_TEXTS = ("torch", "tokenizers")  # what the extra llm installs, and engines and encoders import at their top
 _log = logging.getLogger("inferd.worker")
 
 
@@ -74,6 +78,19 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Backen
     from inferd.registry.artifact import artifact_of
 
     artifact = artifact_of(config, progress)
+    try:
+        return _created(name, artifact, config, progress)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if artifact.runtime not in ("llm", "encoder") or package not in _OF_TEXTS:
+            raise
+        raise ModelLoadError(
+            f"A model of texts needs the package {package}, which is not installed; pip install 'inferd[llm]'.",
+            param="runtime",
+        ) from None
+
+
+def _created(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> Backend | Predictor:
     if artifact.kind == "predict":
         from inferd.predict.load import load_predictor
 
