@@ -291,6 +291,7 @@ async def read_body(call: Call, max_bytes: int, timeout_s: float) -> bytes:
     BodyTooLarge, BodyTimeout and ClientLeft."""
     length = call.header(b"content-length")
     if length is not None:
+        length = length.rstrip(b" \t")  # blanks around a value are none of it; the parser leaves those behind it
         if not length.isdigit():
             raise InvalidRequest("Content-Length is not a number.", code="invalid_content_length")
         if len(length) > 18 or int(length) > max_bytes:
