@@ -122,3 +122,29 @@ def test_a_key_file_without_a_key_is_told(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("\n")
     said = refusal(model(**REMOTE, remote={"api_key_file": str(tmp_path / "key")}))
     assert "is empty; write the API key into it" in said
+
+
+def test_a_fraction_of_the_servers_memory_becomes_bytes() -> None:
+    models = {
+        "chat": {"source": "demo", "memory_fraction": 0.5},
+        "search": {"source": "demo", "memory_fraction": 0.125, "replicas": 2},
+        "rest": {"source": "demo", "memory_bytes": "256MiB"},
+    }
+    config = load_config(None, {}, {"server": {"memory_bytes": "4GiB"}, "models": models})
+    assert [model.memory_bytes for model in config.models.values()] == [2 << 30, 512 << 20, 256 << 20]
+
+
+@pytest.mark.parametrize(
+    ("server", "model", "says"),
+    [
+        ({}, {"memory_fraction": 0.5}, "0.5 of what? Set server.memory_bytes"),
+        ({"memory_bytes": "4GiB"}, {"memory_fraction": 0.5, "memory_bytes": "1GiB"}, "keep one of them"),
+        ({"memory_bytes": "4GiB"}, {"memory_fraction": 0.6, "replicas": 2}, "is more than server.memory_bytes = 4GiB"),
+        ({"memory_bytes": "4GiB"}, {"memory_fraction": 1.5}, "memory_fraction"),
+        ({"memory_bytes": "4GiB"}, {"memory_fraction": 0}, "memory_fraction"),
+    ],
+)
+def test_a_fraction_that_cannot_be_is_refused(server: dict[str, object], model: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(None, {}, {"server": server, "models": {"chat": {"source": "demo", **model}}})
+    assert says in error.value.message

@@ -527,6 +527,10 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Memory that one replica may take; the KV arena gets what weights and headroom leave of it."),
     ] = None
+    memory_fraction: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="Likewise as a part of server.memory_bytes, which must be set: 0.25 is a quarter of it."),
+    ] = None
     priority: Annotated[
         PriorityClass,
         Meta(description="Against other models on the same cores: batch yields, and is unloaded first."),
@@ -645,7 +649,21 @@ def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[st
         config = msgspec.convert(checked, Config)
     except msgspec.ValidationError as error:  # a type that ``check`` leaves to msgspec
         raise ConfigError(f"The configuration {f'in {where} ' if where else ''}is not valid: {error}.") from None
-    return with_models(expand_versions(config))
+    return with_models(expand_versions(_shared_out(config)))
+
+
+def _shared_out(config: Config) -> Config:
+    """Fractions of the server's memory as bytes."""
+    whole = config.server.memory_bytes
+    if whole is None or all(model.memory_fraction is None for model in config.models.values()):
+        return config
+    models = {
+        name: model
+        if model.memory_fraction is None
+        else msgspec.structs.replace(model, memory_bytes=int(whole * model.memory_fraction))
+        for name, model in config.models.items()
+    }
+    return msgspec.structs.replace(config, models=models)
 
 
 def single_model_config(

@@ -26,7 +26,7 @@ _STATE_SCHEMES = ("sqlite", "postgresql", "postgres")
 _CACHE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Settings of local workers, which say nothing where every replica is remote.
-_LOCAL_ONLY = ("replicas", "load", "idle_after_s", "memory_bytes", "resume_streams", "chat_template")
+_LOCAL_ONLY = ("replicas", "load", "idle_after_s", "memory_bytes", "memory_fraction", "resume_streams", "chat_template")
 
 
 def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem]:
@@ -178,17 +178,29 @@ def _unreadable(path: str, what: str) -> str | None:
 def _memory(config: Config) -> Iterator[Problem]:
     """Budgets that contradict each other whatever the models are."""
     whole = config.server.memory_bytes
+    for name, model in config.models.items():
+        if model.memory_fraction is None:
+            continue
+        if whole is None:
+            yield Problem(
+                ("models", name, "memory_fraction"), f"{model.memory_fraction:g} of what? Set server.memory_bytes."
+            )
+        if model.memory_bytes is not None:
+            yield Problem(
+                ("models", name, "memory_fraction"), "it and memory_bytes say the same twice; keep one of them."
+            )
     if whole is None:
         return
     fixed = 0
     for name, model in config.models.items():
-        if model.is_remote or model.memory_bytes is None:
+        size = model.memory_bytes if model.memory_fraction is None else int(whole * model.memory_fraction)
+        if model.is_remote or size is None:
             continue
-        wanted = model.memory_bytes * model.replicas
+        wanted = size * model.replicas
         if wanted > whole:
             yield Problem(
-                ("models", name, "memory_bytes"),
-                f"{model.replicas} times {size_text(model.memory_bytes)} is more than server.memory_bytes = "
+                ("models", name, "memory_bytes" if model.memory_fraction is None else "memory_fraction"),
+                f"{model.replicas} times {size_text(size)} is more than server.memory_bytes = "
                 f"{size_text(whole)}; lower it, the number of replicas, or raise the server's.",
             )
         elif model.load == "startup":

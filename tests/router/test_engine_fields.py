@@ -9,7 +9,19 @@ from inferd.router.fleet import ENGINE_FIELDS, is_same_engine
 
 # What the gateway's process alone acts on: a running worker need not know.
 ABOVE_THE_WORKER = {
-    *("breaker", "cache", "drain_s", "idle_after_s", "load", "queue", "region", "remote", "remotes", "replicas"),
+    *(
+        "breaker",
+        "cache",
+        "drain_s",
+        "idle_after_s",
+        "load",
+        "memory_fraction",
+        "queue",
+        "region",
+        "remote",
+        "remotes",
+        "replicas",
+    ),
     *("resume_streams", "retry", "routing", "versions"),
 }
 

@@ -100,7 +100,7 @@ MODEL_LEAVES = leaves(
     skip=(
         *("source", "remote", "remotes", "routing", "breaker", "retry", "cache", "load"),
         *("options", "pipeline", "inputs", "outputs", "preprocess", "postprocess", "sequence"),
-        *("batching.buckets", "batching.preferred_sizes"),
+        *("memory_fraction", "batching.buckets", "batching.preferred_sizes"),
     ),
 )
 
