@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from tests.predict.small_onnx import identity
 
 from inferd.cli.check import access, examine
 from inferd.cli.main import main
@@ -129,3 +130,16 @@ def test_a_key_that_would_travel_unencrypted_is_warned_of(tmp_path: Path, monkey
 )
 def test_who_may_use_the_server_is_said(host: str, auth: str, said: str) -> None:
     assert said in access(load_config(None, {}, {"server": {"host": host, "auth": auth}}))
+
+
+def test_a_model_is_checked_as_it_would_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    identity(tmp_path / "digits.onnx")
+    report = examine(tmp_path / "digits.onnx", probe=False)
+    assert (report.ok, report.problems) == (True, ())
+    assert report.plan is not None
+    (model,) = report.plan.models
+    assert (model.name, model.platform) == ("digits", "onnxruntime_onnx")
+    (tmp_path / "iris.pkl").write_bytes(b"\x80\x04N.")
+    report = examine(tmp_path / "iris.pkl", probe=False)
+    assert not report.ok
+    assert "allow_pickle" in report.problems[0]

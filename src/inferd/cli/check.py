@@ -16,7 +16,7 @@ import msgspec
 from inferd.app.change import refuse_empty
 from inferd.cli.ready import tensor_lines
 from inferd.cli.terminal import bytes_text, console, fail, warn
-from inferd.config import Config, RemoteConfig, load_config, stray_variables
+from inferd.config import Config, RemoteConfig, load_config, model_name, stray_variables
 from inferd.errors import ConfigError, InferdError
 from inferd.planning.memory import MemoryEstimate, Plan, plan_config
 from inferd.registry.signature import ANY_ROWS
@@ -54,7 +54,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--probe", is_flag=True, help="Ask the remote servers whether they answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings for programs.")
 def command(file: Path, probe: bool, as_json: bool) -> int:
-    """Say everything that is wrong with FILE (or a Triton model repository), and what serving it would take: memory, address, access.
+    """Say everything that is wrong with FILE (or a model, or a Triton model repository), and what serving it would take.
 
     Loads nothing and changes nothing. The plan is the engine's own arithmetic: weights, KV cache,
     headroom and how many requests fit at the same time. Of models that make predictions it shows
@@ -64,6 +64,7 @@ def command(file: Path, probe: bool, as_json: bool) -> int:
     Examples:
       inferd check inferd.yaml
       inferd check inferd.yaml --probe
+      inferd check model.onnx
       inferd check inferd.yaml --json | jq .plan.startup_bytes
 
     Exit code 0 when it can be served here, 1 when not.
@@ -115,9 +116,11 @@ def examine(file: Path, *, probe: bool) -> CheckReport:
 
 
 def _read(file: Path, warnings: list[str]) -> Config:
-    """The configuration of a file, or of a Triton model repository. Raises ConfigError."""
+    """The configuration of a file, of a Triton model repository, or of a single model. Raises ConfigError."""
     if not is_repository(file):
-        return load_config(file, os.environ, {})
+        if file.suffix in (".yaml", ".yml") or not file.exists():
+            return load_config(file, os.environ, {})
+        return load_config(None, os.environ, {"models": {model_name(str(file)): {"source": str(file)}}})
     repository = read_repository(file)
     warnings += repository.warnings
     return load_config(None, os.environ, {"models": repository.models})
