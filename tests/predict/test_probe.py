@@ -118,11 +118,12 @@ def test_a_model_whose_examples_say_nothing_is_not_tried(changed: dict[str, obje
     assert probe(Stacked(contract, lambda inputs: pytest.fail("it was tried")), 8) is None
 
 
-def test_a_model_that_fails_on_examples_is_left_alone() -> None:
+def test_a_model_that_fails_on_examples_is_left_alone_and_its_operator_told(caplog: pytest.LogCaptureFixture) -> None:
     def fails(inputs: dict[str, Array]) -> dict[str, Array]:
         raise ValueError(np.shape(inputs["x"]))
 
     assert probe(Stacked(CONTRACT, fails), 8) is None
+    assert "cannot compute an example" in caplog.text
 
 
 @pytest.mark.parametrize(

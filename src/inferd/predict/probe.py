@@ -112,7 +112,10 @@ def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | N
             runtime.prepare(item)
             (result,) = runtime.predict([item])
         except Exception as error:  # as at a request's boundary: the model's library raises what it likes at an example
-            _log.info("%d rows cannot be computed together: %s", rows, error)
+            if rows == 1:
+                _log.warning("the model cannot compute an example of its inputs; requests may fail alike: %s", error)
+            else:
+                _log.info("%d rows cannot be computed together: %s", rows, error)
             return None
         seconds = clock.now() - began
         grew = _rss_bytes() - before
