@@ -97,7 +97,7 @@ def test_a_size_that_takes_more_than_a_quarter_of_the_memory_is_not_used(monkeyp
         taken[0] = max(taken[0], 1000 * len(inputs["x"]))
         return {"y": inputs["x"]}
 
-    monkeypatch.setattr("inferd.predict.probe._rss_bytes", lambda: taken[0])
+    monkeypatch.setattr("inferd.predict.probe.rss_bytes", lambda: taken[0])
     found = probe(Stacked(CONTRACT, compute), 64, memory_bytes=64_000)
     assert found is not None
     assert found.rows == 16

@@ -262,7 +262,7 @@ class PoolMachine(RuleBasedStateMachine):
                 may_surge=lambda pool, member: True,
                 on_idle=lambda pool: None,
             )
-            pool.random = Random(0)
+            pool._random = Random(0)
             pool.start()
             return pool
 

@@ -16,6 +16,7 @@ import msgspec
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.errors import invalid, printable, shown
+from inferd.predict.codecs.reading import DuplicateKey, refuse_duplicates
 
 T = TypeVar("T")
 
@@ -32,10 +33,6 @@ _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-class _DuplicateKey(ValueError):
-    pass
-
-
 async def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Raises InvalidRequest that names the field at fault."""
     if len(body) > OFF_LOOP_BYTES:
@@ -50,7 +47,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         decoded = decoder.decode(body)
         if may_repeat_keys(body):
-            json.loads(body.decode("utf-8"), object_pairs_hook=_refuse_duplicates)
+            json.loads(body.decode("utf-8"), object_pairs_hook=refuse_duplicates)
     except msgspec.ValidationError as error:
         raise _explain(str(error), body, decoder.type) from None
     except msgspec.DecodeError as error:
@@ -64,7 +61,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         ) from None
     except RecursionError:
         raise InvalidRequest("The request body is nested too deeply; flatten it.", code="invalid_json") from None
-    except _DuplicateKey as error:
+    except DuplicateKey as error:
         name = printable(str(error))
         raise invalid(name, f"The key {name!r} appears twice in one object; send it once.", "duplicate_key") from None
     except ValueError as error:
@@ -90,17 +87,6 @@ def may_repeat_keys(body: bytes) -> bool:
         return again != body and again.count(b":") != body.count(b":")
     except (ValueError, RecursionError):
         return True
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _DuplicateKey(key)
-            seen.add(key)
-    return found
 
 
 def _explain(text: str, body: bytes, wire: Any) -> InvalidRequest:

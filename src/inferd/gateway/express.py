@@ -10,8 +10,6 @@ made of it.
 
 from __future__ import annotations
 
-import itertools
-import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +20,8 @@ from inferd.gateway.admission import token_of
 from inferd.gateway.answering import Answering, Books
 from inferd.gateway.errors import OPENAI_ERRORS, ErrorShape
 from inferd.gateway.exchange import Exchange
-from inferd.gateway.http import Call
-from inferd.gateway.relay import remote_models
+from inferd.gateway.http import Call, fresh_id
+from inferd.gateway.relay_fields import remote_models
 from inferd.gateway.room import Room
 from inferd.remote.familiar import is_exact, pattern_of
 from inferd.tenancy.principal import Permit, Principal
@@ -45,10 +43,6 @@ _USUAL: Final = frozenset(
     )
 )
 _USUAL_PREFIX: Final = b"x-stainless-"  # OpenAI's clients describe themselves
-
-# Ids must differ, not be secret: a process's own prefix and a number.
-_PREFIX: Final = os.urandom(8).hex()
-_numbers: Final = itertools.count()
 
 
 class Familiar(ABC):
@@ -82,16 +76,21 @@ class Lane:
             name for name in remote_models(room.config) if not room.config.models[name].cache.enabled
         )
 
-    def learn(self, exchange: Exchange, call: Call, known: Familiar) -> None:
-        """The ordinary way has admitted this request, and its head came in one piece."""
+    def may_learn(self, exchange: Exchange) -> bool:
+        """Whether the head came in one piece, is usual, and is not remembered yet."""
+        head = exchange.raw_head
+        if not head or pattern_of(head, len(head))[0] in self._familiar:
+            return False
         names = [name for name, _ in exchange.headers]
         for name in names:
             if name not in _USUAL and not name.startswith(_USUAL_PREFIX):
-                return
-        if call.common_headers or not exchange.keep_alive or len(set(names)) != len(names):
-            return
-        if not is_exact(exchange.raw_head):
-            return
+                return False
+        return exchange.keep_alive and len(set(names)) == len(names) and is_exact(head)
+
+    def learn(self, exchange: Exchange, call: Call, known: Familiar) -> None:
+        """Remember a head that ``may_learn`` allows, of a request that the ordinary way has admitted."""
+        if call.common_headers:
+            return  # a page's request: what it is told depends on its origin
         if len(self._familiar) >= MAX_FAMILIAR:
             self._familiar.clear()
         if self._principal is None:
@@ -160,7 +159,7 @@ class Passage(ABC):
         self.body = body
         self.principal = principal
         self.started_at = now
-        self.unique = f"{_PREFIX}{next(_numbers):08x}"
+        self.unique = fresh_id()
         self.permit = None
         self.has_left = self.is_started = False
         self.keep_alive = True

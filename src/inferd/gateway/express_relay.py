@@ -14,7 +14,7 @@ from inferd.gateway.decode import may_repeat_keys
 from inferd.gateway.exchange import Exchange, date_line
 from inferd.gateway.express import CLOSE_LINE, Familiar, Lane, Passage
 from inferd.gateway.http import EVENTS_HEADERS, EVENTS_TYPE
-from inferd.gateway.relay import CHAT, ELSEWHERE, ChatFields, TextFields, chat_decoder, is_text, text_decoder
+from inferd.gateway.relay_fields import CHAT, ELSEWHERE, ChatFields, TextFields, chat_decoder, is_text, text_decoder
 from inferd.gateway.sampling import INT32_MAX
 from inferd.router.express import Transit
 from inferd.tenancy.principal import Principal

@@ -49,6 +49,11 @@ _random: Final = random.Random(os.urandom(32))
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
+def fresh_id() -> str:
+    """A name that no other request has."""
+    return f"{_random.getrandbits(96):024x}"
+
+
 class Response:
     """A complete answer."""
 
@@ -143,7 +148,7 @@ class Call:
         self.permit: Permit | None = None
         self.closers: list[Callable[[], None]] = []  # called when the call is over, whatever happened
         self.common_headers: Headers = ()  # that every answer to this call has
-        self.unique = f"{_random.getrandbits(96):024x}"
+        self.unique = fresh_id()
         self.given_request_id = _given_request_id(self.header)
         self.request_id = self.given_request_id or self.unique
         self.route = "unmatched"

@@ -11,117 +11,43 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from inferd import clock
-from inferd.config import Config
 from inferd.errors import InferdError, InternalError
-from inferd.gateway.admission import authenticate, cost_of, reserve, terms_of
+from inferd.gateway.admission import Cost, Terms, authenticate, cost_of, reserve, terms_of
 from inferd.gateway.answering import NOSNIFF, Answering, Books
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body, may_repeat_keys
 from inferd.gateway.errors import invalid
 from inferd.gateway.exchange import Exchange
+from inferd.gateway.express import Lane
+from inferd.gateway.express_relay import FamiliarRelay
 from inferd.gateway.generation import check_end, error_frame, failure_of, forwarded_headers, note_end
 from inferd.gateway.http import Answer, Call, EventStream, Response, require_json
 from inferd.gateway.origin import Origins
+from inferd.gateway.relay_fields import (
+    CHAT,
+    ELSEWHERE,
+    TEXT,
+    ChatFields,
+    TextFields,
+    chat_decoder,
+    is_text,
+    num_prompts_of,
+    remote_models,
+    text_decoder,
+)
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range
 from inferd.gateway.upstream import Item, ModelStatus, Stream
 from inferd.tenancy.principal import Principal
-from inferd.types import ModelInfo, Relay, Relayed, Request, Usage
+from inferd.types import Relay, Relayed, Request, Usage
 
-if TYPE_CHECKING:
-    from inferd.gateway.express import Lane
-
-CHAT: Final = "/chat/completions"
-TEXT: Final = "/completions"
 _TARGETS: Final = {b"/v1/chat/completions": CHAT, b"/v1/completions": TEXT}
 
 _log = logging.getLogger("inferd.gateway")
-
-
-# -- what is read of a body --------------------------------------------------------------------
-
-
-class _StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool | None = None
-
-
-class _Message(msgspec.Struct, frozen=True):
-    role: str
-    content: msgspec.Raw = msgspec.Raw()
-
-
-class RelayFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are acted upon here; all others belong to the remote server."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
-    max_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
-    priority: int | None = None
-    timeout: float | None = None
-
-    @property
-    def wants_usage(self) -> bool:
-        options = self.stream_options
-        return isinstance(options, _StreamOptions) and options.include_usage is True
-
-    @property
-    def has_terms(self) -> bool:
-        """It asks for more than one plain answer, or for terms of its own."""
-        return not (self.n is None and self.best_of is None and self.priority is None and self.timeout is None)
-
-
-class ChatFields(RelayFields, frozen=True, kw_only=True):
-    messages: list[_Message]
-    max_completion_tokens: int | None = None
-
-    @property
-    def longest(self) -> int | None:
-        """Which of the two limits a remote server goes by is not known here: the larger one."""
-        if self.max_completion_tokens is None:
-            return self.max_tokens
-        return max(self.max_completion_tokens, self.max_tokens or 0)
-
-    @property
-    def is_plain(self) -> bool:
-        return bool(self.messages) and not self.has_terms
-
-
-class TextFields(RelayFields, frozen=True, kw_only=True):
-    prompt: msgspec.Raw
-
-    @property
-    def longest(self) -> int | None:
-        return self.max_tokens
-
-    @property
-    def is_plain(self) -> bool:
-        return bytes(self.prompt)[:1] == b'"' and not self.has_terms
-
-
-chat_decoder: Final = msgspec.json.Decoder(ChatFields)
-text_decoder: Final = msgspec.json.Decoder(TextFields)
-_prompts: Final = msgspec.json.Decoder(list[msgspec.Raw])
-
-
-class _Elsewhere:
-    """What is known of the size of a model that runs elsewhere: nothing."""
-
-    info: ModelInfo | None = None
-
-
-ELSEWHERE: Final = _Elsewhere()
-
-
-def remote_models(config: Config) -> frozenset[str]:
-    """Names of the models that have remote replicas alone."""
-    return frozenset(name for name, model in config.models.items() if model.upstreams and not model.num_local)
 
 
 def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | TextFields, body: bytes) -> Stream:
@@ -132,7 +58,7 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
             raise invalid("messages", "messages must not be empty; send at least one message.")
         max_tokens, num_prompts = fields.longest, 1
     else:
-        max_tokens, num_prompts = fields.longest, _num_prompts(fields.prompt)
+        max_tokens, num_prompts = fields.longest, num_prompts_of(fields.prompt)
     if max_tokens is not None:
         check_range("max_tokens", max_tokens)
     width = 1
@@ -153,14 +79,24 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
         width=width,
         max_tokens=max_tokens,
     )
+    return admitted(room, call, name, Asking(path, body, stream, fields.wants_usage), terms, cost)
+
+
+class Asking(NamedTuple):
+    """What a remote server is asked."""
+
+    path: str
+    body: bytes
+    stream: bool = False
+    wants_usage: bool = False
+
+
+def admitted(room: Room, call: Call, name: str, asking: Asking, terms: Terms, cost: Cost) -> Stream:
+    """Put a request that its quota allows into the queue of a model behind remote servers."""
+    path, body, stream, wants_usage = asking
     reserve(room, call, name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
-    relay = Relay(
-        path=path,
-        body=body,
-        stream=stream,
-        wants_usage=fields.wants_usage,
-        headers=forwarded_headers(call),
-    )
+    headers = forwarded_headers(call)
+    relay = Relay(path=path, body=body, stream=stream, wants_usage=wants_usage, headers=headers)
     request = Request(
         id=call.response_id("relay"),
         model=name,
@@ -177,16 +113,6 @@ def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | Te
     made = room.router.submit(request, relay)
     call.streams.append(made)
     return made
-
-
-def _num_prompts(prompt: msgspec.Raw) -> int:
-    """How many prompts a text completion is about. One prompt is a text, or a list of token ids."""
-    given = bytes(prompt).lstrip()
-    if not given.startswith(b"["):
-        return 1
-    prompts = _prompts.decode(given)
-    is_tokens = not prompts or bytes(prompts[0]).lstrip()[:1] not in (b'"', b"[")
-    return 1 if is_tokens else len(prompts)
 
 
 # -- the ordinary way ----------------------------------------------------------------------------
@@ -365,20 +291,6 @@ class Relays:
         exchange.on_leave = answering.leave
         exchange.on_room = answering.room
         stream.attach(answering)
-        if exchange.raw_head:
-            self._learn(exchange, call, path)
+        if self._lane.may_learn(exchange):
+            self._lane.learn(exchange, call, FamiliarRelay(exchange, path))
         return True
-
-    def _learn(self, exchange: Exchange, call: Call, path: str) -> None:
-        from inferd.gateway.express_relay import FamiliarRelay  # which reads bodies as this file says
-
-        self._lane.learn(exchange, call, FamiliarRelay(exchange, path))
-
-
-def is_text(body: bytes) -> bool:
-    """Proper UTF-8, also where nobody here reads it."""
-    try:
-        body.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -53,7 +53,8 @@ from inferd.gateway.openai_wire import (
     detokenize_decoder,
     tokenize_decoder,
 )
-from inferd.gateway.relay import CHAT, TEXT, relayed, target_of
+from inferd.gateway.relay import relayed, target_of
+from inferd.gateway.relay_fields import CHAT, TEXT
 from inferd.gateway.room import Room
 from inferd.gateway.streams import stream
 from inferd.gateway.tokenize import detokenize, tokenize

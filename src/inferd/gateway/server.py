@@ -99,7 +99,7 @@ class Gateway:
         """Serve a whole request without a task, if it is of a kind that can be (``Relays``)."""
         if self._relays.forward(exchange):
             return True
-        if exchange.raw_head and exchange.target.startswith(b"/v2/models/"):
+        if exchange.target.startswith(b"/v2/models/") and self._lane.may_learn(exchange):
             self._learn(exchange)
         return False
 

@@ -6,22 +6,22 @@ it came. Vectors, ranks and scores of models behind remote servers are relayed. 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import msgspec
 
 from inferd import __version__
 from inferd.errors import InvalidRequest, Unavailable
-from inferd.gateway.admission import cost_of, find_model, reserve, terms_of, visible
+from inferd.gateway.admission import cost_of, find_model, terms_of, visible
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode, decode_body
-from inferd.gateway.generation import forwarded_headers
 from inferd.gateway.http import Answer, Call, Response, read_body, require_json
 from inferd.gateway.predictions import Asked, check_task, predict
-from inferd.gateway.relay import ELSEWHERE, forwarded, target_of
+from inferd.gateway.relay import Asking, admitted, forwarded, target_of
+from inferd.gateway.relay_fields import ELSEWHERE
 from inferd.gateway.room import Room
 from inferd.gateway.upstream import ModelStatus
 from inferd.predict.codecs.text_wire import MAX_TEXTS
-from inferd.types import Relay, Request
 
 # What is relayed to remote servers, and under which path of theirs.
 _RELAYED: Final = {"openai.embeddings": "/embeddings", "rerank": "/rerank", "score": "/score"}
@@ -48,16 +48,23 @@ _rank_fields: Final = msgspec.json.Decoder(_RankFields)
 # -- endpoints -----------------------------------------------------------------------------------
 
 
-async def embeddings(room: Room, call: Call, rest: str) -> Answer:
-    """POST /v1/embeddings"""
-    raw = await _body(room, call)
-    return await _ask(room, call, raw, await _read(raw, _fields), "openai.embeddings", "embed")
+def _asks(dialect: str, task: str) -> Callable[[Room, Call, str], Awaitable[Answer]]:
+    """The endpoint of a dialect of which nothing but the usual is read."""
+
+    async def endpoint(room: Room, call: Call, rest: str) -> Answer:
+        raw = await _body(room, call)
+        return await _ask(room, call, raw, await _read(raw, _fields), dialect, task)
+
+    return endpoint
 
 
-async def cohere_embed(room: Room, call: Call, rest: str) -> Answer:
-    """POST /v2/embed"""
-    raw = await _body(room, call)
-    return await _ask(room, call, raw, await _read(raw, _fields), "cohere.embed", "embed")
+embeddings = _asks("openai.embeddings", "embed")  # POST /v1/embeddings
+cohere_embed = _asks("cohere.embed", "embed")  # POST /v2/embed
+cohere_rerank = _asks("cohere.rerank", "rerank")  # POST /v2/rerank
+score = _asks("score", "score")  # POST /score and /v1/score
+classify = _asks("classify", "classify")  # POST /classify
+pooling = _asks("pooling", "predict")  # POST /pooling
+tei_embed = _asks("tei.embed", "embed")  # POST /embed
 
 
 async def rerank(room: Room, call: Call, rest: str) -> Answer:
@@ -67,36 +74,6 @@ async def rerank(room: Room, call: Call, rest: str) -> Answer:
     if fields.texts is msgspec.UNSET:
         return await _ask(room, call, raw, fields, "rerank", "rerank")
     return await _ask(room, call, raw, fields, "tei.rerank", "rerank")
-
-
-async def cohere_rerank(room: Room, call: Call, rest: str) -> Answer:
-    """POST /v2/rerank"""
-    raw = await _body(room, call)
-    return await _ask(room, call, raw, await _read(raw, _fields), "cohere.rerank", "rerank")
-
-
-async def score(room: Room, call: Call, rest: str) -> Answer:
-    """POST /score and /v1/score"""
-    raw = await _body(room, call)
-    return await _ask(room, call, raw, await _read(raw, _fields), "score", "score")
-
-
-async def classify(room: Room, call: Call, rest: str) -> Answer:
-    """POST /classify"""
-    raw = await _body(room, call)
-    return await _ask(room, call, raw, await _read(raw, _fields), "classify", "classify")
-
-
-async def pooling(room: Room, call: Call, rest: str) -> Answer:
-    """POST /pooling"""
-    raw = await _body(room, call)
-    return await _ask(room, call, raw, await _read(raw, _fields), "pooling", "predict")
-
-
-async def tei_embed(room: Room, call: Call, rest: str) -> Answer:
-    """POST /embed"""
-    raw = await _body(room, call)
-    return await _ask(room, call, raw, await _read(raw, _fields), "tei.embed", "embed")
 
 
 async def tei_predict(room: Room, call: Call, rest: str) -> Answer:
@@ -163,23 +140,7 @@ async def _elsewhere(room: Room, call: Call, name: str, path: str, fields: _Fiel
     call.model = name
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
     cost = cost_of(ELSEWHERE, prompt_bytes=len(raw), prompt_tokens=0, num_prompts=1, width=0, max_tokens=0)
-    reserve(room, call, name, prompt_tokens=cost.max_prompt)
-    relay = Relay(path=path, body=raw, stream=False, wants_usage=False, headers=forwarded_headers(call))
-    request = Request(
-        id=call.response_id("relay"),
-        model=name,
-        priority=terms.priority,
-        deadline_s=terms.deadline_s,
-        tenant=terms.tenant,
-        weight=terms.weight,
-        session=terms.session,
-        region=terms.region,
-        num_tokens=cost.expected,
-        num_bytes=len(raw),
-        arrived_at=call.started_at,
-    )
-    stream = room.router.submit(request, relay)
-    call.streams.append(stream)
+    stream = admitted(room, call, name, Asking(path, raw), terms, cost)
     return await forwarded(call, stream)
 
 

@@ -6,26 +6,27 @@ Knows who has a connection, nothing of the protocols.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, Protocol
 
 
-class Guest(asyncio.Protocol):
+class Guest(asyncio.Protocol, ABC):
     """Whoever has a client's connection, as the server sees it."""
 
     __slots__ = ()
 
+    @abstractmethod
     def shut(self) -> None:
         """The server is leaving: finish what is under way, begin nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abort(self) -> None:
         """Cut the connection; what was written and not sent is lost."""
-        raise NotImplementedError
 
+    @abstractmethod
     def look(self, now: float) -> None:
         """About once a second: give up on a client that takes too long."""
-        raise NotImplementedError
 
 
 class Successor(Guest):
@@ -33,10 +34,10 @@ class Successor(Guest):
 
     __slots__ = ()
 
+    @abstractmethod
     def taken(self, transport: asyncio.Transport, send_s: float, gone: Callable[[], None]) -> None:
         """The connection is its own from now on. ``send_s``: seconds a client may take nothing; ``gone`` is to be
         called when the connection is."""
-        raise NotImplementedError
 
 
 class Take(Protocol):

@@ -162,21 +162,8 @@ class Declared:
         return padded if isinstance(padded, int) else 0
 
     def prepare(self, item: Item) -> None:
-        inner = Item(
-            request_id=item.request_id,
-            inputs=self._given(item),
-            wanted=tuple(self._outputs[name] for name in item.wanted) if not self._unnamed else (),
-            parameters=item.parameters,
-            rows=item.rows,
-            size=item.size,
-            priority=item.priority,
-            expires_at=item.expires_at,
-            may_wait=item.may_wait,
-            tenant=item.tenant,
-            sequence=item.sequence,
-            sequence_start=item.sequence_start,
-            sequence_end=item.sequence_end,
-        )
+        wanted = tuple(self._outputs[name] for name in item.wanted) if not self._unnamed else ()
+        inner = item.about(self._given(item), wanted, item.rows, item.size)
         self._runtime.prepare(inner)
         item.prepared, item.size, item.bucket = inner, inner.size, inner.bucket
 

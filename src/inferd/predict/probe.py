@@ -7,7 +7,6 @@ learn it from its first clients. Knows runtimes and examples; knows no library.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -15,6 +14,7 @@ import msgspec
 import numpy as np
 
 from inferd import clock
+from inferd.engine.resident import rss_bytes
 from inferd.predict.contract import Contract
 from inferd.predict.estimate import BatchCost
 from inferd.predict.runtime import Item, Result, Runtime
@@ -102,7 +102,7 @@ def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | N
 
     free = available_bytes() if memory_bytes is None else memory_bytes
     row = {spec.name: example(spec, has_rows=True) for spec in contract.inputs if not spec.is_optional}
-    before = _rss_bytes()
+    before = rss_bytes()
 
     def measure(rows: int) -> float | None:
         inputs = {name: np.repeat(array, rows, axis=0) for name, array in row.items()}
@@ -118,7 +118,7 @@ def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | N
                 _log.info("%d rows cannot be computed together: %s", rows, error)
             return None
         seconds = clock.now() - began
-        grew = _rss_bytes() - before
+        grew = rss_bytes() - before
         return seconds if isinstance(result, Result) and grew <= _MEMORY_SHARE * free else None
 
     if measure(1) is None:  # also: the first time pays for what is made lazily
@@ -129,11 +129,3 @@ def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | N
 def _is_probeable(contract: Contract) -> bool:
     is_open = any(-1 in spec.shape[1:] for spec in contract.inputs) or bool(contract.any_rank)
     return contract.max_batch_size > 1 and not is_open and not contract.is_stateful and not contract.is_decoupled
-
-
-def _rss_bytes() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

@@ -42,6 +42,24 @@ class Item(msgspec.Struct, kw_only=True, eq=False):
     is_cancelled: bool = False  # set while it is computed: nobody waits for it any more
     prepared: object = None  # what the runtime's ``prepare`` made of the inputs
 
+    def about(self, inputs: Tensors, wanted: tuple[str, ...], rows: int, size: int) -> Item:
+        """The same request's, about other inputs: of a model inside another. Not prepared."""
+        return Item(
+            request_id=self.request_id,
+            inputs=inputs,
+            wanted=wanted,
+            parameters=self.parameters,
+            rows=rows,
+            size=size,
+            priority=self.priority,
+            expires_at=self.expires_at,
+            may_wait=self.may_wait,
+            tenant=self.tenant,
+            sequence=self.sequence,
+            sequence_start=self.sequence_start,
+            sequence_end=self.sequence_end,
+        )
+
 
 class Result(msgspec.Struct, kw_only=True, eq=False):
     """What a model answered for one item."""

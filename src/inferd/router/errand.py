@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from inferd import clock
 from inferd.events import RequestEnded
-from inferd.router.policy import choose
 from inferd.router.replica import LocalReplica
 from inferd.types import End, Prediction, PredictRequest, Timings
 
@@ -34,27 +33,8 @@ class Desk:
 
 def find_desk(pool: Pool, line: int, now: float) -> Desk | None:
     """``line``: the place of the request's class. None: the ordinary way is the one."""
-    if not pool.is_open:
-        return None
-    takers = pool.fleet.takers(now)
-    if len(takers) > 1:
-        takers = [member for member in takers if not member.is_shunned] or takers
-        routing = pool.config.routing
-        chosen = choose(
-            takers,
-            random=pool.random,
-            now=now,
-            prefer=None,
-            session="",
-            slack=routing.affinity_slack,
-            ready_since=pool.fleet.ready_since,
-            slow_start_s=routing.slow_start_s,
-        )
-        assert chosen is not None, "those that can take it cannot"
-        member = chosen
-    elif takers:
-        member = takers[0]
-    else:
+    member = pool.next_taker(now)
+    if member is None:
         return None
     replica = member.replica
     if not isinstance(replica, LocalReplica) or not replica.has_place(line):

@@ -18,7 +18,6 @@ from inferd.events import RequestEnded
 from inferd.remote.connection import Connection, Head, Headers, media_of
 from inferd.remote.events import BadAnswer, EventReader, ReportedError, read_answer
 from inferd.remote.openai import BYTES_PER_TOKEN, MAX_ANSWER_BYTES, Answer, Letterhead
-from inferd.router.policy import choose
 from inferd.router.remote_replica import RemoteReplica
 from inferd.types import End, Relay, Request, Timings, Usage
 
@@ -50,29 +49,9 @@ class Way:
 
 def find_way(pool: Pool, now: float) -> Way | None:
     """None: the ordinary way is the one. A way that was found must be taken: its connection is out of the pool."""
-    if not pool.is_open:
+    member = pool.next_taker(now)
+    if member is None:
         return None
-    takers = pool.fleet.takers(now)
-    if len(takers) > 1:
-        takers = [member for member in takers if not member.is_shunned] or takers
-    if not takers:
-        return None
-    if len(takers) == 1:
-        member = takers[0]
-    else:
-        routing = pool.config.routing
-        chosen = choose(
-            takers,
-            random=pool.random,
-            now=now,
-            prefer=None,
-            session="",
-            slack=routing.affinity_slack,
-            ready_since=pool.fleet.ready_since,
-            slow_start_s=routing.slow_start_s,
-        )
-        assert chosen is not None, "those that can take it cannot"
-        member = chosen
     replica = member.replica
     if not isinstance(replica, RemoteReplica):
         return None

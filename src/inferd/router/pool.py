@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 import msgspec
@@ -85,7 +85,7 @@ class Pool:
         self.outlook = Outlook(name, config, self._queue, self.fleet)
         self._prefixes = PrefixIndex(MAX_PREFIXES)
         self._budget = RetryBudget(config.retry.budget)
-        self.random = Random()
+        self._random = Random()
         self._live: dict[str, Ticket] = {}
         self._seats = Seats()
         self._num_transits = 0  # on the short way, each known to its replica
@@ -267,19 +267,27 @@ class Pool:
         text = b""
         if routing.prefix_affinity and ticket.is_local and self.config.scheduler.prefix_caching:
             text = text_of(request, ticket.relay)
+        prefer = self._prefixes.best(request.tenant, text) if text else None
+        chosen = self._chosen(able, now, prefer=prefer, session=request.session)
+        if text:
+            self._prefixes.note(request.tenant, text, chosen.index)
+        return chosen
+
+    def _chosen(
+        self, able: Sequence[Member], now: float, *, prefer: Mapping[int, int] | None = None, session: str = ""
+    ) -> Member:
+        routing = self.config.routing
         chosen = choose(
             able,
-            random=self.random,
+            random=self._random,
             now=now,
-            prefer=self._prefixes.best(request.tenant, text) if text else None,
-            session=request.session,
+            prefer=prefer,
+            session=session,
             slack=routing.affinity_slack,
             ready_since=self.fleet.ready_since,
             slow_start_s=routing.slow_start_s,
         )
         assert chosen is not None, "those that can take it cannot"
-        if text:
-            self._prefixes.note(request.tenant, text, chosen.index)
         return chosen
 
     def _arm(self, now: float) -> None:
@@ -325,10 +333,15 @@ class Pool:
 
     # -- the short way (``express``, ``errand``) --------------------------------------------------------
 
-    @property
-    def is_open(self) -> bool:
-        """Nobody is ahead, and nothing but one replica's answer is to be waited for."""
-        return not self._is_stopped and not len(self._queue) and self.config.retry.hedge_after_s is None
+    def next_taker(self, now: float) -> Member | None:
+        """Who takes a request that could go at once and belongs nowhere; None: somebody is ahead, nobody has room, or
+        more than one replica's answer may be waited for."""
+        if self._is_stopped or len(self._queue) or self.config.retry.hedge_after_s is not None:
+            return None
+        takers = self.fleet.takers(now)
+        if len(takers) > 1:
+            return self._chosen([member for member in takers if not member.is_shunned] or takers, now)
+        return takers[0] if takers else None
 
     def transit_begins(self, member: Member, now: float) -> None:
         self._budget.note(now)
@@ -381,7 +394,7 @@ class Pool:
     def _rest(self, ticket: Ticket) -> None:
         """Another try in a moment: not at once, and not when everybody else tries again."""
         shortest, longest = _REST_S
-        delay = min(longest, shortest * 2.0 ** (ticket.attempts - 1)) * self.random.random()
+        delay = min(longest, shortest * 2.0 ** (ticket.attempts - 1)) * self._random.random()
         ticket.runner = None
         loop = asyncio.get_running_loop()
         self._resting[ticket.request.id] = loop.call_later(delay, self._rested, ticket)

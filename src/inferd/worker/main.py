@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 from inferd import clock
 from inferd.backend import Backend
 from inferd.config import ModelConfig
+from inferd.engine.resident import rss_bytes
 from inferd.errors import InferdError, ModelLoadError
 from inferd.types import GenerateRequest
 from inferd.worker.channel import BlockingChannel, ChannelError
@@ -223,7 +224,7 @@ class Worker:
                 steps, busy = loop.steps, loop.is_busy
             if intake is not None:
                 steps, busy = steps + intake.num_done, busy or intake.is_busy
-            self._send(Heartbeat(steps, busy, _rss_bytes()))
+            self._send(Heartbeat(steps, busy, rss_bytes()))
             pause.wait(HEARTBEAT_S)
 
     def _send(self, message: FromWorker) -> None:
@@ -241,15 +242,6 @@ class Worker:
                 self._send(Loading(phase, done, total))
 
         return tell
-
-
-def _rss_bytes() -> int:
-    """Resident memory; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
 
 
 def _exit(code: int) -> NoReturn:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
 import random
 import signal
 from collections import deque
@@ -21,6 +20,7 @@ import msgspec
 
 from inferd import clock
 from inferd.config import ModelConfig
+from inferd.engine.resident import rss_bytes
 from inferd.errors import ModelLoadError
 from inferd.events import Emit, LoadProgress, ReplicaChanged
 from inferd.types import Failure, ModelInfo, Output, StepStats
@@ -132,7 +132,7 @@ class Supervisor:
 
     def measure_rss(self) -> int:
         """Resident memory of the worker now; 0: there is none, or the system does not say."""
-        return _rss_bytes(self._process.pid) if self._process is not None else 0
+        return rss_bytes(self._process.pid) if self._process is not None else 0
 
     def start(self) -> None:
         """Start the worker now, and keep it running."""
@@ -381,14 +381,6 @@ def restart_delay(patience: Patience, in_a_row: int) -> float:
         return 0.0
     longest = min(patience.longest_delay_s, patience.first_delay_s * 2.0 ** min(in_a_row - 1, 30))
     return longest * random.uniform(0.75, 1.25)
-
-
-def _rss_bytes(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return 0
 
 
 def _reason(status: int, error: Exception | None) -> str:

@@ -7,8 +7,6 @@ way would have made of it.
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 from typing import TYPE_CHECKING, Final
 
 from inferd import clock
@@ -18,7 +16,7 @@ from inferd.gateway.generation import note_end
 from inferd.gateway.grpc.calls import SERVICE, Calls, Context, Ended, Serving
 from inferd.gateway.grpc.envelope import read_envelope
 from inferd.gateway.grpc.inference import DIALECT, only_answer
-from inferd.gateway.http import Call
+from inferd.gateway.http import Call, fresh_id
 from inferd.gateway.predictions import BYTES_PER_TOKEN
 from inferd.gateway.server import hear_ends
 from inferd.router.errand import Errand
@@ -33,7 +31,6 @@ METHOD: Final = "ModelInfer"
 _ROUTE: Final = f"/{SERVICE}/{METHOD}"
 _SPECIAL: Final = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "batching"})
 _USUAL: Final = frozenset({"user-agent", "content-length"})  # metadata that say nothing of how a request is served
-_random: Final = random.Random(os.urandom(32))
 
 
 class GrpcErrand(Errand):
@@ -54,7 +51,7 @@ class GrpcErrand(Errand):
     )
 
     def __init__(self, model: str, principal: Principal, num_bytes: int, now: float) -> None:
-        self.unique = f"{_random.getrandbits(96):024x}"
+        self.unique = fresh_id()
         self.model = model
         self.principal = principal
         self.num_bytes = num_bytes

@@ -25,7 +25,7 @@ _STEP = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+)\]")
 _encode = msgspec.json.Encoder().encode
 
 
-class _DuplicateKey(ValueError):
+class DuplicateKey(ValueError):
     pass
 
 
@@ -36,7 +36,7 @@ def read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         decoded = decoder.decode(body)
         if _may_repeat_keys(decoded, body):
-            json.loads(body.decode("utf-8"), object_pairs_hook=_refuse_duplicates)
+            json.loads(body.decode("utf-8"), object_pairs_hook=refuse_duplicates)
     except msgspec.ValidationError as error:
         raise _explain(str(error), body) from None
     except msgspec.DecodeError as error:
@@ -45,7 +45,7 @@ def read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidRequest("The body is not valid UTF-8; encode the JSON as UTF-8.", code="invalid_utf8") from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply; flatten it.", code="invalid_json") from None
-    except _DuplicateKey as error:
+    except DuplicateKey as error:
         name = shown(str(error))
         raise InvalidRequest(
             f"The key {name} appears twice in one object; send it once.", param=str(error)[:64], code="duplicate_key"
@@ -75,13 +75,13 @@ def _may_repeat_keys(decoded: object, body: bytes) -> bool:
     return _encode(decoded).count(b":") != body.count(b":")
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise _DuplicateKey(key)
+                raise DuplicateKey(key)
             seen.add(key)
     return found
 

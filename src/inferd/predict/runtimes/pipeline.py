@@ -224,21 +224,7 @@ class Pipeline:
         whole = flow.item
         question = Question(inputs={name: dense(array) for name, array in self._inputs(place, flow).items()})
         inputs, rows = model.checker.check(question)
-        item = Item(
-            request_id=whole.request_id,
-            inputs=inputs,
-            wanted=self._wanted[place],
-            parameters=whole.parameters,
-            rows=rows,
-            size=rows,
-            priority=whole.priority,
-            expires_at=whole.expires_at,
-            may_wait=whole.may_wait,
-            tenant=whole.tenant,
-            sequence=whole.sequence,
-            sequence_start=whole.sequence_start,
-            sequence_end=whole.sequence_end,
-        )
+        item = whole.about(inputs, self._wanted[place], rows, rows)
         model.runtime.prepare(item)
         return item
 

@@ -1,0 +1,114 @@
+"""What is read of a request for a model that runs elsewhere: the fields that are acted upon here.
+
+All others belong to the remote server. Knows the wire, nothing of connections or of how a request is served.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from inferd.config import Config
+from inferd.types import ModelInfo
+
+CHAT: Final = "/chat/completions"
+TEXT: Final = "/completions"
+
+
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: str
+    content: msgspec.Raw = msgspec.Raw()
+
+
+class RelayFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that are acted upon here; all others belong to the remote server."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
+    max_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    priority: int | None = None
+    timeout: float | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        options = self.stream_options
+        return isinstance(options, _StreamOptions) and options.include_usage is True
+
+    @property
+    def has_terms(self) -> bool:
+        """It asks for more than one plain answer, or for terms of its own."""
+        return not (self.n is None and self.best_of is None and self.priority is None and self.timeout is None)
+
+
+class ChatFields(RelayFields, frozen=True, kw_only=True):
+    messages: list[_Message]
+    max_completion_tokens: int | None = None
+
+    @property
+    def longest(self) -> int | None:
+        """Which of the two limits a remote server goes by is not known here: the larger one."""
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        return max(self.max_completion_tokens, self.max_tokens or 0)
+
+    @property
+    def is_plain(self) -> bool:
+        return bool(self.messages) and not self.has_terms
+
+
+class TextFields(RelayFields, frozen=True, kw_only=True):
+    prompt: msgspec.Raw
+
+    @property
+    def longest(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def is_plain(self) -> bool:
+        return bytes(self.prompt)[:1] == b'"' and not self.has_terms
+
+
+chat_decoder: Final = msgspec.json.Decoder(ChatFields)
+text_decoder: Final = msgspec.json.Decoder(TextFields)
+_prompts: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _Elsewhere:
+    """What is known of the size of a model that runs elsewhere: nothing."""
+
+    info: ModelInfo | None = None
+
+
+ELSEWHERE: Final = _Elsewhere()
+
+
+def remote_models(config: Config) -> frozenset[str]:
+    """Names of the models that have remote replicas alone."""
+    return frozenset(name for name, model in config.models.items() if model.upstreams and not model.num_local)
+
+
+def num_prompts_of(prompt: msgspec.Raw) -> int:
+    """How many prompts a text completion is about. One prompt is a text, or a list of token ids."""
+    given = bytes(prompt).lstrip()
+    if not given.startswith(b"["):
+        return 1
+    prompts = _prompts.decode(given)
+    is_tokens = not prompts or bytes(prompts[0]).lstrip()[:1] not in (b'"', b"[")
+    return 1 if is_tokens else len(prompts)
+
+
+def is_text(body: bytes) -> bool:
+    """Proper UTF-8, also where nobody here reads it."""
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
