@@ -400,15 +400,37 @@ class FakeControl:
         )
 
 
-class Running:
+class Told:
+    """What a listener tells its observer."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.emitted = threading.Semaphore(0)
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+        self.emitted.release()
+
+    def served(self) -> HttpServed:
+        """The next HttpServed event, waited for."""
+        assert self.emitted.acquire(timeout=10), "no event was emitted"
+        event = self.events[-1]
+        assert isinstance(event, HttpServed)
+        return event
+
+    def forget(self) -> None:
+        self.events.clear()
+        self.emitted = threading.Semaphore(0)
+
+
+class Running(Told):
     """A gateway on a real socket in a thread, and what it told its observer."""
 
     def __init__(
         self, router: FakeRouter, config: Config | ServerConfig | None = None, app: Mapping[str, Any] | None = None
     ) -> None:
         self.router = router
-        self.events: list[Event] = []
-        self.emitted = threading.Semaphore(0)
+        super().__init__()
         self._config = config or ServerConfig(port=0, grace_s=1)
         self._app = dict(app or {})
         self._started = threading.Event()
@@ -421,29 +443,17 @@ class Running:
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.app = create_app(self.router, self._config, self._emit, metrics=lambda: b"# metrics\n", **self._app)
+        self.app = create_app(self.router, self._config, self.emit, metrics=lambda: b"# metrics\n", **self._app)
         server = self._config.server if isinstance(self._config, Config) else self._config
-        self.server = HttpServer(self.app, server, emit=self._emit)
+        self.server = HttpServer(self.app, server, emit=self.emit)
         self.port = self.server.port
         self._started.set()
         await self.server.serve()
 
-    def _emit(self, event: Event) -> None:
-        self.events.append(event)
-        self.emitted.release()
-
-    def served(self) -> HttpServed:
-        """The next HttpServed event, waited for."""
-        assert self.emitted.acquire(timeout=10), "no event was emitted"
-        event = self.events[-1]
-        assert isinstance(event, HttpServed)
-        return event
-
     def reset(self) -> Running:
         """Forget what earlier tests did, so that they can share a server."""
         self.router.reset()
-        self.events.clear()
-        self.emitted = threading.Semaphore(0)
+        self.forget()
         return self
 
     @property

@@ -11,10 +11,9 @@ from typing import Any
 import grpc
 import msgspec
 import uvloop
-from tests.gateway.fakes import FakeRouter, FakeStatus, FakeStream, info
+from tests.gateway.fakes import FakeRouter, FakeStatus, FakeStream, Told, info
 
 from inferd.config import ServerConfig
-from inferd.events import Event, HttpServed
 from inferd.gateway.grpc.protocol import message_type
 from inferd.gateway.grpc.server import GrpcServer
 from inferd.gateway.listener import reserve
@@ -69,13 +68,12 @@ class PredictingRouter(FakeRouter):
         return stream
 
 
-class GrpcRunning:
+class GrpcRunning(Told):
     """Its listener, and what it told its observer."""
 
     def __init__(self, router: PredictingRouter, config: ServerConfig, app: dict[str, Any]) -> None:
         self.router = router
-        self.events: list[Event] = []
-        self.emitted = threading.Semaphore(0)
+        super().__init__()
         self._config = config
         self._app = app
         self._started = threading.Event()
@@ -87,7 +85,7 @@ class GrpcRunning:
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        gateway = create_app(self.router, self._config, self._emit, **self._app)
+        gateway = create_app(self.router, self._config, self.emit, **self._app)
         reserved = reserve(self._config)
         assert reserved is not None
         self.server = GrpcServer(gateway, self._config, reserved)
@@ -96,21 +94,9 @@ class GrpcRunning:
         self._started.set()
         await self.server.serve()
 
-    def _emit(self, event: Event) -> None:
-        self.events.append(event)
-        self.emitted.release()
-
-    def served(self) -> HttpServed:
-        """The next HttpServed event, waited for."""
-        assert self.emitted.acquire(timeout=10), "no event was emitted"
-        event = self.events[-1]
-        assert isinstance(event, HttpServed)
-        return event
-
     def reset(self) -> GrpcRunning:
         self.router.reset()
-        self.events.clear()
-        self.emitted = threading.Semaphore(0)
+        self.forget()
         return self
 
     def start(self) -> GrpcRunning:

@@ -22,7 +22,6 @@ from inferd.events import Event, HttpServed, RequestEnded
 from inferd.gateway.express import Lane
 from inferd.gateway.listener import HttpServer
 from inferd.gateway.server import create_app
-from inferd.router.errand import Errand
 from inferd.router.router import Router
 from inferd.tenancy.principal import LOCAL, OpenDoor, Permit, Principal
 
@@ -111,20 +110,6 @@ def through(folder: Path, then: Callable[[Site], Awaitable[None]], door: OpenDoo
             await router.stop()
 
     asyncio.run(main())
-
-
-@pytest.fixture
-def departed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ids of the requests that took the short way."""
-    ids: list[str] = []
-    depart = Errand.depart
-
-    def noted(errand: Errand, desk: Any, request: Any, line: int, now: float) -> None:
-        ids.append(request.id)
-        depart(errand, desk, request, line, now)
-
-    monkeypatch.setattr(Errand, "depart", noted)
-    return ids
 
 
 def seen(reply: Reply) -> tuple[int, dict[str, str], bytes]:
@@ -264,3 +249,27 @@ def test_a_quota_is_kept_on_the_short_way(tmp_path: Path, departed: list[str]) -
 
     through(tmp_path, then, door)
     assert len(departed) >= 4
+
+
+def test_nobody_is_asked_twice_who_he_is(tmp_path: Path, departed: list[str]) -> None:
+    class Counting(OpenDoor):
+        num_asked = 0
+
+        def authenticate(self, token: str | None) -> Principal:
+            self.num_asked += 1
+            return super().authenticate(token)
+
+    door = Counting()
+
+    async def then(site: Site) -> None:
+        async with site.client() as client:
+            await client.ask(body(), PATH)  # its head is looked at once more, to be known again
+            known = door.num_asked
+            for number in range(4):
+                await client.ask(body(), PATH)
+                await client.ask(body(), PATH, f"x-request-id: r{number}")
+                await client.ask(body(parameters={"priority": 1}), PATH)
+            assert door.num_asked - known == 12
+
+    through(tmp_path, then, door)
+    assert departed

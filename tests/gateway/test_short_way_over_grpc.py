@@ -24,7 +24,6 @@ from inferd.gateway.grpc.server import GrpcServer
 from inferd.gateway.grpc.short_way import ShortWay
 from inferd.gateway.listener import reserve
 from inferd.gateway.server import create_app
-from inferd.router.errand import Errand
 from inferd.router.router import Router
 from inferd.tenancy.principal import OpenDoor
 
@@ -102,20 +101,6 @@ def through(folder: Path, then: Callable[[Site], Awaitable[None]], door: OpenDoo
             await then(made)
 
     asyncio.run(main())
-
-
-@pytest.fixture
-def departed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ids of the requests that took the short way."""
-    ids: list[str] = []
-    depart = Errand.depart
-
-    def noted(errand: Errand, desk: Any, request: Any, line: int, now: float) -> None:
-        ids.append(request.id)
-        depart(errand, desk, request, line, now)
-
-    monkeypatch.setattr(Errand, "depart", noted)
-    return ids
 
 
 ASKED: list[tuple[Any, dict[str, Any]]] = [

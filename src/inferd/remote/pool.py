@@ -109,10 +109,6 @@ class Pool:
     def num_connections(self) -> int:
         return len(self._all)
 
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
-
     def send(self, request: bytes, receiver: Receiver, *, fresh: bool = False) -> Exchange:
         """Send a whole request on an idle connection, or on one made for it (always, if ``fresh``).
 
