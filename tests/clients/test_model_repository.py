@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -53,6 +54,7 @@ def address(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def client(address: str) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(address) as made:
         yield made
+    gc.collect()  # it closes itself once more, by gevent, which minds in which thread
 
 
 def given(**arrays: np.ndarray) -> list[triton.InferInput]:
