@@ -113,7 +113,7 @@ def between(rows: int) -> None:
         "rms_norm": lambda: ops.rms_norm(x, weight, 1e-6),
         "add_rms_norm": lambda: ops.add_rms_norm(x, residual, weight, 1e-6),
         "rms_norm of heads": lambda: ops.rms_norm(q, head_weight, 1e-6),
-        "silu_and_mul": lambda: ops.silu_and_mul(gate_up),
+        "gate_and_mul": lambda: ops.gate_and_mul(gate_up, "silu"),
         "rotary": lambda: ops.rotary(q, k, positions, cos, sin),
     }
     for name, call in calls.items():

@@ -22,10 +22,11 @@ inline void store_some(Vec v, T* p, int64_t count) {
     memcpy(p, part, size_t(count) * sizeof(T));
 }
 
-template <class T>
+// W: the weight's format, as Gemma's are float32 whatever the model's format is.
+template <class T, class W>
 void rms_norm(const void* x, int64_t x_stride, const void* residual, void* sum, const void* weight, void* out, int64_t out_stride,
               int64_t rows, int64_t groups, int64_t n, float eps, int threads) {
-    const T* w = static_cast<const T*>(weight);
+    const W* w = static_cast<const W*>(weight);
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * groups * n > kSerial)
     for (int64_t i = 0; i < rows * groups; i++) {
         const int64_t at = i / groups * x_stride + i % groups * n;
@@ -53,8 +54,18 @@ void rms_norm(const void* x, int64_t x_stride, const void* residual, void* sum, 
     }
 }
 
-template <class T>
-void silu_and_mul(const void* gate_up, int64_t stride, void* out, int64_t rows, int64_t n, int threads) {
+struct Silu {
+    static Vec of(Vec x) { return x / (Vec::all(1.0f) + exp(Vec::zero() - x)); }
+};
+struct Gelu {
+    static Vec of(Vec x) { return gelu(x); }
+};
+struct GeluTanh {
+    static Vec of(Vec x) { return gelu_tanh(x); }
+};
+
+template <class T, class F>
+void gate(const void* gate_up, int64_t stride, void* out, int64_t rows, int64_t n, int threads) {
     constexpr int64_t chunk = 1024;
     const int64_t chunks = divide_up(n, chunk);
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * n > kSerial)
@@ -64,11 +75,25 @@ void silu_and_mul(const void* gate_up, int64_t stride, void* out, int64_t rows, 
         const T* up = gate + n;
         T* to = static_cast<T*>(out) + row * n;
         for (int64_t j = first; j < last; j += Vec::width) {
-            const Vec x = load_some(gate + j, last - j);
-            const Vec silu = x / (Vec::all(1.0f) + exp(Vec::zero() - x));
-            store_some(silu * load_some(up + j, last - j), to + j, last - j);
+            store_some(F::of(load_some(gate + j, last - j)) * load_some(up + j, last - j), to + j, last - j);
         }
     }
+}
+
+template <class T>
+void gate_and_mul(Activation activation, const void* gate_up, int64_t stride, void* out, int64_t rows, int64_t n, int threads) {
+    switch (activation) {
+        case Activation::gelu: return gate<T, Gelu>(gate_up, stride, out, rows, n, threads);
+        case Activation::gelu_tanh: return gate<T, GeluTanh>(gate_up, stride, out, rows, n, threads);
+        default: return gate<T, Silu>(gate_up, stride, out, rows, n, threads);
+    }
+}
+
+template <class T>
+void multiply(void* x, int64_t count, float factor, int threads) {
+    T* at = static_cast<T*>(x);
+#pragma omp parallel for schedule(static) num_threads(threads) if (count > kSerial)
+    for (int64_t j = 0; j < count; j += Vec::width) store_some(load_some(at + j, count - j) * Vec::all(factor), at + j, count - j);
 }
 
 template <class T>

@@ -33,13 +33,21 @@ void do_gemm(Dtype dtype, const GemmArgs& g, int threads) { INFERD_BY_DTYPE(gemm
 void do_attention(Dtype dtype, const AttentionArgs& g, int threads) {
     INFERD_BY_DTYPE(attention<F32>(g, threads), attention<BF16>(g, threads));
 }
-void do_rms_norm(Dtype dtype, const void* x, int64_t x_stride, const void* residual, void* sum, const void* weight, void* out,
-                 int64_t out_stride, int64_t rows, int64_t groups, int64_t n, float eps, int threads) {
-    INFERD_BY_DTYPE(rms_norm<float>(x, x_stride, residual, sum, weight, out, out_stride, rows, groups, n, eps, threads),
-                    rms_norm<bf16>(x, x_stride, residual, sum, weight, out, out_stride, rows, groups, n, eps, threads));
+void do_rms_norm(Dtype dtype, const void* x, int64_t x_stride, const void* residual, void* sum, const void* weight, Dtype weight_dtype,
+                 void* out, int64_t out_stride, int64_t rows, int64_t groups, int64_t n, float eps, int threads) {
+    if (dtype == Dtype::f32)
+        rms_norm<float, float>(x, x_stride, residual, sum, weight, out, out_stride, rows, groups, n, eps, threads);
+    else if (weight_dtype == Dtype::f32)
+        rms_norm<bf16, float>(x, x_stride, residual, sum, weight, out, out_stride, rows, groups, n, eps, threads);
+    else
+        rms_norm<bf16, bf16>(x, x_stride, residual, sum, weight, out, out_stride, rows, groups, n, eps, threads);
 }
-void do_silu_and_mul(Dtype dtype, const void* x, int64_t stride, void* out, int64_t rows, int64_t n, int threads) {
-    INFERD_BY_DTYPE(silu_and_mul<float>(x, stride, out, rows, n, threads), silu_and_mul<bf16>(x, stride, out, rows, n, threads));
+void do_gate_and_mul(Dtype dtype, Activation activation, const void* x, int64_t stride, void* out, int64_t rows, int64_t n, int threads) {
+    INFERD_BY_DTYPE(gate_and_mul<float>(activation, x, stride, out, rows, n, threads),
+                    gate_and_mul<bf16>(activation, x, stride, out, rows, n, threads));
+}
+void do_multiply(Dtype dtype, void* x, int64_t count, float factor, int threads) {
+    INFERD_BY_DTYPE(multiply<float>(x, count, factor, threads), multiply<bf16>(x, count, factor, threads));
 }
 void do_rotary(Dtype dtype, void* x, int64_t stride, int64_t rows, int64_t heads, int64_t head_dim, const int64_t* positions,
                const float* cos, const float* sin, int64_t half, int threads) {
@@ -65,7 +73,7 @@ constexpr decltype(Kernels::gemm_int8) do_gemm_int8 = nullptr;
 }  // namespace
 
 const Kernels INFERD_JOIN(kernels_, INFERD_LEVEL) = {
-    INFERD_STRING(INFERD_LEVEL), do_pack, do_unpack_rows, do_gemm, do_attention, do_rms_norm, do_silu_and_mul, do_rotary, do_layer_norm,
+    INFERD_STRING(INFERD_LEVEL), do_pack, do_unpack_rows, do_gemm, do_attention, do_rms_norm, do_gate_and_mul, do_multiply, do_rotary, do_layer_norm,
     do_text_attention, do_quantize, do_gemm_int8,
 };
 

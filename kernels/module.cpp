@@ -108,10 +108,10 @@ NB_MODULE(_kernels, m) {
     m.def("attention", &attention, nogil());
     m.def(
         "rms_norm",
-        [](int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual, uintptr_t sum, uintptr_t weight, uintptr_t out, int64_t out_stride,
-           int64_t rows, int64_t groups, int64_t n, float eps, int threads) {
-            active->rms_norm(Dtype(dtype), at(x), x_stride, at(residual), at(sum), at(weight), at(out), out_stride, rows, groups, n, eps,
-                             threads);
+        [](int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual, uintptr_t sum, uintptr_t weight, int weight_dtype, uintptr_t out,
+           int64_t out_stride, int64_t rows, int64_t groups, int64_t n, float eps, int threads) {
+            active->rms_norm(Dtype(dtype), at(x), x_stride, at(residual), at(sum), at(weight), Dtype(weight_dtype), at(out), out_stride, rows,
+                             groups, n, eps, threads);
         },
         nogil());
     m.def(
@@ -147,9 +147,9 @@ NB_MODULE(_kernels, m) {
         },
         nogil());
     m.def(
-        "silu_and_mul",
-        [](int dtype, uintptr_t gate_up, int64_t stride, uintptr_t out, int64_t rows, int64_t n, int threads) {
-            active->silu_and_mul(Dtype(dtype), at(gate_up), stride, at(out), rows, n, threads);
+        "gate_and_mul",
+        [](int dtype, int activation, uintptr_t gate_up, int64_t stride, uintptr_t out, int64_t rows, int64_t n, int threads) {
+            active->gate_and_mul(Dtype(dtype), Activation(activation), at(gate_up), stride, at(out), rows, n, threads);
         },
         nogil());
     m.def(

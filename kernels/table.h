@@ -8,7 +8,7 @@
 namespace inferd {
 
 enum class Dtype : int { f32 = 0, bf16 = 1 };
-enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2 };
+enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2, silu = 3 };  // silu: of gates only
 
 // Weights are packed in panels of this many output columns, the same for all levels.
 constexpr int kPanel = 64;
@@ -85,9 +85,12 @@ struct Kernels {
     void (*attention)(Dtype, const AttentionArgs&, int threads);
     // out = rms_norm(x); with residual: residual = x + residual, out = rms_norm(residual).
     // rows x groups vectors of width n; vector (r, g) begins at r * stride + g * n, out is contiguous.
-    void (*rms_norm)(Dtype, const void* x, int64_t x_stride, const void* residual, void* sum, const void* weight, void* out,
-                     int64_t out_stride, int64_t rows, int64_t groups, int64_t n, float eps, int threads);
-    void (*silu_and_mul)(Dtype, const void* gate_up, int64_t stride, void* out, int64_t rows, int64_t n, int threads);
+    // The weight is float32 or as x. out may be x, and sum the residual.
+    void (*rms_norm)(Dtype, const void* x, int64_t x_stride, const void* residual, void* sum, const void* weight, Dtype weight_dtype,
+                     void* out, int64_t out_stride, int64_t rows, int64_t groups, int64_t n, float eps, int threads);
+    // gate_up [rows, 2n], row stride `stride`: out [rows, n] = activation(first half) * second half.
+    void (*gate_and_mul)(Dtype, Activation, const void* gate_up, int64_t stride, void* out, int64_t rows, int64_t n, int threads);
+    void (*multiply)(Dtype, void* x, int64_t count, float factor, int threads);  // in place
     // In place on x [rows, heads, head_dim]; cos and sin f32 [positions, half].
     void (*rotary)(Dtype, void* x, int64_t stride, int64_t rows, int64_t heads, int64_t head_dim, const int64_t* positions,
                    const float* cos, const float* sin, int64_t half, int threads);

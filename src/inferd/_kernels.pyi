@@ -104,6 +104,7 @@ def rms_norm(
     residual: int,
     sum: int,
     weight: int,
+    weight_dtype: int,
     out: int,
     out_stride: int,
     rows: int,
@@ -113,7 +114,9 @@ def rms_norm(
     threads: int,
     /,
 ) -> None: ...
-def silu_and_mul(dtype: int, gate_up: int, stride: int, out: int, rows: int, size: int, threads: int, /) -> None: ...
+def gate_and_mul(
+    dtype: int, activation: int, gate_up: int, stride: int, out: int, rows: int, size: int, threads: int, /
+) -> None: ...
 def rotary(
     dtype: int,
     x: int,

@@ -28,12 +28,14 @@ def noise(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@given(rows=st.integers(1, 5), size=st.integers(1, 300), seed=st.integers(0, 99))
-@settings(max_examples=15, deadline=None)
-def test_norms_equal_their_torch_forms(level: str, dtype: torch.dtype, rows: int, size: int, seed: int) -> None:
+@given(rows=st.integers(1, 5), size=st.integers(1, 300), wide=st.booleans(), seed=st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_norms_equal_their_torch_forms(
+    level: str, dtype: torch.dtype, rows: int, size: int, wide: bool, seed: int
+) -> None:
     x = noise(rows, size, seed=seed, dtype=dtype)
     residual = noise(rows, size, seed=seed + 1, dtype=dtype)
-    weight = noise(size, seed=seed + 2, dtype=dtype)
+    weight = noise(size, seed=seed + 2, dtype=torch.float32 if wide else dtype)  # Gemma's are float32
     with native.using_level("none"):
         plain = ops.rms_norm(x, weight, 1e-6)
         plain_added, plain_residual = ops.add_rms_norm(x, residual, weight, 1e-6)
@@ -58,21 +60,28 @@ def test_a_norm_of_heads_takes_a_part_of_a_row(level: str, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@given(rows=st.integers(1, 40), size=st.integers(1, 1100), seed=st.integers(0, 99))
-@settings(max_examples=15, deadline=None)
-def test_silu_and_mul_equals_its_torch_form(level: str, dtype: torch.dtype, rows: int, size: int, seed: int) -> None:
+@given(
+    rows=st.integers(1, 40),
+    size=st.integers(1, 1100),
+    activation=st.sampled_from(["silu", "gelu", "gelu_tanh"]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=20, deadline=None)
+def test_gates_equal_their_torch_forms(
+    level: str, dtype: torch.dtype, rows: int, size: int, activation: str, seed: int
+) -> None:
     gate_up = noise(rows, 2 * size, seed=seed, dtype=dtype) * 3
     with native.using_level("none"):
-        plain = ops.silu_and_mul(gate_up.float()).to(dtype)
+        plain = ops.gate_and_mul(gate_up.float(), activation).to(dtype)
     with native.using_level(level):
-        assert_close(ops.silu_and_mul(gate_up), plain)
+        assert_close(ops.gate_and_mul(gate_up, activation), plain)
 
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_silu_keeps_what_is_not_a_number_and_what_is_huge(dtype: torch.dtype) -> None:
     gate = torch.tensor([[float("nan"), 1e30, -1e30, float("inf"), 0.0]], dtype=dtype)
-    result = ops.silu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=-1))
+    result = ops.gate_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=-1), "silu")
     assert result[0, 0].isnan()
     assert torch.equal(result[0, 1:], torch.tensor([gate[0, 1].item(), 0.0, float("inf"), 0.0], dtype=dtype))
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from inferd.engine.attention import FlatBatch
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1}
-ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2}
+ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
 
 
 class _Switch:
@@ -217,7 +217,7 @@ def takes_rms_norm(x: Tensor, weight: Tensor) -> bool:
     """[T, n] or [T, groups, n] with the groups of a row side by side."""
     return (
         takes(x)
-        and weight.dtype == x.dtype
+        and weight.dtype in (x.dtype, torch.float32)
         and x.stride(-1) == 1
         and weight.is_contiguous()
         and (x.dim() == 2 or (x.dim() == 3 and x.stride(1) == x.shape[2]))
@@ -235,6 +235,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         0,
         0,
         weight.data_ptr(),
+        _CODES[weight.dtype],
         out.data_ptr(),
         groups * size,
         x.shape[0],
@@ -256,6 +257,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         residual.data_ptr(),
         added.data_ptr(),
         weight.data_ptr(),
+        _CODES[weight.dtype],
         out.data_ptr(),
         size,
         x.shape[0],
@@ -321,11 +323,12 @@ def text_attention(
     return out
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
+def gate_and_mul(gate_up: Tensor, activation: str) -> Tensor:
     rows, width = gate_up.shape
     out = torch.empty((rows, width // 2), dtype=gate_up.dtype)
-    kernels.silu_and_mul(
+    kernels.gate_and_mul(
         _CODES[gate_up.dtype],
+        ACTIVATIONS[activation],
         gate_up.data_ptr(),
         gate_up.stride(0),
         out.data_ptr(),

@@ -111,12 +111,14 @@ def layer_norm(
     return y, y.to(dtype)
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """[T, 2I] -> [T, I]: silu(first half) * second half."""
+def gate_and_mul(gate_up: Tensor, activation: str) -> Tensor:
+    """[T, 2I] -> [T, I]: activation(first half) * second half. ``activation``: "silu", "gelu" or "gelu_tanh"."""
     if gate_up.dim() == 2 and native.takes(gate_up) and gate_up.stride(1) == 1:
-        return native.silu_and_mul(gate_up)
+        return native.gate_and_mul(gate_up, activation)
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    if activation == "silu":
+        return F.silu(gate) * up
+    return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

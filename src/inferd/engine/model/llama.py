@@ -19,13 +19,7 @@ from inferd.engine.weights import Weights
 
 Table = tuple[Tensor, Tensor]
 
-
-def gated(gate_up: Tensor, activation: str) -> Tensor:
-    """[T, 2I] -> [T, I]: activation(first half) * second half."""
-    if activation == "silu":
-        return ops.silu_and_mul(gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh" if activation in ("gelu_pytorch_tanh", "gelu_new") else "none") * up
+_GATES = {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: bool) -> ops.Linear:
@@ -37,7 +31,7 @@ def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: b
 class FeedForward:
     """gate_up [2I, H], down [H, I]."""
 
-    __slots__ = ("activation", "down", "gate_up")
+    __slots__ = ("down", "gate", "gate_up")
 
     def __init__(self, config: DecoderConfig, family: Family, weights: Weights, at: str) -> None:
         hidden, wide = config.hidden_size, config.intermediate_size
@@ -48,21 +42,21 @@ class FeedForward:
                 weights, [(f"{at}.{n}_proj", wide) for n in ("gate", "up")], hidden, bias=config.mlp_bias
             )
         self.down = merge(weights, [(f"{at}.down_proj", hidden)], wide, bias=config.mlp_bias)
-        self.activation = config.activation
+        self.gate = _GATES[config.activation]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(gated(self.gate_up(x), self.activation))
+        return self.down(ops.gate_and_mul(self.gate_up(x), self.gate))
 
 
 class Experts:
     """A mixture of feed-forwards; only those that some row chose are computed."""
 
-    __slots__ = ("activation", "down", "gate_up", "moe", "router")
+    __slots__ = ("down", "gate", "gate_up", "moe", "router")
 
     def __init__(self, config: DecoderConfig, moe: MoE, weights: Weights, at: str) -> None:
         hidden, wide = config.hidden_size, moe.intermediate_size
         self.moe = moe
-        self.activation = config.activation
+        self.gate = _GATES[config.activation]
         if config.architecture == "MixtralForCausalLM":
             at, names = at.removesuffix("mlp") + "block_sparse_moe", ("w1", "w3", "w2")
         else:
@@ -90,7 +84,7 @@ class Experts:
         for expert, count in enumerate(torch.bincount(flat).tolist()):
             if count:
                 mine = rows[at : at + count]
-                y = self.down[expert](gated(self.gate_up[expert](x.index_select(0, mine)), self.activation))
+                y = self.down[expert](ops.gate_and_mul(self.gate_up[expert](x.index_select(0, mine)), self.gate))
                 out.index_add_(0, mine, y * weight[at : at + count])
                 at += count
         return out
