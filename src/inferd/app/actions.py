@@ -91,7 +91,7 @@ class Actions:
         if self._reloader is None:
             raise InvalidRequest(
                 "This server was started without a configuration file, so there is none to read again; "
-                "start it with inferd serve FILE.yaml.",
+                "start it with inferd serve FILE.yaml. A model's own file that was replaced is taken by inferd models load NAME.",
                 code="no_config_file",
             )
         return await self._reloader.reload()
@@ -152,5 +152,6 @@ def _replica(replica: ReplicaStatus) -> ReplicaReport:
         restarts=replica.restarts,
         memory_bytes=replica.rss_bytes,
         pid=replica.pid,
+        artifact=replica.artifact,
         detail=replica.detail,
     )

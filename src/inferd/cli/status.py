@@ -148,6 +148,7 @@ def _add_replica(table: Table, replica: ReplicaReport) -> None:
 def _about(replica: ReplicaReport) -> list[str]:
     return [
         f"process {replica.pid}" if replica.pid is not None else "",
+        f"files {replica.artifact}" if replica.artifact else "",
         f"{replica.restarts} restarts" if replica.restarts else "",
         replica.region,
         "fallback" if replica.is_fallback else "",

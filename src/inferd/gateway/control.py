@@ -32,6 +32,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     memory_bytes: int = 0  # 0: unknown, or elsewhere
     pid: int | None = None  # of its worker
+    artifact: str = ""  # which content its files had when it loaded them: equal for equal files
     detail: str = ""  # why it is in this state
 
 

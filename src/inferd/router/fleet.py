@@ -342,6 +342,24 @@ class Fleet:
             for member in self.locals:
                 await self._replace(member, config or self._config)
 
+    async def renew(self) -> int:
+        """Likewise each whose files have been replaced since it loaded them; how many. Raises ModelLoadError."""
+        async with self._lock:
+            stale = await self._outdated(self._config)
+            for member in stale:
+                await self._replace(member, self._config)
+        return len(stale)
+
+    async def _outdated(self, config: ModelConfig) -> list[Member]:
+        """Workers that did not load what the model's files are now."""
+        workers = [w for w in self.locals if w.artifact]
+        if not workers:
+            return []
+        from inferd.registry.identity import identity_of  # most servers are never asked
+
+        found = await asyncio.to_thread(identity_of, config)
+        return [w for w in workers if found and w.artifact != found]
+
     async def fit(self, config: ModelConfig) -> list[str]:
         """Be what another configuration says; sentences for what was done and what could not be."""
         said: list[str] = []
@@ -395,8 +413,13 @@ class Fleet:
         """Raises ModelLoadError."""
         said = []
         workers = self.locals
+        outdated = await self._outdated(config)
         stale = [
-            w for w in workers if not (isinstance(w.made_from, ModelConfig) and is_same_engine(w.made_from, config))
+            w
+            for w in workers
+            if w in outdated
+            or w.replica.failure is not None
+            or not (isinstance(w.made_from, ModelConfig) and is_same_engine(w.made_from, config))
         ]
         surplus = max(0, len(workers) - config.num_local)
         leaving = (stale + [w for w in reversed(workers) if w not in stale])[:surplus]
@@ -404,7 +427,8 @@ class Fleet:
         for member in replaced:
             await self._replace(member, config)
         if replaced:
-            said.append(f"{self._name}: {len(replaced)} replica(s) replaced by new ones")
+            why = ", as the model's files are others now" if any(w in outdated for w in replaced) else ""
+            said.append(f"{self._name}: {len(replaced)} replica(s) replaced by new ones{why}")
         missing = config.num_local - len(workers)
         if missing > 0:
             self._loads, self._bound = config, None
@@ -430,7 +454,13 @@ class Fleet:
                 raise
             await self._retire(old)
             return
-        # No memory for both: whoever else there is serves meanwhile, and requests wait where there is nobody.
+        # No memory for both: whoever else there is serves meanwhile, and requests wait where there is nobody. What can
+        # be told of the files without loading them is told first: the old ones may be gone for good.
+        from inferd.registry.artifact import artifact_of
+        from inferd.registry.source import is_remote
+
+        if not is_remote(config.source):
+            await asyncio.to_thread(artifact_of, config)
         await self._retire(old)
         self._loads, self._bound = config, None
         try:

@@ -69,6 +69,11 @@ class Member:
         """Of this machine's memory."""
         return self.replica.rss_bytes if isinstance(self.replica, LocalReplica) else 0
 
+    @property
+    def artifact(self) -> str:
+        """Which content the files had that it loaded; empty: not known, or none."""
+        return self.replica.info.artifact if self.replica.info is not None else ""
+
     def takes(self, now: float) -> bool:
         """Whether a request may go there now."""
         return not self.is_leaving and self.replica.can_take and (self.breaker is None or self.breaker.allows(now))
@@ -105,5 +110,6 @@ class Member:
             is_fallback=self.is_fallback,
             restarts=replica.restarts if isinstance(replica, LocalReplica) else 0,
             pid=replica.pid if isinstance(replica, LocalReplica) else None,
+            artifact=self.artifact,
             detail=replica.reason,
         )

@@ -155,11 +155,12 @@ class Router:
     # -- changes while it runs --------------------------------------------------------------
 
     async def load(self, model: str) -> ModelStatus:
-        """Bring a model into memory and wait until each of its replicas is ready or cannot be. Raises ModelNotFound;
-        Overloaded, with the plan, when it does not fit; ModelLoadError where none can be; Unavailable."""
+        """Bring a model into memory and wait until each of its replicas is ready or cannot be; those whose files have
+        been replaced meanwhile are replaced like in a reload. Raises ModelNotFound; Overloaded, with the plan, when it does not fit; ModelLoadError where none can be; Unavailable."""
         pool = self._pool(model)
         await self._loading.load(pool)
         await pool.fleet.settle()
+        await pool.fleet.renew()
         return pool.status
 
     async def unload(self, model: str) -> Unloaded:

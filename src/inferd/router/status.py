@@ -30,6 +30,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_fallback: bool = False
     restarts: int = 0  # of its worker
     pid: int | None = None  # of its worker
+    artifact: str = ""  # which content its files had when it loaded them
     detail: str = ""  # why it is in this state, for its operator
 
 

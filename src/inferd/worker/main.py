@@ -27,6 +27,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 from inferd import clock
 from inferd.backend import Backend
 from inferd.config import ModelConfig
@@ -91,6 +93,12 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Backen
         ) from None
 
 
+def _identity(config: ModelConfig) -> str:
+    from inferd.registry.identity import identity_of  # later than the channel's first message is read
+
+    return identity_of(config)
+
+
 def _created(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> Backend | Predictor:
     if artifact.kind == "predict":
         from inferd.predict.load import load_predictor
@@ -122,6 +130,8 @@ class Worker:
         self._start("heartbeat", self._beat)
         settle(load.model.priority)  # before the model's threads are there: they inherit it
         try:
+            # Before they are read: files that change meanwhile are then other files at the next look.
+            artifact = _identity(load.model)
             backend = self._create(load.name, load.model, self._progress())
         except InferdError as error:
             _log.error("loading failed: %s", error.message)
@@ -136,13 +146,13 @@ class Worker:
             self._is_taken_over = True
             self._take_over.close()
             reader.join()
-            return self._predict(backend)
+            return self._predict(backend, artifact)
         intake = Intake(backend, self._inbox, self._send)
         loop = StepLoop(backend, self._inbox, self._send)
         self._start("prepare", intake.run)
         self._start("tokenize", intake.run_calls)
         self._intake, self._loop = intake, loop
-        self._send(Ready(backend.info))
+        self._send(Ready(msgspec.structs.replace(backend.info, artifact=artifact)))
         try:
             loop.run()
         except StepsFailedError as error:
@@ -150,12 +160,12 @@ class Worker:
             return EXIT_STEPS_FAIL
         return EXIT_DONE
 
-    def _predict(self, backend: Predictor) -> int:
+    def _predict(self, backend: Predictor, artifact: str) -> int:
         # What was loaded stays; a batch's requests are many objects, and none of them is garbage.
         gc.freeze()
         gc.set_threshold(20_000, *gc.get_threshold()[1:])
         loop = self._loop = DirectLoop(backend, self._channel.socket, self._channel.frames, self._send)
-        self._send(Ready(backend.info))
+        self._send(Ready(msgspec.structs.replace(backend.info, artifact=artifact)))
         try:
             loop.run()
         except GoneError:

@@ -1,0 +1,150 @@
+"""A model's file replaced where it lies, under load: the operator's commands bring it, and a broken one brings nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+from pathlib import Path
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from tests.predict.live import serving
+from tests.predict.small_onnx import identity
+from tests.worker.watching import until_now
+
+from inferd.cli.control import find_server
+from inferd.cli.main import main
+from inferd.gateway.control import ModelReport, ServerReport
+
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [0, 0]}]}
+
+
+def put(path: Path, value: float) -> None:
+    """A model that answers with ``value``, in the place of another one."""
+    beside = identity(path.with_name("new"))
+    proto = onnx.load(beside)
+    proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.full(2, value, np.float32), "w"))
+    beside.write_bytes(proto.SerializeToString())
+    beside.replace(path)
+
+
+def inferd(*words: str) -> tuple[int, str]:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        return main(list(words)), shown.getvalue()
+
+
+def model() -> ModelReport:
+    report = find_server(None, None, None, None).get("/admin/status", ServerReport)
+    return next(model for model in report.models if model.name == "m")
+
+
+def artifacts() -> set[str]:
+    return {replica.artifact for replica in model().replicas}
+
+
+class Clients:
+    """Who asks all the time: every answer, in order."""
+
+    def __init__(self, url: str) -> None:
+        self.answers: list[tuple[int, object]] = []
+        self._url = url
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(3)]
+
+    def _ask(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=30) as client:
+            while not self._is_over.is_set():
+                answer = client.post("/v2/models/m/infer", json=BODY)
+                said = answer.json()["outputs"][0]["data"][0] if answer.status_code == 200 else answer.text
+                self.answers.append((answer.status_code, said))
+
+    def __enter__(self) -> Clients:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *gone: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def latest(self) -> object:
+        """Of the answers that begin from now on."""
+        seen = len(self.answers) + len(self._threads)
+        until_now(lambda: len(self.answers) > seen, "answers go on")
+        return self.answers[-1][1]
+
+
+def test_a_replaced_file_is_served_without_a_refused_request_and_a_broken_one_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
+    file = tmp_path / "m.onnx"
+    put(file, 1)
+    settings = {"m": {"source": str(file), "replicas": 2, "threads": 1}}
+    with serving(tmp_path, settings) as server, Clients(server.url) as clients:
+        (first,) = artifacts()
+        assert first
+        file.touch()
+        assert inferd("reload") == (0, "Reloaded; nothing changed.\n")
+
+        put(file, 2)
+        good = onnx.load(file)
+        assert clients.latest() == 1.0, "nobody has asked for the new one yet"
+        code, said = inferd("reload")
+        assert (code, "2 replica(s) replaced by new ones, as the model's files are others now" in said) == (0, True), (
+            said
+        )
+        assert clients.latest() == 2.0
+        (second,) = artifacts()
+        assert second != first
+        assert second in inferd("status")[1]
+
+        file.write_bytes(file.read_bytes()[:-20])
+        code, said = inferd("reload")
+        assert code == 1
+        assert "its bytes are no complete ModelProto" in said
+        code, said = inferd("models", "load", "m")
+        assert code == 1
+        assert clients.latest() == 2.0
+        assert (artifacts(), model().state) == ({second}, "ready")
+
+        good.graph.node[0].op_type = "NoSuchOperator"
+        file.write_bytes(good.SerializeToString())
+        code, said = inferd("reload")
+        assert "What served before goes on serving" in said
+        assert clients.latest() == 2.0
+
+        put(file, 3)
+        code, said = inferd("models", "load", "m")
+        assert code == 0, said
+        assert clients.latest() == 3.0
+        assert len(artifacts()) == 1
+    assert {status for status, _ in clients.answers} == {200}
+    assert {said for _, said in clients.answers} == {1.0, 2.0, 3.0}
+
+
+def test_a_model_that_could_not_be_loaded_is_tried_again_by_a_reload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
+    good, file = tmp_path / "good.onnx", tmp_path / "m.onnx"
+    put(good, 1)
+    file.write_bytes(good.read_bytes()[:-20])
+    models = {"m": {"source": str(file)}, "good": {"source": str(good)}}
+    with serving(tmp_path, models, memory_bytes=200_000_000) as server:
+        assert model().state == "failed"
+        put(file, 2)
+        code, said = inferd("reload")
+        assert (code, model().state) == (0, "ready"), said
+        # No memory for two copies: the old one stays, as the new file is not even begun with.
+        file.write_bytes(good.read_bytes()[:-20])
+        (before,) = [replica.pid for replica in model().replicas]
+        assert inferd("models", "load", "m")[0] == 1
+        assert [replica.pid for replica in model().replicas] == [before]
+        assert httpx.post(f"{server.url}/v2/models/m/infer", json=BODY, timeout=10).status_code == 200
