@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from inferd import _kernels as kernels
+from inferd.engine import native
 
 SHAPES = {
     "qkv": (4096, 1024),
@@ -28,14 +28,6 @@ SHAPES = {
 }
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    out, size = weight.shape
-    packed = torch.empty(-(-out // kernels.PANEL) * kernels.PANEL * size, dtype=weight.dtype)
-    kernels.prefer_large_pages(packed.data_ptr(), packed.nbytes)
-    kernels.pack(1, weight.data_ptr(), weight.stride(0), out, size, 0, packed.data_ptr(), torch.get_num_threads())
-    return packed
-
-
 @dataclass(slots=True)
 class Products:
     """x [rows, in] times one of the weights, in each contestant's way."""
@@ -43,13 +35,11 @@ class Products:
     x: torch.Tensor
     result: torch.Tensor
     weights: list[torch.Tensor]
-    packed: list[torch.Tensor]
+    packed: list[native.PackedWeight]
     onednn: list[torch.Tensor]
 
     def ours(self, i: int) -> None:
-        (rows, size), out = self.x.shape, self.result.shape[1]
-        x, weight, result = self.x.data_ptr(), self.packed[i].data_ptr(), self.result.data_ptr()
-        kernels.gemm(1, x, size, weight, 0, result, out, rows, size, out, False, 0, torch.get_num_threads())
+        self.packed[i].product(self.x, torch.bfloat16)
 
     def plain(self, i: int) -> None:
         F.linear(self.x, self.weights[i])
@@ -66,7 +56,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7)
     options = parser.parse_args()
     if options.level:
-        kernels.use_level(options.level)
+        native.kernels.use_level(options.level)
     threads = torch.get_num_threads()
     # On a machine that does other work too, only one thread's own time says something.
     timer = time.thread_time if threads == 1 else time.perf_counter
@@ -75,7 +65,7 @@ def main() -> None:
         copies = max(1, min(24, 150_000_000 // (out * size * 2)))
         weights = [torch.randn(out, size, dtype=torch.bfloat16) for _ in range(copies)]
         began = time.perf_counter()
-        packed = [pack(w) for w in weights]
+        packed = [native.PackedWeight([w]) for w in weights]
         pack_s = time.perf_counter() - began
         onednn = [torch.ops.mkldnn._reorder_linear_weight(w, 32) for w in weights]
         print(f"{name} {out}x{size}, {copies} copies, packed at {copies * out * size * 2 / pack_s / 1e9:.1f} GB/s")

@@ -150,10 +150,10 @@ inline void activate(float* c, const float* bias, int64_t count, Activation acti
 }
 
 template <class E>
-void gemm(const GemmArgs& g, int threads) {
+void gemm(const Weights& w, const LinearArgs& g, int threads) {
     using T = typename E::type;
     if (g.rows == 0) return;
-    const int64_t lanes = g.in / E::lane, panels = divide_up(g.out_features, kPanel);
+    const int64_t lanes = w.in / E::lane, panels = divide_up(w.out, kPanel);
     const int64_t panel_bytes = lanes * kPanel * 4, a_stride = g.x_stride * int64_t(sizeof(T));
     // Row blocks only where the panels alone do not keep the threads busy.
     int64_t blocks = 1;
@@ -171,9 +171,9 @@ void gemm(const GemmArgs& g, int threads) {
             const int64_t following = __atomic_fetch_add(&taken, grain, __ATOMIC_RELAXED);
             for (int64_t task = begin; task < least(begin + grain, tasks); task++) {
                 const int64_t panel = task / blocks, row0 = task % blocks * block_rows, row1 = least(row0 + block_rows, g.rows);
-                const char* base = static_cast<const char*>(g.packed) + panel * panel_bytes;
+                const char* base = static_cast<const char*>(w.packed) + panel * panel_bytes;
                 const int64_t next = grain > 1 ? task + 1 : following;
-                const char* next_base = next < tasks ? static_cast<const char*>(g.packed) + next / blocks * panel_bytes : nullptr;
+                const char* next_base = next < tasks ? static_cast<const char*>(w.packed) + next / blocks * panel_bytes : nullptr;
                 const int64_t strips = divide_up(row1 - row0, kRows);
                 int64_t row = row0;
                 for (int64_t s = 0; s < strips; s++) {
@@ -185,13 +185,13 @@ void gemm(const GemmArgs& g, int threads) {
                         ahead = {next_base + panel_bytes / strips * s, 256 / strips, strips >= 4 ? 1 : strips >= 2 ? 2 : 4};
                     strip<E>(rows, static_cast<const char*>(g.x) + row * a_stride, a_stride, reinterpret_cast<const uint32_t*>(base), kPanel,
                              lanes, c, kPanel, kPanel, false, ahead);
-                    const int64_t column = panel * kPanel, count = least(kPanel, g.out_features - column);
-                    const float* bias = g.bias ? g.bias + column : nullptr;
+                    const int64_t column = panel * kPanel, count = least(kPanel, w.out - column);
+                    const float* bias = w.bias ? w.bias + column : nullptr;
                     const float* unadded = g.activation == Activation::none ? bias : nullptr;
                     for (int r = 0; r < rows; r++) {
                         const int64_t at = (row + r) * g.out_stride + column;
                         if (g.activation != Activation::none) activate(c + r * kPanel, bias, count, g.activation);
-                        if (g.out_f32)
+                        if (g.out_dtype == Dtype::f32)
                             write_row(c + r * kPanel, unadded, static_cast<float*>(g.out) + at, count);
                         else
                             write_row(c + r * kPanel, unadded, static_cast<T*>(g.out) + at, count);

@@ -5,8 +5,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "encoder.h"
-#include "gemm.h"
-#include "int8.h"
+#include "linear.h"
 
 #define INFERD_STRING2(x) #x
 #define INFERD_STRING(x) INFERD_STRING2(x)
@@ -29,7 +28,7 @@ void do_pack(Dtype dtype, const void* w, int64_t stride, int64_t out, int64_t in
 void do_unpack_rows(Dtype dtype, const void* packed, int64_t in, const int64_t* ids, int64_t count, void* out, int threads) {
     INFERD_BY_DTYPE(unpack_rows<F32>(packed, in, ids, count, out, threads), unpack_rows<BF16>(packed, in, ids, count, out, threads));
 }
-void do_gemm(Dtype dtype, const GemmArgs& g, int threads) { INFERD_BY_DTYPE(gemm<F32>(g, threads), gemm<BF16>(g, threads)); }
+void do_linear(const Weights& w, const LinearArgs& g, int threads) { linear(w, g, threads); }
 void do_attention(Dtype dtype, const AttentionArgs& g, int threads) {
     INFERD_BY_DTYPE(attention<F32>(g, threads), attention<BF16>(g, threads));
 }
@@ -61,20 +60,16 @@ void do_text_attention(Dtype dtype, const TextAttentionArgs& g, int threads) {
 }
 
 #if defined(__AVX512VNNI__)
-void do_quantize(const float* x, uint8_t* bytes, float* scales, int32_t* zeros, int64_t rows, int64_t n, int threads) {
-    quantize(x, bytes, scales, zeros, rows, n, threads);
-}
-void do_gemm_int8(const Int8Args& g, int threads) { gemm_int8(g, threads); }
+constexpr bool has_int8 = true;
 #else
-constexpr decltype(Kernels::quantize) do_quantize = nullptr;
-constexpr decltype(Kernels::gemm_int8) do_gemm_int8 = nullptr;
+constexpr bool has_int8 = false;
 #endif
 
 }  // namespace
 
 const Kernels INFERD_JOIN(kernels_, INFERD_LEVEL) = {
-    INFERD_STRING(INFERD_LEVEL), do_pack, do_unpack_rows, do_gemm, do_attention, do_rms_norm, do_gate_and_mul, do_multiply, do_rotary, do_layer_norm,
-    do_text_attention, do_quantize, do_gemm_int8,
+    INFERD_STRING(INFERD_LEVEL), do_pack, do_unpack_rows, do_linear, do_attention, do_rms_norm, do_gate_and_mul, do_multiply, do_rotary, do_layer_norm,
+    do_text_attention, has_int8,
 };
 
 }  // namespace inferd

@@ -4,7 +4,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -61,11 +60,11 @@ void prefer_large_pages(uintptr_t address, int64_t bytes) {
 #endif
 }
 
-void gemm(int dtype, uintptr_t x, int64_t x_stride, uintptr_t packed, uintptr_t bias, uintptr_t out, int64_t out_stride, int64_t rows,
-          int64_t in, int64_t out_features, bool out_f32, int activation, int threads) {
-    active->gemm(Dtype(dtype),
-                 {at(x), x_stride, at(packed), at<float>(bias), at(out), out_stride, rows, in, out_features, out_f32, Activation(activation)},
-                 threads);
+void linear(const Weights& weights, int x_dtype, uintptr_t x, int64_t x_stride, int out_dtype, uintptr_t out, int64_t out_stride, int64_t rows,
+            int activation, int threads) {
+    if (weights.format == WeightFormat::int4 || (weights.format == WeightFormat::int8 && !active->has_int8))
+        throw std::runtime_error("this level has no products of bytes; see has_int8()");
+    active->linear(weights, {Dtype(x_dtype), at(x), x_stride, Dtype(out_dtype), at(out), out_stride, rows, Activation(activation)}, threads);
 }
 
 void attention(int dtype, uintptr_t keys, uintptr_t values, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, int64_t q_stride,
@@ -104,7 +103,12 @@ NB_MODULE(_kernels, m) {
             active->unpack_rows(Dtype(dtype), at(packed), in, at<int64_t>(ids), count, at(out), threads);
         },
         nogil());
-    m.def("gemm", &gemm, nogil());
+    nb::class_<Weights>(m, "Weights")
+        .def("__init__", [](Weights* self, int format, uintptr_t packed, uintptr_t scale, uintptr_t total, int64_t group, bool has_zero, uintptr_t bias,
+                            int64_t in, int64_t out) {
+            new (self) Weights{WeightFormat(format), at(packed), at<float>(scale), at<int32_t>(total), group, has_zero, at<float>(bias), in, out};
+        });
+    m.def("linear", &linear, nogil());
     m.def("attention", &attention, nogil());
     m.def(
         "rms_norm",
@@ -131,21 +135,7 @@ NB_MODULE(_kernels, m) {
                                    threads);
         },
         nogil());
-    m.def("has_int8", [] { return active->gemm_int8 != nullptr; });
-    m.def(
-        "gemm_int8",
-        [](uintptr_t x, uintptr_t packed, uintptr_t scale, uintptr_t total, uintptr_t bias, uintptr_t out, int64_t rows, int64_t in,
-           int64_t out_features, int activation, int threads) {
-            if (active->gemm_int8 == nullptr) throw std::runtime_error("this level has no products of bytes; see has_int8()");
-            const std::unique_ptr<uint8_t[]> bytes(new uint8_t[size_t(rows * in)]);  // not cleared: every byte is written
-            const std::unique_ptr<float[]> scales(new float[size_t(rows)]);
-            const std::unique_ptr<int32_t[]> zeros(new int32_t[size_t(rows)]);
-            active->quantize(at<float>(x), bytes.get(), scales.get(), zeros.get(), rows, in, threads);
-            active->gemm_int8({bytes.get(), scales.get(), zeros.get(), at(packed), at<float>(scale), at<int32_t>(total), at<float>(bias), at<float>(out), rows,
-                               in, out_features, Activation(activation)},
-                              threads);
-        },
-        nogil());
+    m.def("has_int8", [] { return active->has_int8; });
     m.def(
         "gate_and_mul",
         [](int dtype, int activation, uintptr_t gate_up, int64_t stride, uintptr_t out, int64_t rows, int64_t n, int threads) {

@@ -13,15 +13,29 @@ enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2, silu = 3 };  //
 // Weights are packed in panels of this many output columns, the same for all levels.
 constexpr int kPanel = 64;
 
-struct GemmArgs {
-    const void* x;       // [rows, >= in], row stride x_stride
-    int64_t x_stride;    // elements
-    const void* packed;  // [ceil(out / kPanel)][in / lane][kPanel][lane], lane = 2 for bf16, 1 for f32
-    const float* bias;   // [out] or null
-    void* out;           // [rows, out], row stride out_stride
-    int64_t out_stride;  // elements
-    int64_t rows, in, out_features;
-    bool out_f32;  // else the dtype of x
+// The number format of a linear layer's weights.
+enum class WeightFormat : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
+
+// The weights of a linear layer. How they lie behind `packed` is the business of linear.h and what it includes.
+struct Weights {
+    WeightFormat format;
+    const void* packed;    // [ceil(out / kPanel)] panels
+    const float* scale;    // int8, int4: [ceil(out / kPanel) * kPanel], of each column
+    const int32_t* total;  // int8 with one scale a column: the sums of its integers, as many; else null
+    int64_t group;         // int8, int4: inputs that share a scale; 0: all of them
+    bool has_zero;         // int8, int4: a group has a zero point beside its scale
+    const float* bias;     // [out] or null
+    int64_t in, out;
+};
+
+struct LinearArgs {
+    Dtype x_dtype;    // that of f32 and bf16 weights; either for others
+    const void* x;    // [rows, >= in]
+    int64_t x_stride;  // elements
+    Dtype out_dtype;  // f32 or that of x
+    void* out;        // [rows, out]
+    int64_t out_stride;
+    int64_t rows;
     Activation activation;  // of the sum with the bias
 };
 
@@ -42,19 +56,6 @@ struct AttentionArgs {
     float scale;
     int64_t window;  // 0: none
     float softcap;   // 0: none
-};
-
-struct Int8Args {
-    const uint8_t* x;       // [rows, in]
-    const float* x_scale;   // [rows]
-    const int32_t* x_zero;  // [rows] the byte that stands for 0
-    const void* packed;    // int8 in panels, four in a lane
-    const float* scale;    // [ceil(out / kPanel) * kPanel], as the next two
-    const int32_t* total;  // of a column's weights
-    const float* bias;
-    float* out;  // [rows, out]
-    int64_t rows, in, out_features;
-    Activation activation;
 };
 
 struct LayerNormArgs {
@@ -81,7 +82,8 @@ struct Kernels {
     const char* name;
     void (*pack)(Dtype, const void* weight, int64_t stride, int64_t out, int64_t in, int64_t first_row, void* packed, int threads);
     void (*unpack_rows)(Dtype, const void* packed, int64_t in, const int64_t* ids, int64_t count, void* out, int threads);
-    void (*gemm)(Dtype, const GemmArgs&, int threads);
+    // x @ weights.T + bias, through the activation.
+    void (*linear)(const Weights&, const LinearArgs&, int threads);
     void (*attention)(Dtype, const AttentionArgs&, int threads);
     // out = rms_norm(x); with residual: residual = x + residual, out = rms_norm(residual).
     // rows x groups vectors of width n; vector (r, g) begins at r * stride + g * n, out is contiguous.
@@ -96,9 +98,7 @@ struct Kernels {
                    const float* cos, const float* sin, int64_t half, int threads);
     void (*layer_norm)(const LayerNormArgs&, int threads);
     void (*text_attention)(Dtype out, const TextAttentionArgs&, int threads);
-    // Null where the level has no products of bytes.
-    void (*quantize)(const float* x, uint8_t* bytes, float* scales, int32_t* zeros, int64_t rows, int64_t n, int threads);
-    void (*gemm_int8)(const Int8Args&, int threads);
+    bool has_int8;  // whether `linear` takes int8 weights
 };
 
 extern const Kernels kernels_generic;

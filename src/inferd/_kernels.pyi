@@ -10,18 +10,32 @@ def pack(
     dtype: int, weight: int, stride: int, out: int, size: int, first_row: int, packed: int, threads: int, /
 ) -> None: ...
 def unpack_rows(dtype: int, packed: int, size: int, ids: int, count: int, out: int, threads: int, /) -> None: ...
-def gemm(
-    dtype: int,
+class Weights:
+    """Of a linear layer: addresses of what whoever makes it keeps alive. ``format``: f32, bf16, int8, int4."""
+
+    def __init__(
+        self,
+        format: int,
+        packed: int,
+        scale: int,
+        total: int,
+        group: int,
+        has_zero: bool,
+        bias: int,
+        size: int,
+        out: int,
+        /,
+    ) -> None: ...
+
+def linear(
+    weights: Weights,
+    x_dtype: int,
     x: int,
     x_stride: int,
-    packed: int,
-    bias: int,
+    out_dtype: int,
     out: int,
     out_stride: int,
     rows: int,
-    size: int,
-    out_features: int,
-    out_f32: bool,
     activation: int,
     threads: int,
     /,
@@ -55,20 +69,6 @@ def attention(
     /,
 ) -> None: ...
 def has_int8() -> bool: ...
-def gemm_int8(
-    x: int,
-    packed: int,
-    scale: int,
-    total: int,
-    bias: int,
-    out: int,
-    rows: int,
-    size: int,
-    out_features: int,
-    activation: int,
-    threads: int,
-    /,
-) -> None: ...
 def layer_norm(
     x: int,
     residual: int,

@@ -29,6 +29,7 @@ else:
 
 if TYPE_CHECKING:
     from inferd.engine.attention import FlatBatch
+    from inferd.engine.quantized import QuantizedWeight
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1}
 ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
@@ -83,14 +84,14 @@ def levels() -> list[str]:
 
 
 class PackedWeight:
-    """[out, in] weights in the kernels' panels: every row of a product reads memory in one stream.
+    """[out, in] weights in the kernels' panels, with a bias [out]: every row of a product reads memory in one stream.
 
     Several matrices of the same ``in`` may be stacked without an unpacked copy of the whole.
     """
 
-    __slots__ = ("_code", "data", "dtype", "in_features", "out_features")
+    __slots__ = ("_bias", "_code", "data", "described", "dtype", "in_features", "out_features")
 
-    def __init__(self, weights: list[Tensor]) -> None:
+    def __init__(self, weights: list[Tensor], bias: Tensor | None = None) -> None:
         first = weights[0]
         self.in_features = first.shape[1]
         self.out_features = sum(w.shape[0] for w in weights)
@@ -113,6 +114,22 @@ class PackedWeight:
                 torch.get_num_threads(),
             )
             row += w.shape[0]
+        self._bias = None if bias is None else bias.float().contiguous()
+        self.described = kernels.Weights(
+            self._code,
+            self.data.data_ptr(),
+            0,
+            0,
+            0,
+            False,
+            0 if self._bias is None else self._bias.data_ptr(),
+            self.in_features,
+            self.out_features,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     @staticmethod
     def fits(weight: Tensor) -> bool:
@@ -134,27 +151,28 @@ class PackedWeight:
         )
         return out
 
-    def product(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype, activation: str = "") -> Tensor:
-        """[T, in] -> [T, out] in x's format or float32. ``bias`` is float32; ``activation``: of the sum with it."""
-        if x.stride(1) != 1 or (x.stride(0) * x.itemsize) % 4:
-            x = x.contiguous()
-        out = torch.empty((x.shape[0], self.out_features), dtype=out_dtype)
-        kernels.gemm(
-            self._code,
-            x.data_ptr(),
-            x.stride(0),
-            self.data.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            self.out_features,
-            x.shape[0],
-            self.in_features,
-            self.out_features,
-            out_dtype == torch.float32,
-            ACTIVATIONS[activation],
-            torch.get_num_threads(),
-        )
-        return out
+    def product(self, x: Tensor, out_dtype: torch.dtype, activation: str = "") -> Tensor:
+        """[T, in] of the weight's format -> [T, out] in it or float32. ``activation``: of the sum with the bias."""
+        return _linear(self.described, x, self.out_features, out_dtype, activation)
+
+
+def _linear(weights: kernels.Weights, x: Tensor, out_features: int, out_dtype: torch.dtype, activation: str) -> Tensor:
+    if x.stride(1) != 1 or (x.stride(0) * x.itemsize) % 4:
+        x = x.contiguous()
+    out = torch.empty((x.shape[0], out_features), dtype=out_dtype)
+    kernels.linear(
+        weights,
+        _CODES[x.dtype],
+        x.data_ptr(),
+        x.stride(0),
+        _CODES[out_dtype],
+        out.data_ptr(),
+        out_features,
+        x.shape[0],
+        ACTIVATIONS[activation],
+        torch.get_num_threads(),
+    )
+    return out
 
 
 def has_int8() -> bool:
@@ -162,17 +180,15 @@ def has_int8() -> bool:
     return _switch.on and kernels.has_int8()
 
 
-class PackedBytes:
-    """[out, in] weights as 8-bit integers, each output with a scale of its own; activations are quantised as they come,
-    each row with its own (Dettmers et al. 2022, without outliers apart). ``in`` is a multiple of 4."""
+class PackedInts:
+    """A quantised [out, in] matrix in the kernels' panels, with a bias [out]."""
 
-    __slots__ = ("_bias", "_scale", "_total", "data", "in_features", "out_features")
+    __slots__ = ("_bias", "_scale", "_total", "data", "described", "in_features", "out_features")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.out_features, self.in_features = weight.shape
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = weight.values.shape
         padded = -(-self.out_features // kernels.PANEL) * kernels.PANEL
-        scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127.0
-        whole = (weight.float() / scale.unsqueeze(1)).round().to(torch.int8).contiguous()
+        whole = weight.values.contiguous()
         self.data = torch.empty(padded * self.in_features, dtype=torch.int8)
         # Packing moves lanes of 32 bits, whatever is in them.
         lanes = self.in_features // 4
@@ -186,31 +202,40 @@ class PackedBytes:
             self.data.data_ptr(),
             torch.get_num_threads(),
         )
-        self._scale, self._bias = torch.zeros(padded), torch.zeros(padded)
-        self._total = torch.zeros(padded, dtype=torch.int32)
-        self._scale[: self.out_features] = scale
+        self._scale, self._total = torch.zeros(padded), torch.zeros(padded, dtype=torch.int32)
+        self._scale[: self.out_features] = weight.scale.squeeze(1)
         self._total[: self.out_features] = whole.sum(1, dtype=torch.int32)
-        if bias is not None:
-            self._bias[: self.out_features] = bias.float()
-
-    def product(self, x: Tensor, activation: str = "") -> Tensor:
-        """[T, in] float32 -> [T, out] float32."""
-        x = x.contiguous()
-        out = torch.empty((x.shape[0], self.out_features))
-        kernels.gemm_int8(
-            x.data_ptr(),
+        self._bias = None if bias is None else bias.float().contiguous()
+        self.described = kernels.Weights(
+            2,
             self.data.data_ptr(),
             self._scale.data_ptr(),
             self._total.data_ptr(),
-            self._bias.data_ptr(),
-            out.data_ptr(),
-            x.shape[0],
+            0,
+            False,
+            0 if self._bias is None else self._bias.data_ptr(),
             self.in_features,
             self.out_features,
-            ACTIVATIONS[activation],
-            torch.get_num_threads(),
         )
-        return out
+
+    @staticmethod
+    def fits(weight: QuantizedWeight) -> bool:
+        return (
+            has_int8()
+            and weight.values.is_cpu
+            and weight.format == (8, 0)
+            and weight.zero is None
+            and weight.values.shape[1] % 4 == 0
+        )
+
+    @property
+    def nbytes(self) -> int:
+        held = (self.data, self._scale, self._total) + (() if self._bias is None else (self._bias,))
+        return sum(each.nbytes for each in held)
+
+    def product(self, x: Tensor, out_dtype: torch.dtype, activation: str = "") -> Tensor:
+        """[T, in] float32 or bfloat16 -> [T, out] in x's format or float32."""
+        return _linear(self.described, x, self.out_features, out_dtype, activation)
 
 
 def takes_rms_norm(x: Tensor, weight: Tensor) -> bool:

@@ -7,11 +7,18 @@ hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from inferd.engine import native
+from inferd.engine.quantized import QuantizedWeight, product, stacked
+
+if TYPE_CHECKING:
+    from inferd import _kernels as kernels
 
 
 class Linear:
@@ -22,7 +29,7 @@ class Linear:
     (bench/micro_linear.py), and a row's result does not depend on how many rows there are.
     """
 
-    __slots__ = ("_packed", "_plain", "bias", "dtype", "in_features", "out_features")
+    __slots__ = ("_bias", "_ints", "_packed", "_plain", "dtype", "in_features", "out_features")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._setup([weight], bias)
@@ -34,19 +41,46 @@ class Linear:
         linear._setup(weights, torch.cat(biases) if biases else None)
         return linear
 
+    @classmethod
+    def quantized(
+        cls,
+        weight: QuantizedWeight | Sequence[QuantizedWeight],
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> Linear:
+        """A product with integers, or with several matrices of them (of one ``format``) above each other.
+
+        ``dtype``: the number format of the activations it is to stand between, and of ``rows``.
+        """
+        linear = cls.__new__(cls)
+        ints = weight if isinstance(weight, QuantizedWeight) else stacked(weight)
+        linear.out_features, linear.in_features = ints.values.shape
+        linear.dtype, linear._bias = dtype, bias
+        linear._plain, linear._packed, linear._ints = None, None, ints
+        if native.takes_dtype(dtype) and native.PackedInts.fits(ints):
+            linear._packed, linear._bias = native.PackedInts(ints, bias), None
+        return linear
+
     def _setup(self, weights: list[Tensor], bias: Tensor | None) -> None:
         self.in_features = weights[0].shape[1]
         self.out_features = sum(w.shape[0] for w in weights)
         self.dtype = weights[0].dtype
-        self._packed: native.PackedWeight | None = None
+        self._packed: native.PackedWeight | native.PackedInts | None = None
         self._plain: Tensor | None = None
+        self._ints: QuantizedWeight | None = None
+        self._bias: Tensor | None = None
         if all(native.PackedWeight.fits(w) for w in weights) and native.level() != "generic":
-            self._packed = native.PackedWeight(weights)
-            self.bias = None if bias is None else bias.float()
+            self._packed = native.PackedWeight(weights, bias)
         else:
             # A copy even of a single one: it may be a mapped file, which can change under us.
             self._plain = torch.cat(weights)
-            self.bias = bias
+            self._bias = bias
+
+    @property
+    def described(self) -> kernels.Weights | None:
+        """What the kernels know this product by, valid as long as it lives; None where torch computes it."""
+        return None if self._packed is None else self._packed.described
 
     @property
     def weight(self) -> Tensor:
@@ -58,29 +92,38 @@ class Linear:
     @property
     def nbytes(self) -> int:
         """Memory the weight and the bias take, in bytes."""
-        held = self._plain if self._packed is None else self._packed.data
-        assert held is not None
-        return held.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        if self._packed is not None:
+            return self._packed.nbytes
+        held = self._ints.nbytes if self._plain is None and self._ints is not None else 0
+        held += 0 if self._plain is None else self._plain.nbytes
+        return held + (0 if self._bias is None else self._bias.nbytes)
 
     def rows(self, ids: Tensor) -> Tensor:
         """[...] int64 -> [..., in]: rows of the weight. With it a tied embedding table is kept once."""
-        if self._packed is not None:
+        if self._ints is not None:
+            return self._ints.rows(ids.flatten()).to(self.dtype).view(*ids.shape, self.in_features)
+        if isinstance(self._packed, native.PackedWeight):
             return self._packed.rows(ids)
         assert self._plain is not None
         return F.embedding(ids, self._plain)
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None, activation: str = "") -> Tensor:
-        """x [..., in] -> [..., out], in x's format or float32 (``out_dtype``), which is exact and free for logits.
+        """x [..., in] -> [..., out], in the product's format or float32 (``out_dtype``), which is exact and free for
+        logits.
 
         ``activation``: "gelu" or "gelu_tanh" of what comes out, on its way."""
-        if self._packed is None:
-            assert self._plain is not None
-            y = F.linear(x, self._plain, self.bias)
+        flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)
+        if self._packed is not None:
+            y = self._packed.product(flat.to(self.dtype), out_dtype or self.dtype, activation)
+        else:
+            if self._ints is not None:
+                y = product(flat, self._ints, self._bias)
+            else:
+                assert self._plain is not None
+                y = F.linear(flat, self._plain, self._bias)
             if activation:
                 y = F.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
-            return y if out_dtype is None else y.to(out_dtype)
-        flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)
-        y = self._packed.product(flat.to(self.dtype), self.bias, out_dtype or self.dtype, activation)
+            y = y.to(out_dtype or self.dtype)
         return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.engine import native, ops
+from inferd.engine.quantized import by_output
 from inferd.predict.encoder.ragged import Ragged, attend, ragged
 
 LEVELS = native.levels()
@@ -106,9 +107,9 @@ def test_products_of_bytes_are_exact_in_whole_numbers(
     with native.using_level(level):
         if not native.has_int8():
             pytest.skip(f"{level} has no products of bytes")
-        packed = native.PackedBytes(weight, bias)
-        found, curved = packed.product(x), packed.product(x, "gelu")
-        alone = torch.cat([packed.product(row.unsqueeze(0)) for row in x])
+        packed = ops.Linear.quantized(by_output(weight), bias, dtype=torch.float32)
+        found, curved = packed(x), packed(x, None, "gelu")
+        alone = torch.cat([packed(row.unsqueeze(0)) for row in x])
     span = x.amax(1, keepdim=True).clamp(min=0) - x.amin(1, keepdim=True).clamp(max=0)
     of_weights = weight.abs().amax(1) / 127
     sums = (x * (255 / span)).round() @ (weight / of_weights.unsqueeze(1)).round().T

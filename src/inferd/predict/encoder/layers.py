@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferd.engine import native, ops
+from inferd.engine import ops
+from inferd.engine.quantized import by_output
 from inferd.engine.weights import Weights
 
 _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
@@ -40,7 +41,7 @@ class Product:
     """``x @ weight.T + bias``. Its format is that of the operands: float32, bfloat16, float16, or int8 where the kernels
     have it and the rows have whole lanes of it (else float32)."""
 
-    __slots__ = ("_bytes", "_linear")
+    __slots__ = ("_linear",)
 
     def __init__(
         self, weights: Weights, parts: list[tuple[str, int]], width: int, dtype: torch.dtype, *, bias: bool = True
@@ -48,28 +49,22 @@ class Product:
         """Several projections (name, rows) of the same rows are computed as one."""
         biases = [weights.take(f"{name}.bias", rows) for name, rows in parts] if bias else None
         matrices = [weights.lend(f"{name}.weight", rows, width) for name, rows in parts]
-        self._bytes: native.PackedBytes | None = None
-        self._linear: ops.Linear | None = None
-        if dtype == torch.int8 and width % 4 == 0:
-            self._bytes = native.PackedBytes(torch.cat(matrices), torch.cat(biases) if biases else None)
-            return
+        is_int8 = dtype == torch.int8 and width % 4 == 0
         dtype = between(dtype)
+        if is_int8:
+            joined = None if biases is None else torch.cat(biases)
+            self._linear = ops.Linear.quantized([by_output(each) for each in matrices], joined, dtype=dtype)
+            return
         biases = None if biases is None else [each.to(dtype) for each in biases]
         self._linear = ops.Linear.stack([each.to(dtype) for each in matrices], biases)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] in any format -> [T, out] float32."""
-        if self._bytes is not None:
-            return self._bytes.product(x)
-        assert self._linear is not None
         return self._linear(x.to(self._linear.dtype), torch.float32)
 
     def activated(self, x: Tensor, name: str) -> Tensor:
         """[T, in] -> [T, out] through an activation, in the format that is carried to another product."""
         fused = _FUSED.get(name)
-        if self._bytes is not None:
-            return self._bytes.product(x, fused) if fused else activation(name)(self._bytes.product(x))
-        assert self._linear is not None
         dtype = self._linear.dtype
         if fused is not None:
             return self._linear(x.to(dtype), None, fused)

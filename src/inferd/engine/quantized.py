@@ -1,0 +1,105 @@
+"""Weights as small integers: what a quantised matrix is, and its product in plain torch.
+
+Knows the arithmetic, which kernels repeat (``native.PackedInts``) and whose oracle it is; it also computes where there are
+no kernels. Does not know how weights come to be quantised, nor how they lie in memory for a kernel.
+
+Activations are quantised to 8 bits as they come, each row by itself, so that a row's result never depends on the others:
+with one scale and zero point of its own where each output has one scale (Dettmers et al. 2022), else with a scale for each
+group of inputs, like the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_ROWS_AT_ONCE = 4096  # of a weight that are made floats at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """A matrix [out, in] of ``(values - zero) * scale``, with a scale for each output and group of inputs."""
+
+    values: Tensor  # int8 [out, in]: -8 to 7 in 4 bits, -128 to 127 in 8
+    scale: Tensor  # float32 [out, groups]
+    zero: Tensor | None  # int8 [out, groups]; None: all are 0
+    bits: int  # 4 or 8
+    group_size: int  # inputs of a group, the last of which may be shorter; 0: all inputs are one group
+
+    def __post_init__(self) -> None:
+        out, size = self.values.shape
+        groups = -(-size // self.group_size) if self.group_size else 1
+        assert self.bits in (4, 8), self.bits
+        assert self.values.dtype == torch.int8, self.values.dtype
+        assert self.scale.dtype == torch.float32, self.scale.dtype
+        assert self.scale.shape == (out, groups), (self.scale.shape, self.values.shape, self.group_size)
+        assert self.zero is None or (self.zero.dtype == torch.int8 and self.zero.shape == self.scale.shape)
+
+    @property
+    def format(self) -> tuple[int, int]:
+        """Bits and group size: those of matrices that are stacked are equal."""
+        return self.bits, self.group_size
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """[n] int64 -> [n, in] float32: these rows of the matrix."""
+        width = self.group_size or self.values.shape[1]
+        values = self.values[ids].float()
+        if self.zero is not None:
+            values -= _spread(self.zero[ids].float(), width, values.shape[1])
+        return values * _spread(self.scale[ids], width, values.shape[1])
+
+
+def by_output(weight: Tensor) -> QuantizedWeight:
+    """[out, in] floats in 8 bits, each output with one scale: to the nearest, the largest of an output as 127."""
+    weight = weight.float()
+    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127.0
+    return QuantizedWeight((weight / scale).round().to(torch.int8), scale, None, 8, 0)
+
+
+def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """The matrices, all of one format, above each other."""
+    first = weights[0]
+    assert all(each.format == first.format for each in weights), [each.format for each in weights]
+    zero = None
+    if any(each.zero is not None for each in weights):
+        zero = torch.cat([torch.zeros_like(w.scale, dtype=torch.int8) if w.zero is None else w.zero for w in weights])
+    values, scale = torch.cat([w.values for w in weights]), torch.cat([w.scale for w in weights])
+    return QuantizedWeight(values, scale, zero, first.bits, first.group_size)
+
+
+def rounded(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """x [T, in] as the product with ``weight`` sees it: through 8 bits and back, float32."""
+    x = x.float()
+    if not weight.group_size and weight.bits == 8 and weight.zero is None:
+        low, high = x.amin(1, keepdim=True).clamp(max=0), x.amax(1, keepdim=True).clamp(min=0)
+        inverse = torch.where(high > low, 255.0 / (high - low), 0.0)
+        zero = (-low * inverse).round()
+        return (((x * inverse).round() + zero).clamp(0, 255) - zero) * ((high - low) / 255.0)
+    size, width = x.shape[1], weight.group_size or x.shape[1]
+    groups = F.pad(x, (0, -size % width)).view(x.shape[0], -1, width)
+    peak = groups.abs().amax(2, keepdim=True)
+    whole = (groups * torch.where(peak > 0, 127.0 / peak, 0.0)).round()
+    return (whole * (peak / 127.0)).view(x.shape[0], -1)[:, :size]
+
+
+def product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """[T, in] -> [T, out] float32."""
+    x = rounded(x, weight)
+    out = torch.empty((x.shape[0], weight.values.shape[0]), dtype=torch.float32, device=x.device)
+    for first in range(0, out.shape[1], _ROWS_AT_ONCE):
+        ids = torch.arange(first, min(first + _ROWS_AT_ONCE, out.shape[1]), device=x.device)
+        out[:, first : first + _ROWS_AT_ONCE] = x @ weight.rows(ids).T
+    return out if bias is None else out + bias.float()
+
+
+def _spread(per_group: Tensor, width: int, size: int) -> Tensor:
+    """[n, groups] -> [n, size]."""
+    return per_group.repeat_interleave(width, dim=1)[:, :size]
