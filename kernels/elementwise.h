@@ -90,6 +90,15 @@ void gate_and_mul(Activation activation, const void* gate_up, int64_t stride, vo
 }
 
 template <class T>
+void add(const void* x, void* sum, int64_t count, int threads) {
+    const T* from = static_cast<const T*>(x);
+    T* to = static_cast<T*>(sum);
+#pragma omp parallel for schedule(static) num_threads(threads) if (count > kSerial)
+    for (int64_t j = 0; j < count; j += Vec::width)
+        store_some(load_some(from + j, count - j) + load_some(to + j, count - j), to + j, count - j);
+}
+
+template <class T>
 void multiply(void* x, int64_t count, float factor, int threads) {
     T* at = static_cast<T*>(x);
 #pragma omp parallel for schedule(static) num_threads(threads) if (count > kSerial)

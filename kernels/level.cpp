@@ -45,6 +45,9 @@ void do_gate_and_mul(Dtype dtype, Activation activation, const void* x, int64_t 
     INFERD_BY_DTYPE(gate_and_mul<float>(activation, x, stride, out, rows, n, threads),
                     gate_and_mul<bf16>(activation, x, stride, out, rows, n, threads));
 }
+void do_add(Dtype dtype, const void* x, void* sum, int64_t count, int threads) {
+    INFERD_BY_DTYPE(add<float>(x, sum, count, threads), add<bf16>(x, sum, count, threads));
+}
 void do_multiply(Dtype dtype, void* x, int64_t count, float factor, int threads) {
     INFERD_BY_DTYPE(multiply<float>(x, count, factor, threads), multiply<bf16>(x, count, factor, threads));
 }
@@ -68,7 +71,7 @@ constexpr bool has_int8 = false;
 }  // namespace
 
 const Kernels INFERD_JOIN(kernels_, INFERD_LEVEL) = {
-    INFERD_STRING(INFERD_LEVEL), do_pack, do_unpack_rows, do_linear, do_attention, do_rms_norm, do_gate_and_mul, do_multiply, do_rotary, do_layer_norm,
+    INFERD_STRING(INFERD_LEVEL), do_pack, do_unpack_rows, do_linear, do_attention, do_rms_norm, do_gate_and_mul, do_add, do_multiply, do_rotary, do_layer_norm,
     do_text_attention, has_int8,
 };
 

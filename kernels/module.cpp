@@ -11,9 +11,11 @@
 #include <sys/mman.h>
 #endif
 
+#include "decoder.h"
 #include "table.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 using namespace inferd;
 
 namespace {
@@ -142,6 +144,44 @@ NB_MODULE(_kernels, m) {
             active->gate_and_mul(Dtype(dtype), Activation(activation), at(gate_up), stride, at(out), rows, n, threads);
         },
         nogil());
+    nb::class_<Decoder>(m, "Decoder")
+        .def(
+            "__init__",
+            [](Decoder* self, int dtype, int norm_dtype, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t wide, float eps,
+               float embedding_scale, float residual_multiplier, int gate, bool whole_norms, uintptr_t embedding, uintptr_t norm) {
+                new (self) Decoder({Dtype(dtype), Dtype(norm_dtype), hidden, heads, kv_heads, head_dim, wide, eps, embedding_scale,
+                                    residual_multiplier, Activation(gate), whole_norms},
+                                   at(embedding), at(norm));
+            },
+            nb::kw_only(), "dtype"_a, "norm_dtype"_a, "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "wide"_a, "eps"_a, "embedding_scale"_a,
+            "residual_multiplier"_a, "gate"_a, "whole_norms"_a, "embedding"_a, "norm"_a)
+        .def("reserve", &Decoder::reserve)
+        .def(
+            "add",
+            [](Decoder& self, uintptr_t attention_norm, uintptr_t attention_out_norm, uintptr_t feed_forward_norm, uintptr_t feed_forward_out_norm,
+               uintptr_t q_norm, uintptr_t k_norm, uintptr_t cos, uintptr_t sin, int64_t half, const Weights& qkv, const Weights& out,
+               const Weights& gate_up, const Weights& down, uintptr_t keys, uintptr_t values, int64_t block_size, float scale, int64_t window,
+               float softcap) {
+                DecoderLayer layer{at(attention_norm), at(attention_out_norm), at(feed_forward_norm), at(feed_forward_out_norm), at(q_norm),
+                                   at(k_norm), at<float>(cos), at<float>(sin), half, qkv, out, gate_up, down, {}};
+                AttentionArgs& a = layer.attention;
+                a.keys = at(keys), a.values = at(values), a.block_size = block_size;
+                a.scale = scale, a.window = window, a.softcap = softcap;
+                self.add(layer);
+            },
+            nb::kw_only(), "attention_norm"_a, "attention_out_norm"_a, "feed_forward_norm"_a, "feed_forward_out_norm"_a, "q_norm"_a, "k_norm"_a,
+            "cos"_a, "sin"_a, "half"_a, "qkv"_a, "out"_a, "gate_up"_a, "down"_a, "keys"_a, "values"_a, "block_size"_a, "scale"_a, "window"_a,
+            "softcap"_a)
+        .def(
+            "forward",
+            [](Decoder& self, uintptr_t token_ids, uintptr_t positions, uintptr_t slots, uintptr_t query_start, uintptr_t seq_len,
+               uintptr_t block_table, int64_t table_stride, int64_t sequences, int64_t rows, uintptr_t embedded, uintptr_t out, int threads) {
+                self.forward(*active,
+                             {at<int64_t>(token_ids), at<int64_t>(positions), at<int64_t>(slots), at<int32_t>(query_start), at<int32_t>(seq_len),
+                              at<int32_t>(block_table), table_stride, sequences, rows},
+                             at(embedded), at(out), threads);
+            },
+            nogil());
     m.def(
         "rotary",
         [](int dtype, uintptr_t x, int64_t stride, int64_t rows, int64_t heads, int64_t head_dim, uintptr_t positions, uintptr_t cos,

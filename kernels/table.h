@@ -92,6 +92,7 @@ struct Kernels {
                      void* out, int64_t out_stride, int64_t rows, int64_t groups, int64_t n, float eps, int threads);
     // gate_up [rows, 2n], row stride `stride`: out [rows, n] = activation(first half) * second half.
     void (*gate_and_mul)(Dtype, Activation, const void* gate_up, int64_t stride, void* out, int64_t rows, int64_t n, int threads);
+    void (*add)(Dtype, const void* x, void* sum, int64_t count, int threads);  // sum += x
     void (*multiply)(Dtype, void* x, int64_t count, float factor, int threads);  // in place
     // In place on x [rows, heads, head_dim]; cos and sin f32 [positions, half].
     void (*rotary)(Dtype, void* x, int64_t stride, int64_t rows, int64_t heads, int64_t head_dim, const int64_t* positions,

@@ -117,6 +117,68 @@ def rms_norm(
 def gate_and_mul(
     dtype: int, activation: int, gate_up: int, stride: int, out: int, rows: int, size: int, threads: int, /
 ) -> None: ...
+class Decoder:
+    """A Llama-like decoder's plan: addresses of what whoever makes it keeps alive (kernels/decoder.h)."""
+
+    def __init__(
+        self,
+        *,
+        dtype: int,
+        norm_dtype: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        wide: int,
+        eps: float,
+        embedding_scale: float,
+        residual_multiplier: float,
+        gate: int,
+        whole_norms: bool,
+        embedding: int,
+        norm: int,
+    ) -> None: ...
+    def reserve(self, rows: int, /) -> None: ...
+    def add(
+        self,
+        *,
+        attention_norm: int,
+        attention_out_norm: int,
+        feed_forward_norm: int,
+        feed_forward_out_norm: int,
+        q_norm: int,
+        k_norm: int,
+        cos: int,
+        sin: int,
+        half: int,
+        qkv: Weights,
+        out: Weights,
+        gate_up: Weights,
+        down: Weights,
+        keys: int,
+        values: int,
+        block_size: int,
+        scale: float,
+        window: int,
+        softcap: float,
+    ) -> None: ...
+    def forward(
+        self,
+        token_ids: int,
+        positions: int,
+        slots: int,
+        query_start: int,
+        seq_len: int,
+        block_table: int,
+        table_stride: int,
+        sequences: int,
+        rows: int,
+        embedded: int,
+        out: int,
+        threads: int,
+        /,
+    ) -> None: ...
+
 def rotary(
     dtype: int,
     x: int,

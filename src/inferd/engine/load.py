@@ -91,7 +91,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
     attention = config.attention
     if attention == "auto":
         attention = "native" if device.type == "cpu" and native_available(decoder.dtype, dims.head_dim) else "reference"
-    runner = Runner(decoder, cache, attention, device)
+    runner = Runner(decoder, cache, attention, device, config.scheduler.max_num_batched_tokens)
     blocks = BlockPool(num_blocks)
     tpot_ms = config.objectives.tpot_ms
     scheduler = Scheduler(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from inferd.engine.attention import FlatBatch
     from inferd.engine.quantized import QuantizedWeight
 
-_CODES = {torch.float32: 0, torch.bfloat16: 1}
+CODES = {torch.float32: 0, torch.bfloat16: 1}
 ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
 
 
@@ -49,11 +49,15 @@ _switch = _Switch(BUILT)
 
 def takes(x: Tensor) -> bool:
     """Whether the kernels take a tensor like this one: on the CPU, float32 or bfloat16, no gradient wanted."""
-    return _switch.on and x.is_cpu and x.dtype in _CODES and not x.requires_grad
+    return _switch.on and x.is_cpu and x.dtype in CODES and not x.requires_grad
 
 
 def takes_dtype(dtype: torch.dtype) -> bool:
-    return _switch.on and dtype in _CODES
+    return _switch.on and dtype in CODES
+
+
+def is_on() -> bool:
+    return _switch.on
 
 
 def level() -> str:
@@ -96,7 +100,7 @@ class PackedWeight:
         self.in_features = first.shape[1]
         self.out_features = sum(w.shape[0] for w in weights)
         self.dtype = first.dtype
-        self._code = _CODES[first.dtype]
+        self._code = CODES[first.dtype]
         panels = -(-self.out_features // kernels.PANEL)
         self.data = torch.empty(panels * kernels.PANEL * self.in_features, dtype=self.dtype)
         kernels.prefer_large_pages(self.data.data_ptr(), self.data.nbytes)
@@ -162,10 +166,10 @@ def _linear(weights: kernels.Weights, x: Tensor, out_features: int, out_dtype: t
     out = torch.empty((x.shape[0], out_features), dtype=out_dtype)
     kernels.linear(
         weights,
-        _CODES[x.dtype],
+        CODES[x.dtype],
         x.data_ptr(),
         x.stride(0),
-        _CODES[out_dtype],
+        CODES[out_dtype],
         out.data_ptr(),
         out_features,
         x.shape[0],
@@ -193,7 +197,7 @@ class PackedInts:
         # Packing moves lanes of 32 bits, whatever is in them.
         lanes = self.in_features // 4
         kernels.pack(
-            _CODES[torch.float32],
+            CODES[torch.float32],
             whole.data_ptr(),
             lanes,
             self.out_features,
@@ -254,13 +258,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     groups = x.shape[1] if x.dim() == 3 else 1
     size = x.shape[-1]
     kernels.rms_norm(
-        _CODES[x.dtype],
+        CODES[x.dtype],
         x.data_ptr(),
         x.stride(0),
         0,
         0,
         weight.data_ptr(),
-        _CODES[weight.dtype],
+        CODES[weight.dtype],
         out.data_ptr(),
         groups * size,
         x.shape[0],
@@ -276,13 +280,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     out, added = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
     size = x.shape[-1]
     kernels.rms_norm(
-        _CODES[x.dtype],
+        CODES[x.dtype],
         x.data_ptr(),
         x.stride(0),
         residual.data_ptr(),
         added.data_ptr(),
         weight.data_ptr(),
-        _CODES[weight.dtype],
+        CODES[weight.dtype],
         out.data_ptr(),
         size,
         x.shape[0],
@@ -332,7 +336,7 @@ def text_attention(
     rows, _, heads, dim = qkv.shape
     out = torch.empty((rows, heads * dim), dtype=out_dtype)
     kernels.text_attention(
-        _CODES[out_dtype],
+        CODES[out_dtype],
         qkv.data_ptr(),
         out.data_ptr(),
         starts.data_ptr(),
@@ -352,7 +356,7 @@ def gate_and_mul(gate_up: Tensor, activation: str) -> Tensor:
     rows, width = gate_up.shape
     out = torch.empty((rows, width // 2), dtype=gate_up.dtype)
     kernels.gate_and_mul(
-        _CODES[gate_up.dtype],
+        CODES[gate_up.dtype],
         ACTIVATIONS[activation],
         gate_up.data_ptr(),
         gate_up.stride(0),
@@ -381,7 +385,7 @@ def takes_rotary(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> bool
 def rotary(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotates [T, heads, D] where it lies."""
     kernels.rotary(
-        _CODES[x.dtype],
+        CODES[x.dtype],
         x.data_ptr(),
         x.stride(0),
         x.shape[0],
@@ -420,7 +424,7 @@ def attention(
     rows, heads, head_dim = q.shape
     out = torch.empty((rows, heads, head_dim), dtype=dtype)
     kernels.attention(
-        _CODES[dtype],
+        CODES[dtype],
         keys.data_ptr(),
         values.data_ptr(),
         q.data_ptr(),

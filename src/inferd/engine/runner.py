@@ -8,15 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inferd.engine import native
 from inferd.engine.attention import FlatBatch, KVCache, create_attention
 from inferd.engine.model.load import Decoder
+from inferd.engine.native_decoder import native_decoder
 from inferd.engine.scheduler import Step
 
 
 class Runner:
     """The model, its KV arena, and the way from a ``Step`` to hidden states."""
 
-    __slots__ = ("attention_kind", "cache", "decoder", "device")
+    __slots__ = ("_native", "attention_kind", "cache", "decoder", "device")
 
     def __init__(
         self,
@@ -24,16 +26,26 @@ class Runner:
         cache: KVCache,
         attention_kind: Literal["auto", "reference", "native"],
         device: torch.device,
+        max_rows: int = 0,
     ) -> None:
+        """``max_rows``: of a step, where known; memory for its activations is then taken once."""
         self.decoder = decoder
         self.cache = cache
         self.attention_kind = attention_kind
         self.device = device
+        self._native = native_decoder(decoder, cache, max_rows) if attention_kind != "reference" else None
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether a step's layers are one call of the kernels, not many out of Python."""
+        return self._native is not None
 
     def run(self, step: Step) -> Tensor:
         """Compute the step's rows: hidden states [T, H], rows in the order of its slices."""
         self.cache.copy_blocks(step.copies)
         batch = self._flatten(step)
+        if self._native is not None and native.is_on():
+            return self._native.forward(batch)
         return self.decoder.forward(batch, create_attention(self.attention_kind, self.cache, batch))
 
     def logits(self, hidden: Tensor, rows: list[int]) -> Tensor:

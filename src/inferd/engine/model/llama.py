@@ -19,7 +19,7 @@ from inferd.engine.weights import Weights
 
 Table = tuple[Tensor, Tensor]
 
-_GATES = {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+GATES = {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: bool) -> ops.Linear:
@@ -42,7 +42,7 @@ class FeedForward:
                 weights, [(f"{at}.{n}_proj", wide) for n in ("gate", "up")], hidden, bias=config.mlp_bias
             )
         self.down = merge(weights, [(f"{at}.down_proj", hidden)], wide, bias=config.mlp_bias)
-        self.gate = _GATES[config.activation]
+        self.gate = GATES[config.activation]
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(ops.gate_and_mul(self.gate_up(x), self.gate))
@@ -56,7 +56,7 @@ class Experts:
     def __init__(self, config: DecoderConfig, moe: MoE, weights: Weights, at: str) -> None:
         hidden, wide = config.hidden_size, moe.intermediate_size
         self.moe = moe
-        self.gate = _GATES[config.activation]
+        self.gate = GATES[config.activation]
         if config.architecture == "MixtralForCausalLM":
             at, names = at.removesuffix("mlp") + "block_sparse_moe", ("w1", "w3", "w2")
         else:
@@ -193,7 +193,7 @@ class LlamaDecoder:
     """Implements ``Decoder`` for the Llama-like families."""
 
     def __init__(self, config: DecoderConfig, family: Family, weights: Weights, num_positions: int) -> None:
-        self.config = config
+        self.config, self.family = config, family
         self.dtype = weights.dtype
         made: dict[int, Table] = {}
         layer_tables: list[Table | None] = []
@@ -207,27 +207,27 @@ class LlamaDecoder:
         embedding = "model.embed_tokens.weight"
         if config.tie_word_embeddings and embedding not in weights:
             embedding = "lm_head.weight"  # some writers keep the other name of the one tensor
-        self._embedding = ops.Linear(weights.lend(embedding, config.vocab_size, config.hidden_size))
+        self.embedding = ops.Linear(weights.lend(embedding, config.vocab_size, config.hidden_size))
         # Gemma scales by the square root of the hidden size, rounded to the model's number format.
         scale = config.hidden_size**0.5 if family.gemma else config.embedding_multiplier
-        self._scale = float(torch.tensor(scale, dtype=self.dtype)) if family.gemma else scale
-        self._layers = [Layer(config, family, weights, i, layer_tables[i]) for i in range(config.num_layers)]
+        self.embedding_scale = float(torch.tensor(scale, dtype=self.dtype)) if family.gemma else scale
+        self.layers = [Layer(config, family, weights, i, layer_tables[i]) for i in range(config.num_layers)]
         norm = weights.take("model.norm.weight", config.hidden_size)
-        self._norm = norm.float() + family.norm_offset if family.norm_offset else norm
+        self.norm = norm.float() + family.norm_offset if family.norm_offset else norm
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
         head = "lm_head.weight"
-        self._head = self._embedding if tied else ops.Linear(weights.lend(head, config.vocab_size, config.hidden_size))
+        self._head = self.embedding if tied else ops.Linear(weights.lend(head, config.vocab_size, config.hidden_size))
         self.num_parameters, self.weights_bytes = weights.num_taken, weights.taken_bytes
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
-        residual = self._embedding.rows(batch.token_ids)
-        if self._scale != 1.0:
-            residual = residual * self._scale
+        residual = self.embedding.rows(batch.token_ids)
+        if self.embedding_scale != 1.0:
+            residual = residual * self.embedding_scale
         branch: Tensor | None = None
-        for layer in self._layers:
+        for layer in self.layers:
             branch, residual = layer(branch, residual, batch, attention)
         assert branch is not None
-        return ops.add_rms_norm(branch, residual, self._norm, self.config.norm_eps)[0]
+        return ops.add_rms_norm(branch, residual, self.norm, self.config.norm_eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._head(hidden, torch.float32)

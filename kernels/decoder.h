@@ -1,0 +1,170 @@
+// The decoder of engine/model/llama.py as one call: every layer of a step over a plan that was made at load.
+//
+// It calls the functions of the level in use in the same order and with the same roundings, so that it gives the same bits;
+// what it saves is the way between them. Activations lie in buffers that are kept from step to step.
+#pragma once
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "table.h"
+
+namespace inferd {
+
+struct Shape {  // of all layers
+    Dtype dtype, norm_dtype;
+    int64_t hidden, heads, kv_heads, head_dim, wide;
+    float eps, embedding_scale, residual_multiplier;
+    Activation gate;
+    bool whole_norms;  // of queries and keys: over all heads together, else over each
+};
+
+struct DecoderLayer {
+    const void *attention_norm, *attention_out_norm, *feed_forward_norm, *feed_forward_out_norm, *q_norm, *k_norm;  // null: none
+    const float *cos, *sin;  // [positions, half], or null: no rotary embedding
+    int64_t half;
+    Weights qkv, out, gate_up, down;
+    AttentionArgs attention;  // what is the same in every step
+};
+
+struct StepRows {
+    const int64_t *token_ids, *positions, *slots;  // [rows]
+    const int32_t *query_start, *seq_len;          // [sequences + 1], [sequences]
+    const int32_t* block_table;                    // [sequences, table_stride]
+    int64_t table_stride, sequences, rows;
+};
+
+class Decoder {
+  public:
+    // embedding: [vocabulary, hidden] in the shape's format, packed; null: forward is given the rows themselves.
+    Decoder(const Shape& shape, const void* embedding, const void* norm) : shape_(shape), embedding_(embedding), norm_(norm) {}
+    Decoder(const Decoder&) = delete;
+    ~Decoder() { free(memory_); }
+
+    void add(DecoderLayer layer) {
+        layer.attention.heads = shape_.heads, layer.attention.kv_heads = shape_.kv_heads, layer.attention.head_dim = shape_.head_dim;
+        layers_.push_back(layer);
+    }
+
+    // Memory for steps of so many rows; more come later where a step has more.
+    void reserve(int64_t rows) {
+        if (rows <= capacity_) return;
+        const int64_t item = shape_.dtype == Dtype::f32 ? 4 : 2, heads = shape_.heads * shape_.head_dim;
+        const int64_t widths[] = {shape_.hidden, shape_.hidden, shape_.hidden, qkv_width(), heads, 2 * shape_.wide, shape_.wide};
+        int64_t bytes = kLine;
+        for (const int64_t width : widths) bytes += lines(rows * width * item);
+        free(memory_);
+        memory_ = malloc(size_t(bytes));
+        if (memory_ == nullptr) throw std::bad_alloc();
+        capacity_ = rows;
+        char* at = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory_) + kLine - 1) / kLine * kLine);
+        void** const parts[] = {&residual_, &normed_, &branch_, &qkv_, &attended_, &gate_up_, &gated_};
+        for (int i = 0; i < 7; i++) {
+            *parts[i] = at;
+            at += lines(rows * widths[i] * item);
+        }
+    }
+
+    // out [rows, hidden] = the rows' hidden states after the last norm. embedded [rows, hidden]: where there is no packed embedding.
+    void forward(const Kernels& k, const StepRows& step, const void* embedded, void* out, int threads) {
+        if (step.rows == 0) return;
+        reserve(step.rows);
+        const Call call{*this, k, step, threads};
+        call.embed(embedded);
+        bool has_branch = false;  // something is still to be added to the residual
+        for (const DecoderLayer& layer : layers_) {
+            const void* x = call.enter(has_branch, layer.attention_norm);
+            call.attend(layer, x);
+            call.leave(layer.attention_out_norm);
+            x = call.enter(true, layer.feed_forward_norm);
+            call.linear(layer.gate_up, x, shape_.hidden, gate_up_, 2 * shape_.wide);
+            k.gate_and_mul(shape_.dtype, shape_.gate, gate_up_, 2 * shape_.wide, gated_, step.rows, shape_.wide, threads);
+            call.linear(layer.down, gated_, shape_.wide, branch_, shape_.hidden);
+            call.leave(layer.feed_forward_out_norm);
+            has_branch = true;
+        }
+        call.norm(branch_, residual_, norm_, out);
+    }
+
+  private:
+    static constexpr int64_t kLine = 64;
+    static int64_t lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+    int64_t qkv_width() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
+    const void* element(const void* at, int64_t count) const { return static_cast<const char*>(at) + count * (shape_.dtype == Dtype::f32 ? 4 : 2); }
+
+    struct Call {
+        const Decoder& d;
+        const Kernels& k;
+        const StepRows& step;
+        const int threads;
+
+        void embed(const void* embedded) const {
+            const Shape& s = d.shape_;
+            const int64_t count = step.rows * s.hidden;
+            if (d.embedding_)
+                k.unpack_rows(s.dtype, d.embedding_, s.hidden, step.token_ids, step.rows, d.residual_, threads);
+            else
+                memcpy(d.residual_, embedded, size_t(count) * (s.dtype == Dtype::f32 ? 4 : 2));
+            if (s.embedding_scale != 1.0f) k.multiply(s.dtype, d.residual_, count, s.embedding_scale, threads);
+        }
+        void linear(const Weights& weights, const void* x, int64_t x_stride, void* out, int64_t out_stride) const {
+            const Dtype dtype = d.shape_.dtype;
+            k.linear(weights, {dtype, x, x_stride, dtype, out, out_stride, step.rows, Activation::none}, threads);
+        }
+        void norm(const void* x, void* residual, const void* weight, void* out) const {
+            const Shape& s = d.shape_;
+            k.rms_norm(s.dtype, x, s.hidden, residual, residual, weight, s.norm_dtype, out, s.hidden, step.rows, 1, s.hidden, s.eps, threads);
+        }
+        // Adds the branch to the residual; what the next part of the layer reads.
+        const void* enter(bool has_branch, const void* weight) const {
+            const Shape& s = d.shape_;
+            if (weight == nullptr) {
+                if (has_branch) k.add(s.dtype, d.branch_, d.residual_, step.rows * s.hidden, threads);
+                return d.residual_;
+            }
+            if (has_branch) norm(d.branch_, d.residual_, weight, d.normed_);
+            else norm(d.residual_, nullptr, weight, d.normed_);
+            return d.normed_;
+        }
+        void leave(const void* weight) const {
+            if (weight) norm(d.branch_, nullptr, weight, d.branch_);
+            if (d.shape_.residual_multiplier != 1.0f)
+                k.multiply(d.shape_.dtype, d.branch_, step.rows * d.shape_.hidden, d.shape_.residual_multiplier, threads);
+        }
+        void attend(const DecoderLayer& layer, const void* x) const {
+            const Shape& s = d.shape_;
+            const int64_t width = d.qkv_width(), heads = s.heads * s.head_dim, kv_heads = s.kv_heads * s.head_dim;
+            void *const q = d.qkv_, *const key = const_cast<void*>(d.element(q, heads));
+            linear(layer.qkv, x, s.hidden, q, width);
+            if (layer.q_norm) {
+                norm_heads(q, layer.q_norm, s.heads);
+                norm_heads(key, layer.k_norm, s.kv_heads);
+            }
+            if (layer.cos)  // queries and keys lie side by side
+                k.rotary(s.dtype, q, width, step.rows, s.heads + s.kv_heads, s.head_dim, step.positions, layer.cos, layer.sin, layer.half, threads);
+            AttentionArgs a = layer.attention;
+            a.q = q, a.k = key, a.v = d.element(key, kv_heads), a.out = d.attended_;
+            a.q_stride = a.k_stride = a.v_stride = width;
+            a.query_start = step.query_start, a.seq_len = step.seq_len, a.block_table = step.block_table, a.slots = step.slots;
+            a.table_stride = step.table_stride, a.sequences = step.sequences, a.rows = step.rows;
+            k.attention(s.dtype, a, threads);
+            linear(layer.out, d.attended_, heads, d.branch_, s.hidden);
+        }
+        void norm_heads(void* x, const void* weight, int64_t heads) const {
+            const Shape& s = d.shape_;
+            const int64_t groups = s.whole_norms ? 1 : heads, n = heads * s.head_dim / groups, stride = d.qkv_width();
+            k.rms_norm(s.dtype, x, stride, nullptr, nullptr, weight, s.norm_dtype, x, stride, step.rows, groups, n, s.eps, threads);
+        }
+    };
+
+    const Shape shape_;
+    const void *const embedding_, *const norm_;
+    std::vector<DecoderLayer> layers_;
+    int64_t capacity_ = 0;
+    void* memory_ = nullptr;
+    void *residual_ = nullptr, *normed_ = nullptr, *branch_ = nullptr, *qkv_ = nullptr, *attended_ = nullptr, *gate_up_ = nullptr,
+         *gated_ = nullptr;
+};
+
+}  // namespace inferd

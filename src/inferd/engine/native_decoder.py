@@ -1,0 +1,142 @@
+"""A Llama-like decoder's step as one call of the kernels (kernels/decoder.h).
+
+Knows which decoders the call covers and how to hand a loaded one over. What is computed is said in
+``model.llama``, which is the twin: the oracle of the tests, to the bit, and what computes everywhere else.
+Called layer by layer, a step of 28 layers is some 340 calls out of Python, which take 4 to 8 ms beside the arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from inferd.engine import native, ops
+from inferd.engine.attention import FlatBatch, KVCache, native_available
+from inferd.engine.model.llama import GATES, FeedForward, Layer, LlamaDecoder
+from inferd.engine.model.load import Decoder
+from inferd.engine.native import ACTIVATIONS, CODES
+
+if TYPE_CHECKING:
+    from inferd import _kernels as kernels
+else:
+    from inferd.engine.native import kernels
+
+
+class NativeDecoder:
+    """Computes ``LlamaDecoder.forward`` over one KV arena, in one call without the GIL."""
+
+    __slots__ = ("_cache", "_decoder", "_plan")
+
+    def __init__(self, decoder: LlamaDecoder, cache: KVCache, max_rows: int) -> None:
+        """``max_rows``: rows of a step, for which memory is set aside; a larger step takes more."""
+        self._decoder, self._cache = decoder, cache  # the plan is addresses into their memory
+        config = decoder.config
+        self._plan = kernels.Decoder(
+            dtype=CODES[decoder.dtype],
+            norm_dtype=CODES[decoder.norm.dtype],
+            hidden=config.hidden_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            wide=config.intermediate_size,
+            eps=config.norm_eps,
+            embedding_scale=decoder.embedding_scale,
+            residual_multiplier=config.residual_multiplier,
+            gate=ACTIVATIONS[GATES[config.activation]],
+            whole_norms=decoder.family.qk_norm == "full",
+            embedding=_address(decoder.embedding.panels),
+            norm=decoder.norm.data_ptr(),
+        )
+        for layer in decoder.layers:
+            self._add(layer)
+        self._plan.reserve(max_rows)
+
+    def _add(self, layer: Layer) -> None:
+        assert isinstance(layer.feed_forward, FeedForward)
+        config, cache, i = layer.config, self._cache, layer.index
+        cos, sin = layer.table or (None, None)
+        self._plan.add(
+            attention_norm=_address(layer.norms.get("attention")),
+            attention_out_norm=_address(layer.norms.get("after_attention")),
+            feed_forward_norm=_address(layer.norms.get("feed_forward")),
+            feed_forward_out_norm=_address(layer.norms.get("after_feed_forward")),
+            q_norm=_address(layer.q_norm),
+            k_norm=_address(layer.k_norm),
+            cos=_address(cos),
+            sin=_address(sin),
+            half=0 if cos is None else cos.shape[1],
+            qkv=_weights(layer.qkv),
+            out=_weights(layer.out),
+            gate_up=_weights(layer.feed_forward.gate_up),
+            down=_weights(layer.feed_forward.down),
+            keys=cache.keys[i].data_ptr(),
+            values=cache.values[i].data_ptr(),
+            block_size=cache.block_size,
+            scale=config.attention_scale,
+            window=config.windows[i] or 0,
+            softcap=config.attention_softcap or 0.0,
+        )
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        """Hidden states [T, hidden] of the batch's rows, after the final norm."""
+        rows = len(batch.token_ids)
+        embedding = self._decoder.embedding
+        embedded = embedding.rows(batch.token_ids) if embedding.panels is None else None
+        out = torch.empty((rows, self._decoder.config.hidden_size), dtype=self._decoder.dtype)
+        self._plan.forward(
+            batch.token_ids.data_ptr(),
+            batch.positions.data_ptr(),
+            batch.slots.data_ptr(),
+            batch.query_start.data_ptr(),
+            batch.seq_len.data_ptr(),
+            batch.block_table.data_ptr(),
+            batch.block_table.stride(0),
+            batch.num_sequences,
+            rows,
+            _address(embedded),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+
+def native_decoder(decoder: Decoder, cache: KVCache, max_rows: int) -> NativeDecoder | None:
+    """The decoder as one call over this arena; None where the kernels do not cover it. ``max_rows``: see NativeDecoder."""
+    return (
+        NativeDecoder(decoder, cache, max_rows)
+        if isinstance(decoder, LlamaDecoder) and _covers(decoder, cache)
+        else None
+    )
+
+
+def _covers(decoder: LlamaDecoder, cache: KVCache) -> bool:
+    """Whether every layer is dense, its products packed, and the arena in the decoder's format."""
+    return (
+        native.takes(cache.keys[0])
+        and cache.keys[0].dtype == decoder.dtype
+        and native_available(decoder.dtype, decoder.config.head_dim)
+        and decoder.norm.is_cpu
+        and all(_covers_layer(layer, decoder.norm.dtype) for layer in decoder.layers)
+    )
+
+
+def _covers_layer(layer: Layer, norm_dtype: torch.dtype) -> bool:
+    parts = layer.feed_forward
+    norms = [*layer.norms.values(), *(n for n in (layer.q_norm, layer.k_norm) if n is not None)]
+    return (
+        isinstance(parts, FeedForward)
+        and all(linear.described is not None for linear in (layer.qkv, layer.out, parts.gate_up, parts.down))
+        and all(norm.dtype == norm_dtype and norm.is_contiguous() for norm in norms)
+        and (layer.table is None or all(t.dtype == torch.float32 and t.is_contiguous() for t in layer.table))
+    )
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _weights(linear: ops.Linear) -> kernels.Weights:
+    assert linear.described is not None, "covers() was not asked"
+    return linear.described

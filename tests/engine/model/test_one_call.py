@@ -1,0 +1,108 @@
+"""A step as one call of the kernels computes what it computes layer by layer, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferd.engine import native
+from inferd.engine.attention import FlatBatch, NativeAttention
+from inferd.engine.model.load import Decoder, load_model
+from inferd.engine.native_decoder import native_decoder
+
+# One of each switch: biases, windows, partial and missing rotation, norms of heads and of all heads, before and behind, soft caps,
+# multipliers, merged checkpoints.
+COVERED = [
+    "llama2-mha",
+    "llama-biases",
+    "mistral-window",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi4-partial",
+    "smollm3-window",
+    "olmo2",
+    "granite",
+]
+LEFT_TO_PYTHON = ["qwen3-moe", "mixtral", "gpt2"]
+pytestmark = pytest.mark.skipif(not native.BUILT, reason="inferd was installed without its compiled kernels")
+
+# Steps of a few sequences, each a list of how many tokens every sequence is given: chunks, single tokens, nobody.
+STEPS = st.lists(st.lists(st.sampled_from([0, 1, 1, 2, 7, 19]), min_size=3, max_size=3), min_size=1, max_size=4)
+_BLOCK, _BLOCKS_EACH = 4, 20
+
+
+def load(name: str, folder: Path, families: ModuleType, dtype: str = "float32") -> Decoder:
+    if not (folder / "config.json").exists():
+        families.write_checkpoint(name, folder)
+    return load_model(folder, dtype=dtype, device=torch.device("cpu"))  # type: ignore[arg-type]
+
+
+def batch_of(counts: list[int], starts: list[int], vocab: int) -> FlatBatch:
+    """So many tokens of each sequence from where it is; its blocks are its own, in descending order."""
+    who = [i for i, count in enumerate(counts) if count]
+    rows = [(i, position) for i in who for position in range(starts[i], starts[i] + counts[i])]
+    tables = [[(i + 1) * _BLOCKS_EACH - 1 - j for j in range(_BLOCKS_EACH)] for i in who]
+    ends = torch.tensor([0, *(counts[i] for i in who)]).cumsum(0).to(torch.int32)
+    return FlatBatch(
+        token_ids=torch.tensor([(31 * i + 17 * position) % vocab for i, position in rows]),
+        positions=torch.tensor([position for _, position in rows]),
+        query_start=ends,
+        seq_len=torch.tensor([starts[i] + counts[i] for i in who], dtype=torch.int32),
+        block_table=torch.tensor(tables, dtype=torch.int32),
+        slots=torch.tensor([tables[who.index(i)][p // _BLOCK] * _BLOCK + p % _BLOCK for i, p in rows]),
+        num_sequences=len(who),
+    )
+
+
+def check(decoder: Decoder, families: ModuleType, steps: list[list[int]]) -> None:
+    """Both ways over arenas of their own: hidden states, keys and values."""
+    caches = [families.Driver(decoder, block_size=_BLOCK, num_blocks=3 * _BLOCKS_EACH).cache for _ in range(2)]
+    one = native_decoder(decoder, caches[1], 8)
+    assert one is not None
+    starts = [0, 0, 0]
+    with torch.inference_mode():
+        for cache in caches:
+            for arena in (*cache.keys, *cache.values):
+                arena.zero_()
+        for counts in steps:
+            if not any(counts):
+                continue
+            batch = batch_of(counts, starts, decoder.config.vocab_size)
+            plain = decoder.forward(batch, NativeAttention(caches[0], batch))
+            assert torch.equal(one.forward(batch), plain)
+            starts = [start + count for start, count in zip(starts, counts, strict=True)]
+    for a, b in zip((*caches[0].keys, *caches[0].values), (*caches[1].keys, *caches[1].values), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", COVERED)
+def test_one_call_gives_the_bits_of_many(name: str, dtype: str, tmp_path: Path, families: ModuleType) -> None:
+    decoder = load(name, tmp_path, families, dtype)
+
+    @given(steps=STEPS, level=st.sampled_from(native.levels()))
+    @settings(max_examples=6, deadline=None)
+    def law(steps: list[list[int]], level: str) -> None:
+        with native.using_level(level):
+            check(decoder, families, steps)
+
+    law()
+
+
+@pytest.mark.parametrize("name", LEFT_TO_PYTHON)
+def test_other_decoders_are_computed_from_python(name: str, tmp_path: Path, families: ModuleType) -> None:
+    decoder = load(name, tmp_path, families)
+    assert native_decoder(decoder, families.Driver(decoder).cache, 8) is None
+
+
+def test_without_the_kernels_there_is_no_one_call(tmp_path: Path, families: ModuleType) -> None:
+    decoder = load("qwen3", tmp_path, families)
+    with native.using_level("none"):
+        assert native_decoder(decoder, families.Driver(decoder).cache, 8) is None
