@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -78,6 +79,64 @@ def test_keys_differ_by_salt_parent_and_tokens() -> None:
         block_key(b"", [1, 2, 0]),
     }
     assert len(keys) == 5
+
+
+def test_a_reused_prefix_stays_twice_as_long_as_one_that_was_not() -> None:
+    pool = BlockPool(8)
+    for key in range(8):
+        (block,) = pool.allocate(1)
+        pool.publish(block, bytes([key]))
+        pool.release([block])
+        if key == 1:
+            pool.share([block])
+            pool.release([block])
+    gone = []
+    for _ in range(8):
+        before = {key for key in range(8) if pool.find(bytes([key])) is not None}
+        pool.allocate(1)
+        (key,) = before - {key for key in range(8) if pool.find(bytes([key])) is not None}
+        gone.append(key)
+    # Ages, the youngest first: 0 for key 7, and so on to 6 for key 1 and 8 for key 0. Key 1's counts 3, as key 4's is.
+    assert gone == [0, 2, 3, 4, 1, 5, 6, 7]
+
+
+CHAINS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=40)
+
+
+@settings(max_examples=150)
+@given(CHAINS, st.integers(6, 12))
+def test_eviction_follows_a_plain_twin_and_leaves_no_end_without_its_beginning(
+    prompts: list[list[int]], num_blocks: int
+) -> None:
+    """Requests one after the other, each a path through a tree of blocks. The twin knows keys only, and looks at
+    every one of them to find the one that goes: largest age, half of it where the block was reused; of two, that one
+    which was not."""
+    pool = BlockPool(num_blocks)
+    cached: dict[bytes, tuple[int, bool]] = {}  # key -> (when released, reused)
+    releases = 0
+    for prompt in prompts:
+        keys = [bytes(prompt[: i + 1]) for i in range(len(prompt))]
+        hits = [block for block in map(pool.find, keys) if block is not None]
+        assert len(hits) == next((i for i, key in enumerate(keys) if key not in cached), len(keys))
+        pool.share(hits)
+        held = set(keys[: len(hits)])
+        for key in held:
+            del cached[key]
+        fresh = pool.allocate(len(keys) - len(hits))
+        while len(cached) + len(keys) > num_blocks:
+            age = {key: (releases - at) / (2 if again else 1) for key, (at, again) in cached.items()}
+            del cached[max(age, key=lambda key: (age[key], not cached[key][1]))]
+        for key, block in zip(keys[len(hits) :], fresh, strict=True):
+            pool.publish(block, key)
+        pool.release([*hits, *fresh])
+        for key in reversed(keys):
+            releases += 1
+            cached[key] = (releases, key in held)
+        pool.check()
+        found = {key for key in cached if pool.find(key) is not None}
+        assert found == set(cached)
+        assert pool.num_cached == len(cached)
+        assert all(key[:-1] in cached for key in cached if len(key) > 1)
 
 
 class PoolMachine(RuleBasedStateMachine):

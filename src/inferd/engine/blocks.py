@@ -7,11 +7,18 @@ states, and the three always add up to the total:
     cached   referenced by none, but findable by its key: evictable
     free     referenced by none and without a key
 
-Cached and free blocks share one doubly linked list threaded through arrays (no allocation per
-operation). Its head is taken first: free blocks, then cached ones, least recently released first. So
-the free list *is* the LRU prefix cache (after vLLM's FreeKVCacheBlockQueue).
+Cached and free blocks share doubly linked lists threaded through arrays (no allocation per
+operation), so the free list *is* the prefix cache (after vLLM's FreeKVCacheBlockQueue). There are two,
+for a prefix that was used again once is likely to be used once more (as in the segmented LRU of Karedla,
+Love and Wherry, 1994):
 
-    head -> free, free, ..., cached (oldest), ..., cached (newest) -> tail
+    once:   free, free, ..., cached (oldest), ..., cached (newest)
+    again:  cached and reused (oldest), ..., cached and reused (newest)
+
+Free blocks are taken first. Then the older of the two heads goes, where a reused block's age counts
+half: it stays twice as long. Within a prefix the end goes before the beginning, always, so what is
+left of it can be found: the end is released first, and is never reused without its beginning. (An exception
+is a beginning that two sequences computed side by side: one copy has the key, and may go first.)
 """
 
 from __future__ import annotations
@@ -31,10 +38,27 @@ def block_key(parent: bytes, tokens: Seq[int]) -> bytes:
     return hashlib.blake2b(array("q", tokens).tobytes(), key=parent[:64], digest_size=32).digest()
 
 
+_STAY_AGAIN = 2  # times as long as a block that was never reused; measured by bench/prefix_replay.py
+
+
 class BlockPool:
     """Allocates, shares and recycles blocks. Pure bookkeeping; every change is O(1) per block."""
 
-    __slots__ = ("_by_key", "_head", "_keys", "_next", "_num_cached", "_num_idle", "_prev", "_refs", "num_blocks")
+    __slots__ = (
+        "_again",
+        "_by_key",
+        "_idle_since",
+        "_is_reused",
+        "_keys",
+        "_next",
+        "_num_cached",
+        "_num_idle",
+        "_once",
+        "_prev",
+        "_refs",
+        "_releases",
+        "num_blocks",
+    )
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
@@ -43,10 +67,13 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
         self._by_key: dict[bytes, int] = {}
-        # One sentinel node at index num_blocks closes the list into a ring.
-        self._head = num_blocks
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._prev = [num_blocks, *range(num_blocks)]
+        # Two sentinel nodes behind the blocks close each list into a ring.
+        self._once, self._again = num_blocks, num_blocks + 1
+        self._next: list[int] = [*range(1, num_blocks + 1), 0, num_blocks + 1]
+        self._prev = [num_blocks, *range(num_blocks), num_blocks + 1]
+        self._releases = 0  # the age of blocks is counted in these
+        self._idle_since = [0] * num_blocks
+        self._is_reused = bytearray(num_blocks)
         self._num_idle = num_blocks
         self._num_cached = 0
 
@@ -91,9 +118,10 @@ class BlockPool:
             raise ValueError(f"{count} blocks wanted, {self._num_idle} available. This is a bug.")
         taken = []
         for _ in range(count):
-            block = self._next[self._head]
+            block = self._next_to_go()
             self._unlink(block)
             self._forget_key(block)
+            self._is_reused[block] = 0
             self._refs[block] = 1
             taken.append(block)
         return taken
@@ -106,6 +134,7 @@ class BlockPool:
                 if self._keys[block] is not None:
                     self._num_cached -= 1
             self._refs[block] += 1
+            self._is_reused[block] = 1
 
     def release(self, blocks: Seq[int]) -> None:
         """Drop a reference to each. Given in order of position: the last goes to be evicted first."""
@@ -116,9 +145,11 @@ class BlockPool:
             self._refs[block] = refs - 1
             if refs == 1:
                 if self._keys[block] is None:
-                    self._link_after(self._head, block)
+                    self._link_after(self._once, block)
                 else:
-                    self._link_after(self._prev[self._head], block)
+                    self._releases += 1
+                    self._idle_since[block] = self._releases
+                    self._link_after(self._prev[self._again if self._is_reused[block] else self._once], block)
                     self._num_cached += 1
 
     def publish(self, block: int, key: bytes) -> None:
@@ -131,17 +162,17 @@ class BlockPool:
         """Forget every prefix; blocks in use stay in use."""
         for block in self._by_key.values():
             self._keys[block] = None
+            if self._refs[block] == 0 and self._is_reused[block]:  # free ones are all in one list
+                self._unlink(block)
+                self._link_after(self._once, block)
+            self._is_reused[block] = 0
         self._by_key.clear()
         self._num_cached = 0
 
     def check(self) -> None:
         """Verify every invariant; for tests and for the idle check. Raises AssertionError."""
-        idle = []
-        node = self._next[self._head]
-        while node != self._head:
-            idle.append(node)
-            assert self._prev[self._next[node]] == node
-            node = self._next[node]
+        idle = [*self._listed(self._once), *self._listed(self._again)]
+        assert all(self._is_reused[block] and self._keys[block] is not None for block in self._listed(self._again))
         assert len(idle) == len(set(idle)) == self._num_idle
         assert all(self._refs[block] == 0 for block in idle)
         assert sum(1 for refs in self._refs if refs == 0) == self._num_idle
@@ -149,7 +180,25 @@ class BlockPool:
         assert self.num_free + self.num_cached + self.num_used == self.num_blocks
         assert {key: block for block, key in enumerate(self._keys) if key is not None} == self._by_key
 
-    # -- the ring ---------------------------------------------------------------------------
+    # -- the rings --------------------------------------------------------------------------
+
+    def _next_to_go(self) -> int:
+        once, again = self._next[self._once], self._next[self._again]
+        if again == self._again or (once != self._once and self._keys[once] is None):
+            return once
+        if once == self._once:
+            return again
+        now = self._releases
+        return once if (now - self._idle_since[once]) * _STAY_AGAIN >= now - self._idle_since[again] else again
+
+    def _listed(self, head: int) -> list[int]:
+        found = []
+        node = self._next[head]
+        while node != head:
+            found.append(node)
+            assert self._prev[self._next[node]] == node
+            node = self._next[node]
+        return found
 
     def _unlink(self, block: int) -> None:
         before, after = self._prev[block], self._next[block]
