@@ -513,7 +513,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         float, Meta(description="A busy replica that completes no step for this long is restarted.", gt=0)
     ] = 60.0
     load_timeout_s: Annotated[
-        float, Meta(description="Longest time for loading before the replica is restarted.", gt=0)
+        float, Meta(description="Longest time for loading; a model that takes longer is not loaded.", gt=0)
     ] = 1800.0
     load: Annotated[
         Literal["startup", "on_demand"],

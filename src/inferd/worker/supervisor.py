@@ -267,7 +267,13 @@ class Supervisor:
         watch.pass_time(clock.now(), 2 * patience.watch_s)
         if self._info is None:
             if watch.alive_s > self._config.load_timeout_s:
-                return f"loading took longer than load_timeout_s, {self._config.load_timeout_s:g} s"
+                said = f"loading took longer than load_timeout_s, {self._config.load_timeout_s:g} s"
+                # As long again would help nobody: what it waits for is to be mended, or the limit to be raised.
+                self._load_failure = ModelLoadError(
+                    f"The model {self._model!r} could not be loaded: {said}; raise it if the model needs longer.",
+                    param="load_timeout_s",
+                ).to_failure()
+                return said
             if watch.silent_s > patience.silent_loading_s:
                 return f"it sent nothing for {patience.silent_loading_s:g} s while loading"
             return None

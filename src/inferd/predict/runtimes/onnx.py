@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,10 +19,11 @@ import numpy as np
 
 from inferd.config import ModelConfig
 from inferd.errors import InvalidRequest, ModelLoadError
+from inferd.predict.ceiling import Ceiling, memory_ceiling
 from inferd.predict.contract import NUMPY, Array, Contract, Tensors
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes.libraries import needs
-from inferd.predict.runtimes.trial import Trial, try_rows
+from inferd.predict.runtimes.trial import Trial, common_refusal, is_open, try_rows
 from inferd.predict.stacked import Stacked
 from inferd.registry.onnx_file import OnnxFile, Value, check_external, read_onnx
 from inferd.registry.signature import ZIP_MAP, declared_rows, onnx_datatype, onnx_output, onnx_shape
@@ -37,10 +39,22 @@ _SMALL_BYTES: Final = 1 << 20  # weights below which threads wait for each other
 _log = logging.getLogger("inferd.predict.onnx")
 
 
-class OnnxModel:
-    """One session. ``compute`` is a function of stacked arrays."""
+class _TooLongError(Exception):
+    """An example was given up."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, file: OnnxFile, *, num_threads: int) -> None:
+
+class OnnxModel:
+    """One session. ``compute`` is a function of stacked arrays. ``patience_s``: for an example of the trial."""
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        file: OnnxFile,
+        *,
+        num_threads: int,
+        patience_s: float,
+        ceiling: Ceiling,
+    ) -> None:
         self._session = session
         inputs = [Value(one.name, one.type, tuple(one.shape)) for one in session.get_inputs()]
         outputs = [Value(one.name, one.type, tuple(one.shape)) for one in session.get_outputs()]
@@ -62,7 +76,8 @@ class OnnxModel:
             num_threads=num_threads,
             dtype=NUMPY[specs[0].datatype].name if specs and specs[0].datatype != "BYTES" else "float32",
         )
-        self._settle()
+        self._run_options: onnxruntime.RunOptions | None = None  # of the trial
+        self._settle(patience_s, ceiling)
 
     def compute(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs of stacked inputs. Raises InvalidRequest for text that is no UTF-8."""
@@ -72,7 +87,7 @@ class OnnxModel:
             feed[name] = _decoded(name, feed[name])
         if self._has_bfloat16:
             return dict(zip(names, self._run_values(names, feed), strict=True))
-        found = self._session.run(names, feed)
+        found = self._session.run(names, feed, self._run_options)
         if not self._is_plain:
             found = [self._plain(name, value) for name, value in zip(names, found, strict=True)]
         return dict(zip(names, found, strict=True))
@@ -103,7 +118,7 @@ class OnnxModel:
                 values[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _BFLOAT16)
             else:
                 values[name] = ort.OrtValue.ortvalue_from_numpy(array)
-        found = self._session.run_with_ort_values(list(names), values)
+        found = self._session.run_with_ort_values(list(names), values, self._run_options)
         arrays: list[Array] = []
         for value in found:
             if value.data_type() == "tensor(bfloat16)":
@@ -115,10 +130,37 @@ class OnnxModel:
 
     # -- trying -----------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Compute one and two rows of examples, which warms up, and correct the contract by what comes out."""
+    def _settle(self, patience_s: float, ceiling: Ceiling) -> None:
+        """Compute one and two rows of examples, which warms up, and correct the contract by what comes out.
+        Raises ModelLoadError where nothing will ever come out."""
         contract = self.contract
-        trial = try_rows(contract, self.compute, _failures())
+        has_guesses = is_open(contract, has_rows=contract.max_batch_size > 0)
+
+        def compute(inputs: Tensors) -> dict[str, Array]:
+            return self._in_time(inputs, patience_s)
+
+        try:
+            trial = try_rows(contract, compute, _failures())
+            refusal = common_refusal(contract, compute, _failures()) if trial is None else None
+        except _TooLongError:
+            if has_guesses:  # another size may take less
+                _log.warning("an example of the inputs took longer than %g s and was given up", patience_s)
+                return
+            raise ModelLoadError(
+                f"The model does not compute an example of its inputs within hang_timeout_s = {patience_s:g} s, after which "
+                "a busy replica is restarted. Raise it if the model needs longer, or export the model again.",
+                param="hang_timeout_s",
+            ) from None
+        memory = ceiling.sentence(refusal) if refusal is not None else None
+        if refusal is not None and (memory or not has_guesses):
+            raise ModelLoadError(
+                f"The model computes no example of its inputs: {memory}. Give it more if it needs so much, "
+                "or export it again."
+                if memory
+                else "The model computes no example of its inputs and fails with the same words whatever they are: "
+                f"{_reason(refusal)} Export it again.",
+                param="memory_bytes" if memory else "source",
+            )
         if trial is None:
             return
         if contract.max_batch_size and not trial.is_batchable:
@@ -130,6 +172,30 @@ class OnnxModel:
             max_batch_size=contract.max_batch_size if trial.is_batchable else 0,
             typical_rows=trial.typical_rows,
         )
+
+    def _in_time(self, inputs: Tensors, patience_s: float) -> dict[str, Array]:
+        """``compute``, given up after so long. Raises _TooLongError."""
+        import onnxruntime as ort
+
+        options = self._run_options = ort.RunOptions()
+        is_over = threading.Event()
+
+        def give_up() -> None:
+            is_over.set()
+            options.terminate = True
+
+        timer = threading.Timer(patience_s, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self.compute(inputs)
+        except _failures():
+            if is_over.is_set():
+                raise _TooLongError from None
+            raise
+        finally:
+            timer.cancel()
+            self._run_options = None
 
     def _tried_spec(self, spec: TensorSpec, trial: Trial) -> TensorSpec:
         shape, labels = trial.shapes.get(spec.name, spec.shape), self._labels.get(spec.name, spec.labels)
@@ -145,12 +211,21 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
     file = read_onnx(path)
     check_external(path, file)
     progress("weights", 0, 1)
-    model = OnnxModel(_session(name, path, file, config), file, num_threads=threads_for(file, config))
+    with memory_ceiling(config, is_kept=not _uses_gpu(config)) as ceiling:
+        model = OnnxModel(
+            _session(name, path, file, config, ceiling),
+            file,
+            num_threads=threads_for(file, config),
+            patience_s=config.hang_timeout_s,
+            ceiling=ceiling,
+        )
     progress("weights", 1, 1)
     return Stacked(model.contract, model.compute, config.batching)
 
 
-def _session(name: str, path: Path, file: OnnxFile, config: ModelConfig) -> onnxruntime.InferenceSession:
+def _session(
+    name: str, path: Path, file: OnnxFile, config: ModelConfig, ceiling: Ceiling
+) -> onnxruntime.InferenceSession:
     ort = needs("onnxruntime", "An ONNX model")
     ort.set_default_logger_severity(4)
     options = ort.SessionOptions()
@@ -163,7 +238,13 @@ def _session(name: str, path: Path, file: OnnxFile, config: ModelConfig) -> onnx
     _custom_operators(name, path, file, config, options)
     try:
         session = ort.InferenceSession(str(path), options, providers=_providers(ort, config))
-    except _failures() as error:
+    except (*_failures(), MemoryError) as error:
+        memory = ceiling.sentence(str(error)) or ("it is too large" if isinstance(error, MemoryError) else None)
+        if memory is not None:
+            raise ModelLoadError(
+                f"{path} cannot be loaded: {memory}. Give it more if it needs so much, or export it again.",
+                param="memory_bytes",
+            ) from None
         raise ModelLoadError(
             f"onnxruntime cannot load {path}: {_reason(error)} Export the model again, or install a newer onnxruntime.",
             param="source",
@@ -182,6 +263,11 @@ def threads_for(file: OnnxFile, config: ModelConfig) -> int:
     if config.threads is None and not file.heavy_ops and file.weights_bytes < _SMALL_BYTES:
         return 1
     return num_threads(config)
+
+
+def _uses_gpu(config: ModelConfig) -> bool:
+    ort = needs("onnxruntime", "An ONNX model")
+    return config.device != "cpu" and "CUDAExecutionProvider" in ort.get_available_providers()
 
 
 def _providers(ort: Any, config: ModelConfig) -> list[Any]:
@@ -239,7 +325,7 @@ def _failures() -> tuple[type[Exception], ...]:
     return (*found, RuntimeError, ValueError)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception | str) -> str:
     """What the library says, without its own sources' paths."""
     text = re.sub(r"\S*/onnxruntime_src/\S+\s?", "", str(error)).partition("\n")[0]
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", text).strip()

@@ -23,6 +23,9 @@ _FEWEST_ROWS: Final = 4
 _MOST_ROWS: Final = 256
 _MAX_ELEMENTS: Final = 1 << 26  # of an example; larger inputs are not tried
 
+_VALUES: Final = (0, 1, None)  # that every element has; None: those of ``example``
+_ROWS: Final = (1, 2, 5)
+
 Compute = Callable[[Tensors], Mapping[str, Array]]
 
 
@@ -41,7 +44,7 @@ def try_rows(contract: Contract, compute: Compute, failures: tuple[type[Exceptio
     A model without a batch dimension is computed once, for the shapes of its outputs and to warm it up.
     """
     has_rows = contract.max_batch_size > 0
-    for size in _SIZES if _is_open(contract, has_rows=has_rows) else _SIZES[:1]:
+    for size in _SIZES if is_open(contract, has_rows=has_rows) else _SIZES[:1]:
         first = _examples(contract, size, has_rows=has_rows)
         if sum(array.size for array in first.values()) > _MAX_ELEMENTS:
             return None
@@ -53,6 +56,38 @@ def try_rows(contract: Contract, compute: Compute, failures: tuple[type[Exceptio
             return Trial(is_batchable=False, shapes=_shapes(contract, alone, alone, has_rows=False))
         return _compared(contract, compute, failures, first, alone)
     return None
+
+
+def common_refusal(contract: Contract, compute: Compute, failures: tuple[type[Exception], ...]) -> str | None:
+    """What the model says to every example, word by word the same, whatever their values, their number of rows and their
+    sizes: then it will say so to every request. None where it computes one, or says different things.
+
+    A message that does not change with the sizes is not about them: a size that was guessed wrong is part of one.
+    """
+    if any(spec.datatype == "BYTES" for spec in contract.inputs):
+        return None  # texts can be wrong in ways that no list of examples covers
+    has_rows = contract.max_batch_size > 0
+    has_open_sizes = is_open(contract, has_rows=has_rows)
+    said = set()
+    for size in _SIZES[:3] if has_open_sizes else _SIZES[:1]:
+        for value in _VALUES:
+            first = _examples(contract, size, has_rows=has_rows)
+            if sum(array.size for array in first.values()) > _MAX_ELEMENTS:
+                return None
+            if value is not None:
+                first = {name: np.full_like(array, value) for name, array in first.items()}
+            for rows in _ROWS if has_rows else (1,):
+                try:
+                    compute(
+                        {name: np.repeat(array, rows, axis=0) for name, array in first.items()} if rows > 1 else first
+                    )
+                except failures as error:
+                    said.add(str(error))
+                else:
+                    return None
+                if len(said) > 1:
+                    return None
+    return said.pop() if said else None
 
 
 def _compared(
@@ -98,18 +133,18 @@ def _shapes(
     contract: Contract, alone: Mapping[str, Array], both: Mapping[str, Array], *, has_rows: bool
 ) -> dict[str, tuple[int, ...]]:
     """The outputs' shapes, as far as two runs tell: where inputs may have any size, so may outputs."""
-    is_open = _is_open(contract, has_rows=has_rows)
+    has_open_sizes = is_open(contract, has_rows=has_rows)
     found = {}
     for name, array in alone.items():
         one, two = np.shape(array), np.shape(both[name])
-        if len(one) != len(two) or is_open:
+        if len(one) != len(two) or has_open_sizes:
             found[name] = (-1,) * len(one)
         else:
             found[name] = tuple(a if a == b else -1 for a, b in zip(one, two, strict=True))
     return found
 
 
-def _is_open(contract: Contract, *, has_rows: bool) -> bool:
+def is_open(contract: Contract, *, has_rows: bool) -> bool:
     """Whether inputs have dimensions of any size beside the batch's."""
     return any(-1 in spec.shape[1 if has_rows else 0 :] for spec in contract.inputs)
 

@@ -1,0 +1,84 @@
+"""A ceiling on the memory that a process takes while a model is loaded and tried.
+
+A few bytes of a file can ask for a terabyte. The kernel would grant it and kill somebody later; below the ceiling the
+library is refused at once, and the refusal can be told with the limit's name. Linux alone counts what is written to apart
+from what is mapped, so elsewhere there is no ceiling. Knows no library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from inferd.config import ModelConfig
+from inferd.engine.memory import available_bytes
+from inferd.engine.resident import rss_bytes
+
+_SLACK_BYTES: Final = 256 << 20  # stacks of threads and arenas that are set aside and not touched
+_REFUSED: Final = re.compile(r"(?i)failed to allocate memory(?:.* of size (\d+))?|bad_alloc|cannot allocate memory")
+
+
+class Ceiling:
+    """``num_bytes``: what may be taken beside what is held. ``limit``: whose limit it is, in words."""
+
+    def __init__(self, num_bytes: int, limit: str) -> None:
+        self.num_bytes = num_bytes
+        self.limit = limit
+
+    def sentence(self, reason: str) -> str | None:
+        """What a library's error means where it is a refusal of memory; None where it is another one."""
+        found = _REFUSED.search(reason)
+        if found is None:
+            return None
+        size = f"{_size(int(found[1]))} of memory at once" if found[1] else "more memory"
+        return f"it asks for {size}, and {self.limit} leaves it {_size(self.num_bytes)}"
+
+
+@contextlib.contextmanager
+def memory_ceiling(config: ModelConfig, *, is_kept: bool = True) -> Iterator[Ceiling]:
+    """For as long as the context lasts: what the model's memory_bytes leave, else what the machine has. Only told and
+    not kept where ``is_kept`` says so: a GPU's libraries set aside more than there is."""
+    if config.memory_bytes is not None:
+        ceiling = Ceiling(max(config.memory_bytes - rss_bytes(), 0), f"memory_bytes = {_size(config.memory_bytes)}")
+    else:
+        ceiling = Ceiling(available_bytes(), "the machine's free memory")
+    held = _data_bytes()
+    if held is None or not is_kept:
+        yield ceiling
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = held + ceiling.num_bytes + _SLACK_BYTES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY:
+        wanted = min(wanted, soft)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+    try:
+        yield ceiling
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _data_bytes() -> int | None:
+    """What counts against the limit now: private memory that may be written to. None where the system does not say."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _size(num_bytes: int) -> str:
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 2**20:.0f} MiB"
