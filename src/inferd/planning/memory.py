@@ -15,6 +15,7 @@ from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes,
 from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, is_ignorable, read_config
 from inferd.engine.model.config import DecoderConfig, Source
 from inferd.engine.safetensors import read_table, weight_files
+from inferd.engine.stored.layout import layouts, served_bytes
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.planning.predictive import plan_predictive
 from inferd.registry.artifact import Artifact, artifact_of
@@ -90,7 +91,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     dims = read_config(source)
     dtype = dtype_name(config.dtype, dims.dtype, on_cpu=not config.device.startswith("cuda"), source=source)
     itemsize = ITEM_BYTES[dtype]
-    weights_bytes = _weights_bytes(folder, dims, itemsize)
+    weights_bytes = _weights_bytes(folder, source, dims, itemsize)
     beside = free - weights_bytes - RUNTIME_BYTES
     if beside <= 0:
         raise ModelLoadError(
@@ -244,8 +245,8 @@ def _loads_alone(name: str, model: ModelConfig) -> bool:
     return True
 
 
-def _weights_bytes(folder: Path, dims: DecoderConfig, itemsize: int) -> int:
-    """Bytes of the tensors the model takes, in its own number format."""
+def _weights_bytes(folder: Path, source: Source, dims: DecoderConfig, itemsize: int) -> int:
+    """Bytes of the tensors the model takes, in its own number format, or as the integers they are stored as."""
     tables = {}
     for path in weight_files(folder):
         try:
@@ -256,7 +257,10 @@ def _weights_bytes(folder: Path, dims: DecoderConfig, itemsize: int) -> int:
     taken = [name for name in tables if not ignorable(name)]
     if dims.tie_word_embeddings and not any(name.endswith(("embed_tokens.weight", "wte.weight")) for name in taken):
         taken += [name for name in tables if name == "lm_head.weight"]  # the other name of the one tensor
-    return sum(tables[name].count for name in taken) * itemsize
+    if source.quantization is None:
+        return sum(tables[name].count for name in taken) * itemsize
+    used = {name: tables[name] for name in taken}
+    return served_bytes(used, layouts(source.quantization, used, str(folder)), itemsize)
 
 
 def _size(count: int) -> str:

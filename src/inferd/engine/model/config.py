@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from inferd.engine.model.rope import Rope
+from inferd.engine.stored.declared import read_quantization
 from inferd.errors import ModelLoadError
 
 T = TypeVar("T", int, float, bool, str)
@@ -84,16 +85,7 @@ class Source:
             raise ModelLoadError(f"{path} must be a JSON object.")
         named = data.get("architectures")
         self.architectures: list[Any] = named if isinstance(named, list) else [] if named is None else [named]
-        if data.get("quantization_config"):
-            method = (
-                data["quantization_config"].get("quant_method")
-                if isinstance(data["quantization_config"], dict)
-                else None
-            )
-            raise ModelLoadError(
-                f"{path}: the checkpoint is quantised ({method or 'unknown method'}), which is not supported yet. Use the unquantised checkpoint.",
-                param="quantization_config",
-            )
+        self.quantization = read_quantization(path, data)  # None: the checkpoint's weights are plain numbers
         if isinstance(data.get("text_config"), dict):  # a multimodal wrapper around a text decoder
             data = {**data, **data["text_config"]}
         self.data = data

@@ -14,18 +14,13 @@ from torch import Tensor
 from inferd.engine import ops
 from inferd.engine.attention import Attention, FlatBatch
 from inferd.engine.model.config import DecoderConfig, Family, MoE
+from inferd.engine.model.products import merge
 from inferd.engine.model.rope_tables import tables
 from inferd.engine.weights import Weights
 
 Table = tuple[Tensor, Tensor]
 
 GATES = {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-
-
-def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: bool) -> ops.Linear:
-    """One product of several projections (name, rows) of the same rows."""
-    biases = [weights.take(f"{name}.bias", rows) for name, rows in parts] if bias else None
-    return ops.Linear.stack([weights.lend(f"{name}.weight", rows, width) for name, rows in parts], biases)
 
 
 class FeedForward:
@@ -36,7 +31,7 @@ class FeedForward:
     def __init__(self, config: DecoderConfig, family: Family, weights: Weights, at: str) -> None:
         hidden, wide = config.hidden_size, config.intermediate_size
         if family.fused:
-            self.gate_up = ops.Linear(weights.lend(f"{at}.gate_up_proj.weight", 2 * wide, hidden))
+            self.gate_up = merge(weights, [(f"{at}.gate_up_proj", 2 * wide)], hidden, bias=False)
         else:
             self.gate_up = merge(
                 weights, [(f"{at}.{n}_proj", wide) for n in ("gate", "up")], hidden, bias=config.mlp_bias
@@ -120,7 +115,7 @@ class Layer:
             self.norms["after_attention"] = norm("post_attention_layernorm", hidden)
             self.norms["after_feed_forward"] = norm("post_feedforward_layernorm", hidden)
         if family.fused:
-            self.qkv = ops.Linear(weights.lend(f"{at}.self_attn.qkv_proj.weight", sum(widths), hidden))
+            self.qkv = merge(weights, [(f"{at}.self_attn.qkv_proj", sum(widths))], hidden, bias=False)
         else:
             parts = [(f"{at}.self_attn.{n}_proj", width) for n, width in zip("qkv", widths, strict=True)]
             self.qkv = merge(weights, parts, hidden, bias=config.qkv_bias)
@@ -215,8 +210,8 @@ class LlamaDecoder:
         norm = weights.take("model.norm.weight", config.hidden_size)
         self.norm = norm.float() + family.norm_offset if family.norm_offset else norm
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
-        head = "lm_head.weight"
-        self._head = self.embedding if tied else ops.Linear(weights.lend(head, config.vocab_size, config.hidden_size))
+        head = [("lm_head", config.vocab_size)]
+        self._head = self.embedding if tied else merge(weights, head, config.hidden_size, bias=False)
         self.num_parameters, self.weights_bytes = weights.num_taken, weights.taken_bytes
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:

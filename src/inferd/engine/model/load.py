@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from inferd.engine.model.config import FAMILIES, DecoderConfig, Source
 from inferd.engine.model.gpt import GPTDecoder
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.engine.weights import Weights
+from inferd.errors import ModelLoadError
 
 Progress = Callable[[str, int, int], None]
 
@@ -43,8 +44,12 @@ def load_model(
     device: torch.device,
     progress: Progress | None = None,
     num_positions: int | None = None,
+    quantization: Literal["auto", "none", "int8", "int4"] = "auto",
 ) -> Decoder:
     """Read a checkpoint. ``num_positions``: length of the rotary tables; None: the checkpoint's maximum.
+
+    ``quantization``: what becomes of the integers of a quantised checkpoint. auto: they are computed with as they are;
+    none: they are made numbers; int8, int4: those of so many bits are kept, the others are made numbers.
 
     Raises ModelLoadError naming the file, the field or the tensor at fault.
     """
@@ -52,7 +57,20 @@ def load_model(
     config = read_config(source)
     architecture = config.architecture
     name = dtype_name(dtype, config.dtype, on_cpu=device.type == "cpu", source=source)
-    weights = Weights(folder, dtype=getattr(torch, name), device=device, progress=progress)
+    if architecture == "GPT2LMHeadModel" and source.quantization is not None:
+        raise ModelLoadError(
+            f"{source.path}: quantised GPT-2 checkpoints ({source.quantization.label}) are not read, as their weights are stored "
+            "transposed. Take the unquantised checkpoint.",
+            param="quantization_config",
+        )
+    weights = Weights(
+        folder,
+        dtype=getattr(torch, name),
+        device=device,
+        progress=progress,
+        quantization=source.quantization,
+        keep_integers=None if quantization == "auto" else lambda layout: f"int{layout.bits}" == quantization,
+    )
     _settle_prefix(weights, architecture)
     longest = min(num_positions or config.max_position_embeddings, config.max_position_embeddings)
     decoder: Decoder

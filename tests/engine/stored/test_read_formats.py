@@ -1,0 +1,308 @@
+"""Quantised weights are read as their formats mean them: against checkpoints written bit by bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from tests.engine.stored import slow_formats as slow
+from torch import Tensor
+
+from inferd.engine.stored.declared import Quantization, read_quantization
+from inferd.engine.weights import Weights
+from inferd.errors import ModelLoadError
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm", "zero_point": True}
+
+
+def declared(config: dict[str, Any], folder: Path = Path("nowhere")) -> Quantization:
+    found = read_quantization(folder / "config.json", {"quantization_config": config})
+    assert found is not None
+    return found
+
+
+def compressed(bits: int, form: str = "pack-quantized", **weights: Any) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8, **weights}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+def opened(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], name: str = "m.x") -> Weights:
+    save_file({f"{name}.{part}": tensor.contiguous() for part, tensor in tensors.items()}, folder / "model.safetensors")
+    quantization = declared(config, folder)
+    return Weights(folder, dtype=torch.float32, device=torch.device("cpu"), quantization=quantization)
+
+
+def check(weights: Weights, expected: Tensor, *, bits: int, name: str = "m.x") -> None:
+    """As integers and as numbers."""
+    out, inputs = expected.shape
+    found = weights.integers([(name, out)], inputs)
+    assert found is not None
+    assert found[0].weight.bits == bits
+    assert torch.allclose(found[0].dense(torch.float32), expected, rtol=1e-6, atol=1e-8)
+    assert torch.allclose(weights.lend(f"{name}.weight", out, inputs), expected, rtol=1e-6, atol=1e-8)
+    weights.check_all_taken(lambda _: False)
+
+
+@given(
+    st.sampled_from([4, 8]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.booleans(), st.integers(0, 10**6)
+)
+def test_gptq(tmp_path_factory: Any, bits: int, version: int, groups: int, shuffled: bool, seed: int) -> None:
+    grid = slow.random_grid(16, 32, groups, bits, seed=seed, shuffled=shuffled)
+    config = {**GPTQ, "bits": bits, "checkpoint_format": "gptq_v2" if version == 2 else "gptq", "desc_act": shuffled}
+    weights = opened(tmp_path_factory.mktemp("gptq"), slow.gptq(grid, version=version), config)
+    check(weights, grid.weight(), bits=bits)
+
+
+def test_symmetric_gptq_needs_no_zero_points(tmp_path: Path) -> None:
+    grid = slow.random_grid(8, 16, 2, 4, seed=3, symmetric=True)
+    found = opened(tmp_path, slow.gptq(grid, version=1), GPTQ).integers([("m.x", 8)], 16)
+    assert found is not None
+    assert found[0].weight.zero is None
+    assert found[0].order is None
+    assert found[0].weight.group_size == 8
+
+
+def test_gptq_without_g_idx_has_groups_in_order(tmp_path: Path) -> None:
+    grid = slow.random_grid(8, 16, 2, 4, seed=4)
+    tensors = slow.gptq(grid, version=1)
+    del tensors["g_idx"]
+    check(opened(tmp_path, tensors, GPTQ), grid.weight(), bits=4)
+
+
+def test_act_order_with_groups_of_different_sizes_is_read_as_numbers(tmp_path: Path) -> None:
+    grid = slow.random_grid(8, 16, 2, 4, seed=5)
+    uneven = slow.Grid(grid.value, grid.zero, grid.scale, [0] * 5 + [1] * 11, 4)
+    weights = opened(tmp_path, slow.gptq(uneven, version=1), GPTQ)
+    assert weights.integers([("m.x", 8)], 16) is None
+    assert torch.allclose(weights.lend("m.x.weight", 8, 16), uneven.weight(), rtol=1e-6)
+
+
+@given(st.sampled_from([1, 2, 4]), st.integers(0, 10**6))
+def test_awq(tmp_path_factory: Any, groups: int, seed: int) -> None:
+    grid = slow.random_grid(16, 16, groups, 4, seed=seed)
+    check(opened(tmp_path_factory.mktemp("awq"), slow.awq(grid), AWQ), grid.weight(), bits=4)
+
+
+@given(st.sampled_from([4, 8]), st.sampled_from([1, 2, 4]), st.booleans(), st.booleans(), st.integers(0, 10**6))
+def test_pack_quantized(
+    tmp_path_factory: Any, bits: int, groups: int, symmetric: bool, shuffled: bool, seed: int
+) -> None:
+    # 12 outputs: the zero points' last word is half full.
+    grid = slow.random_grid(12, 16, groups, bits, seed=seed, symmetric=symmetric, shuffled=shuffled)
+    weights = opened(tmp_path_factory.mktemp("packed"), slow.packed(grid, symmetric=symmetric), compressed(bits))
+    check(weights, grid.weight(), bits=bits)
+
+
+@pytest.mark.parametrize("scale_shape", [(6, 1), (6,), (1,), (6, 2)])
+@pytest.mark.parametrize("form", ["int-quantized", "naive-quantized"])
+def test_int_quantized(tmp_path: Path, scale_shape: tuple[int, ...], form: str) -> None:
+    values = torch.randint(-128, 128, (6, 8), dtype=torch.int8, generator=torch.Generator().manual_seed(6))
+    scale = torch.rand(scale_shape) + 0.1
+    groups = scale_shape[1] if len(scale_shape) == 2 else 1
+    spread = scale.reshape(-1, groups).expand(6, groups).repeat_interleave(8 // groups, 1)
+    tensors = {"weight": values, "weight_scale": scale, "input_scale": torch.ones(1)}
+    check(opened(tmp_path, tensors, compressed(8, form)), values.float() * spread, bits=8)
+
+
+def test_int_quantized_with_zero_points(tmp_path: Path) -> None:
+    values = torch.randint(-128, 128, (6, 8), dtype=torch.int8, generator=torch.Generator().manual_seed(7))
+    scale, zero = torch.rand(6, 1), torch.randint(-128, 128, (6, 1), dtype=torch.int8)
+    tensors = {"weight": values, "weight_scale": scale, "weight_zero_point": zero}
+    expected = (values.float() - zero.float()) * scale
+    check(opened(tmp_path, tensors, compressed(8, "int-quantized", symmetric=False)), expected, bits=8)
+
+
+@pytest.mark.parametrize(
+    ("part", "shape", "config"),
+    [
+        ("weight_scale_inv", (2, 3), {"quant_method": "fp8", "weight_block_size": [4, 4]}),
+        ("weight_scale_inv", (2, 3), {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [5, 3]}),
+        ("weight_scale", (), {"quant_method": "fp8", "activation_scheme": "static"}),
+        ("weight_scale", (8, 1), {"quant_method": "fbgemm_fp8"}),
+        ("weight_scale", (8, 1), compressed(8, "float-quantized", type="float", strategy="channel", group_size=None)),
+        ("weight_scale", (1,), compressed(8, "naive-quantized", type="float", strategy="tensor", group_size=None)),
+        (
+            "weight_scale",
+            (2, 3),
+            compressed(8, "float-quantized", type="float", strategy="block", group_size=None, block_structure=[6, 4]),
+        ),
+    ],
+)
+def test_fp8(tmp_path: Path, part: str, shape: tuple[int, ...], config: dict[str, Any]) -> None:
+    inputs = 8 if config.get("weight_block_size") == [5, 3] else 12
+    draw = torch.Generator().manual_seed(8)
+    weight = torch.randn(8, inputs, generator=draw).to(torch.float8_e4m3fn)
+    scale = torch.rand(shape, generator=draw) + 0.1
+    groups = config.get("config_groups", {}).get("group_0", {}).get("weights", {})
+    block = config.get("weight_block_size") or groups.get("block_structure")
+    expected = torch.empty(8, inputs)
+    for o in range(8):
+        for i in range(inputs):
+            where = (o // block[0], i // block[1]) if block else (o, 0) if shape == (8, 1) else ()
+            by = scale[where] if where else scale.flatten()[0]
+            expected[o, i] = weight[o, i].float() * by
+    weights = opened(tmp_path, {"weight": weight, part: scale}, config)
+    assert weights.integers([("m.x", 8)], inputs) is None
+    assert torch.allclose(weights.lend("m.x.weight", 8, inputs), expected)
+    weights.check_all_taken(lambda _: False)
+
+
+def test_mixed_bits_are_told_apart_by_the_closest_target(tmp_path: Path) -> None:
+    narrow, wide = (slow.random_grid(8, 16, 2, bits, seed=9, symmetric=True) for bits in (4, 8))
+    tensors = {f"m.down_proj.{k}": v for k, v in slow.packed(wide, symmetric=True).items()}
+    tensors |= {f"m.up_proj.{k}": v for k, v in slow.packed(narrow, symmetric=True).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = compressed(4)
+    config["config_groups"]["group_1"] = {"targets": ["re:.*down_proj$"], "weights": {"num_bits": 8, "type": "int"}}
+    weights = Weights(
+        tmp_path, dtype=torch.float32, device=torch.device("cpu"), quantization=declared(config, tmp_path)
+    )
+    assert torch.allclose(weights.lend("m.up_proj.weight", 8, 16), narrow.weight())
+    check(weights, wide.weight(), bits=8, name="m.down_proj")
+
+
+def test_parts_of_one_form_are_read_together_and_others_are_not(tmp_path: Path) -> None:
+    grids = [slow.random_grid(8, 16, groups, 4, seed=i) for i, groups in enumerate((2, 2, 4))]
+    tensors = {f"m.{n}.{k}": v for n, g in zip("abc", grids, strict=True) for k, v in slow.gptq(g, version=1).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = Weights(tmp_path, dtype=torch.float32, device=torch.device("cpu"), quantization=declared(GPTQ))
+    assert weights.integers([("m.a", 8), ("m.c", 8)], 16) is None
+    assert weights.num_taken == 0
+    found = weights.integers([("m.a", 8), ("m.b", 8)], 16)
+    assert found is not None
+    assert [torch.allclose(one.dense(torch.float32), g.weight()) for one, g in zip(found, grids, strict=False)] == [
+        True,
+        True,
+    ]
+    # 4 bits a weight, and a float32 scale and an int8 zero point for each of two groups.
+    assert weights.taken_bytes == 2 * (8 * 16 // 2 + 8 * 2 * 5)
+
+
+def _without(part: str) -> Any:
+    return lambda tensors: tensors.pop(part)
+
+
+def _with(part: str, tensor: Tensor) -> Any:
+    return lambda tensors: tensors.__setitem__(part, tensor)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (_without("scales"), "no tensor 'm.x.scales'"),
+        (_without("qzeros"), "no tensor 'm.x.qzeros'"),
+        (_with("scales", torch.ones(3, 16).half()), r"'m.x.scales' \(F16 \[3, 16\]\) must be \[2, 16\]"),
+        (_with("g_idx", torch.zeros(15, dtype=torch.int32)), r"'m.x.g_idx' .* must be \[32\]"),
+        (_with("g_idx", torch.full((32,), 2, dtype=torch.int32)), "'m.x.g_idx' names group 2, but there are 2"),
+        (_with("g_idx", torch.full((32,), -1, dtype=torch.int32)), "'m.x.g_idx' names group -1"),
+        (_with("qweight", torch.zeros(4, 16)), "'m.x.qweight' .* must be a matrix of I32"),
+        (_with("qzeros", torch.zeros(2, 3, dtype=torch.int32)), "'m.x.qzeros' .* does not hold 4 or 8 bits"),
+        (_with("scales", torch.full((2, 16), torch.inf).half()), "scales of 'm.x' .* not finite"),
+        (_with("qweight", torch.zeros(2, 16, dtype=torch.int32)), r"'m.x.g_idx' .* must be \[16\]"),
+    ],
+)
+def test_tensors_that_do_not_fit_each_other_are_named(tmp_path: Path, break_it: Any, said: str) -> None:
+    tensors = slow.gptq(slow.random_grid(16, 32, 2, 4, seed=10), version=1)
+    break_it(tensors)
+    with pytest.raises(ModelLoadError, match=said):
+        opened(tmp_path, tensors, GPTQ).integers([("m.x", 16)], 32)
+
+
+def test_groups_that_do_not_divide_the_inputs_are_refused(tmp_path: Path) -> None:
+    tensors = slow.packed(slow.random_grid(8, 16, 2, 4, seed=11), symmetric=True)
+    tensors["weight_scale"] = torch.ones(8, 3)
+    with pytest.raises(ModelLoadError, match=r"'m.x.weight_scale' .* has 3 groups, which do not divide 16"):
+        opened(tmp_path, tensors, compressed(4))
+    tensors["weight_scale"] = torch.ones(7, 2)
+    with pytest.raises(ModelLoadError, match="has 7 rows, but the weight has 8"):
+        opened(tmp_path, tensors, compressed(4))
+    tensors["weight_scale"], tensors["weight_shape"] = torch.ones(8, 2), torch.tensor([8, 24])
+    with pytest.raises(ModelLoadError, match=r"'m.x.weight_shape' says \[8, 24\]"):
+        opened(tmp_path, tensors, compressed(4)).integers([("m.x", 8)], 16)
+
+
+def test_fp8_scales_must_lie_over_the_weight(tmp_path: Path) -> None:
+    tensors = {"weight": torch.zeros(8, 12).to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(2, 2)}
+    with pytest.raises(ModelLoadError, match=r"'m.x.weight_scale_inv' .* blocks of \[4, 4\]"):
+        opened(tmp_path, tensors, {"quant_method": "fp8", "weight_block_size": [4, 4]})
+    del tensors["weight_scale_inv"]
+    with pytest.raises(ModelLoadError, match=r"no tensor 'm\.x\.weight_scale_inv'"):
+        opened(tmp_path, tensors, {"quant_method": "fp8"})
+
+
+def test_a_shape_other_than_the_configuration_s_is_refused(tmp_path: Path) -> None:
+    weights = opened(tmp_path, slow.gptq(slow.random_grid(16, 32, 2, 4, seed=12), version=1), GPTQ)
+    with pytest.raises(ModelLoadError, match=r"'m.x' \(gptq\) is \[16, 32\], but config.json asks for \[16, 64\]"):
+        weights.integers([("m.x", 16)], 64)
+
+
+def test_a_bias_of_zeros_that_a_quantiser_left_is_no_stranger_but_another_is(tmp_path: Path) -> None:
+    tensors = slow.gptq(slow.random_grid(16, 32, 2, 4, seed=13), version=1) | {"bias": torch.zeros(16)}
+    weights = opened(tmp_path, tensors, GPTQ)
+    weights.integers([("m.x", 16)], 32)
+    weights.check_all_taken(lambda _: False)
+    weights = opened(tmp_path, tensors | {"bias": torch.ones(16)}, GPTQ)
+    weights.integers([("m.x", 16)], 32)
+    with pytest.raises(ModelLoadError, match=r"m\.x\.bias"):
+        weights.check_all_taken(lambda _: False)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantised by bitsandbytes"),
+        ({"quant_method": "hqq"}, "quantised by hqq"),
+        ({"quant_method": "mxfp4"}, "quantised by mxfp4"),
+        ({"bits": 4}, "a method it does not name"),
+        ({"quant_method": "gptq", "bits": 3}, "bits is 3 .* only 4 or 8"),
+        ({"quant_method": "gptq", "bits": 2}, "bits is 2"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin' layout"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "'marlin' layout"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),
+        ({"quant_method": "awq", "bits": 4, "version": "GEMV"}, "'gemv' layout"),
+        ({"quant_method": "awq", "bits": 8}, "bits is 8"),
+        (compressed(4, "marlin-24"), "in the format 'marlin-24'"),
+        (compressed(4, "nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
+        (compressed(2), "num_bits is 2"),
+        (compressed(4, type="float"), "num_bits is 4"),
+        ({**compressed(4), "sparsity_config": {"format": "sparse-24-bitmask"}}, "stored sparse"),
+        ({**compressed(4), "transform_config": {"config_groups": {}}}, "rotated"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size is \\[128\\]"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name_with_a_remedy(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelLoadError, match=said) as caught:
+        declared(config)
+    assert caught.value.param == "quantization_config"
+    if "must be" not in str(caught.value):
+        assert "quantization: int8 or int4" in str(caught.value)
+
+
+def test_the_file_that_first_checkpoints_have_beside_config_json_is_read(tmp_path: Path) -> None:
+    (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64, "desc_act": True}))
+    found = read_quantization(tmp_path / "config.json", {})
+    assert found is not None
+    assert found.label == "gptq, int4, groups of 64, act-order"
+    (tmp_path / "quantize_config.json").unlink()
+    (tmp_path / "quant_config.json").write_text(json.dumps({"w_bit": 4, "q_group_size": 128, "version": "GEMM"}))
+    found = read_quantization(tmp_path / "config.json", {})
+    assert found is not None
+    assert found.label == "awq, int4, groups of 128"
+    (tmp_path / "quant_config.json").unlink()
+    assert read_quantization(tmp_path / "config.json", {}) is None
+
+
+def test_a_configuration_without_quantised_tensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="but no tensor is"):
+        opened(tmp_path, {"weight": torch.ones(2, 2)}, GPTQ)
