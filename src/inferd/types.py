@@ -6,7 +6,7 @@ plain values. Nothing here knows HTTP, torch or how anything is computed.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -351,6 +351,22 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_decoupled: bool = False  # one request may have several answers
 
 
+class StepParts(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds of an engine step by what was done in them."""
+
+    schedule: float = 0.0  # who is computed, and the books afterwards
+    speculate: float = 0.0  # tokens that might follow
+    batch: float = 0.0  # the step as arrays
+    forward: float = 0.0  # the model's layers
+    logits: float = 0.0
+    sample: float = 0.0
+    text: float = 0.0  # tokens to text, stops, what is to be sent
+    send: float = 0.0  # to the gateway: of the step before, as this one's is still to come
+
+
+STEP_PARTS: Final = StepParts.__struct_fields__
+
+
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
     """Counts after one engine step; the raw material of the metrics."""
 
@@ -370,3 +386,4 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     tokenize_s: float = 0.0  # cumulative seconds spent rendering and tokenizing, or decoding inputs
     batch_rows: int = 0  # a prediction's step: rows computed together, without padding
     padded_rows: int = 0  # what padding added, in rows (or tokens, where rows are padded to one length)
+    parts: StepParts = StepParts()  # of an engine's step

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferd import clock
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
 from inferd.engine.attention import native_available
 from inferd.engine.engine import Engine
@@ -349,13 +351,13 @@ def test_what_is_too_late_when_it_comes_or_while_it_waits_is_never_computed(
 ) -> None:
     engine = build(max_num_seqs=1)
     computed: list[str] = []
-    original = Runner.run
+    original = Runner.prepare
 
-    def watched(self: Runner, step: Any) -> torch.Tensor:
+    def watched(self: Runner, step: Any) -> Any:
         computed.extend(part.sequence.request_id for part in step.slices)
         return original(self, step)
 
-    monkeypatch.setattr(Runner, "run", watched)
+    monkeypatch.setattr(Runner, "prepare", watched)
     with pytest.raises(DeadlineExceeded):
         engine.add(engine.prepare(make_request("late", "Hello", deadline_s=1.0, arrived_at=10.0)), 11.0)
     engine.add(engine.prepare(make_request("first", "Hello", max_tokens=30, ignore_eos=True)), 11.0)
@@ -373,7 +375,7 @@ def test_an_exception_in_a_step_fails_only_what_was_in_it(build: Build, monkeypa
     engine.add(engine.prepare(make_request("in", "Hello", arrived_at=1.0)), 1.0)
     engine.add(engine.prepare(make_request("out", "Hello", arrived_at=2.0)), 2.0)
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "run", lambda self, step: 1 / 0)
+        patch.setattr(Runner, "compute", lambda self, batch: 1 / 0)
         with pytest.raises(ZeroDivisionError) as caught:
             engine.step(3.0)
     (output,) = engine.abort_step(caught.value, 3.0)
@@ -501,3 +503,14 @@ def test_a_text_that_is_far_too_long_is_refused_without_being_tokenized(
     monkeypatch.setattr("inferd.engine.tokenizer.Tokenizer.encode", lambda *_: pytest.fail("it was tokenized"))
     with pytest.raises(ContextLengthExceeded, match=r"128 tokens, but prompt has at least \d{3,}"):
         engine.prepare(request)
+
+
+def test_a_step_tells_where_its_time_went(engine: Engine) -> None:
+    engine.add(engine.prepare(make_request("timed", "hello", max_tokens=2)), 1.0)
+    began = clock.now()
+    parts = engine.step(1.0)[1].parts
+    took = clock.now() - began
+    assert min(parts.schedule, parts.batch, parts.forward, parts.logits, parts.sample, parts.text) > 0
+    assert sum(msgspec.structs.astuple(parts)) <= took
+    engine.cancel("timed")
+    engine.step(1.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.worker.tiny_backend import TinyBackend
 
 from inferd.config import ModelConfig
-from inferd.types import GenerateRequest, Output, SamplingParams, TextPrompt
+from inferd.types import GenerateRequest, Output, SamplingParams, StepStats, TextPrompt
 from inferd.worker.channel import ChannelError
 from inferd.worker.loop import Add, Drop, Halt, StepLoop, StepsFailedError, Work
 from inferd.worker.messages import Outputs
@@ -43,6 +43,7 @@ class Bench:
         self.backend = TinyBackend("tiny", ModelConfig(source="tiny"))
         self.inbox = Script()
         self.sent: list[Output] = []
+        self.stats: list[StepStats] = []
         self.loop = StepLoop(self.backend, self.inbox, self._send)
 
     def run(self, *parts: list[Work]) -> None:
@@ -51,6 +52,7 @@ class Bench:
 
     def _send(self, message: Outputs) -> None:
         self.sent += message.outputs
+        self.stats += [] if message.stats is None else [message.stats]
         self.inbox.feed()
 
     def add(self, name: str, words: str, max_tokens: int) -> Add:
@@ -103,6 +105,14 @@ def test_the_loop_gives_up_when_steps_fail_again_and_again() -> None:
     with pytest.raises(StepsFailedError):
         bench.run([bench.add("a", "raise", 1)], [bench.add("b", "raise", 1)], [bench.add("c", "raise", 1)])
     assert [output.end.outcome for output in bench.sent if output.end] == ["failed"] * 3
+
+
+def test_what_sending_took_is_told_with_the_next_step() -> None:
+    bench = Bench()
+    bench.run([bench.add("a", "hello", 3)], [], [])
+    assert len(bench.stats) >= 2
+    assert bench.stats[0].parts.send == 0.0
+    assert all(stats.parts.send > 0 for stats in bench.stats[1:])
 
 
 def test_an_answer_too_large_for_a_frame_fails_its_request_alone() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from inferd.benchmark.stats import Spread, Summary
+from inferd.benchmark.step_profile import StepProfile
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +20,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str
     runs: list[Summary]
     command: str = ""
+    profiles: list[StepProfile] = []  # of each run, where asked for
 
 
 _STYLE = """
@@ -50,7 +52,10 @@ def milliseconds(seconds: float) -> str:
 def render(report: Report) -> str:
     """The HTML document."""
     runs = report.runs
-    sections = [f'<div class="card">{_table(runs)}</div>', '<div class="grid">']
+    sections = [f'<div class="card">{_table(runs)}</div>']
+    if report.profiles:
+        sections.append(f'<div class="card"><h2>Where a step spends its time</h2>{_profile_table(report)}</div>')
+    sections.append('<div class="grid">')
     for kind, axis in (("closed", "clients at a time"), ("open", "requests per second offered")):
         of_kind = sorted((run for run in runs if run.kind == kind), key=lambda run: run.load)
         if not of_kind:
@@ -113,6 +118,28 @@ def _table(runs: Sequence[Summary]) -> str:
         "<table><tr><th>load</th><th>requests</th><th>errors</th><th>req/s</th><th>output tok/s</th>"
         f"{head}</tr>{''.join(rows)}</table>"
     )
+
+
+def profile_rows(profiles: Sequence[StepProfile]) -> list[list[str]]:
+    """A row for each part of a step: its name, then for each run milliseconds and share of step and sending."""
+    rows = [["steps", *(f"{p.steps:,}" for p in profiles)]]
+    for name in profiles[0].parts_s if profiles else ():
+        cells = []
+        for profile in profiles:
+            seconds = profile.parts_s.get(name, 0.0)
+            whole = profile.step_s + profile.parts_s.get("send", 0.0)
+            cells.append(f"{seconds * 1000:.3f} ms {100 * seconds / whole if whole else 0.0:5.1f} %")
+        rows.append([name, *cells])
+    rows.append(["together", *(f"{(p.step_s + p.parts_s.get('send', 0.0)) * 1000:.3f} ms" for p in profiles)])
+    return rows
+
+
+def _profile_table(report: Report) -> str:
+    head = "".join(f"<th>{_e(load_label(run))}</th>" for run in report.runs)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{_e(cell)}</td>' for cell in row)}</tr>" for row in profile_rows(report.profiles)
+    )
+    return f"<table><tr><th>part of a step</th>{head}</tr>{body}</table>"
 
 
 def _chart(

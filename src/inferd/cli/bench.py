@@ -18,10 +18,11 @@ import click
 import msgspec
 
 from inferd import clock
-from inferd.benchmark import load
+from inferd.benchmark import load, step_profile
 from inferd.benchmark.dataset import Query, from_file, random_tokens
-from inferd.benchmark.report import Report, load_label, milliseconds, render
+from inferd.benchmark.report import Report, load_label, milliseconds, profile_rows, render
 from inferd.benchmark.stats import Record, Summary, summarise
+from inferd.benchmark.step_profile import StepProfile
 from inferd.cli.terminal import console, is_live, loading
 from inferd.errors import ModelLoadError, Unavailable
 
@@ -118,6 +119,11 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
     help="Ask for answers of exactly --output-len tokens.",
 )
 @click.option(
+    "--profile",
+    is_flag=True,
+    help="Tell where the engine's steps spend their time: needs an inferd server that computes the model itself.",
+)
+@click.option(
     "--output",
     type=click.Path(path_type=Path),
     default=Path("inferd-bench"),
@@ -140,6 +146,7 @@ def command(
     timeout: float,
     seed: int,
     ignore_eos: bool,
+    profile: bool,
     output: Path,
 ) -> int:
     """Load-test a server and write a table, a JSON file and an HTML report.
@@ -173,11 +180,15 @@ def command(
         name = model or asyncio.run(load.find_model(address, api_key))
         target = load.Target(url=address, model=name, api_key=api_key, timeout_s=timeout, ignore_eos=ignore_eos)
         summaries: list[Summary] = []
+        profiles: list[StepProfile] = []
         if warmup:
             _checked(asyncio.run(load.closed_loop(target, queries(warmup, 1000), 1, _ignore)), address)
         for number, (kind, amount) in enumerate(runs):
             count = num_requests or max(16, int(4 * amount))
+            before = asyncio.run(step_profile.read(target)) if profile else None
             summaries.append(_measure(target, queries(count, number), kind, amount, seed))
+            if before is not None:
+                profiles.append(step_profile.between(before, asyncio.run(step_profile.read(target))))
     dataset = f"prompts of {prompts}" if prompts else f"{input_len} random tokens in, {output_len} out"
     report = Report(
         url=address,
@@ -186,6 +197,7 @@ def command(
         started_at=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(clock.wall())),
         runs=summaries,
         command="inferd " + shlex.join(sys.argv[1:]),
+        profiles=profiles,
     )
     _print(report)
     as_json, as_html = Path(f"{output}.json"), Path(f"{output}.html")
@@ -250,6 +262,13 @@ def _print(report: Report) -> None:
         table.add_row(*row, *spreads)
     out = console()
     out.print(table)
+    if report.profiles:
+        profile = Table(title="Where a step spends its time", title_justify="left")
+        for heading in ("", *map(load_label, report.runs)):
+            profile.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+        for cells in profile_rows(report.profiles):
+            profile.add_row(*cells)
+        out.print(profile)
     for run in report.runs:
         for sentence, count in run.errors.items():
             out.print(f"{load_label(run)}: {count} times: {sentence}", style="red", markup=False)

@@ -21,6 +21,7 @@ from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampled, Sampler, SampleRow
 from inferd.engine.scheduler import Scheduler, Slice, Step
 from inferd.engine.sequence import Sequence
+from inferd.engine.step_clock import StepClock
 from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
 from inferd.types import Chat, GenerateRequest, ModelInfo, Output, StepStats, TextPrompt
 
@@ -65,6 +66,7 @@ class Engine:
         self._completed: list[Generation] = []  # likewise: continuations that had nothing left to say
         self._with_deadline: set[str] = set()
         self._current: Step | None = None  # the step being computed
+        self._clock = StepClock()
 
     @property
     def info(self) -> ModelInfo:
@@ -145,17 +147,24 @@ class Engine:
         return now if self._cancelled or self._completed or self._scheduler.has_work else None
 
     def step(self, now: float) -> tuple[list[Output], StepStats]:
+        self._clock.start()
         outputs = self._expire(now) + self._end_cancelled(now)
         self._current = step = self._scheduler.schedule()
         if step.slices:
             self._note_scheduled(step, now)
             began = clock.now()
             with torch.inference_mode():
-                hidden = self._runner.run(step)
+                self._clock.lap("schedule")
+                batch = self._runner.prepare(step)
+                self._clock.lap("batch")
+                hidden = self._runner.compute(batch)
+                self._clock.lap("forward")
                 self._scheduler.commit(step)
+                self._clock.lap("schedule")
                 self._score_prompts(step, hidden)
                 # Tokens are there when they have been computed, not when the step began.
                 outputs += self._extend(step, hidden, lambda: now + clock.now() - began)
+            self._clock.lap("text")
             self._scheduler.note_cost(step, clock.now() - began)
         self._current = None
         return outputs, self._stats(step)
@@ -252,6 +261,7 @@ class Engine:
                 rows.append(at - 1)
                 ready.append(sequence)
         logits = self._runner.logits(hidden, rows) if ready else hidden
+        self._clock.lap("logits")
         now = tell_time()
         outputs = [self._finish_unsampled(generation, now) for generation in scored]
         if not ready:
@@ -304,7 +314,9 @@ class Engine:
                 )
             )
         failed: list[Output] = []
-        for sequence, sampled in zip(sequences, self._sampler.sample(logits, rows), strict=True):
+        results = self._sampler.sample(logits, rows)
+        self._clock.lap("sample")
+        for sequence, sampled in zip(sequences, results, strict=True):
             generation = self._generations.get(sequence.request_id)
             if generation is None:  # a sibling failed just now
                 continue
@@ -409,6 +421,7 @@ class Engine:
             tokenizer_cache_hits=tokenizer.cache_hits,
             tokenizer_cache_queries=tokenizer.cache_queries,
             tokenize_s=self._preparer.tokenize_s,
+            parts=self._clock.parts(),
         )
 
 

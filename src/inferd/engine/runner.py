@@ -42,8 +42,15 @@ class Runner:
 
     def run(self, step: Step) -> Tensor:
         """Compute the step's rows: hidden states [T, H], rows in the order of its slices."""
+        return self.compute(self.prepare(step))
+
+    def prepare(self, step: Step) -> FlatBatch:
+        """The step as arrays; shared blocks that it writes to are copied."""
         self.cache.copy_blocks(step.copies)
-        batch = self._flatten(step)
+        return self._flatten(step)
+
+    def compute(self, batch: FlatBatch) -> Tensor:
+        """Hidden states [T, H] of the batch's rows."""
         if self._native is not None and native.is_on():
             return self._native.forward(batch)
         return self.decoder.forward(batch, create_attention(self.attention_kind, self.cache, batch))

@@ -381,6 +381,13 @@ STEP_SEQUENCES = Metric(
     _STEP_SEQUENCES,
 )
 STEP_S = Metric("inferd_step_seconds", "histogram", "Duration of an engine step.", _REPLICA, "StepDone", (), _STEP_S)
+STEP_PART_S = Metric(
+    "inferd_step_part_seconds_total",
+    "counter",
+    "Time of engine steps by what was done in it: schedule, speculate, batch (the step as arrays), forward (the model's layers), logits, sample, text, send.",
+    (*_REPLICA, "part"),
+    "StepDone",
+)
 BATCH_ROWS = Metric(
     "inferd_batch_rows",
     "histogram",

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import nan
 
+import msgspec
+
 from inferd import __version__, clock
 from inferd.errors import InferdError
 from inferd.events import (
@@ -38,7 +40,7 @@ from inferd.observe.process import process_metrics
 from inferd.observe.requests import RequestBooks
 from inferd.observe.series import CONTENT_TYPE, Store
 from inferd.observe.statistics import ModelTally, Statistics
-from inferd.types import CLASSES, StepStats
+from inferd.types import CLASSES, STEP_PARTS, StepStats
 from inferd.window import Window
 
 _NO_REPLICA = "none"
@@ -211,6 +213,9 @@ class Observer:
             self._store.distribution(m.STEP_TOKENS, *labels).observe(stats.step_tokens)
             self._store.distribution(m.STEP_SEQUENCES, *labels).observe(stats.step_sequences)
             self._store.distribution(m.STEP_S, *labels).observe(stats.step_s)
+            for part, seconds in zip(STEP_PARTS, msgspec.structs.astuple(stats.parts), strict=True):
+                if seconds:
+                    value(m.STEP_PART_S, *labels, part).add(seconds)
         value(m.PREEMPTIONS, *labels).add(stats.num_preempted)
         value(m.PREFIX_QUERIES, *labels).add(stats.prefix_query_tokens)
         value(m.PREFIX_HITS, *labels).add(stats.prefix_hit_tokens)
@@ -341,6 +346,7 @@ class Observer:
             m.REPLICA_FAULTS: m.FAULTS,
             m.BREAKER_STATE: m.BREAKER_STATES,
             m.BREAKER_CHANGES: m.BREAKER_STATES,
+            m.STEP_PART_S: STEP_PARTS,
         }
         for metric in m.TABLE:
             if metric.labels == ("model", "replica"):

@@ -68,6 +68,7 @@ class StepLoop:
         self._active: dict[str, float] = {}  # accepted and not ended, with the time of arrival
         self._num_failed = 0
         self._working = False
+        self._send_s = 0.0  # what sending the last step's outputs took
         self.steps = 0
 
     @property
@@ -133,9 +134,11 @@ class StepLoop:
                 raise StepsFailedError(f"The last {self._num_failed} steps failed.") from error
             return
         self._num_failed = 0
-        if not stats.step_s:
-            stats = msgspec.structs.replace(stats, step_s=clock.now() - now)
+        computed = clock.now()
+        parts = msgspec.structs.replace(stats.parts, send=self._send_s)
+        stats = msgspec.structs.replace(stats, step_s=stats.step_s or computed - now, parts=parts)
         self._deliver(outputs, stats)
+        self._send_s = clock.now() - computed
 
     def _abort(self, error: Exception) -> list[Output]:
         """The ends of the requests that were in the failed step; all, if the backend cannot tell."""
