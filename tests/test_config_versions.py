@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from inferd.config import Config, load_config
-from inferd.config_versions import base_of, versions_of
+from inferd.config import Config, ModelConfig, VersionsConfig, load_config
+from inferd.config_versions import base_of, entry_drawn, entry_named, versions_of
 from inferd.errors import ConfigError
 from inferd.tenancy.principal import Principal
 
@@ -89,3 +91,70 @@ def test_a_key_for_a_model_is_one_for_its_versions_and_for_no_other_model() -> N
     assert not principal.may_use("letters@1")
     assert not principal.may_use("digits2@1")
     assert base_of("team@host") == "team@host"
+
+
+def weighted(folder: Path, **weights: float) -> Config:
+    found = {number.strip("v"): weight for number, weight in weights.items()}
+    return load(folder, versions={"policy": "all", "aliases": {"stable": 2}, "weights": found})
+
+
+def test_aliases_and_numbers_are_names_for_versions(folder: Path) -> None:
+    models = load(folder, versions={"policy": "all", "aliases": {"stable": 2, "next": 10}}).models
+    assert entry_named(models, "digits@stable") == "digits@2"
+    assert entry_named(models, "digits@next") == entry_named(models, "digits@10") == "digits"
+    for other in ("digits@7", "digits@other", "other@stable", "digits", "digits@2"):
+        assert entry_named(models, other) is None
+
+
+@given(
+    st.lists(st.floats(0, 100), min_size=3, max_size=3).filter(lambda weights: sum(weights) > 0.1),
+    st.lists(st.text(), min_size=1, max_size=20),
+)
+def test_who_comes_again_gets_the_same_version_and_none_gets_one_without_a_share(
+    weights: list[float], units: list[str]
+) -> None:
+    entries = ("digits@1", "digits@2", "digits")
+    models = {
+        entry: ModelConfig(
+            source="x",
+            version=version,
+            versions=VersionsConfig(weights=dict(zip(("1", "2", "10"), weights, strict=True))),
+        )
+        for entry, version in zip(entries, ("1", "2", "10"), strict=True)
+    }
+    share = dict(zip(entries, weights, strict=True))
+    for unit in units:
+        drawn = entry_drawn(models, "digits", unit)
+        assert drawn == entry_drawn(models, "digits", unit)
+        assert share[drawn] > 0
+        assert entry_drawn(models, drawn, unit) == drawn or drawn == "digits", "a version's own name is not shared out"
+        able = entry_drawn(models, "digits", unit, lambda entry: entry != "digits")
+        assert able != "digits" or not share["digits@1"] + share["digits@2"]
+
+
+def test_shares_are_what_the_weights_say_and_a_change_moves_only_those_who_must(folder: Path) -> None:
+    before, after = weighted(folder, v2=90, v10=10).models, weighted(folder, v2=70, v10=30).models
+    units = [str(number) for number in range(4000)]
+    first = [entry_drawn(before, "digits", unit) for unit in units]
+    second = [entry_drawn(after, "digits", unit) for unit in units]
+    assert 3540 < first.count("digits@2") < 3660, "within four standard deviations"
+    assert 2680 < second.count("digits@2") < 2920
+    assert {pair for pair in zip(first, second, strict=True) if pair[0] != pair[1]} == {("digits@2", "digits")}
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ({"aliases": {"stable": 7}}, "aliases.stable: version 7 is not served; served are: 1, 2, 10."),
+        ({"aliases": {"3": 2}}, "'3' is no name for a version"),
+        ({"weights": {"7": 1}}, "weights: version 7 is not served; served are: 1, 2, 10."),
+        ({"weights": {"2": 0, "1": 0}}, "all of them are 0"),
+        ({"weights": {"2": -1}}, "at least 0"),
+    ],
+)
+def test_aliases_and_weights_of_what_is_not_served_are_refused(
+    folder: Path, versions: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, versions={"policy": "all", **versions})
+    assert said in caught.value.message

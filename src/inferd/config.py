@@ -445,6 +445,16 @@ class VersionsConfig(Section, frozen=True, kw_only=True):
     only: Annotated[
         tuple[Annotated[int, Meta(ge=1)], ...], Meta(description="The versions that the policy specific serves.")
     ] = ()
+    aliases: Annotated[
+        dict[str, Annotated[int, Meta(ge=1)]],
+        Meta(description="Names for versions: with stable: 3, the name MODEL@stable is version 3."),
+    ] = {}
+    weights: Annotated[
+        dict[str, Annotated[float, Meta(ge=0)]],
+        Meta(
+            description="Which part of the requests for the model's own name each version gets: {3: 90, 4: 10}. Requests of one session or user stay with one version. Unset: the newest gets all."
+        ),
+    ] = {}
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):

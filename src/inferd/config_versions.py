@@ -2,13 +2,15 @@
 
 A model whose folder holds 1/, 2/, ... becomes one entry per version that its policy names. The newest keeps the model's
 name; the others are called ``name@1``. So a version is a model like any other: it is loaded, limited, measured and
-reloaded by itself. Looks at folders' names alone.
+reloaded by itself. An alias is one more name for one of
+them, and weights share out the requests for the model's own name. Looks at folders' names alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from inferd.config import Config, ModelConfig, VersionsConfig
 
 VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
+_ALIAS: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _ENTRY: Final = re.compile(r"(?P<name>.+)@(?P<version>[1-9][0-9]{0,17})", re.DOTALL)
 
 
@@ -46,6 +49,41 @@ def versions_of(models: Mapping[str, ModelConfig], name: str) -> dict[str, str]:
     return {version: found[version] for version in sorted(found, key=int)}
 
 
+def entry_named(models: Mapping[str, ModelConfig], name: str) -> str | None:
+    """The entry of ``model@alias`` or ``model@3``; None where it is neither, or an entry's own name."""
+    base, at, word = name.rpartition("@")
+    if not at or name in models or base not in models:
+        return None
+    version = models[base].versions.aliases.get(word, word)
+    return versions_of(models, base).get(str(version))
+
+
+def entry_drawn(
+    models: Mapping[str, ModelConfig], name: str, unit: str, is_able: Callable[[str], bool] = lambda entry: True
+) -> str:
+    """The entry that serves a request for the model ``name``, by its versions' weights; without weights its own.
+
+    Equal ``unit``s (a session, a user) get equal versions. Versions lie side by side from the oldest on, so that
+    a change of weights moves only those for whom it must. ``is_able`` leaves out versions that cannot serve at all.
+    """
+    config = models.get(name)
+    if config is None or not config.versions.weights:
+        return name
+    there = [
+        (entry, weight)
+        for version, entry in versions_of(models, name).items()
+        if (weight := config.versions.weights.get(version, 0.0)) > 0
+    ]
+    shares = [share for share in there if is_able(share[0])] or there
+    digest = hashlib.blake2b(f"{name}\0{unit}".encode(errors="surrogatepass"), digest_size=8).digest()
+    point = int.from_bytes(digest, "big") / 2**64 * sum(weight for _, weight in shares)
+    for entry, weight in shares:
+        point -= weight
+        if point < 0:
+            return entry
+    return shares[-1][0]
+
+
 def expand_versions(config: Config) -> Config:
     """The configuration with an entry for each version of each model. Raises ConfigError, with every problem."""
     models: dict[str, ModelConfig] = {}
@@ -65,9 +103,41 @@ def expand_versions(config: Config) -> Config:
             if entry in models or (entry != name and entry in config.models):
                 problems.append(f"models.{entry}: the name is that of a version of {name}; rename one of them.")
             models[entry] = msgspec.structs.replace(model, source=str(found[number]), version=str(number))
+    for name, model in config.models.items():
+        problems += _of_names_and_weights(models, name, model.versions)
     if problems:
         raise ConfigError("\n".join(problems), param="models")
     return msgspec.structs.replace(config, models=models)
+
+
+def _of_names_and_weights(models: Mapping[str, ModelConfig], name: str, versions: VersionsConfig) -> list[str]:
+    """What is wrong with aliases and weights, given the versions that are served."""
+    served = versions_of(models, name)
+    there = ", ".join(served) or "none"
+    said = []
+    for alias, number in versions.aliases.items():
+        if not _ALIAS.fullmatch(alias):
+            said.append(
+                f"models.{name}.versions.aliases: {alias!r} is no name for a version; begin it with a letter and go on with "
+                "letters, digits, '_', '-' and '.': stable."
+            )
+        if str(number) not in served:
+            said.append(f"models.{name}.versions.aliases.{alias}: version {number} is not served; served are: {there}.")
+        if f"{name}@{alias}" in models:
+            said.append(
+                f"models.{name}.versions.aliases.{alias}: there is a model {name}@{alias} already; choose another name."
+            )
+    said += [
+        f"models.{name}.versions.weights: version {number} is not served; served are: {there}. Name it in 'only', or "
+        "serve more by 'policy'."
+        for number in versions.weights
+        if number not in served
+    ]
+    if versions.weights and not sum(versions.weights.values()):
+        said.append(f"models.{name}.versions.weights: all of them are 0, so nobody would serve; give one a share.")
+    if versions.weights and any(models[entry].is_remote for entry in served.values()):
+        said.append(f"models.{name}.versions.weights: they are for versions that run here, and one is a remote server.")
+    return said
 
 
 def _folders(source: str) -> dict[int, Path]:

@@ -9,10 +9,13 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from inferd import __version__, clock
 from inferd.app.departure import Departure
 from inferd.app.reload import Reloader
 from inferd.config import Config, ModelConfig
+from inferd.config_versions import base_of
 from inferd.errors import InvalidRequest
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport, UnloadReport
 from inferd.router.router import Router
@@ -69,7 +72,7 @@ class Actions:
 
     def status(self) -> ServerReport:
         config = self._config()
-        models = [model_report(status) for status in self._router.models()]
+        models = [_named(model_report(status), config) for status in self._router.models()]
         return ServerReport(
             status="draining" if self._router.draining else "serving",
             version=__version__,
@@ -135,6 +138,21 @@ def model_report(status: ModelStatus) -> ModelReport:
         waiting_tokens=status.waiting_tokens,
         memory_bytes=status.memory_bytes,
         detail=status.detail,
+    )
+
+
+def _named(report: ModelReport, config: Config) -> ModelReport:
+    """With the version's number, aliases and share."""
+    model = config.models.get(report.name)
+    if model is None:
+        return report
+    version, versions = model.version, config.models.get(base_of(report.name), model).versions
+    weights = versions.weights
+    return msgspec.structs.replace(
+        report,
+        version=version,
+        aliases=sorted(alias for alias, number in versions.aliases.items() if str(number) == version),
+        share=weights.get(version, 0.0) / sum(weights.values()) if weights else None,
     )
 
 

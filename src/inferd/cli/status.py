@@ -113,7 +113,7 @@ def models_table(models: list[ModelReport]) -> Table:
         table.add_column(heading, justify="right" if heading in ("waiting", "in flight", "memory") else "left")
     for model in models:
         is_one = len(model.replicas) == 1 and model.replicas[0].kind == "local"
-        about = [model.detail or ("on demand" if model.load == "on_demand" else "")]
+        about = [*_of_version(model), model.detail or ("on demand" if model.load == "on_demand" else "")]
         table.add_row(
             Text(model.name, style="bold"),
             Text(model.state, style=_STYLES.get(model.state, "yellow")),
@@ -127,6 +127,13 @@ def models_table(models: list[ModelReport]) -> Table:
             for replica in model.replicas:
                 _add_replica(table, replica)
     return table
+
+
+def _of_version(model: ModelReport) -> list[str]:
+    if not model.aliases and model.share is None:
+        return []
+    share = [] if model.share is None else [f"{100 * model.share:.3g} % of requests"]
+    return [f"version {model.version}", *(f"@{alias}" for alias in model.aliases), *share]
 
 
 def _add_replica(table: Table, replica: ReplicaReport) -> None:

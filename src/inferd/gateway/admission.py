@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
+from inferd.config_versions import entry_named
 from inferd.errors import Forbidden, InvalidRequest, ModelNotFound, Unauthenticated
 from inferd.gateway.errors import invalid, printable, shown
 from inferd.gateway.http import Call
@@ -101,7 +102,8 @@ def visible(router: Upstream, principal: Principal) -> Sequence[ModelStatus]:
 
 
 def find_model(room: Room, call: Call, name: str | None) -> ModelStatus:
-    """The model a request means; without a name, the only one there is for this client.
+    """The model a request means, or its version (``model@stable``, ``model@3``); without a name, the only one there is
+    for this client.
 
     A model that the key may not use is not found, exactly like one that does not exist. Raises
     ModelNotFound, InvalidRequest.
@@ -118,6 +120,12 @@ def find_model(room: Room, call: Call, name: str | None) -> ModelStatus:
     for status in seen:
         if status.name == name:
             return status
+    entry = entry_named(room.config.models, name) if "@" in name else None
+    if entry is not None:
+        # A key may be for the alias alone.
+        for status in room.router.models() if call.principal.may_use(name) else seen:
+            if status.name == entry:
+                return status
     raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {_names(seen)}.", param="model")
 
 
@@ -145,7 +153,7 @@ def terms_of(call: Call, *, priority: int | None, timeout: float | None) -> Term
         _deadline(call, timeout),
         principal.tenant,
         principal.weight,
-        _session(call),
+        session_of(call),
         principal.region,
     )
 
@@ -190,7 +198,8 @@ def _deadline(call: Call, in_body: float | None) -> float | None:
     return min(found) if found else None
 
 
-def _session(call: Call) -> str:
+def session_of(call: Call) -> str:
+    """What the client calls its session; empty: nothing. Raises InvalidRequest."""
     for name in _SESSION_HEADERS:
         header = call.header(name)
         if header is not None:

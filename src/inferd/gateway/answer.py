@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from inferd.gateway.admission import find_model
+from msgspec import UNSET
+
 from inferd.gateway.caching import Question, cached, question_of
 from inferd.gateway.generation import (
     Collected,
@@ -27,6 +28,7 @@ from inferd.gateway.relay import relayed_answer
 from inferd.gateway.room import Room
 from inferd.gateway.sse import HEARTBEAT_S, DeltaWriter, stream_answer
 from inferd.gateway.upstream import ModelStatus
+from inferd.gateway.versions import model_for
 from inferd.types import Prompt, SamplingParams
 
 
@@ -57,7 +59,8 @@ class Reply(Protocol):
 
 def begin(room: Room, call: Call, body: GenerationFields, prefix: str) -> tuple[ModelStatus, str]:
     """The model that is asked for, and the answer's id. Raises ModelNotFound, InvalidRequest."""
-    model = find_model(room, call, body.model)
+    user = body.user
+    model = model_for(room, call, body.model, "" if user is UNSET else bytes(user).decode())
     check_task(model, "generate")
     call.model = model.name
     check_request_id(call, body)

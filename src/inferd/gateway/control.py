@@ -46,6 +46,9 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     waiting_tokens: int = 0
     memory_bytes: int = 0
+    version: str = "1"
+    aliases: list[str] = []  # names for this version: stable, of model@stable
+    share: float | None = None  # of the requests for the model's own name; None: its versions have no weights
     detail: str = ""
 
 

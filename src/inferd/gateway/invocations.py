@@ -13,7 +13,7 @@ from inferd.errors import InferdError
 from inferd.gateway.compression import compressed
 from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorShape, invalid, kind_of, printable
 from inferd.gateway.http import Answer, Call, Response
-from inferd.gateway.kserve import Served, find_served, served_models
+from inferd.gateway.kserve import Served, drawn_version, find_served, served_models
 from inferd.gateway.kserve_rest import read_tensors, task_of
 from inferd.gateway.predictions import Asked, predict
 from inferd.gateway.room import Room
@@ -111,5 +111,6 @@ def _target(room: Room, call: Call) -> Served:
 
 
 async def _predicted(room: Room, call: Call, served: Served, asked: Asked) -> Answer:
-    answer = await call.watched(predict(room, call, served.status.name, asked, task=task_of(served)))
+    served = drawn_version(room, call, served)
+    answer = await call.watched(predict(room, call, served.status, asked, task=task_of(served)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer

@@ -13,13 +13,15 @@ import msgspec
 
 from inferd import __version__
 from inferd.config import ModelConfig
-from inferd.config_versions import base_of, versions_of
+from inferd.config_versions import base_of, entry_named, versions_of
 from inferd.errors import ModelNotFound, Unavailable
 from inferd.gateway.admission import MAX_TIMEOUT_S, visible
 from inferd.gateway.errors import invalid, printable, shown
+from inferd.gateway.http import Call
 from inferd.gateway.predictions import Asked
 from inferd.gateway.room import Room
 from inferd.gateway.upstream import ModelState, ModelStatus
+from inferd.gateway.versions import drawn
 from inferd.tenancy.principal import Principal
 from inferd.types import RANKS, TensorSpec
 
@@ -141,12 +143,19 @@ class Served(NamedTuple):
 
 
 def find_served(room: Room, principal: Principal, name: str, version: str = "") -> Served:
-    """The version asked for, or the newest. Raises ModelNotFound."""
+    """The version asked for, by its number or an alias, or the newest. Raises ModelNotFound."""
     if not version:
         for status in visible(room.router, principal):
             if status.name == name:
                 return _served(room, status)
+        if "@" in name:
+            served = _named(room, principal, name)
+            if served is not None:
+                return served
     known = served_models(room, principal)
+    config = room.config.models.get(name)
+    if config is not None and version:
+        version = str(config.versions.aliases.get(version, version))
     for served in known:
         if served.name == name and served.version == version:
             return served._replace(asked=version)
@@ -161,6 +170,30 @@ def find_served(room: Room, principal: Principal, name: str, version: str = "") 
     raise ModelNotFound(
         f"Request for unknown model: {shown(name)} is not found; this server has: {names}.", param="model"
     )
+
+
+def _named(room: Room, principal: Principal, name: str) -> Served | None:
+    """The version that ``model@alias`` or ``model@3`` stands for; None: it stands for none."""
+    entry = entry_named(room.config.models, name)
+    if entry is None or not (principal.may_use(name) or principal.may_use(entry)):
+        return None
+    for status in room.router.models():
+        if status.name == entry:
+            served = _served(room, status)
+            return served._replace(asked=served.version)
+    return None
+
+
+def drawn_version(room: Room, call: Call, served: Served, sequence: str = "") -> Served:
+    """Who computes a request for what was found: another version where the model's name alone was said and its
+    versions have weights. ``sequence``: whose state it moves on."""
+    if served.asked or served.status.name != served.name:
+        return served
+    status = drawn(room, call, served.status, sequence=sequence)
+    if status is served.status:
+        return served
+    call.model = status.name
+    return _served(room, status)
 
 
 def served_models(room: Room, principal: Principal) -> Sequence[Served]:

@@ -17,7 +17,7 @@ from inferd.gateway.compression import compressed, encoding_of, opened
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.errors import UnsupportedMediaType, printable
 from inferd.gateway.http import Answer, Call, Response, read_body, require_json
-from inferd.gateway.kserve import Served, Value, find_served
+from inferd.gateway.kserve import Served, Value, drawn_version, find_served
 from inferd.gateway.kserve_generate import generate, generate_stream, text_decoder
 from inferd.gateway.kserve_repository import load_model, unload_model
 from inferd.gateway.kserve_statistics import statistics_of
@@ -141,7 +141,8 @@ async def infer(room: Room, call: Call, rest: str) -> Answer:
         asked = read_infer(body, header_bytes, served.asked)
     else:
         asked = await asyncio.to_thread(read_infer, body, header_bytes, served.asked)
-    answer = await call.watched(predict(room, call, served.status.name, asked, task=task_of(served)))
+    served = drawn_version(room, call, served, asked.sequence)
+    answer = await call.watched(predict(room, call, served.status, asked, task=task_of(served)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer
 
 
@@ -193,13 +194,13 @@ def check_media(call: Call, *, is_binary: bool) -> None:
 async def text(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), text_decoder)
-    return await call.watched(generate(room, call, served_of(room, call, rest), body))
+    return await call.watched(generate(room, call, drawn_version(room, call, served_of(room, call, rest)), body))
 
 
 async def text_stream(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), text_decoder)
-    return await call.watched(generate_stream(room, call, served_of(room, call, rest), body))
+    return await call.watched(generate_stream(room, call, drawn_version(room, call, served_of(room, call, rest)), body))
 
 
 # -- the repository ------------------------------------------------------------------------------

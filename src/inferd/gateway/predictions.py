@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from inferd.errors import InternalError, InvalidRequest
-from inferd.gateway.admission import find_model, reserve, terms_of
+from inferd.gateway.admission import reserve, terms_of
 from inferd.gateway.generation import check_end, note_end
 from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.room import Room
@@ -37,13 +37,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0  # an upper bound of what it costs a tenant's quota of tokens; 0: it is not counted in tokens
 
 
-async def predict(room: Room, call: Call, name: str | None, asked: Asked, *, task: str) -> Answer:
-    """The answer of the model ``name`` (None: the only one there is), in the dialect's own words. ``task`` is what
-    the model must be able to do; None of its business where the model is still loading: the worker refuses then.
+async def predict(room: Room, call: Call, model: ModelStatus, asked: Asked, *, task: str) -> Answer:
+    """The model's answer, in the dialect's own words. ``task`` is what the model must be able to do; none of its
+    business where the model is still loading: the worker refuses then.
 
-    Raises ModelNotFound, InvalidRequest, QuotaExceeded, what the router raises and what the request failed with.
+    Raises InvalidRequest, QuotaExceeded, what the router raises and what the request failed with.
     """
-    model = find_model(room, call, name)
     check_task(model, task)
     stream = submit(room, call, model, asked)
     prediction: Prediction | None = None

@@ -9,6 +9,7 @@ from inferd.errors import Unavailable
 from inferd.gateway import kserve_rest as v2
 from inferd.gateway.errors import UpgradeRequired
 from inferd.gateway.http import Call, ClientLeft, Switched
+from inferd.gateway.kserve import drawn_version
 from inferd.gateway.predictions import check_task
 from inferd.gateway.room import Room
 from inferd.gateway.window_options import options_of, plan_of
@@ -20,7 +21,7 @@ async def stream(room: Room, call: Call, rest: str) -> Switched:
         raise UpgradeRequired(
             "This is a WebSocket: connect to it with ws:// or wss:// and a WebSocket client, over HTTP/1.1."
         )
-    served = v2.served_of(room, call, rest)
+    served = drawn_version(room, call, v2.served_of(room, call, rest))
     info = served.status.info
     if room.router.draining:
         raise Unavailable("The server is shutting down; connect to another one.")

@@ -21,6 +21,7 @@ from inferd.gateway.relay import Asking, admitted, forwarded, target_of
 from inferd.gateway.relay_fields import ELSEWHERE
 from inferd.gateway.room import Room
 from inferd.gateway.upstream import ModelStatus
+from inferd.gateway.versions import model_for
 from inferd.predict.codecs.text_wire import MAX_TEXTS
 
 # What is relayed to remote servers, and under which path of theirs.
@@ -33,6 +34,7 @@ class _Fields(msgspec.Struct, frozen=True):
     """What of a body is acted upon here."""
 
     model: str | None = None
+    user: msgspec.Raw = msgspec.Raw()
     priority: int | None = None
     timeout: float | None = None
 
@@ -113,12 +115,11 @@ async def _ask(room: Room, call: Call, raw: bytes, fields: _Fields, dialect: str
                 code="unsupported_task",
             )
         return await call.watched(_elsewhere(room, call, far, path, fields, raw))
-    name = fields.model
-    if name is None:
-        only = _only(room, call, task)
-        name = None if only is None else only.name
+    only = _only(room, call, task) if fields.model is None else None
+    name = fields.model if only is None else only.name
+    model = model_for(room, call, name, bytes(fields.user).decode())
     asked = Asked(dialect=dialect, body=raw, priority=fields.priority, timeout=fields.timeout, tokens=len(raw))
-    return await call.watched(predict(room, call, name, asked, task=task))
+    return await call.watched(predict(room, call, model, asked, task=task))
 
 
 def _only(room: Room, call: Call, task: str) -> ModelStatus | None:

@@ -269,7 +269,7 @@ class WindowStream:
         self._call = call
         try:
             authenticate(self._room.door, call, "infer")
-            answer = await predict(self._room, call, self._served.status.name, asked, task=task_of(self._served))
+            answer = await predict(self._room, call, self._served.status, asked, task=task_of(self._served))
             assert isinstance(answer, Response), "a window has one answer"
             call.status = 200
             call.response_bytes = len(answer.body)

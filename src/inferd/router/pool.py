@@ -857,6 +857,7 @@ IN_PLACE_FIELDS = (
     "idle_after_s",
     "resume_streams",
     "drain_s",
+    "versions",
 )
 """What a model takes over while it runs; the rest is the fleet's to bring about."""
 

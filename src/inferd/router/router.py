@@ -91,14 +91,16 @@ class Router:
     def find_way(self, model: str, now: float) -> Way | None:
         """The short way to a remote server, for a request that could go at once (``express``)."""
         pool = self._pools.get(model)
-        if pool is None or self._refusing or self._find_way is None:
+        if pool is None or self._refusing or self._find_way is None or _is_shared_out(pool):
             return None
         return self._find_way(pool, now)
 
     def find_desk(self, model: str, line: int, now: float) -> Desk | None:
         """The short way to a worker that predicts (``errand``); ``line``: the place of the request's class."""
         pool = self._pools.get(model)
-        return find_desk(pool, line, now) if pool is not None and not self._refusing else None
+        if pool is None or self._refusing or _is_shared_out(pool):
+            return None
+        return find_desk(pool, line, now)
 
     async def tokenize(
         self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False
@@ -248,6 +250,11 @@ class Router:
         leaving = list(self._leaving.values())
         await asyncio.gather(*(pool.stop() for pool in (*self._pools.values(), *self._leaving)))
         await asyncio.gather(*leaving, return_exceptions=True)
+
+
+def _is_shared_out(pool: Pool) -> bool:
+    """Whether a request for this name may be another version's."""
+    return bool(pool.config.versions.weights)
 
 
 def _leaving() -> Unavailable:

@@ -17,7 +17,7 @@ from inferd.gateway.grpc.envelope import Envelope, read_envelope
 from inferd.gateway.grpc.statuses import Unsupported
 from inferd.gateway.grpc.texts import completed, completions, writes_texts
 from inferd.gateway.http import Call
-from inferd.gateway.kserve import Served, asked_of, find_served
+from inferd.gateway.kserve import Served, asked_of, drawn_version, find_served
 from inferd.gateway.kserve_rest import task_of
 from inferd.gateway.predictions import check_task, submit
 from inferd.gateway.room import Room
@@ -95,7 +95,11 @@ def answer_head(served: Served, envelope: Envelope) -> bytes:
 
 
 def _find(room: Room, call: Call, envelope: Envelope) -> Served:
-    """The model that is meant. Raises ModelNotFound."""
+    """The model that is meant, or that of its versions which this request gets. Raises ModelNotFound."""
+    return drawn_version(room, call, _named(room, call, envelope), str(envelope.parameters.get("sequence_id") or ""))
+
+
+def _named(room: Room, call: Call, envelope: Envelope) -> Served:
     name = envelope.model
     if not envelope.version and "@" not in name:  # the usual request, without a look at all other models' versions
         for status in visible(room.router, call.principal):

@@ -1,0 +1,38 @@
+"""Which version of a model a request gets, where versions share out the requests for the model's own name.
+
+Who comes again gets the same one: by the sequence, the session or the user that the request names; a request that names
+none is by itself. Knows who asks; what the shares are and how they are drawn from is the configuration's
+(``config_versions``).
+"""
+
+from __future__ import annotations
+
+from inferd.config_versions import entry_drawn
+from inferd.gateway.admission import find_model, session_of
+from inferd.gateway.http import Call
+from inferd.gateway.room import Room
+from inferd.gateway.upstream import ModelStatus
+
+_UNABLE = frozenset(("failed", "stopped", "unavailable"))
+
+
+def model_for(room: Room, call: Call, name: str | None, user: str = "") -> ModelStatus:
+    """The model, or the version of it, that computes this request. Raises ModelNotFound, InvalidRequest."""
+    model = find_model(room, call, name)
+    return drawn(room, call, model, user=user) if name is None or name == model.name else model
+
+
+def drawn(room: Room, call: Call, model: ModelStatus, *, sequence: str = "", user: str = "") -> ModelStatus:
+    """Of a model that was asked for by its own name: the version that serves this request."""
+    config = room.config.models.get(model.name)
+    if config is None or not config.versions.weights:
+        return model
+    there = {status.name: status for status in room.router.models()}
+    unit = sequence or session_of(call) or user or call.request_id
+    entry = entry_drawn(
+        room.config.models,
+        model.name,
+        f"{call.principal.tenant}\0{unit}",
+        lambda entry: entry in there and there[entry].state not in _UNABLE,
+    )
+    return there.get(entry, model)
