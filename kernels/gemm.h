@@ -3,23 +3,9 @@
 // Each output is one chain of multiply-adds over the contracted axis in ascending order, whatever the
 // number of rows, threads or tiles: a row's result never depends on the other rows (batch invariance).
 #pragma once
-#include "table.h"
-#include "vec.h"
+#include "panels.h"
 
 namespace inferd::INFERD_LEVEL {
-
-constexpr int kRows = 6;  // rows of a register tile: 6 x 4 accumulators fill AVX-512's 32 registers best
-
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Memory to read soon: `lines` cache lines at `at`, `step` bytes further with each lane of the contraction.
-struct Ahead {
-    const char* at = nullptr;
-    int64_t step = 0;
-    int lines = 0;
-};
 
 // c [R, C * width] (+)= a [R, n lanes] * b [n lanes, C * width]. a_stride in bytes, ldb in lanes, ldc in floats.
 template <class E, int R, int C>
@@ -129,79 +115,15 @@ void unpack_rows(const void* packed, int64_t in, const int64_t* ids, int64_t cou
     }
 }
 
-template <class T>
-inline void write_row(const float* c, const float* bias, T* out, int64_t count) {
-    int64_t j = 0;
-    for (; j + Vec::width <= count; j += Vec::width) {
-        Vec v = Vec::load(c + j);
-        if (bias) v = v + Vec::load(bias + j);
-        v.store(out + j);
-    }
-    for (; j < count; j++) out[j] = from_float<T>(bias ? c[j] + bias[j] : c[j]);
-}
-
-inline void activate(float* c, const float* bias, int64_t count, Activation activation) {
-    for (int64_t j = 0; j < count; j += Vec::width) {  // behind the last column there is room, and nobody looks
-        float part[Vec::width] = {};
-        if (bias) memcpy(part, bias + j, size_t(least(count - j, Vec::width)) * 4);
-        const Vec x = Vec::load(c + j) + Vec::load(part);
-        (activation == Activation::gelu ? gelu(x) : gelu_tanh(x)).store(c + j);
-    }
-}
-
 template <class E>
 void gemm(const Weights& w, const LinearArgs& g, int threads) {
-    using T = typename E::type;
-    if (g.rows == 0) return;
-    const int64_t lanes = w.in / E::lane, panels = divide_up(w.out, kPanel);
-    const int64_t panel_bytes = lanes * kPanel * 4, a_stride = g.x_stride * int64_t(sizeof(T));
-    // Row blocks only where the panels alone do not keep the threads busy.
-    int64_t blocks = 1;
-    if (panels < 4 * threads && threads > 1) blocks = least(divide_up(g.rows, 4 * kRows), divide_up(4 * threads, panels));
-    const int64_t block_rows = divide_up(divide_up(g.rows, blocks), kRows) * kRows;
-    blocks = divide_up(g.rows, block_rows);
-    const int64_t tasks = panels * blocks;
-    const int64_t grain = g.rows <= kRows ? most(1, tasks / (threads * 4)) : 1;
-    int64_t taken = 0;
-#pragma omp parallel num_threads(threads)
-    {
-        alignas(64) float c[kRows * kPanel];
-        int64_t begin = __atomic_fetch_add(&taken, grain, __ATOMIC_RELAXED);
-        while (begin < tasks) {
-            const int64_t following = __atomic_fetch_add(&taken, grain, __ATOMIC_RELAXED);
-            for (int64_t task = begin; task < least(begin + grain, tasks); task++) {
-                const int64_t panel = task / blocks, row0 = task % blocks * block_rows, row1 = least(row0 + block_rows, g.rows);
-                const char* base = static_cast<const char*>(w.packed) + panel * panel_bytes;
-                const int64_t next = grain > 1 ? task + 1 : following;
-                const char* next_base = next < tasks ? static_cast<const char*>(w.packed) + next / blocks * panel_bytes : nullptr;
-                const int64_t strips = divide_up(row1 - row0, kRows);
-                int64_t row = row0;
-                for (int64_t s = 0; s < strips; s++) {
-                    const int rows = int(divide_up(row1 - row, strips - s));
-                    Ahead ahead;
-                    if (strips == 1)  // one pass over the weights: stay a little ahead of the stream
-                        ahead = {base + INFERD_STREAM_AHEAD, 256, 4};
-                    else if (next_base != nullptr && next_base != base)  // fetch the next panel behind this one's arithmetic
-                        ahead = {next_base + panel_bytes / strips * s, 256 / strips, strips >= 4 ? 1 : strips >= 2 ? 2 : 4};
-                    strip<E>(rows, static_cast<const char*>(g.x) + row * a_stride, a_stride, reinterpret_cast<const uint32_t*>(base), kPanel,
-                             lanes, c, kPanel, kPanel, false, ahead);
-                    const int64_t column = panel * kPanel, count = least(kPanel, w.out - column);
-                    const float* bias = w.bias ? w.bias + column : nullptr;
-                    const float* unadded = g.activation == Activation::none ? bias : nullptr;
-                    for (int r = 0; r < rows; r++) {
-                        const int64_t at = (row + r) * g.out_stride + column;
-                        if (g.activation != Activation::none) activate(c + r * kPanel, bias, count, g.activation);
-                        if (g.out_dtype == Dtype::f32)
-                            write_row(c + r * kPanel, unadded, static_cast<float*>(g.out) + at, count);
-                        else
-                            write_row(c + r * kPanel, unadded, static_cast<T*>(g.out) + at, count);
-                    }
-                    row += rows;
-                }
-            }
-            begin = following;
-        }
-    }
+    const int64_t lanes = w.in / E::lane, a_stride = g.x_stride * int64_t(sizeof(typename E::type));
+    const char* x = static_cast<const char*>(g.x);
+    over_panels(w, g, lanes * kPanel * 4, 256, threads, [](const char* base, int64_t) { return base; },
+                [&](const char* base, int64_t, int64_t row, int rows, float* c, Ahead ahead) {
+                    strip<E>(rows, x + row * a_stride, a_stride, reinterpret_cast<const uint32_t*>(base), kPanel, lanes, c, kPanel, kPanel, false,
+                             ahead);
+                });
 }
 
 }  // namespace inferd::INFERD_LEVEL

@@ -25,8 +25,12 @@ using namespace INFERD_LEVEL;
 void do_pack(Dtype dtype, const void* w, int64_t stride, int64_t out, int64_t in, int64_t first, void* packed, int threads) {
     INFERD_BY_DTYPE(pack<F32>(w, stride, out, in, first, packed, threads), pack<BF16>(w, stride, out, in, first, packed, threads));
 }
-void do_unpack_rows(Dtype dtype, const void* packed, int64_t in, const int64_t* ids, int64_t count, void* out, int threads) {
-    INFERD_BY_DTYPE(unpack_rows<F32>(packed, in, ids, count, out, threads), unpack_rows<BF16>(packed, in, ids, count, out, threads));
+void do_pack_ints(int bits, const int8_t* values, const uint16_t* scale, const int8_t* zero, int64_t out, int64_t in, int64_t group, void* packed,
+                  int threads) {
+    pack_ints(bits, values, scale, zero, out, in, group, packed, threads);
+}
+void do_unpack_rows(const Weights& w, const int64_t* ids, int64_t count, Dtype dtype, void* out, int threads) {
+    unpack_rows(w, ids, count, dtype, out, threads);
 }
 void do_linear(const Weights& w, const LinearArgs& g, int threads) { linear(w, g, threads); }
 void do_attention(Dtype dtype, const AttentionArgs& g, int threads) {
@@ -62,17 +66,11 @@ void do_text_attention(Dtype dtype, const TextAttentionArgs& g, int threads) {
     INFERD_BY_DTYPE(text_attention<float>(g, threads), text_attention<bf16>(g, threads));
 }
 
-#if defined(__AVX512VNNI__)
-constexpr bool has_int8 = true;
-#else
-constexpr bool has_int8 = false;
-#endif
-
 }  // namespace
 
 const Kernels INFERD_JOIN(kernels_, INFERD_LEVEL) = {
-    INFERD_STRING(INFERD_LEVEL), do_pack, do_unpack_rows, do_linear, do_attention, do_rms_norm, do_gate_and_mul, do_add, do_multiply, do_rotary, do_layer_norm,
-    do_text_attention, has_int8,
+    INFERD_STRING(INFERD_LEVEL), do_pack, do_pack_ints, do_unpack_rows, do_linear, do_attention, do_rms_norm, do_gate_and_mul, do_add, do_multiply, do_rotary, do_layer_norm,
+    do_text_attention,
 };
 
 }  // namespace inferd

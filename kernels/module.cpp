@@ -64,8 +64,6 @@ void prefer_large_pages(uintptr_t address, int64_t bytes) {
 
 void linear(const Weights& weights, int x_dtype, uintptr_t x, int64_t x_stride, int out_dtype, uintptr_t out, int64_t out_stride, int64_t rows,
             int activation, int threads) {
-    if (weights.format == WeightFormat::int4 || (weights.format == WeightFormat::int8 && !active->has_int8))
-        throw std::runtime_error("this level has no products of bytes; see has_int8()");
     active->linear(weights, {Dtype(x_dtype), at(x), x_stride, Dtype(out_dtype), at(out), out_stride, rows, Activation(activation)}, threads);
 }
 
@@ -85,6 +83,7 @@ void attention(int dtype, uintptr_t keys, uintptr_t values, uintptr_t q, uintptr
 NB_MODULE(_kernels, m) {
     using nogil = nb::call_guard<nb::gil_scoped_release>;
     m.attr("PANEL") = kPanel;
+    m.attr("INTS_LAYOUT") = kIntsLayout;
     m.def("levels", [] {
         std::vector<std::string> names;
         for (const Kernels* level : levels) names.push_back(level->name);
@@ -100,9 +99,15 @@ NB_MODULE(_kernels, m) {
         },
         nogil());
     m.def(
+        "pack_ints",
+        [](int bits, uintptr_t values, uintptr_t scale, uintptr_t zero, int64_t out, int64_t in, int64_t group, uintptr_t packed, int threads) {
+            active->pack_ints(bits, at<int8_t>(values), at<uint16_t>(scale), at<int8_t>(zero), out, in, group, at(packed), threads);
+        },
+        nogil());
+    m.def(
         "unpack_rows",
-        [](int dtype, uintptr_t packed, int64_t in, uintptr_t ids, int64_t count, uintptr_t out, int threads) {
-            active->unpack_rows(Dtype(dtype), at(packed), in, at<int64_t>(ids), count, at(out), threads);
+        [](const Weights& weights, uintptr_t ids, int64_t count, int out_dtype, uintptr_t out, int threads) {
+            active->unpack_rows(weights, at<int64_t>(ids), count, Dtype(out_dtype), at(out), threads);
         },
         nogil());
     nb::class_<Weights>(m, "Weights")
@@ -137,7 +142,6 @@ NB_MODULE(_kernels, m) {
                                    threads);
         },
         nogil());
-    m.def("has_int8", [] { return active->has_int8; });
     m.def(
         "gate_and_mul",
         [](int dtype, int activation, uintptr_t gate_up, int64_t stride, uintptr_t out, int64_t rows, int64_t n, int threads) {

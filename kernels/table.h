@@ -13,6 +13,9 @@ enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2, silu = 3 };  //
 // Weights are packed in panels of this many output columns, the same for all levels.
 constexpr int kPanel = 64;
 
+// Which way integers lie in panels (ints.h); another number where that changes, because packed weights are kept on disk.
+constexpr int kIntsLayout = 1;
+
 // The number format of a linear layer's weights.
 enum class WeightFormat : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
 
@@ -20,8 +23,8 @@ enum class WeightFormat : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
 struct Weights {
     WeightFormat format;
     const void* packed;    // [ceil(out / kPanel)] panels
-    const float* scale;    // int8, int4: [ceil(out / kPanel) * kPanel], of each column
-    const int32_t* total;  // int8 with one scale a column: the sums of its integers, as many; else null
+    const float* scale;    // int8, int4: [ceil(out / kPanel) * kPanel], of each output
+    const int32_t* total;  // int8, int4 with neither groups nor zeros: as many, the sums of an output's integers; else null
     int64_t group;         // int8, int4: inputs that share a scale; 0: all of them
     bool has_zero;         // int8, int4: a group has a zero point beside its scale
     const float* bias;     // [out] or null
@@ -81,7 +84,11 @@ struct TextAttentionArgs {
 struct Kernels {
     const char* name;
     void (*pack)(Dtype, const void* weight, int64_t stride, int64_t out, int64_t in, int64_t first_row, void* packed, int threads);
-    void (*unpack_rows)(Dtype, const void* packed, int64_t in, const int64_t* ids, int64_t count, void* out, int threads);
+    // values [out, in], signed, without their zeros [out, groups] (or null); scale f16 [out, groups], a part of the output's own.
+    void (*pack_ints)(int bits, const int8_t* values, const uint16_t* scale, const int8_t* zero, int64_t out, int64_t in, int64_t group,
+                      void* packed, int threads);
+    // Rows of the weights [count, in]: f32 and bf16 as they are, integers as `out` is.
+    void (*unpack_rows)(const Weights&, const int64_t* ids, int64_t count, Dtype out_dtype, void* out, int threads);
     // x @ weights.T + bias, through the activation.
     void (*linear)(const Weights&, const LinearArgs&, int threads);
     void (*attention)(Dtype, const AttentionArgs&, int threads);
@@ -99,7 +106,6 @@ struct Kernels {
                    const float* cos, const float* sin, int64_t half, int threads);
     void (*layer_norm)(const LayerNormArgs&, int threads);
     void (*text_attention)(Dtype out, const TextAttentionArgs&, int threads);
-    bool has_int8;  // whether `linear` takes int8 weights
 };
 
 extern const Kernels kernels_generic;

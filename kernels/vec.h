@@ -36,6 +36,19 @@ inline float from_float<float>(float f) { return f; }
 template <>
 inline bf16 from_float<bf16>(float f) { return to_bf16(f); }
 
+// IEEE half precision, exactly.
+inline float half_to_float(uint16_t h) {
+    const uint32_t magnitude = h & 0x7fffu, sign = uint32_t(h & 0x8000u) << 16;
+    uint32_t u = magnitude >= 0x7c00u ? 0x7f800000u | (magnitude & 0x3ffu) << 13 : (magnitude << 13) + (112u << 23);
+    float f;
+    memcpy(&f, &u, 4);
+    if (magnitude < 0x400u) f = float(magnitude) * 5.9604644775390625e-8f;  // below the normal numbers
+    memcpy(&u, &f, 4);
+    u |= sign;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
 inline uint32_t lane_at(const void* p) {
     uint32_t u;
     memcpy(&u, p, 4);
@@ -97,6 +110,9 @@ struct Vec {
         return {_mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(ai, high)), _mm512_castsi512_ps(_mm512_and_si512(bi, high)), s)};
 #endif
     }
+    static Vec halves(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+    // To the nearest whole number, as bytes, at most as large as they can be.
+    void store_bytes(int8_t* p) const { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
     // Pairs (even[i], odd[i]) of two bf16 rows.
     static Vec pairs(const bf16* even, const bf16* odd) {
         __m512i lo = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
@@ -133,6 +149,36 @@ struct Vec {
             r[i + 8].v = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd));
             r[i + 12].v = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd));
         }
+    }
+};
+
+// Lanes of integers: of 32 bits, or four bytes along the contracted axis. With accumulators of any other type (float, or
+// __m512i, which is of 64-bit lanes) GCC copies each of them at every step, and spills.
+struct Whole {
+    typedef int Lanes __attribute__((vector_size(64)));
+    Lanes v;
+
+    static Whole of(__m512i x) { return {(Lanes)x}; }
+    __m512i raw() const { return (__m512i)v; }
+    static Whole lanes(const void* p) { return of(_mm512_loadu_si512(p)); }
+    static Whole spread(uint32_t lane) { return of(_mm512_set1_epi32(int(lane))); }
+    static Whole bytes(const uint8_t* p) { return of(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+    void store(void* p) const { _mm512_storeu_si512(p, raw()); }
+    Vec floats() const { return {_mm512_cvtepi32_ps(raw())}; }
+    Whole low_nibbles() const { return of(_mm512_and_si512(raw(), _mm512_set1_epi8(15))); }
+    Whole high_nibbles() const { return of(_mm512_and_si512(_mm512_srli_epi32(raw(), 4), _mm512_set1_epi8(15))); }
+    // a - b * c of 32-bit integers.
+    static Whole less_product(Whole a, Whole b, Whole c) { return of(_mm512_sub_epi32(a.raw(), _mm512_mullo_epi32(b.raw(), c.raw()))); }
+    // acc + the four products of unsigned bytes with signed ones.
+    static Whole dot(Whole acc, Whole u, Whole s) {
+#if defined(__AVX512VNNI__)
+        return of(_mm512_dpbusd_epi32(acc.raw(), u.raw(), s.raw()));
+#else
+        const __m512i x = u.raw(), y = s.raw();
+        const __m512i even = _mm512_madd_epi16(_mm512_and_si512(x, _mm512_set1_epi16(255)), _mm512_srai_epi16(_mm512_slli_epi16(y, 8), 8));
+        const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(x, 8), _mm512_srai_epi16(y, 8));
+        return of(_mm512_add_epi32(acc.raw(), _mm512_add_epi32(even, odd)));
+#endif
     }
 };
 
@@ -192,6 +238,12 @@ struct Vec {
         __m256 s = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(ai, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(bi, 16)), acc.v);
         return {_mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(ai, high)), _mm256_castsi256_ps(_mm256_and_si256(bi, high)), s)};
     }
+    static Vec halves(const uint16_t* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))}; }
+    void store_bytes(int8_t* p) const {
+        const __m256i whole = _mm256_cvtps_epi32(v);
+        const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+        _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+    }
     static Vec pairs(const bf16* even, const bf16* odd) {
         __m256i lo = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)even));
         __m256i hi = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)odd));
@@ -216,6 +268,25 @@ struct Vec {
             r[i].v = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
             r[i + 4].v = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
         }
+    }
+};
+
+struct Whole {
+    __m256i v;
+
+    static Whole lanes(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+    static Whole spread(uint32_t lane) { return {_mm256_set1_epi32(int(lane))}; }
+    static Whole bytes(const uint8_t* p) { return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))}; }
+    void store(void* p) const { _mm256_storeu_si256((__m256i*)p, v); }
+    Vec floats() const { return {_mm256_cvtepi32_ps(v)}; }
+    Whole low_nibbles() const { return {_mm256_and_si256(v, _mm256_set1_epi8(15))}; }
+    Whole high_nibbles() const { return {_mm256_and_si256(_mm256_srli_epi32(v, 4), _mm256_set1_epi8(15))}; }
+    static Whole less_product(Whole a, Whole b, Whole c) { return {_mm256_sub_epi32(a.v, _mm256_mullo_epi32(b.v, c.v))}; }
+    static Whole dot(Whole acc, Whole u, Whole s) {
+        // Not maddubs, whose sums of two saturate.
+        const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u.v, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(s.v, 8), 8));
+        const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u.v, 8), _mm256_srai_epi16(s.v, 8));
+        return {_mm256_add_epi32(acc.v, _mm256_add_epi32(even, odd))};
     }
 };
 
@@ -276,6 +347,13 @@ struct Vec {
         Floats s = (Floats)(ai << 16) * (Floats)(bi << 16) + acc.v;
         return {(Floats)(ai & 0xffff0000u) * (Floats)(bi & 0xffff0000u) + s};
     }
+    static Vec halves(const uint16_t* p) {
+        return {Floats{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])}};
+    }
+    void store_bytes(int8_t* p) const {
+        const Vec near = round(min(max(*this, all(-128.0f)), all(127.0f)));
+        for (int i = 0; i < 4; i++) p[i] = int8_t(near.v[i]);
+    }
     static Vec pairs(const bf16* even, const bf16* odd) {
         Words w;
         for (int i = 0; i < 4; i++) w[i] = uint32_t(even[i].bits) | uint32_t(odd[i].bits) << 16;
@@ -288,6 +366,33 @@ struct Vec {
                 r[i].v[j] = r[j].v[i];
                 r[j].v[i] = t;
             }
+    }
+};
+
+struct Whole {
+    typedef uint32_t Words __attribute__((vector_size(16)));
+    Words v;
+
+    static Whole lanes(const void* p) {
+        Whole r;
+        memcpy(&r.v, p, 16);
+        return r;
+    }
+    static Whole spread(uint32_t lane) { return {Words{lane, lane, lane, lane}}; }
+    static Whole bytes(const uint8_t* p) { return {Words{p[0], p[1], p[2], p[3]}}; }
+    void store(void* p) const { memcpy(p, &v, 16); }
+    Vec floats() const { return {Vec::Floats{float(int32_t(v[0])), float(int32_t(v[1])), float(int32_t(v[2])), float(int32_t(v[3]))}}; }
+    Whole low_nibbles() const { return {v & 0x0f0f0f0fu}; }
+    Whole high_nibbles() const { return {v >> 4 & 0x0f0f0f0fu}; }
+    static Whole less_product(Whole a, Whole b, Whole c) { return {a.v - b.v * c.v}; }
+    static Whole dot(Whole acc, Whole u, Whole s) {
+        uint8_t x[16];
+        int8_t y[16];
+        memcpy(x, &u.v, 16);
+        memcpy(y, &s.v, 16);
+        for (int i = 0; i < 4; i++)
+            acc.v[i] += uint32_t(x[4 * i] * y[4 * i] + x[4 * i + 1] * y[4 * i + 1] + x[4 * i + 2] * y[4 * i + 2] + x[4 * i + 3] * y[4 * i + 3]);
+        return acc;
     }
 };
 

@@ -1,6 +1,7 @@
 # The compiled module (kernels/module.cpp). Tensors are addresses; strides and sizes are in elements.
 
 PANEL: int
+INTS_LAYOUT: int
 
 def levels() -> list[str]: ...
 def level() -> str: ...
@@ -9,7 +10,19 @@ def prefer_large_pages(address: int, bytes: int) -> None: ...
 def pack(
     dtype: int, weight: int, stride: int, out: int, size: int, first_row: int, packed: int, threads: int, /
 ) -> None: ...
-def unpack_rows(dtype: int, packed: int, size: int, ids: int, count: int, out: int, threads: int, /) -> None: ...
+def pack_ints(
+    bits: int,
+    values: int,
+    scale: int,
+    zero: int,
+    out: int,
+    size: int,
+    group: int,
+    packed: int,
+    threads: int,
+    /,
+) -> None: ...
+def unpack_rows(weights: Weights, ids: int, count: int, out_dtype: int, out: int, threads: int, /) -> None: ...
 class Weights:
     """Of a linear layer: addresses of what whoever makes it keeps alive. ``format``: f32, bf16, int8, int4."""
 
@@ -68,7 +81,6 @@ def attention(
     threads: int,
     /,
 ) -> None: ...
-def has_int8() -> bool: ...
 def layer_norm(
     x: int,
     residual: int,

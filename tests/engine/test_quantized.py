@@ -20,7 +20,7 @@ def random_weight(out: int, size: int, bits: int, group: int, *, has_zero: bool,
     values = torch.randint(-high, high, (out, size), generator=made, dtype=torch.int8)
     scale = torch.rand((out, groups), generator=made) * 0.05 + 0.001
     zero = torch.randint(-high, high, (out, groups), generator=made, dtype=torch.int8) if has_zero else None
-    return QuantizedWeight(values, scale, zero, bits, group)
+    return QuantizedWeight(values, scale, zero, bits, group).stored()
 
 
 def exact_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -75,3 +75,54 @@ def test_eight_bits_for_each_output_lose_less_than_half_a_step() -> None:
     weight = torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
     found = by_output(weight)
     assert ((found.rows(torch.arange(20)) - weight).abs() <= found.scale * 0.5001).all()
+
+
+@pytest.mark.parametrize("level", native.levels())
+@given(
+    out=st.integers(1, 150),
+    size=st.integers(1, 200),
+    form=st.sampled_from([(8, 0), (8, 64), (4, 32), (4, 128)]),
+    has_zero=st.booleans(),
+    first=st.integers(0, 60),
+    rows=st.integers(1, 70),
+    threads=st.sampled_from([1, 2, 3]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_row_of_a_quantised_product_is_bit_identical_in_any_batch_and_on_any_number_of_threads(
+    level: str,
+    out: int,
+    size: int,
+    form: tuple[int, int],
+    has_zero: bool,
+    first: int,
+    rows: int,
+    threads: int,
+    seed: int,
+) -> None:
+    weight = random_weight(out, size, *form, has_zero=has_zero, seed=seed)
+    x = torch.randn((70, size), generator=torch.Generator().manual_seed(seed)).bfloat16()
+    before = torch.get_num_threads()
+    with native.using_level(level):
+        linear = ops.Linear.quantized(weight)
+        together = linear(x, torch.float32)
+        try:
+            torch.set_num_threads(threads)
+            part = linear(x[first : first + rows], torch.float32)
+        finally:
+            torch.set_num_threads(before)
+    assert torch.equal(part, together[first : first + rows])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("form", [(8, 0), (8, 32), (4, 0), (4, 64)])
+@pytest.mark.parametrize("has_zero", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_quantised_embedding_are_what_its_integers_stand_for(
+    level: str, form: tuple[int, int], has_zero: bool, dtype: torch.dtype
+) -> None:
+    weight = random_weight(70, 90, *form, has_zero=has_zero, seed=1)
+    ids = torch.tensor([[0, 69, 64], [3, 3, 65]])
+    with native.using_level(level):
+        found = ops.Linear.quantized(weight, dtype=dtype).rows(ids)
+    assert torch.equal(found, weight.rows(ids.flatten()).view(2, 3, 90).to(dtype))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from inferd.engine.quantized import QuantizedWeight
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
+_FORMATS = {8: 2, 4: 3}  # of integers, by their bits
 ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
 
 
@@ -142,22 +143,18 @@ class PackedWeight:
 
     def rows(self, ids: Tensor) -> Tensor:
         """[...] int64 -> [..., in]: these rows of the weight."""
-        out = torch.empty((*ids.shape, self.in_features), dtype=self.dtype)
-        ids = ids.contiguous()
-        kernels.unpack_rows(
-            self._code,
-            self.data.data_ptr(),
-            self.in_features,
-            ids.data_ptr(),
-            ids.numel(),
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
-        return out
+        return _rows(self.described, ids, self.in_features, self.dtype)
 
     def product(self, x: Tensor, out_dtype: torch.dtype, activation: str = "") -> Tensor:
         """[T, in] of the weight's format -> [T, out] in it or float32. ``activation``: of the sum with the bias."""
         return _linear(self.described, x, self.out_features, out_dtype, activation)
+
+
+def _rows(weights: kernels.Weights, ids: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
+    out = torch.empty((*ids.shape, in_features), dtype=dtype)
+    ids = ids.contiguous()
+    kernels.unpack_rows(weights, ids.data_ptr(), ids.numel(), CODES[dtype], out.data_ptr(), torch.get_num_threads())
+    return out
 
 
 def _linear(weights: kernels.Weights, x: Tensor, out_features: int, out_dtype: torch.dtype, activation: str) -> Tensor:
@@ -180,8 +177,8 @@ def _linear(weights: kernels.Weights, x: Tensor, out_features: int, out_dtype: t
 
 
 def has_int8() -> bool:
-    """Whether products of bytes are there: built, and the processor multiplies them itself (AVX-512 VNNI)."""
-    return _switch.on and kernels.has_int8()
+    """Whether the kernels in use multiply bytes in one instruction (AVX-512 VNNI); all others do it in several."""
+    return level() == "avx512bf16"
 
 
 class PackedInts:
@@ -189,34 +186,43 @@ class PackedInts:
 
     __slots__ = ("_bias", "_scale", "_total", "data", "described", "in_features", "out_features")
 
-    def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.values.shape
         padded = -(-self.out_features // kernels.PANEL) * kernels.PANEL
-        whole = weight.values.contiguous()
-        self.data = torch.empty(padded * self.in_features, dtype=torch.int8)
-        # Packing moves lanes of 32 bits, whatever is in them.
-        lanes = self.in_features // 4
-        kernels.pack(
-            CODES[torch.float32],
-            whole.data_ptr(),
-            lanes,
+        self._scale = torch.zeros(padded)
+        parts: Tensor | None = None
+        if weight.group_size:
+            own, parts = weight.scale_parts()
+            self._scale[: self.out_features] = own
+        else:
+            self._scale[: self.out_features] = weight.scale.squeeze(1)
+        values = weight.values.contiguous()
+        self._total: Tensor | None = None
+        if weight.zero is None and not weight.group_size:
+            self._total = torch.zeros(padded, dtype=torch.int32)
+            self._total[: self.out_features] = values.sum(1, dtype=torch.int32)
+        self.data = torch.empty(packed_bytes(weight), dtype=torch.uint8)
+        kernels.prefer_large_pages(self.data.data_ptr(), self.data.nbytes)
+        zero = None if weight.zero is None else weight.zero.contiguous()
+        kernels.pack_ints(
+            weight.bits,
+            values.data_ptr(),
+            0 if parts is None else parts.data_ptr(),
+            0 if zero is None else zero.data_ptr(),
             self.out_features,
-            lanes,
-            0,
+            self.in_features,
+            weight.group_size,
             self.data.data_ptr(),
             torch.get_num_threads(),
         )
-        self._scale, self._total = torch.zeros(padded), torch.zeros(padded, dtype=torch.int32)
-        self._scale[: self.out_features] = weight.scale.squeeze(1)
-        self._total[: self.out_features] = whole.sum(1, dtype=torch.int32)
         self._bias = None if bias is None else bias.float().contiguous()
         self.described = kernels.Weights(
-            2,
+            _FORMATS[weight.bits],
             self.data.data_ptr(),
             self._scale.data_ptr(),
-            self._total.data_ptr(),
-            0,
-            False,
+            0 if self._total is None else self._total.data_ptr(),
+            weight.group_size,
+            zero is not None,
             0 if self._bias is None else self._bias.data_ptr(),
             self.in_features,
             self.out_features,
@@ -224,22 +230,30 @@ class PackedInts:
 
     @staticmethod
     def fits(weight: QuantizedWeight) -> bool:
-        return (
-            has_int8()
-            and weight.values.is_cpu
-            and weight.format == (8, 0)
-            and weight.zero is None
-            and weight.values.shape[1] % 4 == 0
-        )
+        return _switch.on and weight.values.is_cpu and weight.values.numel() > 0
 
     @property
     def nbytes(self) -> int:
-        held = (self.data, self._scale, self._total) + (() if self._bias is None else (self._bias,))
-        return sum(each.nbytes for each in held)
+        held = (self.data, self._scale, self._total, self._bias)
+        return sum(each.nbytes for each in held if each is not None)
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """[...] int64 -> [..., in] float32 or bfloat16: these rows of the weight."""
+        return _rows(self.described, ids, self.in_features, dtype)
 
     def product(self, x: Tensor, out_dtype: torch.dtype, activation: str = "") -> Tensor:
         """[T, in] float32 or bfloat16 -> [T, out] in x's format or float32."""
         return _linear(self.described, x, self.out_features, out_dtype, activation)
+
+
+def packed_bytes(weight: QuantizedWeight) -> int:
+    """Memory of a matrix in the panels of kernels/ints.h."""
+    out, size = weight.values.shape
+    inputs = 4 if weight.bits == 8 else 8  # of a lane of 32 bits
+    group = weight.group_size or size
+    lanes = -(-group // inputs) * -(-size // group)
+    heads = weight.scale.shape[1] * ((2 if weight.group_size else 0) + (0 if weight.zero is None else 1))
+    return -(-out // kernels.PANEL) * kernels.PANEL * (lanes * 4 + heads)
 
 
 def takes_rms_norm(x: Tensor, weight: Tensor) -> bool:

@@ -57,9 +57,9 @@ class Linear:
         ints = weight if isinstance(weight, QuantizedWeight) else stacked(weight)
         linear.out_features, linear.in_features = ints.values.shape
         linear.dtype, linear._bias = dtype, bias
-        linear._plain, linear._packed, linear._ints = None, None, ints
+        linear._plain, linear._packed, linear._ints = None, None, ints.stored()
         if native.takes_dtype(dtype) and native.PackedInts.fits(ints):
-            linear._packed, linear._bias = native.PackedInts(ints, bias), None
+            linear._packed, linear._bias, linear._ints = native.PackedInts(ints, bias), None, None
         return linear
 
     def _setup(self, weights: list[Tensor], bias: Tensor | None) -> None:
@@ -109,6 +109,8 @@ class Linear:
             return self._ints.rows(ids.flatten()).to(self.dtype).view(*ids.shape, self.in_features)
         if isinstance(self._packed, native.PackedWeight):
             return self._packed.rows(ids)
+        if self._packed is not None:
+            return self._packed.rows(ids, self.dtype)
         assert self._plain is not None
         return F.embedding(ids, self._plain)
 

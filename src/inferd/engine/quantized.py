@@ -11,7 +11,7 @@ group of inputs, like the weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,20 @@ class QuantizedWeight:
     def nbytes(self) -> int:
         return self.values.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
 
+    def scale_parts(self) -> tuple[Tensor, Tensor]:
+        """``scale`` as float32 [out] times float16 [out, groups]. An output's own part is a power of two, so that nothing of
+        float16 and bfloat16 scales is lost where an output's differ less than 16,000 times."""
+        largest = self.scale.amax(1).clamp(min=1e-30)
+        own = torch.exp2(torch.floor(torch.log2(largest)))
+        return own, (self.scale / own.unsqueeze(1)).half()
+
+    def stored(self) -> QuantizedWeight:
+        """This matrix as products have it: scales of groups go through ``scale_parts``."""
+        if not self.group_size:
+            return self
+        own, parts = self.scale_parts()
+        return replace(self, scale=parts.float() * own.unsqueeze(1))
+
     def rows(self, ids: Tensor) -> Tensor:
         """[n] int64 -> [n, in] float32: these rows of the matrix."""
         width = self.group_size or self.values.shape[1]
@@ -78,16 +92,20 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 def rounded(x: Tensor, weight: QuantizedWeight) -> Tensor:
     """x [T, in] as the product with ``weight`` sees it: through 8 bits and back, float32."""
     x = x.float()
-    if not weight.group_size and weight.bits == 8 and weight.zero is None:
+    if not weight.group_size and weight.zero is None:
         low, high = x.amin(1, keepdim=True).clamp(max=0), x.amax(1, keepdim=True).clamp(min=0)
-        inverse = torch.where(high > low, 255.0 / (high - low), 0.0)
+        inverse = _steps(high - low, 255)
         zero = (-low * inverse).round()
-        return (((x * inverse).round() + zero).clamp(0, 255) - zero) * ((high - low) / 255.0)
+        return (((x * inverse).round() + zero).clamp(0, 255) - zero) * ((high - low) / 255)
     size, width = x.shape[1], weight.group_size or x.shape[1]
     groups = F.pad(x, (0, -size % width)).view(x.shape[0], -1, width)
     peak = groups.abs().amax(2, keepdim=True)
-    whole = (groups * torch.where(peak > 0, 127.0 / peak, 0.0)).round()
-    return (whole * (peak / 127.0)).view(x.shape[0], -1)[:, :size]
+    return ((groups * _steps(peak, 127)).round() * (peak / 127)).view(x.shape[0], -1)[:, :size]
+
+
+def _steps(span: Tensor, count: int) -> Tensor:
+    """count / span, rounded once (a number divided by a tensor is a product with its reciprocal); 0 where span is 0."""
+    return torch.where(span > 0, torch.full_like(span, count) / span, 0.0)
 
 
 def product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:

@@ -1,0 +1,310 @@
+// Products with quantised weights: integers of 8 or 4 bits times activations that are made bytes as they come.
+//
+// A weight is scale * (w - middle - zero) with w unsigned, an activation x_scale * (x - x_zero) with x signed. Within a group
+// of inputs, which share a scale, sums are exact (int32); groups are added in ascending order in float. So a row's result
+// never depends on the other rows, nor on how the work is shared out, and integers are the same on every level.
+//
+// A panel (kPanel outputs) is one stream, group after group:
+//     scales, f16 [kPanel], to be multiplied by the output's own    where there are groups
+//     zeros, u8 [kPanel]                                            where there are zero points: middle + zero
+//     weights, in steps of kPanel lanes: a lane of 8 bits has four inputs, one of 4 bits four and, in the high halves, the next four
+// A group is filled up to a whole number of steps with activations that are 0.
+#pragma once
+#include "elementwise.h"
+#include "panels.h"
+#include "room.h"
+
+namespace inferd::INFERD_LEVEL {
+
+struct Ints {  // how a matrix lies in memory
+    int64_t group, groups;  // inputs of one; how many
+    int64_t step;           // inputs
+    int64_t steps;          // of a group
+    int64_t width;          // inputs of a group with what fills it up
+    int64_t scale_at, zero_at, weights_at, group_bytes, panel_bytes;
+    int32_t middle;
+
+    Ints(int bits, int64_t in, int64_t group_size, bool has_zero) {
+        group = group_size ? group_size : in;
+        groups = divide_up(in, group);
+        step = bits == 8 ? 4 : 8;
+        steps = divide_up(group, step);
+        width = steps * step;
+        scale_at = 0;
+        zero_at = group_size ? kPanel * 2 : 0;
+        weights_at = zero_at + (has_zero ? kPanel : 0);
+        group_bytes = weights_at + steps * kPanel * 4;
+        panel_bytes = groups * group_bytes;
+        middle = bits == 8 ? 128 : 8;
+    }
+    explicit Ints(const Weights& w) : Ints(w.format == WeightFormat::int8 ? 8 : 4, w.in, w.group, w.has_zero) {}
+};
+
+// Activations as bytes. A sum over a group starts at start - factor * (what the column says: its zero, or its total).
+struct Bytes {
+    const int8_t* x;       // [rows][groups * width]
+    const float* scale;    // [rows][groups]
+    const int32_t* start;  // [rows][groups]
+    const int32_t* factor;
+};
+
+// Without zero points and groups a row's own range is used whole, with a zero point; else a group's peak is 127.
+template <class T>
+inline void to_bytes(const Weights& w, const Ints& lay, const T* x, int64_t stride, int64_t row, int8_t* bytes, float* scale, int32_t* start,
+                     int32_t* factor) {
+    for (int64_t group = 0; group < lay.groups; group++) {
+        const int64_t n = least(lay.group, w.in - group * lay.group);
+        const T* from = x + row * stride + group * lay.group;
+        int8_t* to = bytes + (row * lay.groups + group) * lay.width;
+        Vec highest = Vec::zero(), lowest = Vec::zero();  // zero itself is always a byte
+        for (int64_t j = 0; j < n; j += Vec::width) {
+            const Vec v = load_some(from + j, n - j);
+            highest = Vec::max(highest, v);
+            lowest = Vec::max(lowest, Vec::zero() - v);
+        }
+        const float top = highest.top(), bottom = lowest.top();
+        const float range = w.total ? top + bottom : (top > bottom ? top : bottom), most_steps = w.total ? 255.0f : 127.0f;
+        const float inverse = range > 0 ? most_steps / range : 0.0f;
+        const Vec factors = Vec::all(inverse), zero = w.total ? Vec::round(Vec::all(bottom) * factors) - Vec::all(128.0f) : Vec::zero();
+        int64_t j = 0;
+        for (; j + Vec::width <= n; j += Vec::width) (Vec::round(Vec::load(from + j) * factors) + zero).store_bytes(to + j);
+        if (j < n) {
+            int8_t part[Vec::width];
+            (Vec::round(load_some(from + j, n - j) * factors) + zero).store_bytes(part);
+            memcpy(to + j, part, size_t(n - j));
+        }
+        memset(to + n, 0, size_t(lay.width - n));
+        int32_t sum = 0;
+        for (int64_t i = 0; i < n; i++) sum += to[i];
+        float first[Vec::width];
+        zero.store(first);
+        const int64_t at = row * lay.groups + group;
+        scale[at] = range / most_steps;
+        start[at] = w.has_zero ? 0 : -lay.middle * sum;
+        factor[at] = w.has_zero ? sum : int32_t(first[0]);
+    }
+}
+
+// A group of R rows by C vectors of columns, into or onto c. `weights`, `scale` and `ints` begin at the first column.
+template <int Bits, int R, int C>
+__attribute__((noinline)) void group_tile(const Bytes& x, int64_t x_stride, int64_t groups, const char* weights, int64_t steps, const uint16_t* scale, const Whole* ints,
+                       float* c, bool is_first, Ahead ahead) {
+    constexpr int step = Bits == 8 ? 4 : 8;
+    Whole acc[R][C];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        const Whole start = Whole::spread(uint32_t(x.start[r * groups]));
+        const Whole factor = Whole::spread(uint32_t(x.factor[r * groups]));
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) acc[r][j] = ints ? Whole::less_product(start, factor, ints[j]) : start;
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        const uint32_t* lanes = reinterpret_cast<const uint32_t*>(weights) + k * kPanel;
+        const int8_t* from = x.x + k * step;
+        Whole w[C];
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) w[j] = Whole::lanes(lanes + j * Vec::width);
+        if (ahead.lines) {
+            const char* p = ahead.at + k * ahead.step;
+            __builtin_prefetch(p, 0, 2);
+            if (ahead.lines > 1) __builtin_prefetch(p + 64, 0, 2);
+            if (ahead.lines > 2) {
+                __builtin_prefetch(p + 128, 0, 2);
+                __builtin_prefetch(p + 192, 0, 2);
+            }
+        }
+        if constexpr (Bits == 4) {
+            Whole low[C];
+#pragma GCC unroll 4
+            for (int j = 0; j < C; j++) low[j] = w[j].low_nibbles(), w[j] = w[j].high_nibbles();
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                const Whole a = Whole::spread(lane_at(from + r * x_stride));
+#pragma GCC unroll 4
+                for (int j = 0; j < C; j++) acc[r][j] = Whole::dot(acc[r][j], low[j], a);
+            }
+            from += 4;
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const Whole a = Whole::spread(lane_at(from + r * x_stride));
+#pragma GCC unroll 4
+            for (int j = 0; j < C; j++) acc[r][j] = Whole::dot(acc[r][j], w[j], a);
+        }
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < C; j++) {
+        const Vec own = scale ? Vec::halves(scale + j * Vec::width) : Vec::all(1.0f);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            float* to = c + r * kPanel + j * Vec::width;
+            const Vec factor = own * Vec::all(x.scale[r * groups]);
+            (is_first ? acc[r][j].floats() * factor : Vec::fma(acc[r][j].floats(), factor, Vec::load(to))).store(to);
+        }
+    }
+}
+
+template <int Bits, int C>
+inline void rows_of_group(int rows, const Bytes& x, int64_t x_stride, int64_t groups, const char* weights, int64_t steps, const uint16_t* scale,
+                          const Whole* ints, float* c, bool is_first, Ahead ahead) {
+    switch (rows) {
+        case 1: return group_tile<Bits, 1, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
+        case 2: return group_tile<Bits, 2, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
+        case 3: return group_tile<Bits, 3, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
+        case 4: return group_tile<Bits, 4, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
+        case 5: return group_tile<Bits, 5, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
+        default: return group_tile<Bits, 6, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
+    }
+}
+
+// All groups of a panel for up to kRows rows. `from`: the weights in Bits bits, `from_bytes` of them a group; the rest of
+// the panel's words are in `base`.
+template <int Bits>
+inline void ints_strip(const Weights& w, const Ints& lay, const Bytes& all, int64_t row, int rows, int64_t panel, const char* base, const char* from,
+                       int64_t from_bytes, float* c, Ahead ahead) {
+    constexpr int C = Vec::max_columns;
+    const int64_t steps = lay.width / (Bits == 8 ? 4 : 8), x_stride = lay.groups * lay.width;
+    for (int64_t group = 0; group < lay.groups; group++) {
+        const char* head = base + group * lay.group_bytes;
+        const int64_t at = row * lay.groups + group;
+        const Bytes x{all.x + at * lay.width, all.scale + at, all.start + at, all.factor + at};
+        if (ahead.lines == 4 && lay.weights_at) {  // of a later group; the tile fetches weights alone
+            for (int64_t i = 0; i < lay.weights_at; i += 64) __builtin_prefetch(head + INFERD_STREAM_AHEAD + i, 0, 2);
+        }
+        for (int64_t column = 0; column < kPanel; column += C * Vec::width) {
+            Whole ints[C];
+            for (int j = 0; j < C; j++)
+                if (w.has_zero)
+                    ints[j] = Whole::bytes(reinterpret_cast<const uint8_t*>(head + lay.zero_at) + column + j * Vec::width);
+                else if (w.total)
+                    ints[j] = Whole::lanes(reinterpret_cast<const uint32_t*>(w.total) + panel * kPanel + column + j * Vec::width);
+            Ahead here = ahead;
+            if (column > 0)
+                here.lines = 0;
+            else if (here.lines == 4)
+                here.at = from + group * from_bytes + INFERD_STREAM_AHEAD;
+            else
+                here.at += group * steps * here.step;
+            rows_of_group<Bits, C>(rows, x, x_stride, lay.groups, from + group * from_bytes + column * 4, steps,
+                                   w.group ? reinterpret_cast<const uint16_t*>(head + lay.scale_at) + column : nullptr,
+                                   w.has_zero || w.total ? ints : nullptr, c + column, group == 0, here);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int64_t j = 0; j < kPanel; j += Vec::width)
+            (Vec::load(c + r * kPanel + j) * Vec::load(w.scale + panel * kPanel + j)).store(c + r * kPanel + j);
+}
+
+// Nibbles of a panel as bytes in the order of 8-bit lanes.
+inline void widen(const Ints& lay, const char* base, uint32_t* to) {
+    for (int64_t group = 0; group < lay.groups; group++) {
+        const uint32_t* from = reinterpret_cast<const uint32_t*>(base + group * lay.group_bytes + lay.weights_at);
+        for (int64_t k = 0; k < lay.steps; k++, to += 2 * kPanel)
+            for (int64_t j = 0; j < kPanel; j += Vec::width) {
+                const Whole both = Whole::lanes(from + k * kPanel + j);
+                both.low_nibbles().store(to + j);
+                both.high_nibbles().store(to + kPanel + j);
+            }
+    }
+}
+
+template <class T>
+void ints_product(const Weights& w, const LinearArgs& g, int threads) {
+    constexpr int64_t wide_strips = 4;  // from here on nibbles are made bytes once for all strips
+    const Ints lay(w);
+    static thread_local Room rooms[4];
+    int8_t* bytes = rooms[0].take<int8_t>(g.rows * lay.groups * lay.width);
+    float* scale = rooms[1].take<float>(g.rows * lay.groups);
+    int32_t* start = rooms[2].take<int32_t>(g.rows * lay.groups);
+    int32_t* factor = rooms[3].take<int32_t>(g.rows * lay.groups);
+    const T* x = static_cast<const T*>(g.x);
+#pragma omp parallel for schedule(static) num_threads(threads) if (g.rows * w.in > 16384)
+    for (int64_t row = 0; row < g.rows; row++) to_bytes(w, lay, x, g.x_stride, row, bytes, scale, start, factor);
+    const Bytes all{bytes, scale, start, factor};
+    if (w.format == WeightFormat::int8) {
+        over_panels(w, g, lay.panel_bytes, 256, threads, [](const char* base, int64_t) { return base; },
+                    [&](const char* base, int64_t panel, int64_t row, int rows, float* c, Ahead ahead) {
+                        ints_strip<8>(w, lay, all, row, rows, panel, base, base + lay.weights_at, lay.group_bytes, c, ahead);
+                    });
+        return;
+    }
+    struct Ready {
+        const char* base;
+        const char* bytes;  // or null
+    };
+    over_panels(w, g, lay.panel_bytes, 256, threads,
+                [&](const char* base, int64_t strips) {
+                    if (strips < wide_strips) return Ready{base, nullptr};
+                    static thread_local Room room;
+                    uint32_t* widened = room.take<uint32_t>(lay.groups * lay.steps * 2 * kPanel);
+                    widen(lay, base, widened);
+                    return Ready{base, reinterpret_cast<const char*>(widened)};
+                },
+                [&](Ready ready, int64_t panel, int64_t row, int rows, float* c, Ahead ahead) {
+                    if (ready.bytes) {
+                        ahead.step /= 2;
+                        ints_strip<8>(w, lay, all, row, rows, panel, ready.base, ready.bytes, lay.width * kPanel, c, ahead);
+                    } else {
+                        ints_strip<4>(w, lay, all, row, rows, panel, ready.base, ready.base + lay.weights_at, lay.group_bytes, c, ahead);
+                    }
+                });
+}
+
+// values [out, in], signed, without their zeros, into the panels from column first_row on; scale f16 and zero [out, groups]
+// or null. Columns that belong to no row have weights of 0 and scales of 0.
+inline void pack_ints(int bits, const int8_t* values, const uint16_t* scale, const int8_t* zero, int64_t out, int64_t in, int64_t group,
+                      void* packed, int threads) {
+    const Ints lay(bits, in, group, zero != nullptr);
+    const uint32_t flip = bits == 8 ? 0x80808080u : 0x08080808u;
+    const auto four = [&](int64_t row, int64_t from, int64_t end) {
+        uint32_t lane = 0;
+        if (row < out) memcpy(&lane, values + row * in + from, size_t(most(0, least(4, end - from))));
+        return lane ^ flip;
+    };
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t panel = 0; panel < divide_up(out, kPanel); panel++)
+        for (int64_t index = 0; index < lay.groups; index++) {
+            char* head = static_cast<char*>(packed) + panel * lay.panel_bytes + index * lay.group_bytes;
+            const int64_t begin = index * lay.group, end = least(in, begin + lay.group);
+            uint32_t* lanes = reinterpret_cast<uint32_t*>(head + lay.weights_at);
+            for (int64_t column = 0; column < kPanel; column++) {
+                const int64_t row = panel * kPanel + column, at = row * lay.groups + index;
+                if (group) reinterpret_cast<uint16_t*>(head + lay.scale_at)[column] = row < out ? scale[at] : uint16_t(0);
+                if (zero) reinterpret_cast<uint8_t*>(head + lay.zero_at)[column] = uint8_t((row < out ? zero[at] : 0) + lay.middle);
+            }
+            for (int64_t first = 0; first < lay.steps; first += 16)  // few steps at a time, so that what is written stays in L1
+                for (int64_t column = 0; column < kPanel; column++)
+                    for (int64_t k = first; k < least(lay.steps, first + 16); k++) {
+                        const int64_t row = panel * kPanel + column, from = begin + k * lay.step;
+                        uint32_t lane = four(row, from, end);
+                        if (bits == 4) lane = (lane & 0x0f0f0f0fu) | (four(row, from + 4, end) & 0x0f0f0f0fu) << 4;
+                        lanes[k * kPanel + column] = lane;
+                    }
+        }
+}
+
+// Rows of the weights, as floats.
+template <class T>
+void unpack_ints(const Weights& w, const int64_t* ids, int64_t count, T* out, int threads) {
+    const Ints lay(w);
+#pragma omp parallel for schedule(static) num_threads(threads) if (count > 16)
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t column = ids[i] % kPanel;
+        const char* base = static_cast<const char*>(w.packed) + ids[i] / kPanel * lay.panel_bytes;
+        for (int64_t group = 0; group < lay.groups; group++) {
+            const char* head = base + group * lay.group_bytes;
+            const char* lanes = head + lay.weights_at + column * 4;
+            const float rest = w.group ? half_to_float(reinterpret_cast<const uint16_t*>(head + lay.scale_at)[column]) : 1.0f;
+            const float scale = w.scale[ids[i]] * rest;
+            const int32_t zero = w.has_zero ? reinterpret_cast<const uint8_t*>(head + lay.zero_at)[column] : lay.middle;
+            T* to = out + i * w.in + group * lay.group;
+            for (int64_t k = 0; k < least(lay.group, w.in - group * lay.group); k++) {
+                const uint8_t byte = uint8_t(lanes[k / lay.step * kPanel * 4 + k % 4]);
+                const int32_t whole = w.format == WeightFormat::int8 ? byte : k % 8 < 4 ? byte & 15 : byte >> 4;
+                to[k] = from_float<T>(scale * float(whole - zero));
+            }
+        }
+    }
+}
+
+}  // namespace inferd::INFERD_LEVEL
