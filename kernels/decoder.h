@@ -37,8 +37,9 @@ struct StepRows {
 
 class Decoder {
   public:
-    // embedding: [vocabulary, hidden] in the shape's format, packed; null: forward is given the rows themselves.
-    Decoder(const Shape& shape, const void* embedding, const void* norm) : shape_(shape), embedding_(embedding), norm_(norm) {}
+    // embedding: [vocabulary, hidden]; null: forward is given the rows themselves.
+    Decoder(const Shape& shape, const Weights* embedding, const void* norm)
+        : shape_(shape), has_embedding_(embedding != nullptr), embedding_(embedding ? *embedding : Weights{}), norm_(norm) {}
     Decoder(const Decoder&) = delete;
     ~Decoder() { free(memory_); }
 
@@ -102,8 +103,8 @@ class Decoder {
         void embed(const void* embedded) const {
             const Shape& s = d.shape_;
             const int64_t count = step.rows * s.hidden;
-            if (d.embedding_)
-                k.unpack_rows(s.dtype, d.embedding_, s.hidden, step.token_ids, step.rows, d.residual_, threads);
+            if (d.has_embedding_)
+                k.unpack_rows(d.embedding_, step.token_ids, step.rows, s.dtype, d.residual_, threads);
             else
                 memcpy(d.residual_, embedded, size_t(count) * (s.dtype == Dtype::f32 ? 4 : 2));
             if (s.embedding_scale != 1.0f) k.multiply(s.dtype, d.residual_, count, s.embedding_scale, threads);
@@ -159,7 +160,9 @@ class Decoder {
     };
 
     const Shape shape_;
-    const void *const embedding_, *const norm_;
+    const bool has_embedding_;
+    const Weights embedding_;
+    const void* const norm_;
     std::vector<DecoderLayer> layers_;
     int64_t capacity_ = 0;
     void* memory_ = nullptr;

@@ -152,13 +152,13 @@ NB_MODULE(_kernels, m) {
         .def(
             "__init__",
             [](Decoder* self, int dtype, int norm_dtype, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t wide, float eps,
-               float embedding_scale, float residual_multiplier, int gate, bool whole_norms, uintptr_t embedding, uintptr_t norm) {
+               float embedding_scale, float residual_multiplier, int gate, bool whole_norms, const Weights* embedding, uintptr_t norm) {
                 new (self) Decoder({Dtype(dtype), Dtype(norm_dtype), hidden, heads, kv_heads, head_dim, wide, eps, embedding_scale,
                                     residual_multiplier, Activation(gate), whole_norms},
-                                   at(embedding), at(norm));
+                                   embedding, at(norm));
             },
             nb::kw_only(), "dtype"_a, "norm_dtype"_a, "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "wide"_a, "eps"_a, "embedding_scale"_a,
-            "residual_multiplier"_a, "gate"_a, "whole_norms"_a, "embedding"_a, "norm"_a)
+            "residual_multiplier"_a, "gate"_a, "whole_norms"_a, "embedding"_a.none(), "norm"_a)
         .def("reserve", &Decoder::reserve)
         .def(
             "add",

@@ -147,7 +147,7 @@ class Decoder:
         residual_multiplier: float,
         gate: int,
         whole_norms: bool,
-        embedding: int,
+        embedding: Weights | None,
         norm: int,
     ) -> None: ...
     def reserve(self, rows: int, /) -> None: ...

@@ -46,7 +46,7 @@ class NativeDecoder:
             residual_multiplier=config.residual_multiplier,
             gate=ACTIVATIONS[GATES[config.activation]],
             whole_norms=decoder.family.qk_norm == "full",
-            embedding=_address(decoder.embedding.panels),
+            embedding=decoder.embedding.described,
             norm=decoder.norm.data_ptr(),
         )
         for layer in decoder.layers:
@@ -83,7 +83,7 @@ class NativeDecoder:
         """Hidden states [T, hidden] of the batch's rows, after the final norm."""
         rows = len(batch.token_ids)
         embedding = self._decoder.embedding
-        embedded = embedding.rows(batch.token_ids) if embedding.panels is None else None
+        embedded = embedding.rows(batch.token_ids) if embedding.described is None else None
         out = torch.empty((rows, self._decoder.config.hidden_size), dtype=self._decoder.dtype)
         self._plan.forward(
             batch.token_ids.data_ptr(),

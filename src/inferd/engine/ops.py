@@ -83,11 +83,6 @@ class Linear:
         return None if self._packed is None else self._packed.described
 
     @property
-    def panels(self) -> Tensor | None:
-        """The weight as the kernels pack it, in ``dtype``: what ``rows`` are taken from. None where it is not packed so."""
-        return self._packed.data if isinstance(self._packed, native.PackedWeight) else None
-
-    @property
     def weight(self) -> Tensor:
         """[out, in], unpacked if need be: for inspection, not for the hot path."""
         if self._plain is not None:
