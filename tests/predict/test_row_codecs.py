@@ -12,6 +12,7 @@ from tests.predict.test_v2_codec import info
 from inferd.errors import InvalidRequest
 from inferd.predict.check import Checker
 from inferd.predict.codecs.invocations import InvocationsCodec
+from inferd.predict.codecs.invocations_csv import WITHOUT_HEADER, InvocationsCsvCodec
 from inferd.predict.codecs.port import Codec
 from inferd.predict.codecs.v1 import V1Codec
 from inferd.predict.contract import Array, Contract
@@ -176,3 +177,62 @@ def test_deep_nesting_and_repeated_keys_are_refused() -> None:
     ):
         with pytest.raises(InvalidRequest, match=message):
             V1.decode(PredictRequest(id="r", model="m", dialect="v1", body=body), TABLE)
+
+
+# -- tables as text/csv --------------------------------------------------------------------------
+
+CSV = InvocationsCsvCodec()
+
+
+def of_table(text: str | bytes, contract: Contract, dialect: str = "invocations.csv") -> dict[str, list[object]]:
+    body = text if isinstance(text, bytes) else text.encode()
+    question = CSV.decode(PredictRequest(id="r", model="m", dialect=dialect, body=body), contract)
+    return {name: array.tolist() for name, array in Checker(contract).check(question)[0].items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "contract", "wanted"),
+    [
+        ("w,h\n1,2.5\n3,4\n", TABLE, {"input-0": [[1, 2.5], [3, 4]]}),
+        ("\ufeffw,h\r\n1,2.5\r\n\r\n3,4", TABLE, {"input-0": [[1, 2.5], [3, 4]]}),
+        ("height,width\n1,2\n", NAMED, {"input-0": [[2, 1]]}),
+        ('name,age\n"Ann, the first",30\n"",31.0\n', TWO, {"age": [[30], [31]], "name": [b"Ann, the first", b""]}),
+        ("text\n12\n", TEXT, {"text": [b"12"]}),
+    ],
+)
+def test_a_table_is_a_line_of_columns_and_its_rows(text: str, contract: Contract, wanted: dict[str, object]) -> None:
+    assert of_table(text, contract) == wanted
+
+
+def test_a_table_may_have_no_line_of_columns_and_missing_values() -> None:
+    assert of_table("1,2.5\n3,4\n", TABLE, WITHOUT_HEADER) == {"input-0": [[1, 2.5], [3, 4]]}
+    (row,) = of_table("w,h\n1,\n", TABLE)["input-0"]
+    assert str(row) == "[1.0, nan]"
+
+
+@pytest.mark.parametrize(
+    ("text", "contract", "said"),
+    [
+        (b"", TABLE, "The table has no rows"),
+        (b"w,h\n", TABLE, "The table has no rows"),
+        (b"w,h\n1\n", TABLE, "Line 2 of the table has 1 values; 2 are expected"),
+        (b"w,h\n1,x\n", TABLE, "Line 2 of the table has 'x' where a number is expected"),
+        (b"w,w\n1,2\n", TABLE, "the column 'w' twice"),
+        (b'w,h\n1,"2\n', TABLE, "of the table is no CSV"),
+        (b"w,h\n1,\xff\n", TABLE, "not valid UTF-8"),
+        (b"age,other\n1,2\n", TWO, "There is no input 'other'"),
+        (b"width,depth\n1,2\n", NAMED, "missing are 'height'; unknown are 'depth'"),
+        (b"age,name\n,a\n", TWO, "Line 2 of the table has '' where a number is expected"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_by_its_line(text: bytes, contract: Contract, said: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        of_table(text, contract)
+    assert said in caught.value.message
+
+
+def test_the_answer_to_a_table_is_its_rows() -> None:
+    request = PredictRequest(id="r", model="m", dialect="invocations.csv", body=b"w,h\n1,2\n3,4\n")
+    result = Result(outputs={"y": np.array([1, 2], np.float32)})
+    answer = CSV.encode(request, CSV.decode(request, TABLE), result, info(TABLE))
+    assert json.loads(answer.body) == {"predictions": [1, 2]}

@@ -17,7 +17,9 @@ from inferd.state.thread import StateThread
 from inferd.tenancy import idempotency
 from inferd.tenancy.idempotency import Claim, IdempotencyStore, StoredAnswer
 
-ANSWER = StoredAnswer(200, b"application/json", b'{"n": 1}')
+ANSWER = StoredAnswer(
+    200, b"application/json", b'{"n": 1}', ((b"inference-header-content-length", b"8"), (b"x-note", b"a: b"))
+)
 
 
 class Place:

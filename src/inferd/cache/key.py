@@ -43,14 +43,23 @@ def canonical(body: bytes | msgspec.Struct) -> bytes:
 
 
 def cache_key(
-    tenant: str, model: str, fingerprint: str, path: str, body: bytes | msgspec.Struct, *, stream: bool = False
+    tenant: str,
+    model: str,
+    fingerprint: str,
+    path: str,
+    body: bytes | msgspec.Struct,
+    *,
+    stream: bool = False,
+    is_exact: bool = False,
 ) -> bytes:
-    """48 bytes: the tenant's digest, then that of everything that decides what the answer is.
+    """48 bytes: the tenant's digest, then that of everything that decides what the answer is. ``is_exact``: the
+    body is told apart by every byte, as tensors are too large to be read for it.
 
     ``fingerprint`` changes when the model would answer otherwise (its weights, its number format).
     """
     digest = hashlib.blake2b(digest_size=32, person=b"inferd.answer")
-    for part in (model.encode(), fingerprint.encode(), path.encode(), b"s" if stream else b"w", canonical(body)):
+    content = body if is_exact and isinstance(body, bytes) else canonical(body)
+    for part in (model.encode(), fingerprint.encode(), path.encode(), b"s" if stream else b"w", content):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return tenant_digest(tenant) + digest.digest()

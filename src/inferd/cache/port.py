@@ -14,6 +14,7 @@ class CachedAnswer(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # those that the body cannot be read without
 
 
 class ResponseCache(Protocol):

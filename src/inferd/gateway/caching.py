@@ -22,6 +22,7 @@ from inferd.gateway.admission import reserve, terms_of
 from inferd.gateway.decode import decode
 from inferd.gateway.generation import ignored_header
 from inferd.gateway.http import EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Headers, Response
+from inferd.gateway.idempotency import part_of_answer
 from inferd.gateway.openai_wire import IGNORED, GenerationFields
 from inferd.gateway.room import Room
 from inferd.gateway.sse import DONE
@@ -45,6 +46,7 @@ class Question(NamedTuple):
     stream: bool
     is_drawn: bool  # at random: asked again, it may be another
     timeout: float | None
+    is_exact: bool = False  # the body is not looked into
 
 
 def question_of(body: GenerationFields, model: ModelStatus, sampling: SamplingParams) -> Question:
@@ -106,6 +108,7 @@ async def cached(room: Room, call: Call, question: Callable[[], Question], model
         f"{call.route} {asked.form.decode()}",
         asked.body,
         stream=asked.stream,
+        is_exact=asked.is_exact,
     )
     keeper = _Keeper(room, call, room.cache, key, model, config.ttl_s)
     if b"no-cache" not in wishes:
@@ -118,7 +121,7 @@ async def cached(room: Room, call: Call, question: Callable[[], Question], model
 def _again(room: Room, call: Call, model: str, kept: CachedAnswer) -> Response:
     reserve(room, call, model)
     streamed = EVENTS_HEADERS if kept.content_type == EVENTS_TYPE else ()
-    return Response(200, kept.body, kept.content_type, (*_HIT, *ignored_header(call.ignored), *streamed))
+    return Response(200, kept.body, kept.content_type, (*kept.headers, *_HIT, *ignored_header(call.ignored), *streamed))
 
 
 class _Keeper:
@@ -167,7 +170,7 @@ class _Keeper:
         if isinstance(answer, EventStream):
             return EventStream(self._kept(answer.frames), (*answer.headers, *_MISS))
         if answer.status == 200:
-            await self._keep(answer.content_type, answer.body)
+            await self._keep(answer.content_type, answer.body, part_of_answer(answer.headers))
         return Response(answer.status, answer.body, answer.content_type, (*answer.headers, *_MISS))
 
     async def _kept(self, frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
@@ -188,13 +191,14 @@ class _Keeper:
         finally:
             await frames.aclose()
 
-    async def _keep(self, content_type: bytes, body: bytes) -> None:
+    async def _keep(self, content_type: bytes, body: bytes, headers: Headers = ()) -> None:
         usage = self._call.usage
         answer = CachedAnswer(
             content_type,
             body,
             usage.prompt_tokens if usage is not None else 0,
             usage.completion_tokens if usage is not None else 0,
+            headers,
         )
         self._land(answer)
         if len(body) <= self._room.config.cache.max_entry_bytes:

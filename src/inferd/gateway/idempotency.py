@@ -17,7 +17,13 @@ from inferd.gateway.room import Room
 from inferd.gateway.sse import DONE
 from inferd.tenancy.idempotency import MAX_ANSWER_BYTES, MAX_KEY_CHARS, Claim, StoredAnswer
 
+_KEPT: Final = frozenset({b"inference-header-content-length"})
 _REPLAYED: Final[Headers] = ((b"idempotent-replayed", b"true"),)
+
+
+def part_of_answer(headers: Headers) -> Headers:
+    """Those headers that are kept with an answer."""
+    return tuple([header for header in headers if header[0].lower() in _KEPT])
 
 
 async def once(room: Room, call: Call, raw: bytes, model: str, compute: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -36,13 +42,15 @@ async def once(room: Room, call: Call, raw: bytes, model: str, compute: Callable
     if isinstance(found, StoredAnswer):
         reserve(room, call, model)
         streamed = EVENTS_HEADERS if found.content_type == EVENTS_TYPE else ()
-        return Response(found.status, found.body, found.content_type, (*_REPLAYED, *streamed))
+        return Response(found.status, found.body, found.content_type, (*found.headers, *_REPLAYED, *streamed))
     call.closers.append(found.abandon)  # however the call ends; nothing when it was finished
     answer = await compute()
     if isinstance(answer, EventStream):
         return EventStream(_kept(answer.frames, found), answer.headers)
     if answer.status == 200:
-        await found.finish(StoredAnswer(answer.status, answer.content_type, answer.body))
+        await found.finish(
+            StoredAnswer(answer.status, answer.content_type, answer.body, part_of_answer(answer.headers))
+        )
     return answer
 
 

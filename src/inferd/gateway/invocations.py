@@ -11,7 +11,7 @@ import msgspec
 
 from inferd.errors import InferdError
 from inferd.gateway.compression import compressed
-from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorShape, invalid, kind_of, printable
+from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorShape, UnsupportedMediaType, invalid, kind_of, printable
 from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.kserve import Served, drawn_version, find_served, served_models
 from inferd.gateway.kserve_rest import read_tensors, task_of
@@ -19,6 +19,8 @@ from inferd.gateway.predictions import Asked, predict
 from inferd.gateway.room import Room
 
 _TARGET: Final = b"x-amzn-sagemaker-target-model"
+CSV_TYPE: Final = b"text/csv"
+_JSON: Final = "invocations"
 _CODES: Final = {
     400: "BAD_REQUEST",
     401: "UNAUTHENTICATED",
@@ -85,13 +87,28 @@ class InvocationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def predict_v1(room: Room, call: Call, rest: str) -> Answer:
-    body = await read_tensors(room, call, is_binary=False)
+    body = await read_tensors(room, call)
     return await _predicted(room, call, find_served(room, call.principal, rest), Asked(dialect="v1", body=body))
 
 
 async def invoke(room: Room, call: Call, rest: str) -> Answer:
-    body = await read_tensors(room, call, is_binary=False)
-    return await _predicted(room, call, _target(room, call), Asked(dialect="invocations", body=body))
+    dialect = _dialect(call)
+    body = await read_tensors(room, call, media=None if dialect == _JSON else CSV_TYPE)
+    return await _predicted(room, call, _target(room, call), Asked(dialect=dialect, body=body))
+
+
+def _dialect(call: Call) -> str:
+    """By the type that the body says it has. Raises UnsupportedMediaType."""
+    media, _, rest = (call.header(b"content-type") or b"").lower().partition(b";")
+    if media.strip() != CSV_TYPE:
+        return _JSON
+    said = dict([word.strip().partition(b"=")[::2] for word in rest.split(b";")])
+    charset = said.get(b"charset", b"utf-8").strip(b'"')
+    if charset not in (b"utf-8", b"utf8", b"us-ascii"):
+        raise UnsupportedMediaType(
+            f"Tables are read as UTF-8, and this one says charset {printable(charset.decode('latin-1'))!r}; encode it as UTF-8."
+        )
+    return "invocations.csv.rows" if said.get(b"header", b"").strip(b'"') == b"absent" else "invocations.csv"
 
 
 def _target(room: Room, call: Call) -> Served:

@@ -29,6 +29,7 @@ from inferd.gateway.sse import encode
 BINARY_TYPE: Final = b"application/octet-stream"
 MAX_REPOSITORY_BYTES: Final = 64 * 1024
 _HEADER_LENGTH: Final = b"inference-header-content-length"
+_OF_TABLES: Final = " A table as text/csv is taken by POST /invocations."
 _VERSIONS: Final = "/versions/"
 _RETRY: Final = ((b"retry-after", b"1"),)
 
@@ -166,10 +167,11 @@ def header_length(call: Call) -> int:
     return int(value)
 
 
-async def read_tensors(room: Room, call: Call, *, is_binary: bool = False) -> bytes:
-    """A request's body, opened where it is compressed. Raises UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
+async def read_tensors(room: Room, call: Call, *, is_binary: bool = False, media: bytes | None = None) -> bytes:
+    """A request's body, opened where it is compressed. ``media``: a type that the caller has found right. Raises UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
     encoding = encoding_of(call)
-    check_media(call, is_binary=is_binary)
+    if media is None:
+        check_media(call, is_binary=is_binary)
     body = await read_body(call, room.max_body_bytes, room.body_timeout_s)
     return await opened(body, encoding, room.max_body_bytes)
 
@@ -187,7 +189,7 @@ def check_media(call: Call, *, is_binary: bool) -> None:
             shown = printable(media.decode("latin-1"))
             raise UnsupportedMediaType(
                 f"Content-Type {shown!r} is not supported; send application/json, or application/octet-stream with the "
-                "header Inference-Header-Content-Length."
+                "header Inference-Header-Content-Length." + _OF_TABLES * (media == b"text/csv")
             )
 
 

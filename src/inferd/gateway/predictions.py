@@ -12,8 +12,10 @@ import msgspec
 
 from inferd.errors import InternalError, InvalidRequest
 from inferd.gateway.admission import reserve, terms_of
+from inferd.gateway.caching import Question, cached
 from inferd.gateway.generation import check_end, note_end
 from inferd.gateway.http import Answer, Call, Response
+from inferd.gateway.idempotency import once
 from inferd.gateway.room import Room
 from inferd.gateway.upstream import ModelStatus, Stream
 from inferd.types import Output, Prediction, PredictRequest
@@ -38,12 +40,42 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def predict(room: Room, call: Call, model: ModelStatus, asked: Asked, *, task: str) -> Answer:
-    """The model's answer, in the dialect's own words. ``task`` is what the model must be able to do; none of its
-    business where the model is still loading: the worker refuses then.
+    """The model's answer, in the dialect's own words: computed now, or what it was when the same was asked before
+    (Idempotency-Key, the cache of models that have one). ``task`` is what the model must be able to do.
 
-    Raises InvalidRequest, QuotaExceeded, what the router raises and what the request failed with.
+    Raises InvalidRequest, QuotaExceeded, IdempotencyConflict, what the router raises and what the request failed with.
     """
     check_task(model, task)
+
+    async def compute() -> Response:
+        return await computed(room, call, model, asked)
+
+    def question() -> Question:
+        info = model.info
+        return Question(
+            model.name,
+            None if info is None else f"{info.fingerprint} {info.artifact}",
+            asked.body,
+            f"{asked.dialect} {asked.header_bytes}".encode(),
+            stream=False,
+            is_drawn=False,
+            timeout=asked.timeout,
+            is_exact=True,
+        )
+
+    async def looked_up() -> Answer:
+        if asked.sequence:  # what it is answered depends on what came before
+            return await compute()
+        return await cached(room, call, question, model.name, compute)
+
+    if call.header(b"idempotency-key") is None:
+        return await looked_up()
+    asks = f"{model.name} {asked.version} {asked.dialect} {asked.header_bytes}\n".encode()
+    return await once(room, call, asks + asked.body, model.name, looked_up)
+
+
+async def computed(room: Room, call: Call, model: ModelStatus, asked: Asked) -> Response:
+    """Likewise, whatever was asked before."""
     stream = submit(room, call, model, asked)
     prediction: Prediction | None = None
     async for output in stream:

@@ -434,7 +434,13 @@ def _invocations() -> tuple[Route, ...]:
         InstancesRequest,
         Predictions,
     )
-    mlflow = _post("/invocations", invoke, "The same as MLflow and SageMaker ask.", InvocationRequest, Predictions)
+    mlflow = _post(
+        "/invocations",
+        invoke,
+        "The same as MLflow and SageMaker ask; also a table as text/csv.",
+        InvocationRequest,
+        Predictions,
+    )
     return (v1._replace(errors=KSERVE_ERRORS), mlflow._replace(errors=MLFLOW_ERRORS))
 
 

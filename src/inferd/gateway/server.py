@@ -120,6 +120,8 @@ class Gateway:
                 call.principal = self._principal
             v2.check_media(call, is_binary=v2.header_length(call) >= 0)
             served = v2.served_of(self._room, call, match.rest)
+            if self._room.cache is not None and self._room.caching_of(served.status.name).enabled:
+                return  # its answers may be there already
             self._lane.learn(exchange, call, FamiliarInfer(exchange, call, served))
         except InferdError:
             return  # the ordinary way says so

@@ -14,8 +14,10 @@ import msgspec
 from inferd import __version__
 from inferd.errors import InvalidRequest, Unavailable
 from inferd.gateway.admission import cost_of, find_model, terms_of, visible
+from inferd.gateway.caching import Question, cached, question_of_relayed
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode, decode_body
 from inferd.gateway.http import Answer, Call, Response, read_body, require_json
+from inferd.gateway.idempotency import once
 from inferd.gateway.predictions import Asked, check_task, predict
 from inferd.gateway.relay import Asking, admitted, forwarded, target_of
 from inferd.gateway.relay_fields import ELSEWHERE
@@ -114,7 +116,14 @@ async def _ask(room: Room, call: Call, raw: bytes, fields: _Fields, dialect: str
                 param="model",
                 code="unsupported_task",
             )
-        return await call.watched(_elsewhere(room, call, far, path, fields, raw))
+
+        async def compute() -> Answer:
+            return await _elsewhere(room, call, far, path, fields, raw)
+
+        def question() -> Question:
+            return question_of_relayed(room, far, raw)._replace(is_drawn=False)  # no text is drawn
+
+        return await call.watched(once(room, call, raw, far, lambda: cached(room, call, question, far, compute)))
     only = _only(room, call, task) if fields.model is None else None
     name = fields.model if only is None else only.name
     model = model_for(room, call, name, bytes(fields.user).decode())

@@ -1,6 +1,6 @@
 """Which version of a model a request gets, where versions share out the requests for the model's own name.
 
-Who comes again gets the same one: by the sequence, the session or the user that the request names; a request that names
+Who comes again gets the same one: by the sequence, session, user or Idempotency-Key that the request names; a request that names
 none is by itself. Knows who asks; what the shares are and how they are drawn from is the configuration's
 (``config_versions``).
 """
@@ -28,7 +28,8 @@ def drawn(room: Room, call: Call, model: ModelStatus, *, sequence: str = "", use
     if config is None or not config.versions.weights:
         return model
     there = {status.name: status for status in room.router.models()}
-    unit = sequence or session_of(call) or user or call.request_id
+    again = (call.header(b"idempotency-key") or b"").decode("latin-1")  # the first time may have been another's turn
+    unit = sequence or session_of(call) or user or again or call.request_id
     entry = entry_drawn(
         room.config.models,
         model.name,

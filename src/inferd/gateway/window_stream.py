@@ -19,11 +19,10 @@ from inferd.errors import InferdError, InternalError, InvalidRequest
 from inferd.gateway.admission import authenticate
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorDetail, kind_of, printable
-from inferd.gateway.http import Call, Message, Response
+from inferd.gateway.http import Call, Message
 from inferd.gateway.kserve import Served
-from inferd.gateway.kserve_rest import task_of
 from inferd.gateway.kserve_wire import DIALECT
-from inferd.gateway.predictions import Asked, predict, request_of
+from inferd.gateway.predictions import Asked, computed, request_of
 from inferd.gateway.room import Room
 from inferd.gateway.server import hear_ends
 from inferd.gateway.server import served as served_event
@@ -269,8 +268,7 @@ class WindowStream:
         self._call = call
         try:
             authenticate(self._room.door, call, "infer")
-            answer = await predict(self._room, call, self._served.status, asked, task=task_of(self._served))
-            assert isinstance(answer, Response), "a window has one answer"
+            answer = await computed(self._room, call, self._served.status, asked)
             call.status = 200
             call.response_bytes = len(answer.body)
             return answer.body

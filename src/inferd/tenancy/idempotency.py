@@ -42,13 +42,14 @@ class StoredAnswer(msgspec.Struct, frozen=True, array_like=True):
     status: int
     content_type: bytes
     body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # those that the body cannot be read without
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
     gateway: str  # who works on it; empty: there is an answer
     status: int
-    content_type: bytes
+    content_type: bytes  # and below it, a line each, the answer's headers
     body: bytes
     expires_at: float
 
@@ -221,7 +222,9 @@ class IdempotencyStore:
         _check(row.digest, claim.digest)
         if row.gateway:
             raise _in_progress()
-        answer = StoredAnswer(row.status, row.content_type, row.body)
+        content_type, *lines = row.content_type.split(b"\n")
+        headers = tuple([(name, value) for name, _, value in (line.partition(b": ") for line in lines)])
+        answer = StoredAnswer(row.status, content_type, row.body, headers)
         self._remember(claim.name, row.digest, answer, clock.now() + row.expires_at - wall)
         return answer
 
@@ -261,7 +264,7 @@ def _write(transaction: Transaction, claim: Claim, gateway: str, answer: StoredA
             claim.digest,
             gateway,
             answer.status,
-            answer.content_type,
+            b"\n".join((answer.content_type, *(b"%b: %b" % header for header in answer.headers))),
             answer.body,
             expires_at,
         ),

@@ -65,10 +65,14 @@ class InvocationsCodec:
         return Question(inputs=inputs, wanted=wanted_outputs(contract), parameters=params, form=given == ["inputs"])
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        outputs = nested(result, question.wanted, info)
         if not question.form:
-            return Prediction(_encode({"predictions": rows_of(outputs, info)}))
+            return answer_in_rows(result, question.wanted, info)
+        outputs = nested(result, question.wanted, info)
         return Prediction(_encode({"predictions": next(iter(outputs.values())) if len(outputs) == 1 else outputs}))
+
+
+def answer_in_rows(result: Result, wanted: tuple[str, ...], info: ModelInfo) -> Prediction:
+    return Prediction(_encode({"predictions": rows_of(nested(result, wanted, info), info)}))
 
 
 def _split(frame: Frame, contract: Contract) -> dict[str, Array]:
@@ -87,7 +91,7 @@ def _split(frame: Frame, contract: Contract) -> dict[str, Array]:
             "dataframe_split.columns has a name twice; columns are told apart by their names.",
             param="dataframe_split.columns",
         )
-    return _table(names, frame.data, contract, "dataframe_split")
+    return table(names, frame.data, contract, "dataframe_split")
 
 
 def _records(records: list[dict[str, Any]], contract: Contract) -> dict[str, Array]:
@@ -100,11 +104,11 @@ def _records(records: list[dict[str, Any]], contract: Contract) -> dict[str, Arr
                 f"dataframe_records[{place}] has other columns than dataframe_records[0]; every record needs the same.",
                 param=f"dataframe_records[{place}]",
             )
-    return _table(names, [[record[name] for name in names] for record in records], contract, "dataframe_records")
+    return table(names, [[record[name] for name in names] for record in records], contract, "dataframe_records")
 
 
-def _table(names: list[str] | None, rows: list[list[Any]], contract: Contract, param: str) -> dict[str, Array]:
-    """A frame's inputs: column by column where the model knows them by name, else all in one."""
+def table(names: list[str] | None, rows: list[list[Any]], contract: Contract, param: str) -> dict[str, Array]:
+    """A frame's inputs: column by column where the model knows them by name, else all in one. Raises InvalidRequest."""
     known = {spec.name for spec in contract.inputs}
     if names is not None and known & set(names):
         by_name = {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}

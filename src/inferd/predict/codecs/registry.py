@@ -14,6 +14,8 @@ _CODECS: Final[dict[str, str]] = {
     "v2.grpc": "inferd.predict.codecs.v2_grpc:V2GrpcCodec",
     "v1": "inferd.predict.codecs.v1:V1Codec",
     "invocations": "inferd.predict.codecs.invocations:InvocationsCodec",
+    "invocations.csv": "inferd.predict.codecs.invocations_csv:InvocationsCsvCodec",
+    "invocations.csv.rows": "inferd.predict.codecs.invocations_csv:InvocationsCsvCodec",
     "openai.embeddings": "inferd.predict.codecs.openai_embeddings:OpenAIEmbeddingsCodec",
     "cohere.embed": "inferd.predict.codecs.cohere_embed:CohereEmbedCodec",
     "cohere.rerank": "inferd.predict.codecs.rerank:CohereRerankCodec",

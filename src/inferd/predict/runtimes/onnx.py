@@ -236,9 +236,10 @@ def _session(
     # Threads that spin while they wait take the core from the gateway that feeds them.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     _custom_operators(name, path, file, config, options)
+    failures: tuple[type[Exception], ...] = (*_failures(), MemoryError)
     try:
         session = ort.InferenceSession(str(path), options, providers=_providers(ort, config))
-    except (*_failures(), MemoryError) as error:
+    except failures as error:
         memory = ceiling.sentence(str(error)) or ("it is too large" if isinstance(error, MemoryError) else None)
         if memory is not None:
             raise ModelLoadError(

@@ -1,0 +1,117 @@
+"""``/invocations`` with a table as text/csv, as MLflow's scoring server takes it: a line of columns, then a row each.
+
+Every cell is a text; what it stands for is decided by the datatype of the input it becomes a part of. An empty cell is a
+missing value: NaN where the input has floats. Frames are ``invocations``' to turn into inputs.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Final
+
+from inferd.errors import InvalidRequest
+from inferd.predict.codecs.invocations import answer_in_rows, table
+from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.reading import shown
+from inferd.predict.codecs.values import wanted_outputs
+from inferd.predict.contract import Contract
+from inferd.predict.runtime import Result
+from inferd.types import ModelInfo, Prediction, PredictRequest
+
+WITHOUT_HEADER: Final = "invocations.csv.rows"
+"""The dialect of a table whose first line is a row already (``text/csv; header=absent``)."""
+
+_PARAM: Final = "body"
+_MOST_COLUMNS: Final = 65_536
+_TRUTHS: Final = {"true": True, "false": False, "1": True, "0": False}
+
+
+class InvocationsCsvCodec:
+    """Dialects ``invocations.csv`` and, without a line of columns, ``invocations.csv.rows``."""
+
+    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+        names, rows = _read(request.body, has_header=request.dialect != WITHOUT_HEADER)
+        datatypes = {spec.name: spec.datatype for spec in contract.inputs}
+        if names is not None and datatypes.keys() & set(names):
+            wanted = [datatypes.get(name, "BYTES") for name in names]
+        else:  # all of them are one input's
+            only = [spec.datatype for spec in contract.inputs if not spec.is_optional] or ["BYTES"]
+            wanted = only[:1] * len(rows[0][1])
+        values = [
+            [_value(cell, datatype, line) for cell, datatype in zip(row, wanted, strict=True)] for line, row in rows
+        ]
+        inputs = table(names, values, contract, _PARAM)
+        return Question(inputs=inputs, wanted=wanted_outputs(contract))
+
+    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
+        return answer_in_rows(result, question.wanted, info)
+
+
+def _read(body: bytes, *, has_header: bool) -> tuple[list[str] | None, list[tuple[int, list[str]]]]:
+    """The columns' names and the rows, each with its line in the text. Raises InvalidRequest."""
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidRequest("The table is not valid UTF-8; encode it as UTF-8.", code="invalid_utf8") from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows: list[tuple[int, list[str]]] = []
+    try:
+        for row in reader:
+            if not row:
+                continue
+            if rows and len(row) != len(rows[0][1]):
+                raise InvalidRequest(
+                    f"Line {reader.line_num} of the table has {len(row)} values; {len(rows[0][1])} are expected, one for "
+                    "each column.",
+                    param=_PARAM,
+                )
+            rows.append((reader.line_num, row))
+    except csv.Error as error:
+        raise InvalidRequest(
+            f"Line {reader.line_num} of the table is no CSV ({error}); quote values that hold commas, quotes or ends of "
+            "lines.",
+            param=_PARAM,
+        ) from None
+    names = rows.pop(0)[1] if has_header and rows else None
+    if not rows:
+        raise InvalidRequest(
+            "The table has no rows; send a line with the columns' names and a line for each row.", param=_PARAM
+        )
+    if len(rows[0][1]) > _MOST_COLUMNS:
+        raise InvalidRequest(
+            f"The table has {len(rows[0][1])} columns; at most {_MOST_COLUMNS} are taken.", param=_PARAM
+        )
+    if names is not None and len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(
+            f"The table has the column {shown(twice)} twice; columns are told apart by their names.", param=_PARAM
+        )
+    return names, rows
+
+
+def _value(cell: str, datatype: str, line: int) -> object:
+    """What the cell stands for. Raises InvalidRequest."""
+    if datatype == "BYTES":
+        return cell
+    plain = cell.strip()
+    if datatype == "BOOL":
+        found = _TRUTHS.get(plain.lower())
+        if found is None:
+            raise _wrong(cell, "true or false", line)
+        return found
+    if "FP" not in datatype and datatype != "BF16":
+        try:
+            return int(plain)
+        except ValueError:  # 3.0 is a whole number as well; the check says whether it fits
+            pass
+    if not plain and ("FP" in datatype or datatype == "BF16"):
+        return None
+    try:
+        return float(plain)
+    except ValueError:
+        raise _wrong(cell, "a number", line) from None
+
+
+def _wrong(cell: str, wanted: str, line: int) -> InvalidRequest:
+    return InvalidRequest(f"Line {line} of the table has {shown(cell)} where {wanted} is expected.", param=_PARAM)
