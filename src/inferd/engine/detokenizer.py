@@ -23,7 +23,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import tokenizers
@@ -55,11 +55,14 @@ _ALPHABET = _byte_alphabet()
 class Pieces:
     """What each token id stands for under one tokenizer's decoder. Filled as ids are met."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, vocab_size: int) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, vocab_size: int, added: Mapping[int, tokenizers.AddedToken] | None = None
+    ) -> None:
+        """``added``: the backend's added tokens, where they are at hand: asking takes a while if there are many."""
         self._backend = backend
-        self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        self._added = backend.get_added_tokens_decoder() if added is None else added
         self.added_ids = frozenset(self._added)
-        self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
+        self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
         self.kind: Kind
         self.kind, self.strips_start, self._replaced = _read_decoder(backend)
         # An ordinary token to put before another, to see how that one continues a text.
@@ -94,7 +97,8 @@ class Pieces:
 
     def content(self, token_id: int) -> str | None:
         """An added token's own words; None for a token of the model."""
-        return self._added.get(token_id)
+        token = self._added.get(token_id)
+        return None if token is None else token.content
 
     def _find(self, token_id: int) -> bytes | str:
         token = self._backend.id_to_token(token_id)

@@ -41,13 +41,13 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.special_tokens = _named_tokens(settings)
-        _add_missing(backend, settings, self.special_tokens)
+        added = _add_missing(backend, settings, self.special_tokens)
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values(), default=-1) + 1
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
         self.pad_token_id = self._id_of("pad_token")
-        self._pieces = Pieces(backend, self.vocab_size)
+        self._pieces = Pieces(backend, self.vocab_size, added)
         self.special_ids: frozenset[int] = self._pieces.special_ids
         # Elsewhere a token may stand for any length of text that is not in the vocabulary.
         self._longest = max(map(len, vocab), default=0) if self._pieces.kind == "bytes" else None
@@ -206,9 +206,10 @@ def _as_added(token: object) -> AddedToken | None:
     return AddedToken(content, special=bool(flags.get("special", True)), **{"normalized": False, **chosen})
 
 
-def _add_missing(backend: tokenizers.Tokenizer, settings: _Settings, named: dict[str, str]) -> None:
-    """Add tokens that only the companions of ``tokenizer.json`` name, as transformers does."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+def _add_missing(backend: tokenizers.Tokenizer, settings: _Settings, named: dict[str, str]) -> dict[int, AddedToken]:
+    """Add tokens that only the companions of ``tokenizer.json`` name, as transformers does. All added tokens by id."""
+    known: dict[int, AddedToken] = backend.get_added_tokens_decoder()  # slow where there are many, so asked once
+    new: set[str] = set()
     decoder = settings.get("added_tokens_decoder")
     listed = (
         [decoder[i] for i in sorted(decoder, key=int)]
@@ -219,10 +220,16 @@ def _add_missing(backend: tokenizers.Tokenizer, settings: _Settings, named: dict
     extra = list(extra.values()) if isinstance(extra, dict) else extra if isinstance(extra, list) else []
     for token in [*listed, *named.values(), *extra]:
         added = _as_added(token)
-        if added is None or added.content in known:
+        if added is None:
+            continue
+        if (
+            added.content in new
+            or getattr(known.get(backend.token_to_id(added.content)), "content", None) == added.content
+        ):
             continue
         if added.special or added.content in named.values():
             backend.add_special_tokens([added])
         else:
             backend.add_tokens([added])
-        known.add(added.content)
+        new.add(added.content)
+    return backend.get_added_tokens_decoder() if new else known

@@ -142,6 +142,8 @@ class Worker:
             failure = ModelLoadError(f"The model could not be loaded: {type(error).__name__}: {error}.")
             self._send(LoadFailed(failure.to_failure()))
             return EXIT_LOAD_FAILED
+        gc.freeze()  # what was loaded stays, and is not looked through any more
+        gc.enable()
         if isinstance(backend, Predictor):
             self._is_taken_over = True
             self._take_over.close()
@@ -161,8 +163,7 @@ class Worker:
         return EXIT_DONE
 
     def _predict(self, backend: Predictor, artifact: str) -> int:
-        # What was loaded stays; a batch's requests are many objects, and none of them is garbage.
-        gc.freeze()
+        # A batch's requests are many objects, and none of them is garbage.
         gc.set_threshold(20_000, *gc.get_threshold()[1:])
         loop = self._loop = DirectLoop(backend, self._channel.socket, self._channel.frames, self._send)
         self._send(Ready(msgspec.structs.replace(backend.info, artifact=artifact)))
