@@ -17,12 +17,13 @@ COLORS = ("#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#6cc5b0", "#9c
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A named curve; points only where ``joined`` is false."""
+    """A named curve; points only where it is not joined, no points where it is dashed."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     joined: bool = True
+    dashed: bool = False
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -82,8 +83,10 @@ def lines(
         points = [(at_x(x), at_y(y)) for x, y in zip(curve.x, curve.y, strict=True)]
         if curve.joined and len(points) > 1:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points]
+            dashes = ' stroke-dasharray="6 4"' if curve.dashed else ""
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{dashes}/>')
+        if not curve.dashed:
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points]
     parts += _legend([curve.name for curve in curves])
     return _whole(parts)
 

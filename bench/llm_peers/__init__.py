@@ -1,0 +1,1 @@
+"""inferd beside other engines for language models, in one run."""

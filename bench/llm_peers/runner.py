@@ -1,0 +1,145 @@
+"""One engine in its own process and virtual environment: load, then one wave of equal prompts after another.
+
+    ENV/bin/python bench/llm_peers/runner.py openvino MODEL '[{"prompt": 128, "answer": 64, "clients": 8}]' --threads 2
+
+A wave is ``clients`` random prompts at once, different each time so that no prefix is met again, and every answer has exactly
+``answer`` tokens. Prints one JSON object per line: the load's seconds, then each wave's. Imports nothing of inferd's repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+
+VOCABULARY = 16_000  # ids that every tokenizer has
+Wave = Callable[[list[list[int]], int], int]  # prompts, answer's length -> tokens generated
+CACHE_GB = 3
+
+
+def inferd(model: str, quantization: str, threads: int, clients: int) -> Wave:
+    from inferd import LLM, SamplingParams
+    from inferd.config import ModelConfig, single_model_config
+
+    settings: dict[str, object] = {
+        "threads": threads,
+        "max_model_len": 4352,
+        "scheduler": {"max_num_seqs": clients},
+        "kv_cache": {"memory_bytes": CACHE_GB * 2**30},
+    }
+    if quantization != "bf16":
+        settings["quantization"] = quantization
+    if "speculation" in ModelConfig.__struct_fields__:
+        # Random weights repeat themselves, which is easily guessed; the peers do not guess here.
+        settings["speculation"] = {"method": "none"}
+    (config,) = single_model_config(model, model=settings).models.values()
+    llm = LLM(model, config=config, progress=False)
+
+    def wave(prompts: list[list[int]], answer: int) -> int:
+        sampling = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
+        done = llm.generate(list(prompts), sampling, progress=False)
+        return sum(len(one.outputs[0].token_ids) for one in done)
+
+    return wave
+
+
+def openvino(model: str, quantization: str, threads: int, clients: int) -> Wave:
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size = CACHE_GB
+    scheduler.max_num_seqs = max(clients, 64)
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = False
+    pipeline = genai.LLMPipeline(model, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=threads)
+    config = genai.GenerationConfig()
+    config.ignore_eos = True
+    config.do_sample = False
+
+    def wave(prompts: list[list[int]], answer: int) -> int:
+        config.max_new_tokens = answer
+        ids = np.array(prompts, dtype=np.int64)
+        inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))
+        return sum(len(tokens) for tokens in pipeline.generate(inputs, config).tokens)
+
+    return wave
+
+
+def transformers(model: str, quantization: str, threads: int, clients: int) -> Wave:
+    import torch
+    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+    torch.set_num_threads(threads)
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="sdpa")
+
+    def wave(prompts: list[list[int]], answer: int) -> int:
+        settings = GenerationConfig(max_new_tokens=answer, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        # Attention runs over the whole cache, so a cache just large enough is its best case.
+        pages = 1 + sum(-(-(len(prompt) + answer) // 64) for prompt in prompts)
+        batching = ContinuousBatchingConfig(
+            page_size=64,
+            num_blocks=pages,
+            max_batch_tokens=512,
+            max_requests_per_batch=clients,
+            allow_block_sharing=False,
+            use_cuda_graph=False,
+        )
+        done = loaded.generate_batch(
+            inputs=prompts, generation_config=settings, continuous_batching_config=batching, warmup=False
+        )
+        return sum(len(output.generated_tokens) for output in done.values())
+
+    return wave
+
+
+def vllm(model: str, quantization: str, threads: int, clients: int) -> Wave:
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(model, max_model_len=4352, max_num_seqs=max(clients, 64), enable_prefix_caching=False)
+
+    def wave(prompts: list[list[int]], answer: int) -> int:
+        sampling = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True, detokenize=False)
+        done = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+        return sum(len(one.outputs[0].token_ids) for one in done)
+
+    return wave
+
+
+ENGINES = {"inferd": inferd, "openvino": openvino, "transformers": transformers, "vllm": vllm}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", choices=sorted(ENGINES))
+    parser.add_argument("model")
+    parser.add_argument("jobs", type=json.loads)
+    parser.add_argument("--format", default="bf16")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    began = time.perf_counter()
+    most = max(job["clients"] for job in options.jobs)
+    wave = ENGINES[options.engine](options.model, options.format, options.threads, most)
+    print(json.dumps({"load_s": time.perf_counter() - began}), flush=True)
+    draw = random.Random(7)
+
+    def prompts(job: dict[str, int]) -> list[list[int]]:
+        return [[draw.randrange(VOCABULARY) for _ in range(job["prompt"])] for _ in range(job["clients"])]
+
+    wave(prompts({"prompt": 16, "clients": 1}), 2)  # first use
+    for job in options.jobs:
+        given = prompts(job)
+        began = time.perf_counter()
+        tokens = wave(given, job["answer"])
+        seconds = time.perf_counter() - began
+        if tokens != job["clients"] * job["answer"]:
+            sys.exit(f"{options.engine} made {tokens} tokens, {job['clients']} x {job['answer']} were asked for")
+        print(json.dumps({**job, "seconds": seconds}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
