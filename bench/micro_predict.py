@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 
 import msgspec
 
@@ -114,24 +113,22 @@ def body_of(info: ModelInfo) -> bytes:
     return json.dumps({"inputs": inputs}).encode()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source")
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--max-batch-size", type=int)
-    parser.add_argument("--max-delay-ms", type=float, default=2.0)
-    parser.add_argument("--mode", choices=("dynamic", "static", "off"), default="dynamic")
-    parser.add_argument("--profile", action="store_true")
-    options = parser.parse_args()
-    batching = {"mode": options.mode, "max_delay_ms": options.max_delay_ms, "max_batch_size": options.max_batch_size}
-    config = msgspec.convert({"source": options.source, "allow_code": True, "batching": batching}, ModelConfig)
-    driver = Driver(config, profile=options.profile)
-    body = body_of(driver.info)
+class Measured(msgspec.Struct, frozen=True):
+    """What a closed loop saw."""
+
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float  # of the worker's processor, per request
+    rows_per_batch: float
+
+
+def closed_loop(driver: Driver, body: bytes, clients: int, seconds: float) -> Measured:
+    """So many clients, each of which sends its next request when it is answered. All are answered at the end."""
     number = 0
     sent: dict[str, float] = {}
     latencies: list[float] = []
-    batches: deque[int] = deque()
+    batches: list[int] = []
 
     def requests(count: int) -> list[PredictRequest]:
         nonlocal number
@@ -146,9 +143,10 @@ def main() -> None:
             )
         return made
 
-    driver.send(requests(options.clients))
+    driver.send(requests(clients))
     began, cpu = time.monotonic(), driver.cpu_s()
-    while time.monotonic() - began < options.seconds:
+    ended, spent = began, cpu
+    while sent:
         answered = 0
         for message in driver.receive():
             if not isinstance(message, Outputs):
@@ -163,16 +161,40 @@ def main() -> None:
                 latencies.append(now - sent.pop(output.request_id))
                 answered += 1
         if answered:
-            driver.send(requests(answered))
-    seconds, cpu = time.monotonic() - began, driver.cpu_s() - cpu
-    rss = driver.rss_bytes()
-    driver.stop()
+            ended, spent = time.monotonic(), driver.cpu_s()
+            if ended - began < seconds:
+                driver.send(requests(answered))
     latencies.sort()
     count = len(latencies)
+    return Measured(
+        requests_per_s=count / (ended - began),
+        p50_ms=latencies[count // 2] * 1e3,
+        p99_ms=latencies[count * 99 // 100] * 1e3,
+        cpu_us=(spent - cpu) / count * 1e6,
+        rows_per_batch=sum(batches) / max(1, len(batches)),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--max-batch-size", type=int)
+    parser.add_argument("--max-delay-ms", type=float, default=2.0)
+    parser.add_argument("--mode", choices=("dynamic", "static", "off"), default="dynamic")
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    batching = {"mode": options.mode, "max_delay_ms": options.max_delay_ms, "max_batch_size": options.max_batch_size}
+    config = msgspec.convert({"source": options.source, "allow_code": True, "batching": batching}, ModelConfig)
+    driver = Driver(config, profile=options.profile)
+    found = closed_loop(driver, body_of(driver.info), options.clients, options.seconds)
+    rss = driver.rss_bytes()
+    driver.stop()
     print(
-        f"{options.clients} clients: {count / seconds:,.0f} requests/s, p50 {latencies[count // 2] * 1e3:.3f} ms, "
-        f"p99 {latencies[count * 99 // 100] * 1e3:.3f} ms; worker {cpu / count * 1e6:.1f} us of processor per request, "
-        f"{sum(batches) / max(1, len(batches)):.1f} rows per batch; ready in {driver.ready_s:.2f} s, {rss / 1e6:.0f} MB"
+        f"{options.clients} clients: {found.requests_per_s:,.0f} requests/s, p50 {found.p50_ms:.3f} ms, "
+        f"p99 {found.p99_ms:.3f} ms; worker {found.cpu_us:.1f} us of processor per request, "
+        f"{found.rows_per_batch:.1f} rows per batch; ready in {driver.ready_s:.2f} s, {rss / 1e6:.0f} MB"
     )
 
 

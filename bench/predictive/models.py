@@ -54,6 +54,15 @@ def write_mlp(path: Path) -> None:
     graph.save(path, ["n", 64], 10)
 
 
+def write_wide_mlp(path: Path) -> None:
+    """64 -> 3,500 -> 3,500 -> 10: 50 MB that a batch reads once, however many rows it has."""
+    graph = _Graph(2)
+    hidden = graph.node("Relu", graph.node("MatMul", "x", graph.weight(64, 3500)))
+    hidden = graph.node("Relu", graph.node("MatMul", hidden, graph.weight(3500, 3500)))
+    graph.node("MatMul", hidden, graph.weight(3500, 10))
+    graph.save(path, ["n", 64], 10)
+
+
 def write_resnet18(path: Path) -> None:
     """He et al. 2015 (https://arxiv.org/abs/1512.03385), batch norm folded into the convolutions."""
     graph = _Graph(1)

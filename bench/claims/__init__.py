@@ -1,0 +1,1 @@
+"""The classic claims of inference servers, each measured against its baseline on this machine."""
