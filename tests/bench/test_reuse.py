@@ -80,3 +80,8 @@ def test_answers_take_room_from_recent_prefixes() -> None:
     other = numbering.visit([1, 1, 1], 5)
     assert recent([short, Visit(other.blocks, 1), short], 2) == 1
     assert recent([long, other, short], 2) == 0
+
+
+def test_without_foresight_the_end_of_a_prefix_goes_before_its_beginning() -> None:
+    long, other = [0, 0, 0, 0, 0], [1, 1, 1]
+    assert recent(visits_of([long, other, long]), 2) == 1
