@@ -143,6 +143,13 @@ class ModelLoadError(InferdError):
     default_code = "model_load_error"
 
 
+class QualityError(InferdError):
+    """A quantised model is worse than was allowed."""
+
+    kind = "quality"
+    default_code = "quality_error"
+
+
 class ConfigError(InferdError):
     """One or more problems in the configuration, all listed."""
 

@@ -28,6 +28,8 @@ COMMANDS = (
     "generate",
     "predict",
     "bench",
+    "quantize",
+    "perplexity",
     "config",
     "version",
 )
@@ -45,6 +47,7 @@ Start here:
   inferd chat                       talk to it
   inferd generate "Once upon"       one answer, then back to the shell
   inferd predict digits --input photo.jpg     one prediction
+  inferd quantize ./my-model --method gptq --data text.txt --output ./small   a quarter of the size
 
 \b
 Settings come from a file < the environment (INFERD_SERVER__PORT=9000) < flags;

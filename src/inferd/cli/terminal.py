@@ -60,8 +60,8 @@ def is_live() -> bool:
 
 
 @contextmanager
-def loading(title: str) -> Iterator[Told]:
-    """A progress display on stderr; yields what to tell: (phase, done, total).
+def loading(title: str, *, counts: bool = False) -> Iterator[Told]:
+    """A progress display on stderr; yields what to tell: (phase, done, total), in bytes or as ``counts``.
 
     Live in a terminal; elsewhere one plain line per phase.
     """
@@ -75,15 +75,22 @@ def loading(title: str) -> Iterator[Told]:
 
         yield line
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        DownloadColumn(binary_units=False),
-        TransferSpeedColumn(),
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        SpinnerColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
     )
+
+    amounts: tuple[ProgressColumn, ...] = (DownloadColumn(binary_units=False), TransferSpeedColumn())
+    if counts:
+        amounts = (MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), *amounts)
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=None)
         current = ""

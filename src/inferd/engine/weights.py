@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from inferd.engine.stored.declared import Quantization
 from inferd.engine.stored.layout import UNUSED, Layout, layouts
 from inferd.engine.stored.reading import Integers, read_fp8, read_integers
 from inferd.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from inferd.engine import ops
 
 _DTYPES = {
     "F64": torch.float64,
@@ -93,6 +97,8 @@ class Weights:
         self.total_bytes = sum(f.table[n].nbytes for n, f in self._where.items())
         self._done_bytes = 0
         self._asked = self._prefix = ""
+        # What is put around each product that is made of these weights (names and rows, biases, product): calibration.
+        self.around: Callable[[list[tuple[str, int]], list[Tensor] | None, ops.Linear], ops.Linear] | None = None
         self.num_taken = 0  # parameters
         self.taken_bytes = 0  # as the model holds them
 
@@ -103,6 +109,10 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         stored = self._stored(name)
         return stored in self._where or stored.removesuffix(".weight") in self._layouts
+
+    def stored(self, name: str) -> Tensor:
+        """A tensor as the file has it, mapped. Raises KeyError for a name that is not among them."""
+        return self._part(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)

@@ -184,28 +184,38 @@ class Layer:
         return ops.rms_norm(q, self.q_norm, self.config.norm_eps), ops.rms_norm(k, self.k_norm, self.config.norm_eps)
 
 
+def tables_of(config: DecoderConfig, num_positions: int, device: torch.device) -> list[Table | None]:
+    """Each layer's rotary tables; layers that rotate alike share them."""
+    made: dict[int, Table] = {}
+    found: list[Table | None] = []
+    for rope in config.ropes:
+        if rope is not None and id(rope) not in made:
+            made[id(rope)] = tables(rope, num_positions, device)
+        found.append(None if rope is None else made[id(rope)])
+    return found
+
+
+def embedding_of(config: DecoderConfig, weights: Weights) -> ops.Linear:
+    name = "model.embed_tokens.weight"
+    if config.tie_word_embeddings and name not in weights:
+        name = "lm_head.weight"  # some writers keep the other name of the one tensor
+    return ops.Linear(weights.lend(name, config.vocab_size, config.hidden_size))
+
+
+def embedding_scale(config: DecoderConfig, family: Family, dtype: torch.dtype) -> float:
+    """Gemma scales by the square root of the hidden size, rounded to the model's number format."""
+    return float(torch.tensor(config.hidden_size**0.5, dtype=dtype)) if family.gemma else config.embedding_multiplier
+
+
 class LlamaDecoder:
     """Implements ``Decoder`` for the Llama-like families."""
 
     def __init__(self, config: DecoderConfig, family: Family, weights: Weights, num_positions: int) -> None:
         self.config, self.family = config, family
         self.dtype = weights.dtype
-        made: dict[int, Table] = {}
-        layer_tables: list[Table | None] = []
-        for rope in config.ropes:
-            if rope is None:
-                layer_tables.append(None)
-                continue
-            if id(rope) not in made:
-                made[id(rope)] = tables(rope, num_positions, weights.device)
-            layer_tables.append(made[id(rope)])
-        embedding = "model.embed_tokens.weight"
-        if config.tie_word_embeddings and embedding not in weights:
-            embedding = "lm_head.weight"  # some writers keep the other name of the one tensor
-        self.embedding = ops.Linear(weights.lend(embedding, config.vocab_size, config.hidden_size))
-        # Gemma scales by the square root of the hidden size, rounded to the model's number format.
-        scale = config.hidden_size**0.5 if family.gemma else config.embedding_multiplier
-        self.embedding_scale = float(torch.tensor(scale, dtype=self.dtype)) if family.gemma else scale
+        layer_tables = tables_of(config, num_positions, weights.device)
+        self.embedding = embedding_of(config, weights)
+        self.embedding_scale = embedding_scale(config, family, self.dtype)
         self.layers = [Layer(config, family, weights, i, layer_tables[i]) for i in range(config.num_layers)]
         norm = weights.take("model.norm.weight", config.hidden_size)
         self.norm = norm.float() + family.norm_offset if family.norm_offset else norm

@@ -39,7 +39,8 @@ def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: b
     biases = [weights.take(f"{name}.bias", rows) for name, rows in parts] if bias else None
     integers = weights.integers(parts, width)
     if integers is None:
-        return ops.Linear.stack([weights.lend(f"{name}.weight", rows, width) for name, rows in parts], biases)
+        plain = ops.Linear.stack([weights.lend(f"{name}.weight", rows, width) for name, rows in parts], biases)
+        return plain if weights.around is None else weights.around(parts, biases, plain)
     held = [each.weight for each in integers]
     together = None if biases is None else torch.cat(biases)
     order = integers[0].order

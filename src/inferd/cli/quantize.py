@@ -1,0 +1,134 @@
+"""``inferd quantize``: a smaller checkpoint, and what it costs in quality."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from inferd.cli.terminal import bytes_text, console, loading
+
+if TYPE_CHECKING:
+    from inferd.engine.calibrate.checkpoint import Result
+
+
+class _Share(click.ParamType):  # type: ignore[type-arg]
+    """A part of one: 0.02 or 2%."""
+
+    name = "share"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value)
+        try:
+            return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        except ValueError:
+            self.fail(f"{text!r} is no part of one; write 0.02 or 2%.", param, ctx)
+
+
+@click.command("quantize")
+@click.argument("source")
+@click.option(
+    "--method",
+    type=click.Choice(["int8", "int4", "gptq"]),
+    required=True,
+    help="int8 and int4 need no text; gptq rounds what a text shows to matter with more care.",
+)
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="The folder to write.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="A UTF-8 text of the kind the model is for: calibrates gptq, and its last fifth measures the result.",
+)
+@click.option(
+    "--max-perplexity-change", "max_change", type=_Share(), default=None, help="Fail when more is lost: 0.02 or 2%."
+)
+@click.option("--bits", type=click.Choice(["4", "8"]), default="4", show_default=True, help="Of gptq.")
+@click.option(
+    "--group-size",
+    type=click.IntRange(min=8),
+    default=32,
+    show_default=True,
+    help="Inputs that share a scale, in 4 bits.",
+)
+@click.option("--symmetric", is_flag=True, help="4 bits without zero points: a little smaller, a little worse.")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Windows of text that gptq calibrates with.",
+)
+@click.option("--context", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens of a window.")
+@click.option(
+    "--damping", type=click.FloatRange(min=0, min_open=True), default=0.01, show_default=True, help="Of gptq."
+)
+@click.option("--act-order", is_flag=True, help="gptq takes inputs by size, the largest first.")
+def command(
+    source: str,
+    method: str,
+    output: Path,
+    data: Path | None,
+    max_change: float | None,
+    bits: str,
+    group_size: int,
+    symmetric: bool,
+    samples: int,
+    context: int,
+    damping: float,
+    act_order: bool,
+) -> int:
+    """Write a quantised checkpoint of the model SOURCE (a folder, a hub id or 'demo').
+
+    The folder is in the compressed-tensors format, with a card that tells what was measured; serve it like any other.
+    With --max-perplexity-change nothing is written that is worse.
+
+    \b
+    Examples:
+      inferd quantize ./my-model --method int8 --output ./my-model-int8
+      inferd quantize ./my-model --method gptq --data text.txt --output ./my-model-int4 --max-perplexity-change 2%
+      inferd serve ./my-model-int4
+    """
+    from inferd.engine.calibrate.checkpoint import Wish, quantise
+    from inferd.registry.source import check_folder, resolve
+
+    wish = Wish(
+        method=method,  # type: ignore[arg-type]
+        bits=int(bits),
+        group_size=group_size,
+        symmetric=symmetric,
+        num_samples=samples,
+        context=context,
+        damping=damping,
+        by_size=act_order,
+        max_change=max_change,
+    )
+    with loading(f"Quantising {source}", counts=True) as tell:
+        folder = check_folder(resolve(source, tell))
+        result = quantise(folder, output, wish, data=data, source=_name(source), progress=tell)
+    _say(result)
+    return 0
+
+
+def _name(source: str) -> str:
+    """What the card calls it: a folder by its name, as the path is nobody's business."""
+    return Path(source).name if Path(source).exists() else source
+
+
+def _say(result: Result) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_row("written", str(result.folder))
+    table.add_row("size", f"{bytes_text(result.before_bytes)} -> {bytes_text(result.after_bytes)}")
+    table.add_row("bits", f"{result.bits_per_weight:.2f} per weight of {result.num_quantised:,}, with scales")
+    if result.before is not None and result.after is not None:
+        table.add_row(
+            "perplexity",
+            f"{result.before.value:.5g} -> {result.after.value:.5g}, {result.change:+.2%} on the end of {result.data} "
+            f"({result.after.num_scored:,} tokens)",
+        )
+    else:
+        table.add_row("perplexity", "not measured; give a text with --data")
+    console().print(table)

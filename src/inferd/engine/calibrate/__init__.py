@@ -1,0 +1,2 @@
+"""Making a quantised checkpoint: grids (``rounding``), GPTQ (``gptq``), what products see (``observe``), a model layer by
+layer (``layers``), and the folder with its measurement (``checkpoint``)."""

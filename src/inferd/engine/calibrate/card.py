@@ -1,0 +1,51 @@
+"""The card of a quantised checkpoint: what it is, what it was made of, and what was measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inferd import __version__
+
+if TYPE_CHECKING:
+    from inferd.engine.calibrate.checkpoint import Result
+
+
+def card(result: Result) -> str:
+    """README.md of the folder, in Markdown."""
+    wish, form = result.wish, result.wish.form
+    integers = f"int{form.bits}, " + (
+        f"groups of {form.group_size} inputs" if form.group_size else "a scale per output"
+    )
+    integers += "" if form.bits == 8 else ", symmetric" if form.symmetric else ", with zero points"
+    method = {
+        "int8": "to the nearest",
+        "int4": "to the nearest on each group's best grid",
+        "gptq": f"GPTQ (Frantar et al. 2022), {result.num_calibration:,} tokens of calibration, damping {wish.damping:g}"
+        + (", columns by size" if wish.by_size else ""),
+    }[wish.method]
+    rows = [
+        ("made from", result.source),
+        ("architecture", result.architecture),
+        ("weights", integers),
+        ("method", method),
+        ("quantised", f"{result.num_quantised:,} weights, {result.bits_per_weight:.2f} bits each with their scales; embedding, head and norms as they were"),
+        ("size", f"{result.before_bytes:,} -> {result.after_bytes:,} bytes ({result.after_bytes / result.before_bytes:.0%})"),
+        ("format", "compressed-tensors; inferd, vLLM and transformers read it"),
+        ("made with", f"inferd {__version__}"),
+    ]  # fmt: skip
+    lines = [f"# {result.source}, {integers}", "", "| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows), ""]
+    if result.before is None or result.after is None:
+        return "\n".join([*lines, "Its quality was not measured: no text was given (`--data`).", ""])
+    lines += [
+        "| perplexity | before | after | change |",
+        "| --- | --- | --- | --- |",
+        f"| {result.data} | {result.before.value:.5g} | {result.after.value:.5g} | {result.change:+.2%} |",
+        "",
+        f"Measured by inferd as it serves, on {result.after.num_scored:,} tokens of the text's end, which calibration did not see, in "
+        f"windows of {result.context}. The standard error of the text's mean loss is {result.before.error:.3f} nats; the change is of the "
+        "same tokens, so it is known better than that.",
+        "",
+        f"Data: {result.data}, {result.data_digest}",
+        "",
+    ]
+    return "\n".join(lines)

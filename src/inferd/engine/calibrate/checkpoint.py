@@ -1,0 +1,301 @@
+"""From a checkpoint to a quantised one, with what it costs in quality: choose integers, write, load it again, measure, judge.
+
+Nothing is left behind that did not pass: the folder appears under its name when it is written, measured and good enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from inferd.engine.calibrate.card import card
+from inferd.engine.calibrate.gptq import gptq
+from inferd.engine.calibrate.layers import observed_layers
+from inferd.engine.calibrate.measure import read_text
+from inferd.engine.calibrate.observe import Observed
+from inferd.engine.calibrate.rounding import Form, nearest
+from inferd.engine.model.architecture import GPT, dtype_name, read_config
+from inferd.engine.model.config import FAMILIES, DecoderConfig, Source
+from inferd.engine.model.load import load_model
+from inferd.engine.perplexity import Perplexity, measuring, perplexity
+from inferd.engine.quantized import QuantizedWeight, by_output
+from inferd.engine.safetensors import weight_files
+from inferd.engine.stored.writing import Shards, description, stored_parts
+from inferd.engine.tokenizer import Tokenizer
+from inferd.engine.weights import Weights
+from inferd.errors import InvalidRequest, ModelLoadError, QualityError
+
+Progress = Callable[[str, int, int], None]
+Method = Literal["int8", "int4", "gptq"]
+
+_CARRIED = (".json", ".jinja", ".model", ".txt")
+"""Files beside the weights that belong to the model: configuration, tokenizer, chat template, licence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is asked for. Lengths in tokens."""
+
+    method: Method
+    bits: int = 4  # of gptq
+    group_size: int = 32  # of 4 bits
+    symmetric: bool = False  # of 4 bits: without zero points
+    num_samples: int = 128  # windows of calibration
+    context: int = 512  # of a window, in calibration and measurement
+    damping: float = 0.01
+    by_size: bool = False  # gptq's act-order
+    held_out: float = 0.2  # the end of the text, that is for measuring alone
+    most_measured: int = 100_000  # tokens
+    max_change: float | None = None  # of perplexity, as a part of it: more is a failure
+
+    @property
+    def form(self) -> Form:
+        wide = self.method == "int8" or (self.method == "gptq" and self.bits == 8)
+        return Form(8, 0) if wide else Form(4, self.group_size, self.symmetric)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of it. Sizes in bytes, of files."""
+
+    folder: Path
+    wish: Wish
+    source: str
+    architecture: str
+    before_bytes: int
+    after_bytes: int
+    bits_per_weight: float  # of the products that were quantised, scales included
+    num_quantised: int  # parameters
+    before: Perplexity | None = None
+    after: Perplexity | None = None
+    context: int = 0  # of the measurement
+    data: str = ""
+    data_digest: str = ""
+    num_calibration: int = 0  # tokens
+
+    @property
+    def change(self) -> float | None:
+        return None if self.before is None or self.after is None else self.after.change(self.before)
+
+
+class _Texts:
+    """Calibration windows and the held-out ids of one text."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer, wish: Wish, context: int) -> None:
+        text = read_text(path)
+        self.digest = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+        self.leading = tokenizer.encode("")
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        cut = len(ids) - max(int(len(ids) * wish.held_out), 2 * context)
+        calibration = ids[: max(cut, 0)]
+        self.held_out = ids[max(cut, 0) :][: wish.most_measured]
+        fresh = context - len(self.leading)
+        count = len(calibration) // fresh
+        if count < 1:
+            raise InvalidRequest(
+                f"{path} has {len(ids)} tokens, too few: {2 * context} are measured on and {context} at least calibrated with. "
+                "Give a longer text, or a smaller context.",
+                param="data",
+            )
+        # Spread over the text, not its beginning alone.
+        starts = [
+            i * (count - 1) // max(min(count, wish.num_samples) - 1, 1) for i in range(min(count, wish.num_samples))
+        ]
+        self.windows = torch.tensor([self.leading + calibration[s * fresh : (s + 1) * fresh] for s in starts])
+
+
+def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, source: str, progress: Progress) -> Result:
+    """Write ``output``. ``data``: a text, whose end is kept for measuring. ``source``: what the model is called on the card.
+
+    Raises ModelLoadError for a model, InvalidRequest for a wish or a text that does not do, QualityError for a result that is
+    worse than ``wish.max_change``.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InvalidRequest(
+            f"{output} exists already and is not empty. Name another folder, or remove it.", param="output"
+        )
+    if data is None and (wish.method == "gptq" or wish.max_change is not None):
+        what = "gptq calibrates" if wish.method == "gptq" else "max_perplexity_change measures"
+        raise InvalidRequest(f"{what} on a text. Give one with --data.", param="data")
+    config, open_weights = _opened(folder)
+    _check_groups(open_weights(), wish.form, folder)
+    context = min(wish.context, config.max_position_embeddings)
+    texts = None if data is None else _Texts(data, Tokenizer.load(folder), wish, context)
+    before = None if texts is None else _measured(folder, texts, context, progress, "before")
+    making = output.with_name(output.name + ".unfinished")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    try:
+        counts = _write(making, folder, config, wish, open_weights, texts, progress)
+        after = None if texts is None else _measured(making, texts, context, progress, "after")
+        result = Result(
+            folder=output,
+            wish=wish,
+            source=source,
+            architecture=config.architecture,
+            before_bytes=_weights_bytes(folder),
+            after_bytes=_weights_bytes(making),
+            bits_per_weight=counts.bits,
+            num_quantised=counts.weights,
+            before=before,
+            after=after,
+            context=context,
+            data="" if data is None else data.name,
+            data_digest="" if texts is None else texts.digest,
+            num_calibration=0 if texts is None or wish.method != "gptq" else texts.windows.numel(),
+        )
+        _judge(result)
+        (making / "README.md").write_text(card(result), encoding="utf-8")
+        if output.exists():
+            output.rmdir()
+        making.rename(output)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return result
+
+
+def _opened(folder: Path) -> tuple[DecoderConfig, Callable[[], Weights]]:
+    """The model's configuration, and its weights anew at every call. Raises ModelLoadError."""
+    source = Source(folder / "config.json")
+    if source.quantization is not None:
+        raise ModelLoadError(
+            f"{source.path}: the checkpoint is quantised already ({source.quantization.label}). Give the unquantised one: "
+            "quantising twice loses twice."
+        )
+    config = read_config(source)
+    if config.architecture in GPT or config.architecture == "Gemma3ForConditionalGeneration":
+        raise ModelLoadError(
+            f"{source.path}: {config.architecture} checkpoints are not quantised by this command. Serve the model with "
+            "quantization: int8 or int4, which quantises any of them when it is loaded.",
+            param="architectures",
+        )
+    dtype: torch.dtype = getattr(torch, dtype_name("auto", config.dtype, on_cpu=True, source=source))
+    return config, lambda: Weights(folder, dtype=dtype, device=torch.device("cpu"))
+
+
+def _is_product(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is the weight of a layer's product, which is quantised; embedding, head, norms and what chooses
+    experts are not."""
+    return (
+        tensor.dim() == 2
+        and name.startswith("model.layers.")
+        and name.endswith(".weight")
+        and not name.endswith(".gate.weight")
+    )
+
+
+def _check_groups(weights: Weights, form: Form, folder: Path) -> None:
+    widths = {name: tensor.shape[1] for name in weights if _is_product(name, tensor := weights.stored(name))}
+    for name, width in widths.items():
+        if not form.fits(width):
+            others = [str(size) for size in (128, 64, 32, 16) if all(w % size == 0 for w in widths.values())]
+            remedy = f"Take {', '.join(others)}." if others else "Take int8."
+            raise InvalidRequest(
+                f"{folder}: {name} has {width} inputs, which groups of {form.group_size} do not divide. {remedy}",
+                param="group_size",
+            )
+
+
+@dataclass(slots=True)
+class _Counts:
+    weights: int = 0  # quantised
+    stored_bits: int = 0
+
+    @property
+    def bits(self) -> float:
+        return self.stored_bits / max(self.weights, 1)
+
+
+def _write(
+    making: Path,
+    folder: Path,
+    config: DecoderConfig,
+    wish: Wish,
+    open_weights: Callable[[], Weights],
+    texts: _Texts | None,
+    progress: Progress,
+) -> _Counts:
+    """The folder's files. Every product's integers go to the disk as soon as they are there."""
+    weights = open_weights()
+    products = [name for name in weights if _is_product(name, weights.stored(name))]
+    shards, counts = Shards(making), _Counts()
+    scale_dtype = weights.stored(products[0]).dtype
+    form = replace(wish.form, scale_dtype=scale_dtype)
+
+    def put(name: str, quantised: QuantizedWeight) -> None:
+        for part, tensor in stored_parts(name, quantised, scale_dtype).items():
+            shards.add(part, tensor)
+            counts.stored_bits += 8 * tensor.nbytes
+        counts.weights += quantised.values.numel()
+
+    if wish.method == "gptq":
+        assert texts is not None
+        progress("calibrating", 0, config.num_layers)
+        layers = observed_layers(open_weights, config, FAMILIES[config.architecture], texts.windows)
+        for done, observed in enumerate(layers):
+            for product in observed:
+                numbers: list[Tensor] = []
+                for name, _ in product.parts:
+                    quantised = _fitted(weights.stored(f"{name}.weight").float(), product, form, wish)
+                    put(name, quantised)
+                    numbers.append(quantised.rows(torch.arange(quantised.values.shape[0])))
+                product.replace(numbers)
+            progress("calibrating", done + 1, config.num_layers)
+    else:
+        for done, name in enumerate(products):
+            weight = weights.stored(name).float()
+            put(name.removesuffix(".weight"), by_output(weight) if form.bits == 8 else nearest(weight, form))
+            progress("quantising", done + 1, len(products))
+    for name in weights:
+        if name not in products:
+            shards.add(name, weights.stored(name))
+    shards.close()
+    for path in sorted(folder.iterdir()):
+        belongs = path.suffix in _CARRIED or path.name.startswith(("LICENSE", "NOTICE"))
+        if path.is_file() and belongs and path.name not in ("config.json", "model.safetensors.index.json"):
+            shutil.copyfile(path, making / path.name)
+    whole = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    whole["quantization_config"] = description(form.bits, form.group_size, symmetric=form.symmetric)
+    (making / "config.json").write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return counts
+
+
+def _fitted(weight: Tensor, product: Observed, form: Form, wish: Wish) -> QuantizedWeight:
+    if product.num_rows == 0:  # an expert that no calibration token was sent to
+        return by_output(weight) if form.bits == 8 else nearest(weight, form)
+    return gptq(weight, product.moments, form, damping=wish.damping, by_size=wish.by_size)
+
+
+def _measured(folder: Path, texts: _Texts, context: int, progress: Progress, which: str) -> Perplexity:
+    """Of the model as it is served: the same number format, kernels and activations."""
+    decoder = load_model(folder, dtype="auto", device=torch.device("cpu"), num_positions=context)
+
+    def tell(phase: str, done: int, total: int) -> None:
+        progress(f"{phase} {which}", done, total)
+
+    runner = measuring(decoder, num_tokens=max(2048, 2 * context))
+    return perplexity(runner, texts.held_out, context=context, leading=texts.leading, progress=tell)
+
+
+def _weights_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in weight_files(folder))
+
+
+def _judge(result: Result) -> None:
+    most, change = result.wish.max_change, result.change
+    if most is None or change is None or change <= most:
+        return
+    assert result.before is not None
+    assert result.after is not None
+    raise QualityError(
+        f"Perplexity went from {result.before.value:.4g} to {result.after.value:.4g} on {result.data}, {change:+.2%}, and "
+        f"--max-perplexity-change allows {most:+.2%}. Nothing was written. Take --method gptq, smaller groups or int8, or allow more."
+    )

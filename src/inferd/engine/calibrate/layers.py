@@ -1,0 +1,119 @@
+"""A Llama-like model layer by layer over calibration texts: what each product sees, and what follows from its replacement.
+
+Only one layer's weights are in memory, beside the hidden states of all texts. A layer is computed twice: as it is, while its
+products are observed, and again with what replaced them, so that the layers after it see, and make up for, the errors before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from inferd.engine import ops
+from inferd.engine.attention import Attention, FlatBatch, KVCache, create_attention
+from inferd.engine.calibrate.observe import Observed
+from inferd.engine.model.config import DecoderConfig, Family
+from inferd.engine.model.llama import Layer, embedding_of, embedding_scale, tables_of
+from inferd.engine.weights import Weights
+
+_BLOCK = 16  # tokens of the arena's blocks
+_ROWS = 2048  # computed together
+
+Pair = tuple[Tensor | None, Tensor]
+"""A layer's input: what is still to be added, and what to."""
+
+
+class _Texts:
+    """Windows of one length, side by side in batches, with an arena for one layer."""
+
+    def __init__(self, windows: Tensor, config: DecoderConfig, dtype: torch.dtype) -> None:
+        self._length = windows.shape[1]
+        each = max(1, _ROWS // self._length)
+        self.batches = [self._flat(windows[i : i + each]) for i in range(0, len(windows), each)]
+        self._arena = KVCache(
+            num_layers=1,
+            num_blocks=each * -(-self._length // _BLOCK),
+            block_size=_BLOCK,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=dtype,
+            device=torch.device("cpu"),
+        )
+
+    def attention(self, batch: FlatBatch) -> Attention:
+        return _OneLayer(create_attention("auto", self._arena, batch))
+
+    def _flat(self, ids: Tensor) -> FlatBatch:
+        count, length = ids.shape
+        blocks = -(-length // _BLOCK)
+        table = torch.arange(count * blocks, dtype=torch.int32).view(count, blocks)
+        at = torch.arange(length)
+        slots = table.long()[:, at // _BLOCK] * _BLOCK + at % _BLOCK
+        return FlatBatch(
+            token_ids=ids.flatten(),
+            positions=at.repeat(count),
+            query_start=torch.arange(0, (count + 1) * length, length, dtype=torch.int32),
+            seq_len=torch.full((count,), length, dtype=torch.int32),
+            block_table=table,
+            slots=slots.flatten(),
+            num_sequences=count,
+        )
+
+
+class _OneLayer:
+    """Every layer has the arena's only one, in its turn."""
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        return self._attention(0, q, k, v, scale=scale, window=window, softcap=softcap)
+
+
+def observed_layers(
+    open_weights: Callable[[], Weights], config: DecoderConfig, family: Family, windows: Tensor
+) -> Iterator[list[Observed]]:
+    """The products of each layer in turn, with what they saw of ``windows`` [N, length] of token ids.
+
+    Whoever takes them may ``replace`` each before asking for the next layer's.
+    """
+    weights = open_weights()
+    tables = tables_of(config, windows.shape[1], weights.device)
+    texts = _Texts(windows, config, weights.dtype)
+    with torch.inference_mode():
+        embedding = embedding_of(config, weights)
+        scale = embedding_scale(config, family, weights.dtype)
+        states: list[Pair] = [(None, embedding.rows(batch.token_ids) * scale) for batch in texts.batches]
+        del embedding
+        for index in range(config.num_layers):
+            products: list[Observed] = []
+
+            def around(
+                parts: list[tuple[str, int]],
+                biases: list[Tensor] | None,
+                linear: ops.Linear,
+                into: list[Observed] = products,
+            ) -> ops.Linear:
+                into.append(Observed.around(parts, biases, linear))
+                return into[-1]
+
+            weights.around = around
+            layer = Layer(config, family, weights, index, tables[index])
+            for batch, (branch, residual) in zip(texts.batches, states, strict=True):
+                layer(branch, residual, batch, texts.attention(batch))
+            yield products
+            for at, batch in enumerate(texts.batches):
+                branch, residual = states[at]
+                states[at] = layer(branch, residual, batch, texts.attention(batch))
