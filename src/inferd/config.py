@@ -40,7 +40,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     port: Annotated[int, Meta(description="Port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8000
     grpc_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
-        Meta(description="Port for KServe v2 over gRPC; 0 takes a free one, unset: there is none. Needs inferd[grpc]."),
+        Meta(description="Port for KServe v2 over gRPC; 0 takes a free one, unset: there is none."),
     ] = None
     max_body_bytes: Annotated[int, Meta(description="Largest request body accepted, in bytes.", ge=1024)] = (
         16 * 1024 * 1024

@@ -12,9 +12,9 @@ import grpc
 import msgspec
 import uvloop
 from tests.gateway.fakes import FakeRouter, FakeStatus, FakeStream, Told, info
+from tests.gateway.grpc_messages import message_type
 
 from inferd.config import ServerConfig
-from inferd.gateway.grpc.protocol import message_type
 from inferd.gateway.grpc.server import GrpcServer
 from inferd.gateway.listener import reserve
 from inferd.gateway.server import create_app

@@ -72,7 +72,7 @@ def test_each_failure_is_told_with_its_status_and_its_sentence(
 ) -> None:
     server.router.refusal = KINDS[kind]("The sentence.", code="its_code")
     error: Any = failure(connected)
-    assert (error.code(), error.details()) == (TABLE[kind], "The sentence.")
+    assert (error.code().value[0], error.details()) == (TABLE[kind], "The sentence.")
     assert len(trailer(error, "x-request-id") or "") == 24
     told = server.served()
     assert told.error_code == "its_code"
@@ -251,7 +251,7 @@ def test_models_are_described(server: GrpcRunning, connected: grpc.Channel) -> N
 
 
 def named(method: str, name: str) -> Any:
-    from inferd.gateway.grpc.protocol import message_type
+    from tests.gateway.grpc_messages import message_type
 
     return message_type(f"{method}Request")(name=name)
 
@@ -288,6 +288,7 @@ def test_reflection_describes_every_service(server: GrpcRunning, connected: grpc
     assert set(database.get_services()) == {
         "inference.GRPCInferenceService",
         "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
     }
     file = database.FindFileContainingSymbol("inference.GRPCInferenceService")
@@ -349,7 +350,7 @@ def test_who_may_not_is_told_so(guarded: Guarded) -> None:
 
 
 def test_models_are_loaded_and_unloaded_by_operators_alone(guarded: Guarded) -> None:
-    from inferd.gateway.grpc.protocol import message_type
+    from tests.gateway.grpc_messages import message_type
 
     server, _, control = guarded
     server.reset()
@@ -371,7 +372,7 @@ def test_models_are_loaded_and_unloaded_by_operators_alone(guarded: Guarded) -> 
 
 
 def named_model(name: str) -> Any:
-    from inferd.gateway.grpc.protocol import message_type
+    from tests.gateway.grpc_messages import message_type
 
     return message_type("RepositoryModelLoadRequest")(model_name=name)
 

@@ -13,7 +13,8 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2  # type: ignore[import-untyped]
 
-from inferd.gateway.grpc.protocol import DESCRIPTORS, PACKAGE, pool
+from tests.gateway.grpc_messages import pool
+from inferd.gateway.grpc.protocol import DESCRIPTORS, PACKAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,7 +19,7 @@ from tests.gateway.test_short_way_of_predictions import MODEL, Narrow, told
 
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.events import Event, HttpServed, RequestEnded
-from inferd.gateway.grpc.protocol import message_type
+from tests.gateway.grpc_messages import message_type
 from inferd.gateway.grpc.server import GrpcServer
 from inferd.gateway.grpc.short_way import ShortWay
 from inferd.gateway.listener import reserve

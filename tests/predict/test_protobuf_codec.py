@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.grpc.envelope import read_envelope
-from inferd.gateway.grpc.protocol import message_type
+from tests.gateway.grpc_messages import message_type
 from inferd.predict.codecs.protowire import fields, number, sized
 from inferd.predict.codecs.v2_grpc import V2GrpcCodec, varints
 from inferd.predict.codecs.v2_parameters import parameter, parameter_entry

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import importlib.util
 import logging
 import resource
 import socket
@@ -44,7 +43,7 @@ def bind(config: ServerConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _find_dead_peers(listener)
+        find_dead_peers(listener)
         listener.bind((config.host, config.port))
         listener.listen(BACKLOG)
     except OSError as error:
@@ -65,16 +64,12 @@ def bind(config: ServerConfig) -> socket.socket:
 def reserve(config: ServerConfig) -> socket.socket | None:
     """A socket that keeps ``grpc_port`` for a listener which is opened later; it does not listen. None: none is wanted.
 
-    Raises ConfigError when the port cannot be had, or nothing is installed that could serve it.
+    Raises ConfigError when the port cannot be had.
     """
     if config.grpc_port is None:
         return None
-    if any(importlib.util.find_spec(name) is None for name in ("grpc", "grpc_health", "grpc_reflection")):
-        raise ConfigError(
-            "server.grpc_port needs gRPC, which is not installed; run: pip install 'inferd[grpc]'",
-            param="server.grpc_port",
-        )
-    reserved = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    reserved = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind((config.host, config.grpc_port))
@@ -88,7 +83,7 @@ def reserve(config: ServerConfig) -> socket.socket | None:
     return reserved
 
 
-def _find_dead_peers(listener: socket.socket) -> None:
+def find_dead_peers(listener: socket.socket) -> None:
     """Accepted sockets inherit these."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -134,7 +129,7 @@ class HttpServer:
     def configure(self, config: ServerConfig) -> None:
         """From now on other limits count."""
         self.waits = Waits(send_s=config.send_timeout_s)
-        self.max_connections = _num_files() // 2
+        self.max_connections = num_files() // 2
         if self._listener.family != socket.AF_UNIX:  # the operator comes in when nobody else does
             self.max_connections = min(self.max_connections, config.max_connections)
         self._grace_s = config.grace_s
@@ -256,7 +251,7 @@ class _TurnedAway(asyncio.Protocol):
         self._gone()
 
 
-def _num_files() -> int:
+def num_files() -> int:
     """How many files this process may open. A relayed request needs two; so do workers, and the database."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if limit == resource.RLIM_INFINITY else limit

@@ -7,31 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
-
-import grpc
-from grpc import StatusCode
-from grpc.aio import ServicerContext
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, NamedTuple, Protocol
 
 from inferd import clock
 from inferd.errors import DeadlineExceeded, InferdError, InternalError
 from inferd.gateway.admission import MAX_TIMEOUT_S, authenticate
 from inferd.gateway.errors import error_headers, kind_of
-from inferd.gateway.grpc.statuses import details_of, status_of
-from inferd.gateway.http import Call, Message
+from inferd.gateway.grpc.rpc import Rpc, UnaryRpc
+from inferd.gateway.grpc.statuses import Status, details_of, status_of
+from inferd.gateway.grpc.wire import trailers_block
+from inferd.gateway.http import Call, Headers, Message
 from inferd.gateway.room import Room
 from inferd.gateway.server import hear_ends
 from inferd.tenancy.principal import Scope
 
 SERVICE: Final = "inference.GRPCInferenceService"
 
-Context: TypeAlias = "ServicerContext[Any, Any]"
+MAX_CALLS: Final = 8192  # in tasks at a time; a further one is refused with RESOURCE_EXHAUSTED
 Endpoint = Callable[[Room, Call, bytes, float | None], Awaitable[bytes]]
 """Of a call of one answer: room, call, the request's bytes, seconds until its deadline; the answer's bytes."""
 
-Trailers = tuple[tuple[str, str], ...]
-Serving = Callable[[bytes, Context], Awaitable[bytes]]
+Serving = Callable[[Call, bytes, Rpc], Coroutine[Any, Any, None]]
 
 _log = logging.getLogger("inferd.gateway")
 
@@ -49,15 +46,15 @@ class Ended(NamedTuple):
     """An answer, or the status in its place."""
 
     answer: bytes
-    status: StatusCode
+    status: Status
     details: str
-    trailers: Trailers
+    trailers: Headers
 
-    async def tell(self, context: Context) -> bytes:
-        if self.status is not StatusCode.OK:
-            await context.abort(self.status, self.details, self.trailers)
-        context.set_trailing_metadata(self.trailers)
-        return self.answer
+    def tell(self, rpc: Rpc) -> None:
+        if self.status is Status.OK:
+            rpc.finish(self.answer, trailers_block(self.trailers))
+        else:
+            rpc.fail(self.status, self.details, self.trailers)
 
 
 class Calls:
@@ -66,6 +63,7 @@ class Calls:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._num_open = 0
+        self._tasks: dict[asyncio.Task[None], Call | None] = {}
         self._waiting: asyncio.Future[None] | None = None  # for the last one's end
 
     @property
@@ -73,40 +71,65 @@ class Calls:
         """As it is now: a reload replaces it."""
         return self._front.room
 
-    def begin(self, method: str, context: Context, num_bytes: int) -> Call:
+    def begin(self, method: str, rpc: Rpc, num_bytes: int) -> Call:
         """A call that will be closed."""
         self._num_open += 1
-        return self.made(method, context, num_bytes)
+        return self.made(method, rpc, num_bytes)
 
-    def made(self, method: str, context: Context, num_bytes: int) -> Call:
+    def made(self, method: str, rpc: Rpc, num_bytes: int) -> Call:
         path = f"/{SERVICE}/{method}"
-        scope = {"method": "POST", "path": path, "http_version": "2", "headers": headers_of(context)}
+        scope = {"method": "POST", "path": path, "http_version": "2", "headers": rpc.head.metadata}
         call = Call(scope, _nothing_more, _not_this_way, clock.now())
         call.route = path
         call.request_bytes = num_bytes
         return call
 
-    def unary(self, method: str, scope: Scope, endpoint: Endpoint) -> grpc.RpcMethodHandler[bytes, bytes]:
-        return grpc.unary_unary_rpc_method_handler(self.serving(method, scope, endpoint))
+    def unary(self, method: str, scope: Scope, endpoint: Endpoint) -> Unary:
+        return Unary(self, method, self.serving(scope, endpoint))
 
-    def serving(self, method: str, scope: Scope, endpoint: Endpoint) -> Serving:
-        """What grpcio calls, with the bytes of a request as they came."""
+    def serving(self, scope: Scope, endpoint: Endpoint) -> Serving:
+        """What serves a call that was begun."""
 
-        async def compute(call: Call, body: bytes, context: Context) -> bytes:
+        async def compute(call: Call, body: bytes, rpc: Rpc) -> bytes:
             room = self._front.room
             if scope != "public":
                 authenticate(room.door, call, scope)
-            return await endpoint(room, call, body, time_left(context))
+            return await endpoint(room, call, body, time_left(rpc))
 
-        async def serve(body: bytes, context: Context) -> bytes:
-            call = self.begin(method, context, len(body))
-            ended = await self.ended(call, compute(call, body, context))
-            # grpcio keeps the error that ends this frame, and so the frame, until the collector comes by:
-            # the request and what was made of it need not stay as long.
-            del body, call
-            return await ended.tell(context)
+        async def serve(call: Call, body: bytes, rpc: Rpc) -> None:
+            (await self.ended(call, compute(call, body, rpc))).tell(rpc)
 
         return serve
+
+    def spawn(self, rpc: Rpc, serving: Coroutine[Any, Any, None], call: Call | None = None) -> None:
+        """Serve in a task that is cancelled with the stream; ``call`` was begun for it."""
+        task = rpc.owner = asyncio.get_running_loop().create_task(serving)
+        self._tasks[task] = call
+        task.add_done_callback(self._done)
+
+    def has_room(self, rpc: Rpc) -> bool:
+        """Whether one more task may be begun; if not, the call has been refused."""
+        if len(self._tasks) < MAX_CALLS:
+            return True
+        rpc.fail(Status.RESOURCE_EXHAUSTED, f"{MAX_CALLS} calls are under way; come back in a moment.")
+        return False
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        call = self._tasks.pop(task)
+        if task.cancelled():
+            if call is not None and not call.is_complete:  # before it began
+                call.gone = True
+                self.close(call)
+        elif (error := task.exception()) is not None:
+            _log.error("a gRPC call broke", exc_info=error)
+
+    async def left(self, call: Call) -> None:
+        """Its client is gone: its end says what it cost."""
+        call.gone = True
+        try:
+            await hear_ends(call)
+        finally:
+            self.close(call)
 
     async def ended(self, call: Call, answering: Awaitable[bytes]) -> Ended:
         """What becomes of a call whose answer is made by ``answering``; its books are closed."""
@@ -130,13 +153,14 @@ class Calls:
             self.close(call)
         trailers = trailers_of(call, failure)
         if failure is None:
-            return Ended(answer, StatusCode.OK, "", trailers)
+            return Ended(answer, Status.OK, "", trailers)
         status, details = status_of(failure), details_of(failure)
         del failure  # its traceback has this frame: together they would stay until the collector comes by
         return Ended(b"", status, details, trailers)
 
     def close(self, call: Call) -> None:
         """The call is over, whichever way it went."""
+        call.is_complete = True
         self._front.close(call)
         self._num_open -= 1
         if self._waiting is not None and not self._num_open and not self._waiting.done():
@@ -154,18 +178,33 @@ class Calls:
             await self._waiting
 
 
-def headers_of(context: Context) -> list[tuple[bytes, bytes]]:
-    """The request's metadata, whose names are lower-case already."""
-    metadata = context.invocation_metadata() or ()
-    return [
-        (name.encode("ascii"), value if isinstance(value, bytes) else value.encode("latin-1"))
-        for name, value in metadata
-    ]
+class Unary:
+    """A method of one answer, each call in a task."""
+
+    def __init__(self, calls: Calls, method: str, serve: Serving) -> None:
+        self.calls = calls
+        self._method = method
+        self._serve = serve
+
+    def take(self, rpc: UnaryRpc, body: bytes) -> None:
+        if self.calls.has_room(rpc):
+            call = self.calls.begin(self._method, rpc, len(body))
+            self.calls.spawn(rpc, self._serve(call, body, rpc), call)
+
+    def open(self, rpc: UnaryRpc, body: bytes) -> None:
+        """Likewise of a message that is compressed."""
+        if self.calls.has_room(rpc):
+            self.calls.spawn(rpc, self._open(rpc, body))
+
+    async def _open(self, rpc: UnaryRpc, body: bytes) -> None:
+        found = await rpc.opened(body)
+        if found is not None:
+            await self._serve(self.calls.begin(self._method, rpc, len(found)), found, rpc)
 
 
-def time_left(context: Context) -> float | None:
+def time_left(rpc: Rpc) -> float | None:
     """Seconds until the client's deadline; None: it has none. Raises DeadlineExceeded."""
-    left = context.time_remaining()
+    left = rpc.time_left()
     if left is None:
         return None
     if left <= 0:
@@ -183,14 +222,13 @@ def note(call: Call, failure: InferdError | None, num_bytes: int) -> None:
         call.error_code = failure.code
 
 
-def trailers_of(call: Call, failure: InferdError | None) -> Trailers:
+def trailers_of(call: Call, failure: InferdError | None) -> Headers:
     """What goes with the status: the request's id, how much quota is left, when to come back."""
-    trailers = [("x-request-id", call.request_id)]
     headers = call.permit.headers() if call.permit is not None else ()
     if failure is not None:
         headers += error_headers(failure)
-    trailers += [(name.decode("ascii"), value.decode("latin-1")) for name, value in headers if name != b"connection"]
-    return tuple(trailers)
+    told = [header for header in headers if header[0] != b"connection"]
+    return ((b"x-request-id", call.request_id.encode("ascii")), *told)
 
 
 def defect(call: Call) -> InternalError:

@@ -6,37 +6,104 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from grpc_health.v1 import health, health_pb2
+from inferd.errors import InferdError
+from inferd.gateway.grpc.calls import SERVICE, Calls
+from inferd.gateway.grpc.rpc import Gone, StreamRpc, UnaryRpc
+from inferd.gateway.grpc.statuses import Status
+from inferd.predict.codecs.protowire import LENGTH, fields, text
 
-from inferd.gateway.grpc.calls import SERVICE, Context
+SERVICE_NAME: Final = "grpc.health.v1.Health"
 
-SERVICE_NAME: Final[str] = health.SERVICE_NAME
+# Answers: field 1 is the status.
+_SERVING: Final = b"\x08\x01"
+_NOT_SERVING: Final = b"\x08\x02"
+_SERVICE_UNKNOWN: Final = b"\x08\x03"
+
+_KNOWN: Final = frozenset(("", SERVICE))
+_UNKNOWN: Final = f"There is no such service here; ask for {SERVICE}, or for none."
 
 
-class Health(health.aio.HealthServicer):
+class Health:
     """Of the whole server (the empty name) and of the inference service, which are the same."""
 
     def __init__(self, is_serving: Callable[[], bool]) -> None:
-        super().__init__()
         self._is_serving = is_serving
-        self._told: bool | None = None
+        self._told = is_serving()
+        self._changed = asyncio.Event()
 
-    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:  # noqa: N802
-        await self._tell()
-        answer: health_pb2.HealthCheckResponse = await super().Check(request, context)
-        return answer
+    def status(self) -> bytes:
+        return _SERVING if self._is_serving() else _NOT_SERVING
 
     async def follow(self, every_s: float) -> None:
         """Keep those who watch informed."""
         while True:
-            await self._tell()
+            self.look()
             await asyncio.sleep(every_s)
 
-    async def _tell(self) -> None:
-        is_serving = self._is_serving()
-        if is_serving == self._told:
+    def look(self) -> None:
+        """If anything has changed, tell those who watch."""
+        if self._is_serving() != self._told:
+            self._told = not self._told
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+
+
+class Check:
+    """One answer."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    def take(self, rpc: UnaryRpc, body: bytes) -> None:
+        name = service_in(body)
+        if name is None:
+            rpc.fail(Status.INVALID_ARGUMENT, "The request is no HealthCheckRequest; send one.")
+        elif name not in _KNOWN:
+            rpc.fail(Status.NOT_FOUND, _UNKNOWN)
+        else:
+            rpc.finish(self._health.status(), b"")
+
+    def open(self, rpc: UnaryRpc, body: bytes) -> None:
+        rpc.fail(Status.UNIMPLEMENTED, "A health check is not taken compressed; send it as it is.")
+
+
+class Watch:
+    """An answer now and with every change."""
+
+    def __init__(self, health: Health, calls: Calls) -> None:
+        self._health = health
+        self._calls = calls
+
+    def begin(self, rpc: StreamRpc) -> None:
+        if self._calls.has_room(rpc):
+            self._calls.spawn(rpc, self._serve(rpc))
+
+    async def _serve(self, rpc: StreamRpc) -> None:
+        try:
+            body = await rpc.read()
+            name = service_in(body) if body is not None else None
+            if name is None:
+                rpc.fail(Status.INVALID_ARGUMENT, "The request is no HealthCheckRequest; send one.")
+                return
+            if name not in _KNOWN:
+                await rpc.write(_SERVICE_UNKNOWN)
+                await asyncio.get_running_loop().create_future()  # it will never be known: until the client leaves
+            while True:
+                told = self._health.status()
+                await rpc.write(told)
+                while self._health.status() == told:
+                    await self._health.changed()
+        except Gone:
             return
-        self._told = is_serving
-        statuses = health_pb2.HealthCheckResponse
-        for name in ("", SERVICE):
-            await self.set(name, statuses.SERVING if is_serving else statuses.NOT_SERVING)
+
+
+def service_in(body: bytes) -> str | None:
+    """Whom a HealthCheckRequest asks for; None: it is none."""
+    try:
+        found = [text(body, start, end) for key, wire, start, end in fields(body, 0, len(body)) if (key, wire) == (1, LENGTH)]
+    except InferdError:
+        return None
+    return found[-1] if found else ""

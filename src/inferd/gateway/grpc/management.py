@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-import grpc
 import msgspec
 
 from inferd.errors import ModelNotFound
 from inferd.gateway import health, kserve
-from inferd.gateway.grpc.calls import Calls, Endpoint
-from inferd.gateway.grpc.protocol import read, write
+from inferd.gateway.grpc.calls import Calls, Endpoint, Unary
+from inferd.gateway.grpc.protocol import protocol
 from inferd.gateway.grpc.statuses import Unsupported
 from inferd.gateway.http import Call
 from inferd.gateway.kserve_repository import load_model, unload_model
@@ -40,7 +39,7 @@ _NOT_SERVED: Final = {
 }
 
 
-def management(calls: Calls) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+def management(calls: Calls) -> dict[str, Unary]:
     """Every method by its name."""
     served: dict[str, tuple[Scope, Callable[[Room, Call, _Asked], Awaitable[_Told]]]] = {
         "ServerLive": ("public", _live),
@@ -62,7 +61,8 @@ def management(calls: Calls) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
 
 def _typed(name: str, tell: Callable[[Room, Call, _Asked], Awaitable[_Told]]) -> Endpoint:
     async def answer(room: Room, call: Call, body: bytes, left: float | None) -> bytes:
-        return write(f"{name}Response", await tell(room, call, read(f"{name}Request", body)))
+        asked = protocol().read(f"{name}Request", body)
+        return protocol().write(f"{name}Response", msgspec.to_builtins(await tell(room, call, asked)))
 
     return answer
 

@@ -1,6 +1,6 @@
-"""The gRPC listener: its socket, its limits, health and reflection, and how it ends.
+"""The gRPC listener: its socket, who is connected, which call is whose, and how it ends.
 
-Knows grpcio; nothing of what its calls mean.
+Knows HTTP/2's connections and gRPC's calls; nothing of what these mean.
 """
 
 from __future__ import annotations
@@ -8,98 +8,123 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Mapping
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final, cast
 
-import grpc
-from grpc import aio
-from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
+from inferd import clock
 from inferd.config import ServerConfig
 from inferd.errors import ConfigError
-from inferd.gateway.connection import MAX_HEADER_BYTES
+from inferd.events import ClientTurnedAway
+from inferd.gateway.grpc import health, reflection
 from inferd.gateway.grpc.calls import SERVICE, Calls
-from inferd.gateway.grpc.health import SERVICE_NAME as HEALTH
-from inferd.gateway.grpc.health import Health
 from inferd.gateway.grpc.inference import model_infer
 from inferd.gateway.grpc.management import management
-from inferd.gateway.grpc.protocol import pool
+from inferd.gateway.grpc.rpc import Method, Rpc, StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.short_way import METHOD as INFER
 from inferd.gateway.grpc.short_way import ShortWay
-from inferd.gateway.grpc.streams import METHOD, Streams
+from inferd.gateway.grpc.statuses import Status
+from inferd.gateway.grpc.streams import METHOD as STREAM_INFER
+from inferd.gateway.grpc.streams import Streams
+from inferd.gateway.grpc.wire import Head, Refusal, path_of, refusal_of, shown
 from inferd.gateway.health import is_ready
+from inferd.gateway.http2.connection import MAX_HEADER_BYTES, Connection
+from inferd.gateway.http2.hpack import Header
+from inferd.gateway.http2.request import read_request
+from inferd.gateway.http2.stream import Stream
+from inferd.gateway.listener import BACKLOG, LOOK_EVERY_S, find_dead_peers, num_files
 from inferd.gateway.server import LAST_WORDS_S, Gateway
+from inferd.gateway.upgrade import Guest
 
-MAX_CALLS: Final = 8192  # at a time; a further one is refused with RESOURCE_EXHAUSTED
-MAX_STREAMS: Final = 1024  # calls at a time of one connection, which HTTP/2 calls streams
-LOOK_EVERY_S: Final = 1.0
-
-_Method: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+_TOO_LARGE: Final = Refusal(
+    Status.RESOURCE_EXHAUSTED, f"The headers are larger than {MAX_HEADER_BYTES // 1024} KiB; send less metadata."
+)
 
 
 class GrpcServer:
     """Serves until ``stop``; calls in flight get ``grace_s``."""
 
     def __init__(self, gateway: Gateway, config: ServerConfig, reserved: socket.socket) -> None:
-        """``reserved`` is bound to the port, and closed when the port is served."""
-        self._config = config
+        """``reserved`` is bound to the port."""
+        self._gateway = gateway
         self._reserved = reserved
-        self._router = gateway.room.router
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
+        self._empty = asyncio.Event()
         self._calls = calls = Calls(gateway)
         self._streams = Streams(calls)
-        self._methods: dict[str, _Method] = {
-            INFER: grpc.unary_unary_rpc_method_handler(
-                ShortWay(calls, calls.serving(INFER, "infer", model_infer)).serve
-            ),
-            METHOD: self._streams.method(),
-            **management(calls),
+        self._health = health.Health(self._is_serving)
+        self._unary: dict[bytes, UnaryMethod] = {
+            path_of(SERVICE, INFER): ShortWay(calls, calls.serving("infer", model_infer)),
+            **{path_of(SERVICE, name): method for name, method in management(calls).items()},
+            path_of(health.SERVICE_NAME, "Check"): health.Check(self._health),
         }
-        self._health = Health(self._is_serving)
-        self._server: aio.Server | None = None
+        self._streaming: dict[bytes, StreamMethod] = {
+            path_of(SERVICE, STREAM_INFER): self._streams,
+            path_of(health.SERVICE_NAME, "Watch"): health.Watch(self._health, calls),
+            **dict.fromkeys(
+                (path_of(name, reflection.METHOD) for name in reflection.NAMES), reflection.Reflection(calls)
+            ),
+        }
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.connections: set[Guest] = set()
         self.port: int = reserved.getsockname()[1]
 
     def _is_serving(self) -> bool:
-        return not self._stopping.is_set() and is_ready(self._router)
+        return not self._stopping.is_set() and is_ready(self._gateway.room.router)
 
     async def start(self) -> None:
         """Accept calls from now on. Raises ConfigError where the port cannot be served."""
-        server = self._server = aio.server(options=_options(self._config), maximum_concurrent_rpcs=MAX_CALLS)
-        server.add_generic_rpc_handlers((_Service(self._methods),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), server, pool=pool())
-        host = self._config.host or "0.0.0.0"
+        find_dead_peers(self._reserved)
         try:
-            server.add_insecure_port(f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}")
-        except RuntimeError:
+            self._reserved.setblocking(False)
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: Connection(self), sock=self._reserved, backlog=BACKLOG
+            )
+        except OSError as error:
             raise ConfigError(
-                f"Port {self.port} on {host} is in use; stop the other program or choose another server.grpc_port.",
+                f"Port {self.port} cannot be served ({error.strerror or error}); choose another server.grpc_port.",
                 param="server.grpc_port",
             ) from None
-        await server.start()
-        self._reserved.close()
+        self._look()
 
     async def serve(self) -> None:
         """Until ``stop``; then wait for the calls in flight, within the grace period."""
         server = self._server
         assert server is not None, "it was not started"
-        looking = asyncio.create_task(self._health.follow(LOOK_EVERY_S))
         try:
             await self._stopping.wait()
-            await self._health.enter_graceful_shutdown()
+            server.close()
+            for connection in tuple(self.connections):
+                connection.shut()
+            self._health.look()
             self._streams.stop()
-            ending = asyncio.create_task(server.stop(max(1.0, self._config.grace_s)))
-            forced = asyncio.create_task(self._forced.wait())
-            await asyncio.wait((ending, forced), return_when=asyncio.FIRST_COMPLETED)
-            forced.cancel()
+            await self._leave()
         finally:
-            looking.cancel()
-            await server.stop(None)
+            if self._timer is not None:
+                self._timer.cancel()
+            server.close()
+            self._reserved.close()
+            for connection in tuple(self.connections):
+                connection.abort()
             with contextlib.suppress(TimeoutError):  # those that were cut still tell what they cost
                 async with asyncio.timeout(2 * LAST_WORDS_S):
+                    await self._ended()
                     await self._calls.closed()
+
+    async def _leave(self) -> None:
+        grace_s = max(1.0, self._gateway.room.config.server.grace_s)
+        waiting = [asyncio.ensure_future(self._forced.wait()), asyncio.ensure_future(self._ended())]
+        try:
+            await asyncio.wait(waiting, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waiting:
+                one.cancel()
+
+    async def _ended(self) -> None:
+        while self.connections:
+            self._empty.clear()
+            await self._empty.wait()
 
     def stop(self, *, now: bool = False) -> None:
         """Stop accepting; ``now`` cuts calls in flight as well."""
@@ -107,32 +132,70 @@ class GrpcServer:
         if now:
             self._forced.set()
 
+    # -- the connections' host --------------------------------------------------------------
 
-class _Service(grpc.GenericRpcHandler):
-    """Finds a call's method; what comes and goes stays bytes."""
+    @property
+    def send_s(self) -> float:
+        return self._gateway.room.config.server.send_timeout_s
 
-    def __init__(self, methods: Mapping[str, _Method]) -> None:
-        self._methods = {f"/{SERVICE}/{name}": method for name, method in methods.items()}
+    def has_room(self) -> bool:
+        if len(self.connections) < min(self._gateway.room.config.server.max_connections, num_files() // 2):
+            return True
+        self._gateway.room.emit(ClientTurnedAway())
+        return False
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Method | None:
-        return self._methods.get(handler_call_details.method)
+    def connection_gone(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if not self.connections:
+            self._empty.set()
+
+    def read_head(self, headers: Sequence[Header] | None) -> object | None:
+        if headers is None:
+            return Head[Method](None, None, _TOO_LARGE)
+        request = read_request(headers)
+        if request is None:
+            return None
+        refusal = refusal_of(request)
+        method = self._unary.get(request.path) or self._streaming.get(request.path)
+        if refusal is None and method is None:
+            refusal = Refusal(Status.UNIMPLEMENTED, f"There is no method {shown(request.path)} here.")
+        return Head[Method](method, request, refusal)
+
+    def open(self, connection: Connection, number: int, head: object) -> Stream:
+        assert isinstance(head, Head)
+        known = cast("Head[Method]", head)
+        method = known.method
+        if known.refusal is not None or method is None:
+            return _refused(connection, number, known, self)
+        if hasattr(method, "take"):
+            return UnaryRpc(connection, number, known, self, cast(UnaryMethod, method))
+        rpc = StreamRpc(connection, number, known, self)
+        cast(StreamMethod, method).begin(rpc)
+        return rpc
+
+    # -- what holds for calls ---------------------------------------------------------------
+
+    @property
+    def max_bytes(self) -> int:
+        return self._gateway.room.max_body_bytes
+
+    @property
+    def message_s(self) -> float:
+        return self._gateway.room.body_timeout_s
+
+    def _look(self) -> None:
+        """One timer for the patience with all clients, and for who watches the server's health."""
+        self._health.look()
+        now = clock.now()
+        for connection in tuple(self.connections):
+            connection.look(now)
+        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
 
-def _options(config: ServerConfig) -> list[tuple[str, int]]:
-    return [
-        ("grpc.so_reuseport", 0),  # two servers on one port would share its calls unseen
-        ("grpc.max_receive_message_length", config.max_body_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", MAX_STREAMS),
-        ("grpc.max_allowed_incoming_connections", config.max_connections),
-        ("grpc.max_metadata_size", MAX_HEADER_BYTES),
-        ("grpc.absolute_max_metadata_size", MAX_HEADER_BYTES),
-        ("grpc.server_handshake_timeout_ms", 10_000),
-        # A peer that vanished without a word is found after 60 + 20 s.
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        # A client may ask every 5 s whether we are there; one that asks more often is sent away.
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.max_ping_strikes", 3),
-    ]
+def _refused(connection: Connection, number: int, head: Head[Method], server: GrpcServer) -> Rpc:
+    rpc = StreamRpc(connection, number, head, server)
+    refusal = head.refusal
+    assert refusal is not None, "it was not refused"
+    rpc.fail(refusal.status, refusal.details, http=refusal.http)
+    return rpc
+

@@ -1,34 +1,56 @@
-"""The one table from the vocabulary of failure to gRPC's status codes."""
+"""gRPC's status codes, and the one table that leads to them from the vocabulary of failure."""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
-
-from grpc import StatusCode
 
 from inferd.errors import InferdError
 from inferd.gateway.errors import MAX_MESSAGE_CHARS, printable
 
-TABLE: Final[dict[str, StatusCode]] = {
-    "internal": StatusCode.INTERNAL,
-    "invalid_request": StatusCode.INVALID_ARGUMENT,
-    "context_length_exceeded": StatusCode.INVALID_ARGUMENT,
-    "unauthenticated": StatusCode.UNAUTHENTICATED,
-    "forbidden": StatusCode.PERMISSION_DENIED,
-    "quota_exceeded": StatusCode.RESOURCE_EXHAUSTED,
-    "idempotency_conflict": StatusCode.ABORTED,
-    "upstream_failed": StatusCode.UNAVAILABLE,
-    "model_not_found": StatusCode.NOT_FOUND,
-    "key_not_found": StatusCode.NOT_FOUND,
-    "state_unavailable": StatusCode.UNAVAILABLE,
-    "overloaded": StatusCode.RESOURCE_EXHAUSTED,
-    "unavailable": StatusCode.UNAVAILABLE,
-    "worker_died": StatusCode.UNAVAILABLE,
-    "deadline_exceeded": StatusCode.DEADLINE_EXCEEDED,
-    "cancelled": StatusCode.CANCELLED,
-    "model_load": StatusCode.UNAVAILABLE,
-    "config": StatusCode.INTERNAL,
-    "unsupported": StatusCode.UNIMPLEMENTED,
+
+class Status(IntEnum):
+    """As grpc.io/grpc/core/md_doc_statuscodes numbers them."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+TABLE: Final[dict[str, Status]] = {
+    "internal": Status.INTERNAL,
+    "invalid_request": Status.INVALID_ARGUMENT,
+    "context_length_exceeded": Status.INVALID_ARGUMENT,
+    "unauthenticated": Status.UNAUTHENTICATED,
+    "forbidden": Status.PERMISSION_DENIED,
+    "quota_exceeded": Status.RESOURCE_EXHAUSTED,
+    "idempotency_conflict": Status.ABORTED,
+    "upstream_failed": Status.UNAVAILABLE,
+    "model_not_found": Status.NOT_FOUND,
+    "key_not_found": Status.NOT_FOUND,
+    "state_unavailable": Status.UNAVAILABLE,
+    "overloaded": Status.RESOURCE_EXHAUSTED,
+    "unavailable": Status.UNAVAILABLE,
+    "worker_died": Status.UNAVAILABLE,
+    "deadline_exceeded": Status.DEADLINE_EXCEEDED,
+    "cancelled": Status.CANCELLED,
+    "model_load": Status.UNAVAILABLE,
+    "config": Status.INTERNAL,
+    "unsupported": Status.UNIMPLEMENTED,
 }
 
 
@@ -39,8 +61,8 @@ class Unsupported(InferdError):
     default_code = "unsupported"
 
 
-def status_of(error: InferdError) -> StatusCode:
-    return TABLE.get(error.kind, StatusCode.INTERNAL)
+def status_of(error: InferdError) -> Status:
+    return TABLE.get(error.kind, Status.INTERNAL)
 
 
 def details_of(error: InferdError) -> str:

@@ -10,15 +10,13 @@ import asyncio
 import contextlib
 from typing import Final
 
-from grpc import RpcMethodHandler, StatusCode, stream_stream_rpc_method_handler
-from grpc.aio import EOF, InternalError
-
 from inferd.errors import InferdError
 from inferd.gateway.admission import authenticate
-from inferd.gateway.grpc.calls import Calls, Context, defect, note, time_left, trailers_of
+from inferd.gateway.grpc.calls import Calls, defect, note, time_left, trailers_of
 from inferd.gateway.grpc.envelope import Envelope, read_envelope
 from inferd.gateway.grpc.inference import answers
-from inferd.gateway.grpc.statuses import details_of, status_of
+from inferd.gateway.grpc.rpc import Gone, StreamRpc
+from inferd.gateway.grpc.statuses import Status, details_of, status_of
 from inferd.gateway.server import hear_ends
 from inferd.predict.codecs.protowire import sized
 
@@ -34,8 +32,9 @@ class Streams:
         self._open: set[_InferStream] = set()
         self._is_stopping = False
 
-    def method(self) -> RpcMethodHandler[bytes, bytes]:
-        return stream_stream_rpc_method_handler(self._serve)
+    def begin(self, rpc: StreamRpc) -> None:
+        if self._calls.has_room(rpc):
+            self._calls.spawn(rpc, self._serve(rpc))
 
     def stop(self) -> None:
         """Nothing more is read; a stream ends when what it was asked is answered."""
@@ -43,14 +42,15 @@ class Streams:
         for stream in tuple(self._open):
             stream.stop()
 
-    async def _serve(self, _: object, context: Context) -> None:
-        call = self._calls.made(METHOD, context, 0)
+    async def _serve(self, rpc: StreamRpc) -> None:
+        call = self._calls.made(METHOD, rpc, 0)
         try:
             authenticate(self._calls.room.door, call, "infer")
         except InferdError as failure:
             self._calls.refuse(call, failure)
-            await context.abort(status_of(failure), details_of(failure), trailers_of(call, failure))
-        stream = _InferStream(self._calls, context)
+            rpc.fail(status_of(failure), details_of(failure), trailers_of(call, failure))
+            return
+        stream = _InferStream(self._calls, rpc)
         self._open.add(stream)
         try:
             if self._is_stopping:
@@ -61,17 +61,15 @@ class Streams:
 
 
 class _InferStream:
-    def __init__(self, calls: Calls, context: Context) -> None:
+    def __init__(self, calls: Calls, rpc: StreamRpc) -> None:
         self._calls = calls
-        self._context = context
+        self._rpc = rpc
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._writing = asyncio.Lock()  # one answer at a time
-        self._writer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_of: dict[str, asyncio.Task[None]] = {}  # of each sequence that has requests under way
         self._reading: asyncio.Task[None] | None = None
         self._is_stopped = False
-        self._stuck = asyncio.Event()  # the client takes nothing
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -80,41 +78,21 @@ class _InferStream:
 
     async def serve(self) -> None:
         """Until the client has said everything and heard everything, or has left."""
-        context = self._context
-        working = asyncio.create_task(self._work())
-        stuck = asyncio.create_task(self._stuck.wait())
         try:
-            await asyncio.wait((working, stuck), return_when=asyncio.FIRST_COMPLETED)
-            if self._stuck.is_set():
-                await self._give_up(working)
-            else:
-                await working
+            await self._work()
+        except Gone:
+            return
         finally:
-            stuck.cancel()
-            working.cancel()
             if self._reading is not None:
                 self._reading.cancel()
             for task in tuple(self._tasks):
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(tuple(self._tasks))
-        if self._stuck.is_set():
-            await context.abort(
-                StatusCode.ABORTED, "No answer was taken for server.send_timeout_s; read answers as they come."
-            )
         if self._is_stopped:
-            await context.abort(StatusCode.UNAVAILABLE, "The server is shutting down; open a stream to another one.")
-
-    async def _give_up(self, working: asyncio.Task[None]) -> None:
-        """The client takes nothing: cancel all but the write that is under way, and wait for that."""
-        working.cancel()
-        if self._reading is not None:
-            self._reading.cancel()
-        for task in tuple(self._tasks):
-            if task is not self._writer:
-                task.cancel()
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+            self._rpc.fail(Status.UNAVAILABLE, "The server is shutting down; open a stream to another one.")
+        else:
+            self._rpc.close()
 
     async def _work(self) -> None:
         if not self._is_stopped:
@@ -128,10 +106,9 @@ class _InferStream:
     async def _read(self) -> None:
         while True:
             await self._room.acquire()
-            body = await self._context.read()
-            if body is EOF:
+            body = await self._rpc.read()
+            if body is None:
                 return
-            assert isinstance(body, bytes)
             envelope, failure = None, None
             try:
                 envelope = read_envelope(body)
@@ -158,7 +135,7 @@ class _InferStream:
         self, body: bytes, envelope: Envelope | None, failure: InferdError | None, before: asyncio.Task[None] | None
     ) -> None:
         """Serve one request to its end, which is never an exception but the stream's own."""
-        call = self._calls.begin(METHOD, self._context, len(body))
+        call = self._calls.begin(METHOD, self._rpc, len(body))
         call.stream = True
         try:
             try:
@@ -168,7 +145,7 @@ class _InferStream:
                 authenticate(room.door, call, "infer")
                 if envelope is not None:
                     async with contextlib.aclosing(
-                        answers(room, call, envelope, body, time_left(self._context))
+                        answers(room, call, envelope, body, time_left(self._rpc))
                     ) as found:
                         async for answer in found:
                             await self._write(sized(2, answer))
@@ -192,18 +169,9 @@ class _InferStream:
             self._calls.close(call)
 
     async def _write(self, message: bytes) -> None:
-        """One answer; waits while the client takes none. A write that was begun cannot be taken back, so one that lasts
-        too long is waited for still, while everything else on the stream is cancelled."""
+        """One answer; waits while the client takes none."""
         async with self._writing:
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(self._calls.room.config.server.send_timeout_s, self._stuck.set)
-            self._writer = asyncio.current_task()
             try:
-                await self._context.write(message)
-            except InternalError:  # grpcio's word for a call that is over
+                await self._rpc.write(message)
+            except Gone:
                 raise asyncio.CancelledError from None
-            finally:
-                timer.cancel()
-                self._writer = None
-            if self._stuck.is_set():
-                raise asyncio.CancelledError

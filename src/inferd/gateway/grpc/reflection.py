@@ -1,0 +1,89 @@
+"""grpc.reflection: the protocol's file, for ``grpcurl`` and its like. Version 1 and v1alpha are the same bytes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from inferd.errors import InferdError
+from inferd.gateway.grpc.calls import Calls
+from inferd.gateway.grpc.protocol import File, Protocol, protocol
+from inferd.gateway.grpc.rpc import Gone, StreamRpc
+from inferd.gateway.grpc.statuses import Status
+from inferd.predict.codecs.protowire import LENGTH, fields, number, sized, text
+
+NAMES: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+METHOD: Final = "ServerReflectionInfo"
+
+# Fields of a request that say what is asked for, and of an answer.
+_BY_NAME: Final = 3
+_BY_SYMBOL: Final = 4
+_BY_EXTENSION: Final = 5
+_EXTENSIONS_OF: Final = 6
+_LIST: Final = 7
+_FILES: Final = 4
+_SERVICES: Final = 6
+_ERROR: Final = 7
+
+
+class Reflection:
+    """Answers one question after the other."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def begin(self, rpc: StreamRpc) -> None:
+        if self._calls.has_room(rpc):
+            self._calls.spawn(rpc, self._serve(rpc))
+
+    async def _serve(self, rpc: StreamRpc) -> None:
+        try:
+            while (asked := await rpc.read()) is not None:
+                await rpc.write(answer(protocol(), asked))
+        except Gone:
+            return
+        except InferdError:
+            rpc.fail(Status.INVALID_ARGUMENT, "The request is no ServerReflectionRequest; send one.")
+            return
+        rpc.close()
+
+
+def answer(known: Protocol, asked: bytes) -> bytes:
+    """A ServerReflectionResponse. Raises InvalidRequest."""
+    told, host = b"", b""
+    for key, wire, start, end in fields(asked, 0, len(asked)):
+        if wire != LENGTH:
+            continue
+        if key == 1:
+            host = sized(1, asked[start:end])
+        elif key == _BY_NAME:
+            name = text(asked, start, end)
+            told = _files(known, known.files.get(name), name)
+        elif key == _BY_SYMBOL:
+            name = text(asked, start, end)
+            told = _files(known, known.file_of(name), name)
+        elif key == _LIST:
+            names = [name for file in known.files.values() for name in file.services]
+            told = sized(_SERVICES, b"".join([sized(1, sized(1, name.encode())) for name in sorted(names)]))
+        elif key in (_BY_EXTENSION, _EXTENSIONS_OF):
+            told = _error(Status.NOT_FOUND, "There are no extensions.")
+    if not told:
+        told = _error(Status.UNIMPLEMENTED, "The request asks for nothing that this server knows.")
+    return host + sized(2, asked) + told
+
+
+def _files(known: Protocol, file: File | None, name: str) -> bytes:
+    """The file, and those it needs."""
+    if file is None:
+        return _error(Status.NOT_FOUND, f"There is no {name[:200]!r} here.")
+    found: dict[str, File] = {}
+    wanted = [file]
+    while wanted:
+        one = wanted.pop()
+        if one.name not in found:
+            found[one.name] = one
+            wanted += [known.files[need] for need in one.needs]
+    return sized(_FILES, b"".join([sized(1, one.content) for one in found.values()]))
+
+
+def _error(status: Status, message: str) -> bytes:
+    return sized(_ERROR, b"\x08" + number(status) + sized(2, message.encode()))

@@ -1,0 +1,413 @@
+"""One call of gRPC: messages out of a stream's bytes and into them, a deadline, a status at the end.
+
+Knows messages as bytes within limits; nothing of what they say. Who serves a call is its ``owner``, and is cancelled when the
+client leaves or the deadline passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, Protocol, TypeAlias
+
+from inferd import clock
+from inferd.gateway.compression import opened
+from inferd.gateway.errors import BodyTooLarge
+from inferd.errors import InvalidRequest
+from inferd.gateway.grpc.statuses import Status
+from inferd.gateway.grpc.wire import HEAD, OK, PREFIX_BYTES, Head, Refusal, only_head, status_block, trailers_block
+from inferd.gateway.http2.connection import Connection
+from inferd.gateway.http2.frames import FIRST_WINDOW
+from inferd.gateway.http2.hpack import Header
+from inferd.gateway.http2.stream import SLOWEST, Stream
+
+_EXPIRED: Final = "The request's deadline has passed; give it more time."
+
+
+class Gone(Exception):
+    """Nobody hears what is said: the client left, or the deadline passed."""
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> object: ...
+
+
+class Limits(Protocol):
+    """What holds for calls, as it is now."""
+
+    @property
+    def max_bytes(self) -> int:
+        """Of a message, opened."""
+
+    @property
+    def message_s(self) -> float:
+        """Seconds for a message to come, if it does not come fast."""
+
+
+class UnaryMethod(Protocol):
+    """One message in, one out."""
+
+    def take(self, rpc: UnaryRpc, body: bytes) -> None:
+        """The message of a call that has begun: see to it that it is answered."""
+
+    def open(self, rpc: UnaryRpc, body: bytes) -> None:
+        """Likewise of a message that is compressed (``UnaryRpc.opened``)."""
+
+
+class StreamMethod(Protocol):
+    """Many messages either way."""
+
+    def begin(self, rpc: StreamRpc) -> None: ...
+
+
+Method: TypeAlias = UnaryMethod | StreamMethod
+
+
+class Rpc(Stream):
+    """A call of either kind."""
+
+    __slots__ = (
+        "_begun_at",
+        "_buffer",
+        "_has_begun",
+        "is_told",
+        "_limits",
+        "_need",
+        "_received",
+        "_timer",
+        "deadline",
+        "head",
+        "owner",
+    )
+
+    def __init__(self, connection: Connection, number: int, head: Head[Method], limits: Limits) -> None:
+        super().__init__(connection, number)
+        self.head = head
+        self._limits = limits
+        self.owner: Cancellable | None = None
+        self._buffer: bytearray | None = None  # of a message that did not come whole in one frame
+        self._need = PREFIX_BYTES  # bytes of it, as far as is known
+        self._received = 0
+        self._has_begun = False  # to be answered
+        self.is_told = False  # how it ended
+        self._begun_at = clock.now()  # when what is waited for now began
+        self._timer: asyncio.TimerHandle | None = None
+        self.deadline: float | None = None
+        if head.timeout_s is not None:
+            self.deadline = self._begun_at + head.timeout_s
+            self._timer = asyncio.get_running_loop().call_later(head.timeout_s, self._expire)
+
+    # -- the request ------------------------------------------------------------------------
+
+    def _gather(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
+        """Put messages together; what is complete goes to ``_message``, the end to ``_all_said``."""
+        buffer = self._buffer
+        if buffer is None:
+            buffer = self._buffer = bytearray()
+            self._begun_at = clock.now()
+        buffer += memoryview(data)[start:stop]
+        self._received += stop - start
+        while len(buffer) >= self._need:
+            if self._need == PREFIX_BYTES:
+                size = int.from_bytes(buffer[1:PREFIX_BYTES], "big")
+                problem = self._problem(buffer[0], size)
+                if problem is not None:
+                    self.fail(problem.status, problem.details)
+                    return
+                self._need += size
+                if len(buffer) < self._need:
+                    break
+            message = bytes(memoryview(buffer)[PREFIX_BYTES : self._need])
+            is_compressed = buffer[0] == 1
+            del buffer[: self._need]
+            self._need = PREFIX_BYTES
+            self._begun_at = clock.now()
+            if self.keeps or self.wanted:
+                self.connection.kept_no_more(self)
+            self._message(message, is_compressed)
+            if self.is_told:
+                return
+        if not is_end:
+            self._open_window()
+        elif buffer:
+            self.fail(Status.INTERNAL, f"The request ends within a message, of which {len(buffer)} bytes came.")
+        elif self.head.length not in (None, self._received):
+            self.fail(
+                Status.INTERNAL, f"content-length is {self.head.length}, and {self._received} bytes came; leave it out."
+            )
+        else:
+            self._all_said()
+
+    def _problem(self, flag: int, size: int) -> Refusal | None:
+        """What is wrong with a message that begins so."""
+        if flag > 1:
+            return Refusal(Status.INTERNAL, f"A message begins with {flag}; 0 or 1 is expected.")
+        if flag and self.head.encoding is None:
+            return Refusal(Status.INTERNAL, "A message is compressed, and grpc-encoding does not say how; send it.")
+        if size > self._limits.max_bytes:
+            return Refusal(
+                Status.RESOURCE_EXHAUSTED,
+                f"A message of {size} bytes is larger than the {self._limits.max_bytes} that are allowed; "
+                "send less, or raise server.max_body_bytes.",
+            )
+        return None
+
+    def _open_window(self) -> None:
+        """Let as much come as is worth keeping."""
+        unread, buffer = self._unread(), self._buffer
+        if self.wanted or self.heard_all or self.is_told or unread >= FIRST_WINDOW:
+            return
+        partial = len(buffer) if buffer is not None else 0
+        missing = self._need - partial
+        if missing > self.receivable:
+            self.expect(missing - self.receivable)
+            return
+        more = FIRST_WINDOW - unread - partial - self.receivable
+        if more >= FIRST_WINDOW // 2:
+            self.granted(more)
+
+    def granted(self, size: int) -> None:
+        self._begun_at = clock.now()  # the time in line does not count
+        super().granted(size)
+
+    async def opened(self, message: bytes) -> bytes | None:
+        """A compressed message; None: it could not be opened, and the call has failed."""
+        try:
+            return await opened(message, self.head.encoding, self._limits.max_bytes)
+        except BodyTooLarge as error:
+            self.fail(Status.RESOURCE_EXHAUSTED, error.message)
+        except InvalidRequest:
+            self.fail(Status.INTERNAL, f"A message is not {self.head.encoding}, as grpc-encoding says.")
+        return None
+
+    @abstractmethod
+    def _message(self, message: bytes, is_compressed: bool) -> None: ...
+    @abstractmethod
+    def _all_said(self) -> None: ...
+    @abstractmethod
+    def _waits_for_message(self) -> bool:
+        """Whether one is under way, so that it may be too slow."""
+
+    def _unread(self) -> int:
+        """Bytes of messages that nobody has read."""
+        return 0
+
+    # -- the answer -------------------------------------------------------------------------
+
+    def time_left(self) -> float | None:
+        """Seconds until the deadline; None: there is none."""
+        return None if self.deadline is None else self.deadline - clock.now()
+
+    def finish(self, answer: bytes, trailers: bytes) -> None:
+        """The one answer, and that all is well."""
+        if self.is_told:
+            return
+        self._let_go()
+        self.say(HEAD, b"\0" + len(answer).to_bytes(4, "big"), answer, OK + trailers)
+
+    def fail(self, status: Status, details: str, trailers: Iterable[Header] = (), http: bytes = b"200") -> None:
+        """Any other end, with what was said before it."""
+        if self.is_told:
+            return
+        self._let_go()
+        block = status_block(status, details, trailers)
+        if self._has_begun:
+            self.end(block)
+        else:
+            self.say_only(only_head(http) + block)
+
+    def _let_go(self) -> None:
+        self.is_told = True
+        self.owner = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        owner = self.owner
+        self.drop()
+        self.fail(Status.DEADLINE_EXCEEDED, _EXPIRED)
+        if owner is not None:
+            owner.cancel()
+
+    # -- the connection's side --------------------------------------------------------------
+
+    def leave(self) -> None:
+        owner = self.owner
+        self._let_go()
+        if owner is not None:
+            owner.cancel()
+
+    def drained(self) -> None: ...
+
+    def look(self, now: float, patience_s: float) -> None:
+        super().look(now, patience_s)
+        if self.heard_all or self.is_told or self.wanted or not self._waits_for_message():
+            return
+        if now - self._begun_at > self._limits.message_s + self._received / SLOWEST:
+            owner = self.owner
+            self.fail(Status.DEADLINE_EXCEEDED, "The request's message did not arrive in time; send it faster.")
+            if owner is not None:
+                owner.cancel()
+
+
+class UnaryRpc(Rpc):
+    """One message in, one out."""
+
+    __slots__ = ("_given", "_method")
+
+    def __init__(
+        self,
+        connection: Connection,
+        number: int,
+        head: Head[Method],
+        limits: Limits,
+        method: UnaryMethod,
+    ) -> None:
+        super().__init__(connection, number, head, limits)
+        self._method = method
+        self._given: tuple[bytes, bool] | None = None
+
+    def data(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
+        begin = start + PREFIX_BYTES
+        if (
+            is_end
+            and self._buffer is None
+            and begin <= stop
+            and not data[start]
+            and int.from_bytes(data[start + 1 : begin], "big") == stop - begin <= self._limits.max_bytes
+            and self.head.length in (None, stop - start)
+        ):
+            self._method.take(self, data[begin:stop])  # as nearly all come
+        else:
+            self._gather(data, start, stop, is_end)
+
+    def _message(self, message: bytes, is_compressed: bool) -> None:
+        if self._given is not None:
+            self.fail(Status.UNIMPLEMENTED, "The call takes one message, and another one came; send one in each call.")
+        else:
+            self._given = message, is_compressed
+
+    def _all_said(self) -> None:
+        if self._given is None:
+            self.fail(Status.UNIMPLEMENTED, "The call takes one message, and none came; send one, if an empty one.")
+            return
+        message, is_compressed = self._given
+        self._given = self._buffer = None
+        if is_compressed:
+            self._method.open(self, message)
+        else:
+            self._method.take(self, message)
+
+    def _waits_for_message(self) -> bool:
+        return True
+
+    def stuck(self) -> None:
+        self.reset()
+
+
+class StreamRpc(Rpc):
+    """Many messages either way."""
+
+    __slots__ = ("_messages", "_num_unread", "_reader", "_writer")
+
+    def __init__(
+        self, connection: Connection, number: int, head: Head[Method], limits: Limits
+    ) -> None:
+        super().__init__(connection, number, head, limits)
+        self._messages: deque[tuple[bytes, bool]] = deque()
+        self._num_unread = 0  # bytes
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+
+    def data(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
+        self._gather(data, start, stop, is_end)
+
+    def _message(self, message: bytes, is_compressed: bool) -> None:
+        self._messages.append((message, is_compressed))
+        self._num_unread += len(message)
+        self._wake_reader()
+
+    def _all_said(self) -> None:
+        self._wake_reader()
+
+    def _waits_for_message(self) -> bool:
+        return bool(self._buffer)
+
+    def _unread(self) -> int:
+        return self._num_unread
+
+    async def read(self) -> bytes | None:
+        """The next message; None: there is none any more. Raises Gone."""
+        while not self._messages:
+            if self.is_told:
+                raise Gone
+            if self.heard_all:
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        message, is_compressed = self._messages.popleft()
+        self._num_unread -= len(message)
+        self._open_window()
+        if not is_compressed:
+            return message
+        found = await self.opened(message)
+        if found is None:
+            raise Gone
+        return found
+
+    async def write(self, message: bytes) -> None:
+        """One answer; waits while the client takes none. Raises Gone."""
+        if self.is_told:
+            raise Gone
+        if not self._has_begun:
+            self._has_begun = True
+            self.begin(HEAD)
+        self.put(b"\0" + len(message).to_bytes(4, "big") + message)
+        while (self.is_blocked or not self.connection.is_writable) and not self.is_told:
+            if self._writer is None:
+                self._writer = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._writer)
+        if self.is_told:
+            raise Gone
+
+    def close(self, trailers: Iterable[Header] = ()) -> None:
+        """All is said and well."""
+        if self.is_told:
+            return
+        self._let_go()
+        if self._has_begun:
+            self.end(OK + trailers_block(trailers))
+        else:
+            self._has_begun = True
+            self.say_only(HEAD + OK + trailers_block(trailers))
+
+    def drained(self) -> None:
+        if self._writer is not None:
+            if not self._writer.done():
+                self._writer.set_result(None)
+            self._writer = None
+
+    def leave(self) -> None:
+        super().leave()
+        self._messages.clear()
+        self._wake_reader()
+        self.drained()
+
+    def stuck(self) -> None:
+        """The client takes nothing: whoever serves it need not go on."""
+        owner = self.owner
+        self.drop()
+        self.fail(Status.ABORTED, "No answer was taken for server.send_timeout_s; read answers as they come.")
+        self._wake_reader()
+        self.drained()
+        if owner is not None:
+            owner.cancel()
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None:
+            if not self._reader.done():
+                self._reader.set_result(None)
+            self._reader = None
