@@ -39,6 +39,7 @@ class Stream(ABC):
 
     __slots__ = (
         "_blocked_at",
+        "_moved_at",
         "_pending",
         "_sent_since",
         "_trailers",
@@ -84,7 +85,9 @@ class Stream(ABC):
 
     def look(self, now: float, patience_s: float) -> None:
         """About once a second."""
-        if self._pending and now - self._blocked_at > patience_s + self._sent_since / SLOWEST:
+        if self._pending is not None and (
+            now - self._moved_at > patience_s or now - self._blocked_at > patience_s + self._sent_since / SLOWEST
+        ):
             self.stuck()
 
     # -- what may come ----------------------------------------------------------------------
@@ -170,7 +173,7 @@ class Stream(ABC):
             return
         if self._pending is None:
             self._pending = deque()
-            self._blocked_at = clock.now()
+            self._blocked_at = self._moved_at = clock.now()
             self._sent_since = 0
             connection.blocked[self.id] = self
         self._pending.append(memoryview(data))
@@ -208,6 +211,7 @@ class Stream(ABC):
         connection.sendable -= size
         self.credit -= size
         self._sent_since += size
+        self._moved_at = clock.now()
         connection.has_said = True
         connection.write(b"".join((HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id), piece)))
         if not pending:
