@@ -1,0 +1,214 @@
+"""Peers that want to cost much and pay little: each flood ends its own connection, or is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from tests.gateway.http2.h2_site import PREFACE, Peer, asking, block, data, in_loop
+
+from inferd import clock
+from inferd.gateway.http2 import connection as limits
+from inferd.gateway.http2 import frames as f
+
+
+def ping(number: int) -> bytes:
+    return f.frame(f.PING, 0, 0, number.to_bytes(8, "big"))
+
+
+def rapid_reset(number: int) -> bytes:
+    stream = 2 * number + 1
+    return asking(stream) + f.reset(stream, f.CANCEL)
+
+
+FLOODS: dict[str, tuple[Callable[[int], bytes], bytes, int]] = {
+    "streams begun and given up (CVE-2023-44487)": (rapid_reset, b"too_many_resets", 1000),
+    "pings": (ping, b"too_many_pings", 4),
+    "settings": (lambda number: f.settings(((f.INITIAL_WINDOW_SIZE, number),)), b"too_many_frames", 999),
+    "acknowledgements": (lambda number: f.SETTINGS_ACK, b"too_many_frames", 999),
+    "answers to no ping": (lambda number: f.frame(f.PING, f.ACK, 0, bytes(8)), b"too_many_frames", 999),
+    "priorities": (lambda number: f.frame(f.PRIORITY, 0, 1, b"\0\0\0\3\7"), b"too_many_frames", 999),
+    "frames that nobody knows": (lambda number: f.frame(77, 0, 0), b"too_many_frames", 999),
+    "data without content": (lambda number: data(1) if number else asking(1), b"too_many_frames", 1000),
+    "padding without content": (
+        lambda number: f.frame(f.DATA, f.PADDED, 1, b"\x03abc") if number else asking(1),
+        b"too_many_frames",
+        1000,
+    ),
+    "malformed requests": (lambda number: asking(2 * number + 1, headers=[]), b"too_many_frames", 999),
+    "trailers of nothing": (lambda number: asking(1, is_end=True), b"too_many_frames", 1000),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_who_floods_is_sent_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    piece, why, allowed = FLOODS[name]
+    monkeypatch.setattr(clock, "now", lambda: 100.0)
+
+    def check() -> None:
+        peer = Peer()
+        peer.host.answers = "trailers" in name
+        peer.send(PREFACE)
+        for number in range(allowed):
+            peer.send(piece(number))
+        assert peer.goodbye() is None, "so many are allowed"
+        written = len(peer.wire.written)
+        for number in range(allowed, allowed + 100):
+            peer.send(piece(number))
+        assert peer.goodbye() == (f.ENHANCE_YOUR_CALM, why)
+        assert not peer.connection.streams
+        assert len(peer.wire.written) - written < 200, "and nothing else is said"
+
+    in_loop(check)
+
+
+def test_time_brings_allowances_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(clock, "now", lambda: now)
+    peer = Peer()
+    peer.send(PREFACE)
+    for number in range(5000):
+        now += 1 / 150
+        peer.send(rapid_reset(number))
+    assert peer.goodbye() is None
+
+
+def test_pings_are_answered_as_long_as_something_is_said_in_between() -> None:
+    """As clients do that measure the line while answers come."""
+    peer = Peer()
+    peer.send(PREFACE)
+    for number in range(100):
+        peer.send(asking(2 * number + 1, is_end=True), ping(number))
+    assert len([kind for kind, flags, _, _ in peer.frames() if (kind, flags) == (f.PING, f.ACK)]) == 100
+
+
+@pytest.mark.parametrize("size", [0, 1, 16384])
+def test_headers_without_end_are_cut_off(size: int) -> None:
+    def check() -> None:
+        peer = Peer()
+        peer.send(PREFACE, f.frame(f.HEADERS, 0, 1, block()))
+        for _ in range(40):
+            peer.send(f.frame(f.CONTINUATION, 0, 1, bytes(size)))
+        assert peer.goodbye() == (f.ENHANCE_YOUR_CALM, b"headers without end")
+
+    in_loop(check)
+
+
+def test_headers_that_grow_when_they_are_read_are_not_kept() -> None:
+    """One header of 4000 bytes that is remembered, and then named 60,000 times."""
+    peer = Peer()
+    peer.host.read_head = lambda headers: None if headers is None else object()  # type: ignore[method-assign]
+    peer.send(PREFACE, f.frame(f.HEADERS, 0, 1, block() + b"\x40\x01x\x7f\xa1\x1e" + bytes(4000)))
+    for last in (0, 0, f.END_HEADERS):
+        peer.send(f.frame(f.CONTINUATION, last, 1, b"\xbe" * 16000))
+    assert [kind for kind, _ in peer.of(1)] == [f.RST_STREAM]
+    assert not peer.connection.streams
+
+
+def test_there_are_so_many_streams_and_no_more() -> None:
+    peer = Peer()
+    peer.host.answers = False
+    peer.send(PREFACE)
+    for number in range(limits.MAX_STREAMS + 5):
+        peer.send(asking(2 * number + 1))
+    assert len(peer.connection.streams) == len(peer.host.streams) == limits.MAX_STREAMS
+    assert peer.of(2 * limits.MAX_STREAMS + 1) == [(f.RST_STREAM, f.REFUSED_STREAM.to_bytes(4, "big"))]
+
+
+def test_nothing_is_read_from_who_does_not_read() -> None:
+    """So whoever asks and asks without taking answers makes us keep no more than one window."""
+    peer = Peer()
+    peer.send(PREFACE)
+    peer.connection.pause_writing()
+    assert peer.wire.is_paused
+    peer.host.answer = bytes(100_000)
+    peer.send(f.settings(((f.INITIAL_WINDOW_SIZE, f.MAX_WINDOW),)), f.window_update(0, 1 << 29))
+    written = len(peer.wire.written)
+    peer.send(asking(1, is_end=True))
+    assert len(peer.wire.written) - written < 100, "what does not fit into a frame waits"
+    peer.connection.resume_writing()
+    assert not peer.wire.is_paused
+    assert sum(len(content) for kind, content in peer.of(1) if kind == f.DATA) == 100_000
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(clock, "now", lambda: self.now)
+
+    def look(self, peer: Peer, seconds: float) -> None:
+        """As the server's timer does, once a second."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            peer.connection.look(self.now)
+
+
+def test_a_stream_without_window_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, peer = Clock(monkeypatch), Peer()
+    peer.send(f.PREFACE + f.settings(((f.INITIAL_WINDOW_SIZE, 0),)), asking(1, is_end=True))
+    peer.host.answer = b"answer"
+    peer.send(asking(3, is_end=True))
+    time.look(peer, 59)
+    assert not peer.host.streams[1].was_stuck
+    time.look(peer, 3)
+    assert peer.host.streams[1].was_stuck
+    assert (f.RST_STREAM, f.CANCEL.to_bytes(4, "big")) in peer.of(3)
+    assert 3 not in peer.connection.streams
+
+
+def test_a_window_that_opens_by_a_byte_at_a_time_is_given_up_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, peer = Clock(monkeypatch), Peer()
+    peer.host.answer = bytes(1000)
+    peer.send(f.PREFACE + f.settings(((f.INITIAL_WINDOW_SIZE, 0),)), asking(1, is_end=True))
+    for _ in range(7):
+        time.look(peer, 10)
+        peer.send(f.window_update(1, 1))
+    assert peer.host.streams[0].was_stuck
+
+
+def test_a_handshake_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said in (b"", f.PREFACE[:10], f.PREFACE):
+        time, peer = Clock(monkeypatch), Peer()
+        for byte in said:
+            time.look(peer, 0)
+            peer.send(bytes((byte,)))
+        time.look(peer, 9)
+        assert not peer.wire.is_closed
+        time.look(peer, 2)
+        assert peer.wire.is_closed
+
+
+def test_headers_that_do_not_go_on_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        time, peer = Clock(monkeypatch), Peer()
+        peer.send(PREFACE, f.frame(f.HEADERS, 0, 1, block()))
+        time.look(peer, 31)
+        assert peer.goodbye() == (f.ENHANCE_YOUR_CALM, b"headers that do not end")
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_vanished_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, peer = Clock(monkeypatch), Peer()
+    peer.send(PREFACE)
+    time.look(peer, 62)
+    assert [content for kind, flags, _, content in peer.frames() if (kind, flags) == (f.PING, 0)] == [b"inferd.."]
+    time.look(peer, 10)
+    peer.send(f.frame(f.PING, f.ACK, 0, b"inferd.."))
+    time.look(peer, 62)
+    assert not peer.wire.is_closed
+    time.look(peer, 22)
+    assert peer.wire.is_closed
+
+
+def test_there_is_room_for_so_many_connections() -> None:
+    peer = Peer()
+    peer.host.is_full = True
+    another = Peer(peer.host)
+    assert another.goodbye() is not None
+    assert another.wire.is_closed
+    assert another.connection not in peer.host.connections
