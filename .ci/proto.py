@@ -24,10 +24,13 @@ def compile_proto(target: Path) -> int:
     if code:
         return code
     found = FileDescriptorSet.FromString(target.read_bytes())
-    alpha = reflection_pb2.DESCRIPTOR.serialized_pb
-    for file in (health_pb2.DESCRIPTOR.serialized_pb, alpha):
-        found.file.add().CopyFrom(FileDescriptorProto.FromString(file))
-    found.file.add().CopyFrom(_renamed(FileDescriptorProto.FromString(alpha)))
+    health, alpha, version_1 = (
+        FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+        for module in (health_pb2, reflection_pb2, reflection_pb2)
+    )
+    for file in (health, alpha, _renamed(version_1)):
+        file.name = file.name.replace("grpc_", "grpc/")  # as everybody calls them but their Python packages
+        found.file.add().CopyFrom(file)
     target.write_bytes(found.SerializeToString(deterministic=True))
     return 0
 

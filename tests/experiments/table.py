@@ -32,12 +32,14 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
     ),
     Elsewhere(
         "F27b",
-        "the port for gRPC: cancels, deadlines, a flood of pings, messages that are too large once opened, a server that leaves",
+        "the port for gRPC: cancels, deadlines, floods of every frame, messages that are too large once opened, windows that do not open, a server that leaves",
         "each call has its status, its request leaves queue and worker, who floods is sent away, work in flight finishes",
         (
             "tests/gateway/test_grpc_calls.py::test_a_request_ends_when_its_client_cancels",
             "tests/gateway/test_grpc_calls.py::test_a_request_ends_with_its_deadline",
             "tests/gateway/test_grpc_calls.py::test_who_floods_with_pings_is_sent_away",
+            "tests/gateway/http2/test_http2_floods.py::test_who_floods_is_sent_away",
+            "tests/gateway/http2/test_http2_floods.py::test_a_window_that_opens_by_a_byte_at_a_time_is_given_up_as_well",
             "tests/gateway/test_grpc_calls.py::test_a_request_that_is_too_large_is_refused",
             "tests/gateway/test_grpc_calls.py::test_a_server_that_leaves_finishes_what_it_began",
         ),

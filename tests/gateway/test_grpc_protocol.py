@@ -9,12 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError
+from grpc_reflection.v1alpha import reflection_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.gateway.grpc_messages import message_type, pool
 from tritonclient.grpc import model_config_pb2, service_pb2  # type: ignore[import-untyped]
 
-from tests.gateway.grpc_messages import pool
-from inferd.gateway.grpc.protocol import DESCRIPTORS, PACKAGE
+from inferd.errors import InvalidRequest
+from inferd.gateway.grpc import reflection
+from inferd.gateway.grpc.protocol import DESCRIPTORS, PACKAGE, protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,10 +76,136 @@ def test_every_call_is_the_same_for_tritons_clients() -> None:
         assert method.server_streaming == other.server_streaming
 
 
-def test_who_serves_no_grpc_imports_none() -> None:
-    """Neither the application nor the gateway's other doors."""
+# -- our messages beside protobuf's ----------------------------------------------------------------
+
+
+def filled(descriptor: Descriptor, depth: int = 0) -> st.SearchStrategy[dict[str, Any]]:
+    """What JSON may have for a message: any of its fields, of a oneof at most one."""
+    single = {
+        field.name: values(field, depth) for field in descriptor.fields if depth < 4 or field.message_type is None
+    }
+    choices = [[field.name for field in one.fields if field.name in single] for one in descriptor.oneofs]
+
+    def fit(found: dict[str, Any]) -> dict[str, Any]:
+        for names in choices:
+            for name in [name for name in names if name in found][1:]:
+                del found[name]
+        return found
+
+    return st.fixed_dictionaries({}, optional=single).map(fit)
+
+
+def values(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
+    message = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        key, value = message.fields
+        return st.dictionaries(one_value(key, depth), one_value(value, depth + 1), max_size=2)
+    one = one_value(field, depth + 1)
+    return st.lists(one, max_size=3) if field.is_repeated else one
+
+
+def one_value(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
+    if field.message_type is not None:
+        return filled(field.message_type, depth)
+    if field.enum_type is not None:
+        return st.sampled_from([value.name for value in field.enum_type.values])
+    least, most = {
+        FieldDescriptor.CPPTYPE_INT64: (-(1 << 63), (1 << 63) - 1),
+        FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
+        FieldDescriptor.CPPTYPE_INT32: (-(1 << 31), (1 << 31) - 1),
+        FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
+    }.get(field.cpp_type, (0, 0))
+    if most:
+        return st.integers(least, most)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        return st.booleans()
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING and field.type != FieldDescriptor.TYPE_BYTES:
+        return st.text(max_size=4)
+    return st.just("AP8=") if field.type == FieldDescriptor.TYPE_BYTES else st.floats(-8, 8, width=32)
+
+
+NAMES = sorted(
+    name
+    for name in OURS
+    if name.endswith(("Request", "Response")) and not name.startswith(("ModelInfer", "ModelStream"))
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_we_write_and_read_is_what_protobuf_writes_and_reads(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(NAMES))
+    answer = data.draw(filled(OURS[name]))
+    message: Any = message_type(name)()
+    json_format.ParseDict(answer, message)
+    written = protocol().write(name, {**answer, "no_such_field": 1})
+    assert message_type(name).FromString(written) == message
+    theirs = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    assert plain(protocol().read(name, message.SerializeToString())) == plain(theirs)
+
+
+def plain(value: Any) -> Any:
+    """With every number as a number: JSON has large ones as texts."""
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    if isinstance(value, str) and value.lstrip("-").isdigit():
+        return int(value)
+    return value
+
+
+@given(st.sampled_from(NAMES), st.binary(max_size=20))
+def test_what_protobuf_does_not_read_is_refused(name: str, body: bytes) -> None:
+    try:
+        message_type(name).FromString(body)
+    except DecodeError:
+        with pytest.raises(InvalidRequest):
+            protocol().read(name, body)
+    else:
+        protocol().read(name, body)
+
+
+def test_answers_are_as_rest_has_them() -> None:
+    """Structs with the names of the protocol's file, or with those that JSON has for them."""
+    written = protocol().write(
+        "ModelMetadataResponse", msgspec.to_builtins({"name": "m", "versions": ("1", "2"), "x": 3})
+    )
+    message: Any = message_type("ModelMetadataResponse").FromString(written)
+    assert (message.name, list(message.versions)) == ("m", ["1", "2"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"file_containing_symbol": "inference.ModelInferRequest.InferInputTensor.shape"}, "inference.proto"),
+        ({"file_containing_symbol": "inference.GRPCInferenceService.ModelInfer"}, "inference.proto"),
+        ({"file_containing_symbol": "grpc.reflection.v1.ServerReflection"}, "grpc/reflection/v1/reflection.proto"),
+        ({"file_by_filename": "grpc/health/v1/health.proto"}, "grpc/health/v1/health.proto"),
+        ({"file_by_filename": "nothing.proto"}, None),
+        ({"file_containing_symbol": "inference.Nothing"}, None),
+        ({"all_extension_numbers_of_type": "inference.ModelInferRequest"}, None),
+        ({}, None),
+    ],
+)
+def test_reflection_tells_of_every_symbol(asked: dict[str, str], says: str | None) -> None:
+    request: Any = reflection_pb2.ServerReflectionRequest(host="h", **asked)  # type: ignore[arg-type]
+    told: Any = reflection_pb2.ServerReflectionResponse.FromString(
+        reflection.answer(protocol(), request.SerializeToString())
+    )
+    assert (told.valid_host, told.original_request) == ("h", request)
+    if says is None:
+        assert told.error_response.error_code
+    else:
+        files = [pool().FindFileByName(says).serialized_pb]
+        assert list(told.file_descriptor_response.file_descriptor_proto) == files
+
+
+def test_who_serves_grpc_imports_neither_grpcio_nor_protobuf() -> None:
     code = (
-        "import sys, inferd.app.root, inferd.gateway.server, inferd.gateway.listener, inferd.cli.main, "
+        "import sys, inferd.app.root, inferd.gateway.grpc.server, inferd.gateway.listener, inferd.cli.main, "
         "inferd.predict.codecs.v2_grpc, inferd.worker.main; "
         "print([name for name in sys.modules if name.split('.')[0] in ('grpc', 'google')])"
     )

@@ -14,12 +14,12 @@ from typing import Any
 import grpc
 import pytest
 from grpc import StatusCode
+from tests.gateway.grpc_messages import message_type
 from tests.gateway.grpc_running import SERVICE, with_parameters
 from tests.gateway.test_short_way_of_predictions import MODEL, Narrow, told
 
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.events import Event, HttpServed, RequestEnded
-from tests.gateway.grpc_messages import message_type
 from inferd.gateway.grpc.server import GrpcServer
 from inferd.gateway.grpc.short_way import ShortWay
 from inferd.gateway.listener import reserve
@@ -140,7 +140,7 @@ def test_everybody_sees_the_same_with_and_without_the_short_way(tmp_path: Path, 
         assert len(departed) >= 10
         departed.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ShortWay, "_depart", lambda way, body, context: None)
+            patch.setattr(ShortWay, "_depart", lambda way, rpc, body: False)
             without = await asked(made)
         assert not departed
         assert with_it == without

@@ -45,7 +45,9 @@ def test_what_the_library_does_not_decode_is_refused(coded: bytes) -> None:
 
 
 @given(st.lists(st.tuples(HEADERS, st.booleans(), st.none() | st.integers(0, 4096)), max_size=6))
-def test_blocks_of_one_connection_are_read_in_their_order(blocks: list[tuple[list[ours.Header], bool, int | None]]) -> None:
+def test_blocks_of_one_connection_are_read_in_their_order(
+    blocks: list[tuple[list[ours.Header], bool, int | None]],
+) -> None:
     """With a table that grows, overflows and changes its size."""
     encoder, decoder = hpack.Encoder(), ours.Decoder()
     for headers, is_coded, size in blocks:

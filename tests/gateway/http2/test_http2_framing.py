@@ -101,7 +101,7 @@ def theirs(talk: bytes) -> tuple[list[tuple[int, list[Header], bytes]], int]:
     server.initiate_connection()
     headers: dict[int, list[Header]] = {}
     bodies: dict[int, bytes] = {}
-    found = []
+    found: list[tuple[int, list[Header], bytes]] = []
     for at in range(len(talk)):
         try:
             events = server.receive_data(talk[at : at + 1])
@@ -393,6 +393,8 @@ def test_a_server_that_leaves_takes_what_was_under_way() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("name", "is_good"), [(b"x-a", True), (b"", False), (b"A", False), (b"a b", False), (b"upgrade", False)])
+@pytest.mark.parametrize(
+    ("name", "is_good"), [(b"x-a", True), (b"", False), (b"A", False), (b"a b", False), (b"upgrade", False)]
+)
 def test_names_of_headers_are_looked_at(name: bytes, is_good: bool) -> None:
     assert request.is_fit(name) == is_good

@@ -103,7 +103,9 @@ class Watch:
 def service_in(body: bytes) -> str | None:
     """Whom a HealthCheckRequest asks for; None: it is none."""
     try:
-        found = [text(body, start, end) for key, wire, start, end in fields(body, 0, len(body)) if (key, wire) == (1, LENGTH)]
+        found = [
+            text(body, start, end) for key, wire, start, end in fields(body, 0, len(body)) if (key, wire) == (1, LENGTH)
+        ]
     except InferdError:
         return None
     return found[-1] if found else ""

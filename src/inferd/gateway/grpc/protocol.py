@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from inferd.errors import InvalidRequest
-from inferd.predict.codecs.protowire import FIXED32, FIXED64, LENGTH, VARINT, fields, number, signed, sized, text, varint
+from inferd.predict.codecs.protowire import (
+    FIXED32,
+    FIXED64,
+    LENGTH,
+    VARINT,
+    fields,
+    number,
+    signed,
+    sized,
+    text,
+    varint,
+)
 
 DESCRIPTORS: Final = Path(__file__).with_name("inference.binpb")
 PACKAGE: Final = "inference"
@@ -261,7 +272,11 @@ def _listed(given: Value) -> list[Value]:
 
 
 def _parts(message: bytes, field: int) -> list[bytes]:
-    return [message[start:end] for key, wire, start, end in fields(message, 0, len(message)) if key == field and wire == LENGTH]
+    return [
+        message[start:end]
+        for key, wire, start, end in fields(message, 0, len(message))
+        if key == field and wire == LENGTH
+    ]
 
 
 def _text_in(message: bytes, field: int) -> str:

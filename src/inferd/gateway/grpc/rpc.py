@@ -10,12 +10,12 @@ import asyncio
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from inferd import clock
+from inferd.errors import InvalidRequest
 from inferd.gateway.compression import opened
 from inferd.gateway.errors import BodyTooLarge
-from inferd.errors import InvalidRequest
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.grpc.wire import HEAD, OK, PREFIX_BYTES, Head, Refusal, only_head, status_block, trailers_block
 from inferd.gateway.http2.connection import Connection
@@ -62,9 +62,6 @@ class StreamMethod(Protocol):
     def begin(self, rpc: StreamRpc) -> None: ...
 
 
-Method: TypeAlias = UnaryMethod | StreamMethod
-
-
 class Rpc(Stream):
     """A call of either kind."""
 
@@ -72,17 +69,17 @@ class Rpc(Stream):
         "_begun_at",
         "_buffer",
         "_has_begun",
-        "is_told",
         "_limits",
         "_need",
         "_received",
         "_timer",
         "deadline",
         "head",
+        "is_told",
         "owner",
     )
 
-    def __init__(self, connection: Connection, number: int, head: Head[Method], limits: Limits) -> None:
+    def __init__(self, connection: Connection, number: int, head: Head, limits: Limits) -> None:
         super().__init__(connection, number)
         self.head = head
         self._limits = limits
@@ -262,7 +259,7 @@ class UnaryRpc(Rpc):
         self,
         connection: Connection,
         number: int,
-        head: Head[Method],
+        head: Head,
         limits: Limits,
         method: UnaryMethod,
     ) -> None:
@@ -313,9 +310,7 @@ class StreamRpc(Rpc):
 
     __slots__ = ("_messages", "_num_unread", "_reader", "_writer")
 
-    def __init__(
-        self, connection: Connection, number: int, head: Head[Method], limits: Limits
-    ) -> None:
+    def __init__(self, connection: Connection, number: int, head: Head, limits: Limits) -> None:
         super().__init__(connection, number, head, limits)
         self._messages: deque[tuple[bytes, bool]] = deque()
         self._num_unread = 0  # bytes

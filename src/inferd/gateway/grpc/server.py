@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final
 
 from inferd import clock
 from inferd.config import ServerConfig
@@ -19,7 +19,7 @@ from inferd.gateway.grpc import health, reflection
 from inferd.gateway.grpc.calls import SERVICE, Calls
 from inferd.gateway.grpc.inference import model_infer
 from inferd.gateway.grpc.management import management
-from inferd.gateway.grpc.rpc import Method, Rpc, StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
+from inferd.gateway.grpc.rpc import StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.short_way import METHOD as INFER
 from inferd.gateway.grpc.short_way import ShortWay
 from inferd.gateway.grpc.statuses import Status
@@ -151,26 +151,25 @@ class GrpcServer:
 
     def read_head(self, headers: Sequence[Header] | None) -> object | None:
         if headers is None:
-            return Head[Method](None, None, _TOO_LARGE)
+            return Head(None, _TOO_LARGE)
         request = read_request(headers)
         if request is None:
             return None
-        refusal = refusal_of(request)
-        method = self._unary.get(request.path) or self._streaming.get(request.path)
-        if refusal is None and method is None:
-            refusal = Refusal(Status.UNIMPLEMENTED, f"There is no method {shown(request.path)} here.")
-        return Head[Method](method, request, refusal)
+        head = Head(request, refusal_of(request))
+        head.unary, head.streaming = self._unary.get(request.path), self._streaming.get(request.path)
+        if head.refusal is None and head.unary is None and head.streaming is None:
+            head.refusal = Refusal(Status.UNIMPLEMENTED, f"There is no method {shown(request.path)} here.")
+        return head
 
     def open(self, connection: Connection, number: int, head: object) -> Stream:
-        assert isinstance(head, Head)
-        known = cast("Head[Method]", head)
-        method = known.method
-        if known.refusal is not None or method is None:
-            return _refused(connection, number, known, self)
-        if hasattr(method, "take"):
-            return UnaryRpc(connection, number, known, self, cast(UnaryMethod, method))
-        rpc = StreamRpc(connection, number, known, self)
-        cast(StreamMethod, method).begin(rpc)
+        assert isinstance(head, Head), "it was read here"
+        if head.refusal is None and head.unary is not None:
+            return UnaryRpc(connection, number, head, self, head.unary)
+        rpc = StreamRpc(connection, number, head, self)
+        if head.refusal is not None:
+            rpc.fail(head.refusal.status, head.refusal.details, http=head.refusal.http)
+        elif head.streaming is not None:
+            head.streaming.begin(rpc)
         return rpc
 
     # -- what holds for calls ---------------------------------------------------------------
@@ -189,13 +188,5 @@ class GrpcServer:
         now = clock.now()
         for connection in tuple(self.connections):
             connection.look(now)
-        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
-
-
-def _refused(connection: Connection, number: int, head: Head[Method], server: GrpcServer) -> Rpc:
-    rpc = StreamRpc(connection, number, head, server)
-    refusal = head.refusal
-    assert refusal is not None, "it was not refused"
-    rpc.fail(refusal.status, refusal.details, http=refusal.http)
-    return rpc
-
+        every = min(LOOK_EVERY_S, self.message_s / 4, self.send_s / 4)
+        self._timer = asyncio.get_running_loop().call_later(every, self._look)

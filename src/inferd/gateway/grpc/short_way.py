@@ -6,21 +6,18 @@ way would have made of it.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 from inferd import clock
 from inferd.errors import InferdError, QuotaExceeded
 from inferd.events import HttpServed
-from inferd.gateway.generation import note_end
-from inferd.gateway.grpc.calls import SERVICE, Calls, Ended, Serving, Unary
+from inferd.gateway.grpc.calls import SERVICE, Calls, Serving, Unary
 from inferd.gateway.grpc.envelope import read_envelope
 from inferd.gateway.grpc.inference import DIALECT, only_answer
 from inferd.gateway.grpc.rpc import Rpc, UnaryRpc
 from inferd.gateway.grpc.wire import trailers_block
 from inferd.gateway.http import Call, fresh_id
 from inferd.gateway.predictions import BYTES_PER_TOKEN
-from inferd.gateway.server import hear_ends
 from inferd.router.errand import Errand
 from inferd.router.replica import line_of
 from inferd.tenancy.principal import Permit, Principal

@@ -144,9 +144,7 @@ class _InferStream:
                     await asyncio.wait((before,))
                 authenticate(room.door, call, "infer")
                 if envelope is not None:
-                    async with contextlib.aclosing(
-                        answers(room, call, envelope, body, time_left(self._rpc))
-                    ) as found:
+                    async with contextlib.aclosing(answers(room, call, envelope, body, time_left(self._rpc))) as found:
                         async for answer in found:
                             await self._write(sized(2, answer))
                             call.response_bytes += len(answer)

@@ -5,13 +5,16 @@ Knows names and forms; nothing of streams.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, Generic, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from inferd.gateway.compression import Encoding
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.http2.hpack import Header, literal
 from inferd.gateway.http2.request import Request
+
+if TYPE_CHECKING:
+    from inferd.gateway.grpc.rpc import StreamMethod, UnaryMethod
 
 PREFIX_BYTES: Final = 5  # before each message: whether it is compressed, and its length
 
@@ -32,8 +35,6 @@ _ESCAPED: Final = tuple(
     chr(byte) if 0x20 <= byte < 0x7F and byte != 0x25 else f"%{byte:02X}" for byte in range(256)
 )  # percent-encoded, one byte each
 
-M = TypeVar("M")
-
 
 class Refusal(NamedTuple):
     """A call that is not even begun."""
@@ -43,13 +44,14 @@ class Refusal(NamedTuple):
     http: bytes = b"200"
 
 
-class Head(Generic[M]):
+class Head:
     """What the headers of a call say; read once for all calls of a connection that have the same."""
 
-    __slots__ = ("encoding", "is_usual", "length", "metadata", "method", "refusal", "timeout_s", "token")
+    __slots__ = ("encoding", "is_usual", "length", "metadata", "refusal", "streaming", "timeout_s", "token", "unary")
 
-    def __init__(self, method: M | None, request: Request | None, refusal: Refusal | None = None) -> None:
-        self.method = method
+    def __init__(self, request: Request | None, refusal: Refusal | None = None) -> None:
+        self.unary: UnaryMethod | None = None
+        self.streaming: StreamMethod | None = None
         self.metadata: list[Header] = []
         self.length: int | None = None
         self.encoding: Encoding | None = None
@@ -132,6 +134,3 @@ def only_head(http: bytes = b"200") -> bytes:
 
 def path_of(service: str, method: str) -> bytes:
     return f"/{service}/{method}".encode("ascii")
-
-
-Trailers = Sequence[Header]

@@ -53,8 +53,10 @@ class Host(Protocol):
     """The server, as a connection sees it."""
 
     connections: set[Guest]
-    send_s: float
-    """Seconds that a client may take nothing of what is said to it."""
+
+    @property
+    def send_s(self) -> float:
+        """Seconds that a client may take nothing of what is said to it."""
 
     def has_room(self) -> bool:
         """Whether there may be one more connection."""
@@ -80,18 +82,18 @@ class Connection(Guest):
         "_decoder",
         "_expected",
         "_goodbye",
-        "_is_calm",
         "_has_heard",
         "_hasty_pings",
         "_heard_at",
         "_host",
         "_is_begun",
+        "_is_calm",
         "_is_ended",
-        "_leave_at",
-        "_made_at",
         "_kept_bytes",
         "_known",
         "_last_seen",
+        "_leave_at",
+        "_made_at",
         "_num_pieces",
         "_oddities",
         "_owed",

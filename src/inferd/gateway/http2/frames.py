@@ -105,4 +105,6 @@ def reset(stream: int, code: int) -> bytes:
 
 
 def goaway(last_stream: int, code: int, why: str = "") -> bytes:
-    return frame(GOAWAY, 0, 0, last_stream.to_bytes(4, "big") + code.to_bytes(4, "big") + why.encode("ascii", "replace"))
+    return frame(
+        GOAWAY, 0, 0, last_stream.to_bytes(4, "big") + code.to_bytes(4, "big") + why.encode("ascii", "replace")
+    )
