@@ -12,7 +12,7 @@ from inferd import clock
 from inferd.errors import InferdError, QuotaExceeded
 from inferd.events import HttpServed
 from inferd.gateway.grpc.calls import SERVICE, Calls, Serving, Unary
-from inferd.gateway.grpc.envelope import read_envelope
+from inferd.gateway.grpc.envelope import Envelopes
 from inferd.gateway.grpc.inference import DIALECT, only_answer
 from inferd.gateway.grpc.rpc import Rpc, UnaryRpc
 from inferd.gateway.grpc.wire import trailers_block
@@ -87,6 +87,7 @@ class ShortWay(Unary):
 
     def __init__(self, calls: Calls, ordinary: Serving) -> None:
         super().__init__(calls, METHOD, ordinary)
+        self._envelopes = Envelopes()
 
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
         if not self._depart(rpc, body):
@@ -102,7 +103,7 @@ class ShortWay(Unary):
             return False
         room = self.calls.room
         try:
-            envelope = read_envelope(body)
+            envelope = self._envelopes.read(body)
             principal = room.door.authenticate(head.token)
         except InferdError:
             return False
