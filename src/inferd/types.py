@@ -348,6 +348,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_stateful: bool = False  # requests of one sequence must reach the same replica
     version: str = "1"  # as its configuration names it
     num_threads: int = 0  # compute threads of a replica; 0: not said
+    cores: tuple[int, ...] = ()  # where they may run; empty: not said
+    kernels: str = ""  # the instruction set of the compiled kernels that compute it; none: torch alone; empty: not said
     is_decoupled: bool = False  # one request may have several answers
 
 

@@ -7,6 +7,7 @@ import msgspec
 from inferd.app.actions import model_report
 from inferd.gateway.control import ModelReport, ReplicaReport
 from inferd.router.status import ModelStatus, ReplicaStatus
+from inferd.types import ModelInfo
 
 REPLICA = ReplicaStatus(
     index=1,
@@ -25,10 +26,24 @@ REPLICA = ReplicaStatus(
     pid=7,
     detail="It does not answer.",
 )
+INFO = ModelInfo(
+    name="m",
+    source="m",
+    architecture="LlamaForCausalLM",
+    dtype="float32",
+    max_model_len=8,
+    vocab_size=9,
+    num_parameters=10,
+    num_blocks=11,
+    block_size=12,
+    max_num_seqs=13,
+    num_threads=2,
+    cores=(0, 3),
+)
 MODEL = ModelStatus(
     name="m",
     state="unavailable",
-    info=None,
+    info=INFO,
     replicas=1,
     replicas_ready=0,
     detail="replica 1 is unreachable",
@@ -70,6 +85,8 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
         waiting_tokens=10,
         memory_bytes=11,
         detail="replica 1 is unreachable",
+        num_threads=2,
+        cores=[0, 3],
     )
 
 

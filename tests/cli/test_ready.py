@@ -15,7 +15,7 @@ from rich.console import Console
 
 from inferd.cli.check import examine, show
 from inferd.cli.predict_outputs import table_of, text_of
-from inferd.cli.ready import contract_lines, curl_line, python_lines, show_ready, spec_text
+from inferd.cli.ready import contract_lines, curl_line, engine_line, python_lines, show_ready, spec_text, threads_text
 from inferd.config import BatchingConfig, Config, ModelConfig
 from inferd.types import ModelInfo, TensorSpec
 
@@ -60,6 +60,25 @@ def test_the_effective_configuration_is_shown(capsys: pytest.CaptureFixture[str]
     assert "FP32 [any, 3]: cat, dog, eel" in said
     assert "/v2/models/m/infer" in said
     assert "inferd chat" not in said
+
+
+def test_what_computes_a_model_that_generates_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    told = msgspec.structs.replace(
+        info(), kind="generate", architecture="LlamaForCausalLM", kernels="avx2", cores=(0, 1, 2, 5), num_threads=4
+    )
+    model = ModelConfig(source="m")
+    line = "m  LlamaForCausalLM, float32, avx2 kernels, 4 threads on cores 0-2,5"
+    assert click.unstyle(engine_line("m", told, model)) == line
+    show_ready(ADDRESS, Config(models={"m": model}), {"m": told})
+    assert line in click.unstyle(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "said"),
+    [(0, [], ""), (1, [], "1 thread"), (1, [3], "1 thread on core 3"), (2, [0, 2], "2 threads on cores 0,2")],
+)
+def test_threads_are_told_with_their_cores(threads: int, cores: list[int], said: str) -> None:
+    assert threads_text(threads, cores) == said
 
 
 @pytest.mark.parametrize(

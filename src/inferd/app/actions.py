@@ -138,6 +138,8 @@ def model_report(status: ModelStatus) -> ModelReport:
         waiting_tokens=status.waiting_tokens,
         memory_bytes=status.memory_bytes,
         detail=status.detail,
+        num_threads=0 if status.info is None else status.info.num_threads,
+        cores=[] if status.info is None else list(status.info.cores),
     )
 
 

@@ -40,6 +40,8 @@ def show_ready(
     for one, info in infos.items():
         if info.kind == "predict" and one in config.models:
             click.echo("\n".join(contract_lines(one, info, config.models[one])) + "\n")
+        elif one in config.models:
+            click.echo(engine_line(one, info, config.models[one]) + "\n")
     if needs_key:
         click.echo("Clients need an API key: inferd keys create makes one; below it is read from INFERD_API_KEY.\n")
     first = infos.get(name)
@@ -61,11 +63,36 @@ def show_ready(
 
 def contract_lines(name: str, info: ModelInfo, config: ModelConfig) -> list[str]:
     """The effective configuration of a predictive model, line by line."""
-    threads = f", {info.num_threads} thread{'s' * (info.num_threads != 1)}" if info.num_threads else ""
-    copies = f", {config.replicas} copies" if config.replicas > 1 else ""
-    lines = [f"{click.style(name, bold=True)}  {info.platform}, {batching_text(info, config)}{threads}{copies}"]
+    parts = [info.platform, batching_text(info, config), threads_text(info.num_threads, info.cores), _copies(config)]
+    lines = [f"{click.style(name, bold=True)}  {', '.join(filter(None, parts))}"]
     ask = f"  ask    inferd predict {shlex.quote(name)} {example_input(info.inputs)}"
     return [*lines, *tensor_lines(info.inputs, info.outputs), *([ask] if info.inputs else [])]
+
+
+def engine_line(name: str, info: ModelInfo, config: ModelConfig) -> str:
+    """What computes a model that generates, and where."""
+    kernels = {"": "", "none": "plain torch"}.get(info.kernels, f"{info.kernels} kernels")
+    parts = [info.architecture, info.dtype, kernels, threads_text(info.num_threads, info.cores), _copies(config)]
+    return f"{click.style(name, bold=True)}  {', '.join(filter(None, map(shown, parts)))}"
+
+
+def threads_text(num_threads: int, cores: Sequence[int]) -> str:
+    """How many threads compute, and on which cores: runs of numbers as first-last."""
+    if not num_threads:
+        return ""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    where = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    on = f" on core{'s' * (len(cores) != 1)} {where}" if where else ""
+    return f"{num_threads} thread{'s' * (num_threads != 1)}{on}"
+
+
+def _copies(config: ModelConfig) -> str:
+    return f"{config.replicas} copies" if config.replicas > 1 else ""
 
 
 def tensor_lines(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> list[str]:

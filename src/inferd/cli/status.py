@@ -12,6 +12,7 @@ import msgspec
 
 from inferd import clock
 from inferd.cli.control import Server, server_options
+from inferd.cli.ready import threads_text
 from inferd.cli.terminal import bytes_text, console
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport
 
@@ -113,7 +114,11 @@ def models_table(models: list[ModelReport]) -> Table:
         table.add_column(heading, justify="right" if heading in ("waiting", "in flight", "memory") else "left")
     for model in models:
         is_one = len(model.replicas) == 1 and model.replicas[0].kind == "local"
-        about = [*_of_version(model), model.detail or ("on demand" if model.load == "on_demand" else "")]
+        about = [
+            *_of_version(model),
+            threads_text(model.num_threads, model.cores),
+            model.detail or ("on demand" if model.load == "on_demand" else ""),
+        ]
         table.add_row(
             Text(model.name, style="bold"),
             Text(model.state, style=_STYLES.get(model.state, "yellow")),

@@ -6,7 +6,6 @@ The order is cheap checks first: what is wrong with a folder is said before weig
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from inferd import clock
 from inferd.config import ModelConfig
+from inferd.engine import native
 from inferd.engine.attention import KVCache, native_available
 from inferd.engine.blocks import BlockPool
 from inferd.engine.chat_template import ChatTemplate
@@ -22,6 +22,7 @@ from inferd.engine.engine import Engine
 from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes, memory_plan, plan_arena
 from inferd.engine.model.generation_config import GenerationDefaults, load_generation_defaults
 from inferd.engine.model.load import Decoder, load_model
+from inferd.engine.placement import num_threads, usable_cores
 from inferd.engine.prepare import Limits, Preparer
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampler
@@ -38,11 +39,6 @@ Progress = Callable[[str, int, int], None]
 # takes longer than the work saved: a model of 7 MB made 761 tokens/s on one thread and 95 on two
 # while other programs used the cores.
 _WORTH_SHARING_BYTES = 64 * 1024 * 1024
-
-
-def num_threads(replicas: int) -> int:
-    """Compute threads of one of ``replicas`` copies of a model: the machine's cores, shared out."""
-    return max(1, (os.cpu_count() or 1) // replicas)
 
 
 def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine:
@@ -127,6 +123,9 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
             activations=headroom_bytes(config, dims, itemsize=decoder.dtype.itemsize) - RUNTIME_BYTES,
         ),
         load_s=phases.seconds,
+        num_threads=torch.get_num_threads(),
+        cores=usable_cores(),
+        kernels=native.level() if device.type == "cpu" else "",
     )
     limits = Limits(
         vocab_size=dims.vocab_size,

@@ -222,10 +222,9 @@ def _add_missing(backend: tokenizers.Tokenizer, settings: _Settings, named: dict
         added = _as_added(token)
         if added is None:
             continue
-        if (
-            added.content in new
-            or getattr(known.get(backend.token_to_id(added.content)), "content", None) == added.content
-        ):
+        at = backend.token_to_id(added.content)
+        token_there = None if at is None else known.get(at)
+        if added.content in new or (token_there is not None and token_there.content == added.content):
             continue
         if added.special or added.content in named.values():
             backend.add_special_tokens([added])

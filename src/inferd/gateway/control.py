@@ -50,6 +50,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     aliases: list[str] = []  # names for this version: stable, of model@stable
     share: float | None = None  # of the requests for the model's own name; None: its versions have no weights
     detail: str = ""
+    num_threads: int = 0  # compute threads of a replica; 0: unknown, or elsewhere
+    cores: list[int] = []  # where they may run
 
 
 class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
