@@ -10,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.engine import native
+from inferd.engine import native, ops
 from inferd.engine.attention import FlatBatch, NativeAttention
+from inferd.engine.model.llama import FeedForward, LlamaDecoder
 from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.native_decoder import native_decoder
+from inferd.engine.quantized import QuantizedWeight
 
 # One of each switch: biases, windows, partial and missing rotation, norms of heads and of all heads, before and behind, soft caps,
 # multipliers, merged checkpoints.
@@ -94,6 +96,33 @@ def test_one_call_gives_the_bits_of_many(name: str, dtype: str, tmp_path: Path, 
             check(decoder, families, steps)
 
     law()
+
+
+def quantised(linear: ops.Linear, bits: int, group_size: int, dtype: torch.dtype) -> ops.Linear:
+    """Some integers of the same shape; which does not matter."""
+    made = torch.Generator().manual_seed(linear.out_features)
+    groups = -(-linear.in_features // group_size) if group_size else 1
+    most = 2 ** (bits - 1)
+    values = torch.randint(-most, most, (linear.out_features, linear.in_features), generator=made).to(torch.int8)
+    scale = (torch.rand((linear.out_features, groups), generator=made) + 0.5) / (8 * most)
+    return ops.Linear.quantized(QuantizedWeight(values, scale, None, bits, group_size), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("bits", "group_size"), [(8, 0), (8, 16), (4, 16)])
+def test_one_call_takes_quantised_weights(
+    bits: int, group_size: int, dtype: str, tmp_path: Path, families: ModuleType
+) -> None:
+    decoder = load("qwen3", tmp_path, families, dtype)
+    assert isinstance(decoder, LlamaDecoder)
+    for layer in decoder.layers:
+        parts = layer.feed_forward
+        assert isinstance(parts, FeedForward)
+        layer.qkv, layer.out = (quantised(x, bits, group_size, decoder.dtype) for x in (layer.qkv, layer.out))
+        parts.gate_up, parts.down = (quantised(x, bits, group_size, decoder.dtype) for x in (parts.gate_up, parts.down))
+    for level in native.levels():
+        with native.using_level(level):
+            check(decoder, families, [[19, 1, 0], [1, 7, 2], [1, 1, 1]])
 
 
 @pytest.mark.parametrize("name", LEFT_TO_PYTHON)
