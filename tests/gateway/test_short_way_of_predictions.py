@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,23 @@ def test_everybody_sees_the_same_with_and_without_the_short_way(tmp_path: Path, 
         assert statuses[0] == 200
         assert 400 in statuses
         assert 500 in statuses
+
+    through(tmp_path, then)
+
+
+def test_tensors_as_bytes_take_it_as_well(tmp_path: Path, departed: list[str]) -> None:
+    """Their header's length stands before the body's own, and is no such length."""
+    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = (f"Inference-Header-Content-Length: {len(head)}", "content-type: application/octet-stream")
+
+    async def then(site: Site) -> None:
+        async with site.client() as client:
+            for number in range(4):
+                reply = await client.ask(head + struct.pack("<2f", number, 5), PATH, *headers)
+                assert reply.status == 200, reply.body
+                assert reply.body[-8:] == struct.pack("<2f", 2 * number, 10)
+        assert len(departed) == 3
 
     through(tmp_path, then)
 

@@ -10,6 +10,7 @@ from typing import Final
 
 _WORD: Final = b"ength: "
 _LINE: Final = b"\r\ncontent-length: "
+_BEFORE: Final = len(b"\ncontent-l")
 MAX_DIGITS: Final = 8
 
 
@@ -21,10 +22,9 @@ def pattern_of(data: bytes, end: int) -> tuple[bytes, bytes]:
     """
     if end < 0:
         return b"", b""
-    at = data.find(_WORD, 0, end)
+    at = _length_at(data, end)
     if at < 0:
         return data[:end], b""
-    at += 7
     stop = data.find(b"\r", at, end)
     if stop < 0:
         stop = end
@@ -33,9 +33,17 @@ def pattern_of(data: bytes, end: int) -> tuple[bytes, bytes]:
     return data[:at] + data[stop:end], data[at:stop]
 
 
+def _length_at(data: bytes, end: int) -> int:
+    """Where the digits begin; -1: nowhere. Inference-Header-Content-Length, which may come before, is another length."""
+    at = data.find(_WORD, 0, end)
+    if at > _BEFORE and data[at - _BEFORE] != 0x0A:
+        at = data.find(_WORD, at + len(_WORD), end)
+    return at + len(_WORD) if at >= 0 else -1
+
+
 def is_exact(head: bytes) -> bool:
     """Whether ``pattern_of`` finds the length of this head's message where it is, and nothing else."""
-    at = head.find(_WORD) + 7
+    at = _length_at(head, len(head))
     stop = head.find(b"\r", at)
     digits = head[at : len(head) if stop < 0 else stop]
     return head[max(0, at - len(_LINE)) : at].lower() == _LINE and digits.isdigit() and len(digits) <= MAX_DIGITS
