@@ -310,6 +310,24 @@ class KVCacheConfig(Section, frozen=True, kw_only=True):
     ] = None
 
 
+class SpeculationConfig(Section, frozen=True, kw_only=True):
+    """Tokens that a language model is guessed to say next, computed along with the last one (never changes an answer)."""
+
+    method: Annotated[
+        Literal["auto", "none", "prompt_lookup", "draft"],
+        Meta(
+            description="Where guesses come from. auto: from the text itself, and from the draft model where there is one; prompt_lookup or draft: only so; none: no guesses. Whatever it is, guesses are made only while they measurably pay."
+        ),
+    ] = "auto"
+    draft: Annotated[
+        str | None,
+        Meta(description="A smaller model with the same tokenizer: a folder, a Hugging Face Hub id, or 'demo-draft'."),
+    ] = None
+    max_tokens: Annotated[
+        int, Meta(description="Tokens guessed for one sequence in one step, at most.", ge=1, le=64)
+    ] = 16
+
+
 class BatchingConfig(Section, frozen=True, kw_only=True):
     """How predictions that arrive together are computed together (predictive models)."""
 
@@ -581,6 +599,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     remotes: tuple[RemoteConfig, ...] = ()
     scheduler: SchedulerConfig = SchedulerConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     versions: VersionsConfig = VersionsConfig()
     queue: QueueConfig = QueueConfig()
     routing: RoutingConfig = RoutingConfig()

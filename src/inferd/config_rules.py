@@ -26,7 +26,16 @@ _STATE_SCHEMES = ("sqlite", "postgresql", "postgres")
 _CACHE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Settings of local workers, which say nothing where every replica is remote.
-_LOCAL_ONLY = ("replicas", "load", "idle_after_s", "memory_bytes", "memory_fraction", "resume_streams", "chat_template")
+_LOCAL_ONLY = (
+    "replicas",
+    "load",
+    "idle_after_s",
+    "memory_bytes",
+    "memory_fraction",
+    "resume_streams",
+    "chat_template",
+    "speculation",
+)
 
 
 def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem]:
@@ -123,6 +132,11 @@ def _model(name: str, model: ModelConfig, env: Mapping[str, str]) -> Iterator[Pr
         yield from _secrets(place, remote, env)
     if model.is_remote and all(upstream.fallback for upstream in model.upstreams):
         yield Problem(here, "every replica of it is a fallback; at least one must not be.")
+    if model.speculation.method == "draft" and model.speculation.draft is None:
+        yield Problem(
+            (*here, "speculation", "method"),
+            "it is 'draft', and no draft model is named; set speculation.draft to a smaller model with the same tokenizer, or take 'auto'.",
+        )
     if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
         yield Problem((*here, "chat_template"), f"there is no file {model.chat_template!r}; check the path.")
 

@@ -389,3 +389,6 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     batch_rows: int = 0  # a prediction's step: rows computed together, without padding
     padded_rows: int = 0  # what padding added, in rows (or tokens, where rows are padded to one length)
     parts: StepParts = StepParts()  # of an engine's step
+    num_drafts: int = 0  # this step: sequences that had tokens guessed
+    drafted_tokens: int = 0  # this step
+    accepted_tokens: int = 0  # this step: guesses that were right

@@ -1,4 +1,4 @@
-"""The LLM engine: a backend whose step is schedule, run, sample, commit.
+"""The LLM engine: a backend whose step is schedule, speculate, run, commit, sample.
 
 Owns the requests in the worker from ``add`` to their one end. Every method but ``prepare``,
 ``tokenize`` and ``detokenize`` belongs to the loop thread.
@@ -21,6 +21,7 @@ from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampled, Sampler, SampleRow
 from inferd.engine.scheduler import Scheduler, Slice, Step
 from inferd.engine.sequence import Sequence
+from inferd.engine.speculation import Speculation
 from inferd.engine.step_clock import StepClock
 from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
 from inferd.types import Chat, GenerateRequest, ModelInfo, Output, StepStats, TextPrompt
@@ -54,12 +55,14 @@ class Engine:
         runner: Runner,
         scheduler: Scheduler,
         sampler: Sampler,
+        speculation: Speculation | None = None,
     ) -> None:
         self._info = info
         self._preparer = preparer
         self._runner = runner
         self._scheduler = scheduler
         self._sampler = sampler
+        self._speculation = speculation
         self._generations: dict[str, Generation] = {}
         self._beams: dict[str, Beams] = {}
         self._cancelled: list[Generation] = []  # their ends are due with the next step
@@ -155,6 +158,9 @@ class Engine:
             began = clock.now()
             with torch.inference_mode():
                 self._clock.lap("schedule")
+                if self._speculation is not None:
+                    self._speculation.extend(step)
+                self._clock.lap("speculate")
                 batch = self._runner.prepare(step)
                 self._clock.lap("batch")
                 hidden = self._runner.compute(batch)
@@ -165,7 +171,10 @@ class Engine:
                 # Tokens are there when they have been computed, not when the step began.
                 outputs += self._extend(step, hidden, lambda: now + clock.now() - began)
             self._clock.lap("text")
-            self._scheduler.note_cost(step, clock.now() - began)
+            seconds = clock.now() - began
+            self._scheduler.note_cost(step, seconds)
+            if self._speculation is not None:
+                self._speculation.note(seconds)
         self._current = None
         return outputs, self._stats(step)
 
@@ -245,35 +254,43 @@ class Engine:
 
     def _extend(self, step: Step, hidden: Tensor, tell_time: Callable[[], float]) -> list[Output]:
         """Sample every sequence that has caught up, and collect the news."""
-        rows: list[int] = []  # of hidden, one for each sequence in ``ready``
-        ready: list[Sequence] = []
+        rows: list[int] = []  # of hidden; a sequence with tentative tokens has one more than there are of them
+        plain: list[Slice] = []
+        plain_rows: list[int] = []  # their places in ``rows``
+        beams: list[tuple[int, Sequence]] = []
         scored: list[Generation] = []  # nothing to generate: max_tokens is 0
         at = 0
         for part in step.slices:
             at += part.count
             if not part.catches_up:
                 continue
-            generation = self._generations[part.sequence.request_id]
-            if part.sequence.sampling.max_tokens == 0:
+            sequence = part.sequence
+            generation = self._generations[sequence.request_id]
+            if sequence.sampling.max_tokens == 0:
                 scored.append(generation)
                 continue
-            for sequence in [part.sequence, *self._fork(part, generation)]:
+            if sequence.request_id in self._beams:
+                beams.append((len(rows), sequence))
                 rows.append(at - 1)
-                ready.append(sequence)
-        logits = self._runner.logits(hidden, rows) if ready else hidden
+                continue
+            first = len(rows)
+            rows += range(at - 1 - len(part.draft), at)
+            plain.append(part)
+            for child in self._fork(part, generation):
+                rows.append(at - 1)
+                plain.append(Slice(child, at - 1, 1))
+            plain_rows += range(first, len(rows))
+        logits = self._runner.logits(hidden, rows) if rows else hidden
         self._clock.lap("logits")
         now = tell_time()
         outputs = [self._finish_unsampled(generation, now) for generation in scored]
-        if not ready:
+        if not rows:
             return outputs
         changed: dict[str, list[Choice]] = {}
-        plain = [i for i, s in enumerate(ready) if s.request_id not in self._beams]
         if plain:
-            picked = logits if len(plain) == len(ready) else logits[plain]
-            outputs += self._sample([ready[i] for i in plain], picked, changed, now)
-        for i, sequence in enumerate(ready):
-            if sequence.request_id in self._beams:
-                outputs += self._widen(sequence, logits[i : i + 1], now)
+            outputs += self._sample(plain, logits[plain_rows] if beams else logits, changed, now)
+        for row, sequence in beams:
+            outputs += self._widen(sequence, logits[row : row + 1], now)
         for request_id, choices in changed.items():
             changed_one = self._generations.get(request_id)
             if changed_one is None:
@@ -296,40 +313,64 @@ class Engine:
             generation.open_choice(child)
         return [child for child in children if child.is_running]
 
-    def _sample(
-        self, sequences: Seq[Sequence], logits: Tensor, changed: dict[str, list[Choice]], now: float
-    ) -> list[Output]:
-        rows = []
-        for sequence in sequences:
-            prepared = self._generations[sequence.request_id].prepared
-            rows.append(
-                SampleRow(
-                    sequence.sampling,
-                    prepared.prompt_ids,
-                    sequence.output_ids,
-                    sequence.seed,
-                    sequence.index,
-                    prepared.stop_ids,
-                    prepared.bad_words,
-                )
-            )
+    def _sample(self, parts: Seq[Slice], logits: Tensor, changed: dict[str, list[Choice]], now: float) -> list[Output]:
+        """Draw a token for each of the parts' rows, and let each sequence have those that follow from what it knows.
+
+        The row behind a tentative token counts only where that token is the one that was drawn before it. What is
+        drawn depends on nothing but the tokens before it, so these are the tokens that single steps would have given.
+        """
+        rows = [self._row(part.sequence, part.draft[:count]) for part in parts for count in range(len(part.draft) + 1)]
         failed: list[Output] = []
-        results = self._sampler.sample(logits, rows)
+        drawn = iter(self._sampler.sample(logits, rows))
         self._clock.lap("sample")
-        for sequence, sampled in zip(sequences, results, strict=True):
-            generation = self._generations.get(sequence.request_id)
-            if generation is None:  # a sibling failed just now
-                continue
+        for part in parts:
+            failed += self._take(part, [next(drawn) for _ in range(len(part.draft) + 1)], changed, now)
+        return failed
+
+    def _row(self, sequence: Sequence, tentative: Seq[int]) -> SampleRow:
+        """How a sequence is sampled after tokens of which it does not know yet."""
+        prepared = self._generations[sequence.request_id].prepared
+        said = sequence.output_ids
+        said += tentative
+        return SampleRow(
+            sequence.sampling,
+            prepared.prompt_ids,
+            said,
+            sequence.seed,
+            sequence.index,
+            prepared.stop_ids,
+            prepared.bad_words,
+        )
+
+    def _take(
+        self, part: Slice, drawn: list[Sampled | InferdError], changed: dict[str, list[Choice]], now: float
+    ) -> list[Output]:
+        """Append to a sequence what was drawn, up to the first token that was not expected."""
+        sequence = part.sequence
+        generation = self._generations.get(sequence.request_id)
+        if generation is None:  # a sibling failed just now
+            return []
+        num_right, was_wrong = 0, False
+        for expected, sampled in zip((*part.draft, None), drawn, strict=True):
             if isinstance(sampled, InferdError):
                 self._forget(generation)
-                failed.append(generation.failed(sampled, now))
-                continue
+                return [generation.failed(sampled, now)]
             choice = generation.push(sequence, sampled, now)
-            changed.setdefault(generation.id, []).append(choice)
+            if sampled.token_id != expected:
+                was_wrong = expected is not None
+                break
+            num_right += 1
             if choice.finish_reason is not None:
-                generation.num_preemptions += sequence.num_preemptions
-                self._scheduler.remove(sequence)
-        return failed
+                break
+        changed.setdefault(generation.id, []).append(choice)
+        if part.draft:
+            self._scheduler.settle(part, num_right)
+            if self._speculation is not None:
+                self._speculation.settle(part, num_right, was_wrong)
+        if choice.finish_reason is not None:
+            generation.num_preemptions += sequence.num_preemptions
+            self._leave(sequence)
+        return []
 
     def _finish_unsampled(self, generation: Generation, now: float) -> Output:
         for choice in generation.choices.values():
@@ -393,11 +434,16 @@ class Engine:
 
     # -- books ------------------------------------------------------------------------------
 
+    def _leave(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
+
     def _forget(self, generation: Generation) -> None:
         """End a request: its sequences leave the scheduler and their blocks are free at once."""
         for choice in generation.choices.values():
             generation.num_preemptions += choice.sequence.num_preemptions if choice.finish_reason is None else 0
-            self._scheduler.remove(choice.sequence)
+            self._leave(choice.sequence)
         beams = self._beams.pop(generation.id, None)
         if beams is not None:
             for sequence in beams.live:
@@ -407,6 +453,7 @@ class Engine:
 
     def _stats(self, step: Step) -> StepStats:
         pool, tokenizer = self._scheduler.pool, self._preparer.tokenizer
+        guessed = self._speculation if step.slices else None
         return StepStats(
             num_running=len(self._scheduler.running),
             num_waiting=self._scheduler.num_waiting,
@@ -418,6 +465,9 @@ class Engine:
             num_preempted=step.num_preempted,
             prefix_query_tokens=step.prefix_query_tokens,
             prefix_hit_tokens=step.prefix_hit_tokens,
+            num_drafts=guessed.num_drafts if guessed is not None else 0,
+            drafted_tokens=guessed.num_drafted if guessed is not None else 0,
+            accepted_tokens=guessed.num_accepted if guessed is not None else 0,
             tokenizer_cache_hits=tokenizer.cache_hits,
             tokenizer_cache_queries=tokenizer.cache_queries,
             tokenize_s=self._preparer.tokenize_s,

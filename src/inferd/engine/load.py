@@ -18,6 +18,7 @@ from inferd.engine import native
 from inferd.engine.attention import KVCache, native_available
 from inferd.engine.blocks import BlockPool
 from inferd.engine.chat_template import ChatTemplate
+from inferd.engine.draft_load import load_draft
 from inferd.engine.engine import Engine
 from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes, memory_plan, plan_arena
 from inferd.engine.model.generation_config import GenerationDefaults, load_generation_defaults
@@ -28,6 +29,7 @@ from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampler
 from inferd.engine.scheduler import Scheduler
 from inferd.engine.sequence import Sequence
+from inferd.engine.speculation import Speculation
 from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import ModelLoadError
 from inferd.registry.source import check_folder, resolve
@@ -67,12 +69,15 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
         torch.set_num_threads(1)
 
     dims = decoder.config
+    draft = load_draft(config, folder, device, progress)
+    weights_bytes = decoder.weights_bytes + (draft.decoder.weights_bytes if draft is not None else 0)
     arena = plan_arena(
         config,
         dims,
         itemsize=decoder.dtype.itemsize,
-        weights_bytes=decoder.weights_bytes,
+        weights_bytes=weights_bytes,
         free_bytes=_free_bytes(device),
+        draft_bytes_per_token=draft.kv_bytes_per_token if draft is not None else 0,
     )
     max_model_len, num_blocks = arena.max_model_len, arena.num_blocks
     cache = KVCache(
@@ -119,7 +124,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
         attention=attention,
         memory=memory_plan(
             arena,
-            weights_bytes=decoder.weights_bytes,
+            weights_bytes=weights_bytes,
             activations=headroom_bytes(config, dims, itemsize=decoder.dtype.itemsize) - RUNTIME_BYTES,
         ),
         load_s=phases.seconds,
@@ -142,8 +147,15 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
         limits,
         config.seed,
     )
-    sampler = Sampler(min(tokenizer.vocab_size, dims.vocab_size))
-    return Engine(info=info, preparer=preparer, runner=runner, scheduler=scheduler, sampler=sampler)
+    num_tokens = min(tokenizer.vocab_size, dims.vocab_size)
+    sampler = Sampler(num_tokens)
+    speculation = None
+    if config.speculation.method != "none":
+        guesser = draft.with_cache(config, num_blocks, num_tokens) if draft is not None else None
+        speculation = Speculation(config, scheduler, max_model_len, guesser)
+    return Engine(
+        info=info, preparer=preparer, runner=runner, scheduler=scheduler, sampler=sampler, speculation=speculation
+    )
 
 
 def _read_text_parts(folder: Path, override: str | None) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -17,6 +17,8 @@ from inferd.types import MemoryPlan
 
 _FREE_SHARE = 0.25  # of the memory that is free now; the rest is for activations and other programs
 
+_LEAST_SAMPLED_ROWS = 32  # of a step, so that a server of few sequences has room to speculate
+
 RUNTIME_BYTES = 250_000_000
 """Resident memory of a worker before it has a model: Python, torch and the tokenizer's library (measured: 240 MB,
 of which replicas share 80 with each other)."""
@@ -57,31 +59,46 @@ def kv_bytes_per_token(*, num_layers: int, num_kv_heads: int, head_dim: int, ite
     return 2 * num_layers * num_kv_heads * head_dim * itemsize
 
 
+def most_sampled_rows(config: ModelConfig) -> int:
+    """Rows of a step whose logits may be wanted at the same time: each sequence's, and those of tokens that are guessed
+    to follow."""
+    most = config.scheduler.max_num_seqs
+    return most if config.speculation.method == "none" else max(most, _LEAST_SAMPLED_ROWS)
+
+
 def headroom_bytes(config: ModelConfig, dims: DecoderConfig, *, itemsize: int) -> int:
     """What a replica needs beside weights and cache: the process itself, and what a step makes at once
     (rows of a layer, logits with the sampler's copies) with the rotary tables. An upper estimate."""
     scheduler = config.scheduler
     widest = max(dims.hidden_size, 2 * dims.intermediate_size, (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim)
     rows = scheduler.max_num_batched_tokens * (4 * dims.hidden_size + 3 * widest) * itemsize
-    logits = scheduler.max_num_seqs * dims.vocab_size * 4 * 4
+    logits = most_sampled_rows(config) * dims.vocab_size * 4 * 4
     longest = min(config.max_model_len or dims.max_position_embeddings, dims.max_position_embeddings)
     tables = sum(longest * rope.dim * 4 for rope in {id(r): r for r in dims.ropes if r is not None}.values())
     return RUNTIME_BYTES + rows + logits + tables
 
 
 def plan_arena(
-    config: ModelConfig, dims: DecoderConfig, *, itemsize: int, weights_bytes: int, free_bytes: int
+    config: ModelConfig,
+    dims: DecoderConfig,
+    *,
+    itemsize: int,
+    weights_bytes: int,
+    free_bytes: int,
+    draft_bytes_per_token: int = 0,
 ) -> Arena:
     """The size of a model's KV cache. The planner and the loader both ask here, so they agree.
 
     ``free_bytes``: memory that is free beside the weights and the worker itself. ``memory_bytes`` of the
     model bounds weights, cache and headroom together, and where nothing else is said the cache gets what
-    the others leave of it. Raises ModelLoadError with the remedy when not even one sequence fits.
+    the others leave of it. A draft model's blocks are as many as the target's: a token takes ``draft_bytes_per_token``
+    more, and ``weights_bytes`` are of both. Raises ModelLoadError with the remedy when not even one sequence fits.
     """
     size = config.kv_cache.block_size
     per_token = kv_bytes_per_token(
         num_layers=dims.num_layers, num_kv_heads=dims.num_kv_heads, head_dim=dims.head_dim, itemsize=itemsize
     )
+    per_token += draft_bytes_per_token
     cache, allowed = config.kv_cache, None
     if config.memory_bytes is not None:
         rest = headroom_bytes(config, dims, itemsize=itemsize)

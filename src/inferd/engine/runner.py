@@ -76,7 +76,7 @@ class Runner:
                 positions.append(start)
                 slots.append(blocks[start // size] * size + start % size)
             else:
-                tokens += sequence.tokens[start:end]
+                tokens += part.token_ids
                 positions += range(start, end)
                 slots += [blocks[at // size] * size + at % size for at in range(start, end)]
             ends.append(len(tokens))

@@ -6,7 +6,9 @@ is a gap of everything it had. Continuous batching, chunked prefill, prefix hits
 preemption-by-recompute are all this one rule.
 
     schedule() -> Step      decide, and take the blocks that the step writes to
+    speculate(part, ...)    add tentative tokens to a decode, where there is room that nobody else wants
     commit(step)            the step was computed: move ``num_computed`` on, publish full blocks
+    settle(part, ...)       so many of a decode's tentative tokens were right: they count as computed too
 
 Who goes first: class, then the tenant that has had least for its weight, then arrival (``fairness``). Who
 gives way is the same order from its other end.
@@ -27,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferd.config import SchedulerConfig
-from inferd.engine.blocks import BlockPool, block_key
+from inferd.engine.blocks import BlockPool
 from inferd.engine.cost import StepCost
 from inferd.engine.fairness import BATCH, OUTPUT_COST, Line, Rank, Shares, place_of
 from inferd.engine.sequence import Sequence
@@ -46,16 +48,27 @@ _MANY = 2**31
 
 @dataclass(slots=True)
 class Slice:
-    """One sequence's part of a step: tokens ``start`` to ``start + count`` are computed."""
+    """One sequence's part of a step: tokens ``start`` to ``start + count`` are computed.
+
+    ``draft``: tentative tokens behind the known ones, counted in ``count``. They live as long as the step: their rows
+    tell which of them are right, and the others leave nothing behind.
+    """
 
     sequence: Sequence
     start: int
     count: int
+    draft: tuple[int, ...] = ()
 
     @property
     def catches_up(self) -> bool:
         """Whether the last row's logits are wanted: nothing known remains to be computed."""
-        return self.start + self.count == len(self.sequence.tokens)
+        return self.start + self.count - len(self.draft) == len(self.sequence.tokens)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What is computed, [count]."""
+        ids = self.sequence.tokens[self.start : self.start + self.count]
+        return [*ids, *self.draft] if self.draft else ids
 
 
 @dataclass(slots=True)
@@ -212,21 +225,34 @@ class Scheduler:
                 self._make_room(step)
         return step
 
+    def speculate(self, part: Slice, tokens: tuple[int, ...]) -> None:
+        """Compute ``tokens`` as if they followed what the sequence of ``part``, which catches up, knows; fewer where
+        free blocks end. Nobody gives way to what may be wrong."""
+        sequence = part.sequence
+        room = (len(sequence.blocks) + self.pool.num_available) * self.block_size - part.start - part.count
+        part.draft = tokens[: max(room, 0)]
+        part.count += len(part.draft)
+        missing = -(-(part.start + part.count) // self.block_size) - len(sequence.blocks)
+        if missing > 0:
+            sequence.blocks += self.pool.allocate(missing)
+
     def commit(self, step: Step) -> None:
-        shares = self._shares
         for part in step.slices:
-            sequence = part.sequence
-            sequence.num_computed = end = part.start + part.count
-            if end > sequence.num_charged:  # what is computed again after a preemption was paid for
-                place = self._ranks[sequence][0]
-                shares[place].charge(sequence.tenant, (end - sequence.num_charged) * OUTPUT_COST / sequence.weight)
-                sequence.num_charged = end
-            if self.config.prefix_caching:
-                self._publish(sequence)
+            self._advance(part.sequence, part.start + part.count - len(part.draft))
+
+    def settle(self, part: Slice, num_right: int) -> None:
+        """The first ``num_right`` tentative tokens, known by now, are computed as well; blocks that only the others
+        needed are free again."""
+        sequence = part.sequence
+        # A last token that ended the sequence would not have been computed.
+        self._advance(sequence, min(sequence.num_computed + num_right, len(sequence.tokens) - 1))
+        kept = -(-sequence.num_computed // self.block_size)
+        self.pool.release(sequence.blocks[kept:])
+        del sequence.blocks[kept:]
 
     def note_cost(self, step: Step, seconds: float) -> None:
         """What computing a step took."""
-        decodes = sum(1 for part in step.slices if part.count == 1)
+        decodes = sum(1 for part in step.slices if part.count - len(part.draft) == 1)
         self.cost.note(step.num_tokens - decodes, decodes, seconds)
 
     def _budget(self) -> _Budget:
@@ -458,7 +484,7 @@ class Scheduler:
             return []
         hits: list[int] = []
         for i in range((len(sequence.tokens) - 1) // self.block_size):
-            block = self.pool.find(self._key(sequence, i))
+            block = self.pool.find(sequence.block_key(i, self.block_size))
             if block is None:
                 break
             hits.append(block)
@@ -481,6 +507,16 @@ class Scheduler:
 
     # -- books ------------------------------------------------------------------------------
 
+    def _advance(self, sequence: Sequence, end: int) -> None:
+        """Tokens up to ``end``, all of them known, are computed."""
+        sequence.num_computed = end
+        if end > sequence.num_charged:  # what is computed again after a preemption was paid for
+            shares = self._shares[self._ranks[sequence][0]]
+            shares.charge(sequence.tenant, (end - sequence.num_charged) * OUTPUT_COST / sequence.weight)
+            sequence.num_charged = end
+        if self.config.prefix_caching:
+            self._publish(sequence)
+
     def _run(self, sequence: Sequence) -> None:
         sequence.is_running = True
         rank = self._ranks[sequence]
@@ -499,19 +535,11 @@ class Scheduler:
         sequence.num_computed = 0
         sequence.num_hashed = 0
 
-    def _key(self, sequence: Sequence, i: int) -> bytes:
-        """Key of the sequence's ``i``-th full block; keys before it are computed on the way."""
-        size, keys = self.block_size, sequence.cache_keys
-        while len(keys) <= i:
-            at = len(keys) * size
-            keys.append(block_key(keys[-1] if keys else sequence.salt, sequence.tokens[at : at + size]))
-        return keys[i]
-
     def _publish(self, sequence: Sequence) -> None:
         full = sequence.num_computed // self.block_size
         while sequence.num_hashed < full:
             i = sequence.num_hashed
-            self.pool.publish(sequence.blocks[i], self._key(sequence, i))
+            self.pool.publish(sequence.blocks[i], sequence.block_key(i, self.block_size))
             sequence.num_hashed = i + 1
 
 

@@ -6,6 +6,7 @@ prefill phase and no decode phase.
 
 from __future__ import annotations
 
+from inferd.engine.blocks import block_key
 from inferd.types import SamplingParams
 
 
@@ -88,6 +89,14 @@ class Sequence:
     @property
     def output_ids(self) -> list[int]:
         return self.tokens[self.num_prompt :]
+
+    def block_key(self, i: int, block_size: int) -> bytes:
+        """Key of the ``i``-th full block; keys before it are computed on the way. Blocks are of one size for ever."""
+        keys = self.cache_keys
+        while len(keys) <= i:
+            at = len(keys) * block_size
+            keys.append(block_key(keys[-1] if keys else self.salt, self.tokens[at : at + block_size]))
+        return keys[i]
 
     def __repr__(self) -> str:
         return f"<Sequence {self.request_id}/{self.index} known={len(self.tokens)} computed={self.num_computed} blocks={len(self.blocks)}>"

@@ -437,6 +437,30 @@ PREFIX_HITS = Metric(
     "StepDone",
     _vllm("prefix_cache_hits_total"),
 )
+DRAFTS = Metric(
+    "inferd_speculation_drafts_total",
+    "counter",
+    "Times that tokens were guessed for a sequence.",
+    _REPLICA,
+    "StepDone",
+    _vllm("spec_decode_num_drafts_total"),
+)
+DRAFTED_TOKENS = Metric(
+    "inferd_speculation_drafted_tokens_total",
+    "counter",
+    "Tokens guessed.",
+    _REPLICA,
+    "StepDone",
+    _vllm("spec_decode_num_draft_tokens_total"),
+)
+ACCEPTED_TOKENS = Metric(
+    "inferd_speculation_accepted_tokens_total",
+    "counter",
+    "Guessed tokens that were right; divided by those guessed it is the acceptance rate.",
+    _REPLICA,
+    "StepDone",
+    _vllm("spec_decode_num_accepted_tokens_total"),
+)
 TOKENIZER_QUERIES = Metric(
     "inferd_tokenizer_cache_queries_total", "counter", "Texts looked up in the tokenizer's cache.", _REPLICA, "StepDone"
 )

@@ -219,6 +219,10 @@ class Observer:
         value(m.PREEMPTIONS, *labels).add(stats.num_preempted)
         value(m.PREFIX_QUERIES, *labels).add(stats.prefix_query_tokens)
         value(m.PREFIX_HITS, *labels).add(stats.prefix_hit_tokens)
+        if stats.num_drafts:
+            value(m.DRAFTS, *labels).add(stats.num_drafts)
+            value(m.DRAFTED_TOKENS, *labels).add(stats.drafted_tokens)
+            value(m.ACCEPTED_TOKENS, *labels).add(stats.accepted_tokens)
         # These three are cumulative in the worker. A new worker begins at nothing; the counter goes on.
         value(m.TOKENIZER_QUERIES, *labels).add(_gained(before.tokenizer_cache_queries, stats.tokenizer_cache_queries))
         value(m.TOKENIZER_HITS, *labels).add(_gained(before.tokenizer_cache_hits, stats.tokenizer_cache_hits))

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from inferd.config import Config, ModelConfig
-from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes, plan_arena
+from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes, kv_bytes_per_token, plan_arena
 from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, is_ignorable, read_config
 from inferd.engine.model.config import DecoderConfig, Source
 from inferd.engine.safetensors import read_table, weight_files
@@ -92,6 +92,8 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     dtype = dtype_name(config.dtype, dims.dtype, on_cpu=not config.device.startswith("cuda"), source=source)
     itemsize = ITEM_BYTES[dtype]
     weights_bytes = _weights_bytes(folder, source, dims, itemsize)
+    draft_weights, draft_per_token = _draft(config)
+    weights_bytes += draft_weights
     beside = free - weights_bytes - RUNTIME_BYTES
     if beside <= 0:
         raise ModelLoadError(
@@ -100,7 +102,14 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
             "Give it more memory, or take a smaller model.",
             param="memory_bytes",
         )
-    arena = plan_arena(config, dims, itemsize=itemsize, weights_bytes=weights_bytes, free_bytes=beside)
+    arena = plan_arena(
+        config,
+        dims,
+        itemsize=itemsize,
+        weights_bytes=weights_bytes,
+        free_bytes=beside,
+        draft_bytes_per_token=draft_per_token,
+    )
     typical = min(TYPICAL_TOKENS, arena.max_model_len)
 
     def concurrency(length: int) -> int:
@@ -235,6 +244,25 @@ def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -
             param="memory_bytes",
         )
     return estimate
+
+
+def _draft(config: ModelConfig) -> tuple[int, int]:
+    """Bytes of a draft model's weights, and of its KV cache for each token; 0 where there is none, or it is not here yet."""
+    speculation = config.speculation
+    if speculation.draft is None or speculation.method not in ("auto", "draft"):
+        return 0, 0
+    folder = find(speculation.draft)
+    if folder is None:
+        return 0, 0
+    source = Source(folder / "config.json")
+    dims = read_config(source)
+    itemsize = ITEM_BYTES[
+        dtype_name(config.dtype, dims.dtype, on_cpu=not config.device.startswith("cuda"), source=source)
+    ]
+    per_token = kv_bytes_per_token(
+        num_layers=dims.num_layers, num_kv_heads=dims.num_kv_heads, head_dim=dims.head_dim, itemsize=itemsize
+    )
+    return _weights_bytes(folder, source, dims, itemsize), per_token
 
 
 def _loads_alone(name: str, model: ModelConfig) -> bool:

@@ -56,6 +56,7 @@ ENGINE_FIELDS = (
     "priority",
     "scheduler",
     "kv_cache",
+    "speculation",
     "objectives",
 )
 """What a worker is told once, when it loads: a change needs another worker."""

@@ -1,0 +1,265 @@
+"""Tentative tokens for a step's decodes: who gets how many, and what became of them.
+
+Between scheduling and computing, ``extend`` looks for tokens that the decodes may continue with, in their own text
+(``prompt_lookup``) or by a smaller model (``draft``), and takes those that pay (``speculation_gain``). Nothing here touches what a
+sequence knows, so nothing here can change an answer: the engine draws every token as it always does, and a tentative token
+is only a row that was computed before it was known to be needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferd import clock
+from inferd.config import ModelConfig
+from inferd.engine.draft import DraftModel, Guess
+from inferd.engine.memory import most_sampled_rows
+from inferd.engine.prompt_lookup import NGrams
+from inferd.engine.scheduler import Scheduler, Slice, Step
+from inferd.engine.sequence import Sequence
+from inferd.engine.speculation_gain import Acceptance, BatchCost, Chances, Costs, affordable
+
+_LEAST_CHUNK = 64  # tokens that a draft model computes at least when it is behind
+_EXPLORE_EVERY = 64  # drafts that were found not to pay; one of so many is made all the same
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """One sequence's tentative tokens, with the classes whose chances they teach."""
+
+    chances: list[Acceptance]
+    by_model: bool
+
+
+class Speculation:
+    """Belongs to the step loop. ``draft``: None where only texts are looked up."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        scheduler: Scheduler,
+        max_model_len: int,
+        draft: DraftModel | None = None,
+    ) -> None:
+        self.draft = draft
+        self.costs = Costs()
+        self._most = config.speculation.max_tokens
+        self._most_rows = most_sampled_rows(config)
+        self._looks_up = config.speculation.method in ("auto", "prompt_lookup")
+        self._scheduler = scheduler
+        self._max_model_len = max_model_len
+        self._texts: dict[Sequence, NGrams] = {}
+        self._drafted: dict[Sequence, _Drafted] = {}
+        # By equal tokens before it: 2, 3, 4, 5-6, 7-9, 10-15, 16 and more.
+        self._matches = Chances((3, 4, 5, 7, 10, 16), (0.35, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9))
+        self._surenesses = Chances((0.6, 0.7, 0.8, 0.9, 0.95, 0.99), (0.35, 0.45, 0.55, 0.65, 0.8, 0.9, 0.95))
+        self._any_guess = Acceptance(0.6)  # of a draft model's first tokens, before it is known how sure it is
+        self._pass_s: dict[int, float] = {}  # seconds of a draft model's pass, by number of sequences
+        self._prompt_token_s: float | None = None  # of the draft model, catching up
+        self._answer_len = 64.0  # tokens of finished answers, smoothed
+        self._num_found_unworthy = 0
+        self._cost: BatchCost | None = None  # of the step under way, where it consists of decodes alone
+        self._is_try = False
+        self._num_decodes = 0
+        self._num_taken = 0  # tokens that the step gave
+        self._rows_left = 0  # of its budget
+        self._drafting_s = 0.0
+        self.num_drafts = self.num_drafted = self.num_accepted = 0  # of the step under way
+
+    # -- the step ---------------------------------------------------------------------------
+
+    def extend(self, step: Step) -> None:
+        """Give the step's decodes tentative tokens where that pays."""
+        self.num_drafts = self.num_drafted = self.num_accepted = 0
+        self._cost = None
+        self._is_try = False
+        self._drafting_s = 0.0
+        decodes = [part for part in step.slices if part.count == 1 and part.catches_up and part.sequence.num_outputs]
+        if not decodes:
+            return
+        is_random = any(not part.sequence.sampling.is_greedy for part in decodes)
+        cost = self.costs.at(len(decodes), is_random=is_random)
+        self._num_decodes = self._num_taken = len(decodes)
+        if len(decodes) == len(step.slices):
+            self._cost = cost
+        budget = self._scheduler.config.max_num_batched_tokens - step.num_tokens
+        self._rows_left = min(budget, self._most_rows - len(decodes))
+        if self._rows_left <= 0 or not cost.may_try():
+            return
+        began = clock.now()
+        self._is_try = True
+        worth_s, row_s = cost.plain_s(len(decodes)) / len(decodes), cost.row_s(len(decodes))
+        rest = []
+        for part in decodes:
+            most = self._room(part.sequence)
+            if most <= 0:
+                continue
+            if not self._look_up(part, most, worth_s, row_s):
+                rest.append(part)
+        if self.draft is not None and rest:
+            self._guess(rest, worth_s, row_s)
+        self._drafting_s = clock.now() - began
+
+    def settle(self, part: Slice, num_right: int, was_wrong: bool) -> None:
+        """Of the slice's tentative tokens the first ``num_right`` were drawn; ``was_wrong``: and the next was not."""
+        drafted = self._drafted.pop(part.sequence)
+        for acceptance in drafted.chances[:num_right]:
+            acceptance.note(True)
+        if was_wrong and num_right < len(drafted.chances):
+            drafted.chances[num_right].note(False)
+        if drafted.by_model and self.draft is not None:
+            self._any_guess.note(num_right > 0)
+            self.draft.settle(part.sequence, num_right)
+        self.num_accepted += num_right
+        self._num_taken += num_right
+
+    def note(self, seconds: float) -> None:
+        """What the step took, drafting included."""
+        cost = self._cost
+        if cost is None:
+            return
+        computing_s = seconds - self._drafting_s if self._is_try else seconds
+        if self.num_drafted:
+            cost.note_rows(self._num_decodes, self.num_drafted, computing_s)
+        else:
+            cost.note_plain(self._num_decodes, computing_s)
+        if self._is_try:
+            cost.note_try(self._num_decodes, self._num_taken, seconds)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence is over. Idempotent."""
+        self._drafted.pop(sequence, None)
+        if self._texts.pop(sequence, None) is not None:
+            self._answer_len += (sequence.num_outputs - self._answer_len) * 0.1
+        if self.draft is not None:
+            self.draft.forget(sequence)
+
+    # -- where tokens come from -------------------------------------------------------------
+
+    def _room(self, sequence: Sequence) -> int:
+        """Tentative tokens that could all be used: the token behind them is drawn as well."""
+        wanted = (sequence.sampling.max_tokens or 0) - sequence.num_outputs
+        if sequence.sampling.use_beam_search:
+            return 0
+        return min(self._most, wanted - 1, self._max_model_len - len(sequence.tokens) - 1)
+
+    def _look_up(self, part: Slice, most: int, worth_s: float, row_s: float) -> bool:
+        sequence = part.sequence
+        text = self._texts.get(sequence)
+        if text is None:
+            text = self._texts[sequence] = NGrams()
+        if not self._looks_up:
+            return False
+        text.extend(sequence.tokens)
+        length, tokens = text.find(sequence.tokens, most)
+        if not length:
+            return False
+        chances = []
+        chance = 1.0
+        for count in range(len(tokens)):
+            acceptance = self._matches[length + count]  # what was right makes the match longer
+            chance *= acceptance.chance
+            if not affordable(chance, worth_s, row_s):
+                break
+            chances.append(acceptance)
+        if not chances or (self.draft is not None and chances[0].chance < self._any_guess.chance):
+            return False
+        return self._add(part, tokens[: len(chances)], chances, by_model=False)
+
+    def _guess(self, parts: list[Slice], worth_s: float, row_s: float) -> None:
+        assert self.draft is not None
+        level, behind = [], []
+        for part in parts:
+            if len(part.sequence.tokens) >= self.draft.max_len:
+                continue
+            (level if self.draft.gap(part.sequence) <= self._most + 1 else behind).append(part)
+        if behind:
+            self._catch_up([part.sequence for part in behind], worth_s, row_s)
+        chance = self._any_guess.chance
+        if not level or not self._pays(chance, len(level), worth_s, row_s):
+            return
+        guesses = [
+            Guess(part.sequence, min(self._room(part.sequence), self.draft.max_len - len(part.sequence.tokens)))
+            for part in level
+        ]
+        going = self.draft.begin(guesses)
+        chances: dict[Sequence, tuple[float, list[Acceptance]]] = {guess.sequence: (1.0, []) for guess in guesses}
+        while going:
+            expected, alive = 0.0, []
+            for guess in going:
+                before, classes = chances[guess.sequence]
+                acceptance = self._surenesses[guess.sureness]
+                before *= acceptance.chance
+                if affordable(before, worth_s, row_s):
+                    classes.append(acceptance)
+                    chances[guess.sequence] = before, classes
+                    if not guess.is_full:
+                        alive.append(guess)
+                        expected += before
+            going = alive
+            if not going or not self._pays(chance * expected / len(going), len(going), worth_s, row_s):
+                break
+            began = clock.now()
+            self.draft.go_on(going)
+            self._note_pass(len(going), clock.now() - began)
+        for part, guess in zip(level, guesses, strict=True):
+            classes = chances[guess.sequence][1]
+            if classes:
+                self._add(part, guess.tokens[: len(classes)], classes, by_model=True)
+
+    def _pays(self, chance: float, count: int, worth_s: float, row_s: float) -> bool:
+        """Whether a pass of the draft model over so many sequences is worth its time, by what is expected of it."""
+        pass_s = self._pass_s.get(_size(count))
+        if pass_s is None or affordable(chance, worth_s, row_s + pass_s / count):
+            return True
+        self._num_found_unworthy += 1
+        return self._num_found_unworthy % _EXPLORE_EVERY == 0
+
+    def _note_pass(self, count: int, seconds: float) -> None:
+        size = _size(count)
+        known = self._pass_s.get(size)
+        if known is None or seconds < known:  # what is rare is longer: a first call, another program
+            self._pass_s[size] = seconds if known is None else (known + seconds) / 2
+        else:
+            self._pass_s[size] = known + (min(seconds, 2.0 * known) - known) / 16
+
+    def _catch_up(self, sequences: list[Sequence], worth_s: float, row_s: float) -> None:
+        """Let the draft model compute what it lacks of sequences whose answers will be long enough to repay it."""
+        assert self.draft is not None
+        each_s = self._prompt_token_s
+        count = len(sequences)
+        saved_s = self._any_guess.chance * worth_s - row_s - self._pass_s.get(_size(count), 0.0) / count  # by a guess
+        chosen = []
+        for sequence in sequences:
+            left = min((sequence.sampling.max_tokens or 0) - sequence.num_outputs, self._answer_len)
+            gap = self.draft.gap(sequence)
+            if each_s is None or gap * each_s < left * saved_s / 2:
+                chosen.append(sequence)
+        if not chosen:
+            return
+        budget = _LEAST_CHUNK
+        if each_s:
+            budget = max(budget, int(worth_s * self._num_decodes / each_s))
+        budget = min(budget, self._scheduler.config.max_num_batched_tokens)
+        before = sum(map(self.draft.gap, chosen))
+        began = clock.now()
+        self.draft.catch_up(chosen, budget)
+        count = before - sum(map(self.draft.gap, chosen))
+        if count > 0:
+            seen = (clock.now() - began) / count
+            self._prompt_token_s = seen if each_s is None else each_s + (seen - each_s) / 8
+
+    def _add(self, part: Slice, tokens: list[int], chances: list[Acceptance], *, by_model: bool) -> bool:
+        self._scheduler.speculate(part, tuple(tokens[: self._rows_left]))
+        count = len(part.draft)
+        if count:
+            self._drafted[part.sequence] = _Drafted(chances[:count], by_model)
+            self._rows_left -= count
+            self.num_drafts += 1
+            self.num_drafted += count
+        return count > 0
+
+
+def _size(count: int) -> int:
+    """Numbers of sequences whose passes cost about the same."""
+    return count if count < 4 else 1 << count.bit_length()

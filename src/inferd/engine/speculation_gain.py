@@ -1,0 +1,174 @@
+"""When drafting pays: what steps cost, how often drafts are right, and what came of it. Pure: no tensor, no clock.
+
+A step of B sequences yields B tokens in ``plain(B)`` seconds, so a token is worth plain(B) / B. A tentative token costs a
+row more in the step, and its draft. It is worth its cost where
+
+    (chance that it and all before it are right) * plain(B) / B  >  seconds of a row
+
+so the length of a draft follows from measured chances and measured seconds: long where rows are nearly free (a lone
+sequence, whose step reads the weights for one row as for eight) and chances are good, none where the batch is full.
+
+That is a forecast. What decides in the end is the outcome: ``gain`` compares the tokens of steps that might speculate
+with what plain steps would have given in the same seconds, all overhead included. Where it falls below 1 nothing is tried
+for a while.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+_SIZES = (1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28, 37, 48, 63)  # batches from one to below the next share what is learned
+_KEEP = 0.94  # of earlier steps, at each: about the last sixteen count
+_ENOUGH = 2  # plain steps of a size before anything is compared with them
+_FIRST = 12.0  # weight of steps before their gain is judged,
+_MOST_LOST = 8.0  # if they have not cost the time of so many plain steps before
+_LEAST_GAIN = 0.985
+_REPAID = 60  # plain steps for each whose time was lost by trying: so trials cost less than 2 %
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 32, 4096  # steps
+_PLAIN_EVERY = 32  # where every step speculates, one of so many does not, to measure it
+_MARGIN = 1.25  # by which a token's worth must exceed what it costs: both are estimates
+_LEAST_CHANCE = 0.1
+
+
+class Acceptance:
+    """How often drafted tokens of a kind were right: an average in which older ones count less and less."""
+
+    __slots__ = ("_chance", "_weight")
+
+    _FORGET = 1.0 / 128
+
+    def __init__(self, expected: float) -> None:
+        self._chance = expected
+        self._weight = 4.0  # what the expectation counts as
+
+    @property
+    def chance(self) -> float:
+        return self._chance
+
+    def note(self, was_right: bool) -> None:
+        self._weight += 1.0
+        self._chance += (was_right - self._chance) * max(1.0 / self._weight, self._FORGET)
+
+
+class Chances:
+    """``Acceptance`` by something that is known of a token beforehand: how long a match is, how sure a model was."""
+
+    __slots__ = ("_bounds", "_classes")
+
+    def __init__(self, bounds: tuple[float, ...], expected: tuple[float, ...]) -> None:
+        """``expected``: for values below the first bound, from each bound to the next, and from the last."""
+        assert len(expected) == len(bounds) + 1
+        self._bounds = bounds
+        self._classes = [Acceptance(value) for value in expected]
+
+    def __getitem__(self, value: float) -> Acceptance:
+        return self._classes[bisect_right(self._bounds, value)]
+
+
+class BatchCost:
+    """What was measured of steps with about the same number of decodes.
+
+    Seconds of a step lie between the same for all sizes (reading the weights) and proportional to them (computing),
+    so within a class they are taken to grow with the square root.
+    """
+
+    __slots__ = (
+        "_good",
+        "_least",
+        "_lost_s",
+        "_plain_s",
+        "_rows_rows",
+        "_rows_s",
+        "_since_plain",
+        "_spent",
+        "_tries",
+        "num_plain",
+        "off_for",
+    )
+
+    def __init__(self, least: int) -> None:
+        """``least``: the class's smallest batch."""
+        self._least = least
+        self._plain_s = 0.0  # seconds of a step of that size without tentative tokens
+        self.num_plain = 0
+        self.off_for = 0  # steps for which nothing is tried
+        self._rows_s = self._rows_rows = 0.0  # sums of rows * extra seconds, and rows ** 2: a slope
+        self._good = self._spent = 0.0  # seconds that plain steps would have taken for the same tokens; seconds taken
+        self._tries = 0.0
+        self._lost_s = 0.0  # since the last pause
+        self._since_plain = 0
+
+    def plain_s(self, num_decodes: int) -> float:
+        """Seconds of a step without tentative tokens."""
+        return float(self._plain_s * (num_decodes / self._least) ** 0.5)
+
+    def row_s(self, num_decodes: int) -> float:
+        """Seconds that one more row costs. Before it was ever tried: little of what a token is worth in a small batch,
+        most of it in a large one."""
+        if self._rows_rows:
+            return max(self._rows_s / self._rows_rows, 0.0)
+        return 0.9 * self.plain_s(num_decodes) / (num_decodes + 8)
+
+    @property
+    def gain(self) -> float:
+        """Tokens per second of steps that might speculate, relative to plain steps."""
+        return self._good / self._spent if self._spent else 1.0
+
+    def may_try(self) -> bool:
+        """Whether this step may speculate. Asked once for each step."""
+        if self.num_plain < _ENOUGH:
+            return False
+        if self.off_for:
+            self.off_for -= 1
+            return False
+        self._since_plain += 1
+        return self._since_plain <= _PLAIN_EVERY
+
+    def note_plain(self, num_decodes: int, seconds: float) -> None:
+        seconds *= (self._least / num_decodes) ** 0.5
+        if self.num_plain >= _ENOUGH:  # a hiccup of the machine counts for little
+            seconds = min(max(seconds, 0.5 * self._plain_s), 2.0 * self._plain_s)
+        self.num_plain += 1
+        self._since_plain = 0
+        self._plain_s += (seconds - self._plain_s) / min(self.num_plain, 8)
+
+    def note_rows(self, num_decodes: int, num_rows: int, seconds: float) -> None:
+        """A step with so many tentative rows took ``seconds``, drafting left out."""
+        plain_s = self.plain_s(num_decodes)
+        self._rows_s = self._rows_s * _KEEP + num_rows * (min(seconds, 4.0 * plain_s) - plain_s)
+        self._rows_rows = self._rows_rows * _KEEP + num_rows * num_rows
+
+    def note_try(self, num_decodes: int, num_tokens: int, seconds: float) -> None:
+        """A step that might speculate gave so many tokens in ``seconds``, everything included."""
+        step_s = self.plain_s(num_decodes)
+        plain_s = step_s * num_tokens / num_decodes
+        seconds = min(seconds, 4.0 * plain_s)
+        self._good = self._good * _KEEP + plain_s
+        self._spent = self._spent * _KEEP + seconds
+        self._tries = self._tries * _KEEP + 1.0
+        self._lost_s += seconds - plain_s
+        lost = self._lost_s / step_s
+        if lost > _MOST_LOST or (self._tries >= _FIRST and self.gain < _LEAST_GAIN):
+            self.off_for = int(min(max(lost * _REPAID, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+            self._good = self._spent = self._tries = self._lost_s = 0.0
+
+
+class Costs:
+    """``BatchCost`` by number of decodes, and by whether some are drawn at random, which takes longer."""
+
+    __slots__ = ("_costs",)
+
+    def __init__(self) -> None:
+        self._costs: dict[tuple[int, bool], BatchCost] = {}
+
+    def at(self, num_decodes: int, *, is_random: bool) -> BatchCost:
+        size = _SIZES[bisect_right(_SIZES, num_decodes) - 1]
+        known = self._costs.get((size, is_random))
+        if known is None:
+            known = self._costs[size, is_random] = BatchCost(size)
+        return known
+
+
+def affordable(chance: float, worth_s: float, row_s: float) -> bool:
+    """Whether a token that is right with this chance (and all before it) should be computed along."""
+    return chance >= _LEAST_CHANCE and chance * worth_s > _MARGIN * row_s
