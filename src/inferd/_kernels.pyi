@@ -23,6 +23,7 @@ def pack_ints(
     /,
 ) -> None: ...
 def unpack_rows(weights: Weights, ids: int, count: int, out_dtype: int, out: int, threads: int, /) -> None: ...
+
 class Weights:
     """Of a linear layer: addresses of what whoever makes it keeps alive. ``format``: f32, bf16, int8, int4."""
 
@@ -129,6 +130,7 @@ def rms_norm(
 def gate_and_mul(
     dtype: int, activation: int, gate_up: int, stride: int, out: int, rows: int, size: int, threads: int, /
 ) -> None: ...
+
 class Decoder:
     """A Llama-like decoder's plan: addresses of what whoever makes it keeps alive (kernels/decoder.h)."""
 
