@@ -1,0 +1,211 @@
+"""What speculation decides, under a simulated clock: it gains where it can and hardly loses where it cannot."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.speculating import Prophet
+
+from inferd.config import ModelConfig, SchedulerConfig
+from inferd.engine import speculation as under_test
+from inferd.engine.blocks import BlockPool
+from inferd.engine.draft import Guess
+from inferd.engine.scheduler import Scheduler
+from inferd.engine.sequence import Sequence
+from inferd.engine.speculation import Speculation
+from inferd.engine.speculation_gain import Chances
+from inferd.types import SamplingParams
+
+ANSWER = 200
+
+
+class World:
+    """Sequences that talk for ever, on a machine whose step takes ``fixed`` + ``per_row`` * rows, or ``least``."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        num_seqs: int,
+        fixed: float,
+        per_row: float,
+        pass_s: float = 0.0,
+        least: float = 0.0,
+        accepted: float = 0.0,
+        noise: float = 0.0,
+        seed: int = 0,
+        max_num_seqs: int = 64,
+        max_tokens: int = 16,
+    ) -> None:
+        self.now = 0.0
+        self.fixed, self.per_row, self.least, self.pass_s, self.noise = fixed, per_row, least, pass_s, noise
+        self.accepted = accepted
+        self.random = random.Random(seed)
+        self.scheduler = Scheduler(SchedulerConfig(max_num_seqs=max_num_seqs), BlockPool(60_000), 16)
+        monkeypatch.setattr(under_test.clock, "now", lambda: self.now)
+        config = ModelConfig(source="demo", scheduler=SchedulerConfig(max_num_seqs=max_num_seqs))
+        self.speculation = Speculation(config, self.scheduler, 1 << 30, _Guesser(self) if pass_s else None)
+        self.speculation._most = max_tokens
+        self._names = iter(range(1 << 30))
+        self.sequences = [self._enter() for _ in range(num_seqs)]
+        self.num_tokens = 0
+        self.plain_s = 0.0  # what the same tokens would have taken one by one
+
+    def _enter(self) -> Sequence:
+        sequence = Sequence(
+            request_id=str(next(self._names)),
+            index=0,
+            prompt_ids=[self.random.randrange(50_000) for _ in range(20)],
+            sampling=SamplingParams(max_tokens=ANSWER),
+            seed=0,
+        )
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step_s(self, rows: int) -> float:
+        spread = 1.0 + self.noise * self.random.gauss(0, 1) if self.noise else 1.0
+        return max(self.fixed + self.per_row * rows, self.least) * max(spread, 0.3)
+
+    def run(self, steps: int) -> Iterator[tuple[int, int]]:
+        """Each step's (drafted, accepted) tokens."""
+        for _ in range(steps):
+            step = self.scheduler.schedule()
+            began = self.now
+            is_decoding = all(part.count == 1 for part in step.slices)
+            self.speculation.extend(step)
+            self.now += self.step_s(step.num_tokens)
+            self.scheduler.commit(step)
+            tokens = 0
+            for part in step.slices:
+                tokens += self._take(part.sequence, part)
+            self.speculation.note(self.now - began)
+            if is_decoding:
+                self.num_tokens += tokens
+                self.plain_s += (
+                    tokens * max(self.fixed + self.per_row * len(step.slices), self.least) / len(step.slices)
+                )
+            else:
+                self.plain_s += self.now - began
+            yield self.speculation.num_drafted, self.speculation.num_accepted
+
+    def _take(self, sequence: Sequence, part: under_test.Slice) -> int:
+        right = 0
+        while right < len(part.draft) and self.random.random() < self.accepted:
+            right += 1
+        new = [*part.draft[:right], self.random.randrange(50_000)]
+        sequence.tokens += new
+        if part.draft:
+            self.scheduler.settle(part, right)
+            self.speculation.settle(part, right, right < len(part.draft))
+        if sequence.num_outputs >= ANSWER:
+            self.scheduler.remove(sequence)
+            self.speculation.forget(sequence)
+            self._enter()
+        return len(new)
+
+    @property
+    def gain(self) -> float:
+        return self.plain_s / self.now
+
+
+class _Guesser(Prophet):
+    """A draft model whose passes take time."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(lambda sequence: [], 0, 0.0)
+        self.world = world
+
+    def go_on(self, guesses: list[Guess]) -> None:
+        self.world.now += self.world.pass_s
+        super().go_on(guesses)
+        for guess in guesses:
+            guess.sureness = self.world.random.random() / 2 + 0.5
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    num_seqs=st.integers(1, 64),
+    fixed=st.floats(0.001, 0.03),
+    per_row=st.floats(0.0001, 0.005),
+    share=st.floats(0.02, 0.5),
+    accepted=st.floats(0.0, 1.0),
+    noise=st.sampled_from([0.0, 0.05, 0.1]),
+    seed=st.integers(0, 1000),
+)
+def test_whatever_the_machine_and_the_draft_no_more_than_three_percent_are_lost(
+    num_seqs: int, fixed: float, per_row: float, share: float, accepted: float, noise: float, seed: int
+) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        world = World(
+            monkeypatch,
+            num_seqs=num_seqs,
+            fixed=fixed,
+            per_row=per_row,
+            pass_s=share * (fixed + per_row * num_seqs),
+            accepted=accepted,
+            noise=noise,
+            seed=seed,
+        )
+        for _ in world.run(1200):
+            pass
+    assert world.gain > 0.97
+
+
+def test_a_lone_sequence_whose_rows_are_free_is_drafted_for_at_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, num_seqs=1, fixed=0.02, per_row=0.0005, pass_s=0.002, accepted=0.9)
+    drafted = [drafted for drafted, _ in world.run(1500)]
+    assert world.gain > 2.5
+    assert sorted(drafted)[len(drafted) // 2] >= 8
+
+
+def test_a_poor_draft_is_short_and_a_useless_one_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+    for accepted in (0.9, 0.5, 0.05):
+        world = World(monkeypatch, num_seqs=1, fixed=0.02, per_row=0.0005, pass_s=0.002, accepted=accepted)
+        drafted = [drafted for drafted, _ in world.run(1500)]
+        lengths.append(sum(drafted[500:]) / 1000)
+    assert lengths[0] > 2 * lengths[1] > 4 * lengths[2]
+    assert lengths[2] < 0.5
+
+
+def test_a_batch_as_large_as_may_be_is_never_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, num_seqs=32, fixed=0.02, per_row=0.0, pass_s=0.0001, accepted=1.0, max_num_seqs=32)
+    assert all(drafted == 0 for drafted, _ in world.run(300))
+
+
+def test_a_batch_whose_rows_cost_what_they_bring_is_hardly_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, num_seqs=32, fixed=0.001, per_row=0.002, pass_s=0.003, accepted=0.8)
+    drafted = [drafted for drafted, _ in world.run(2000)]
+    assert sum(drafted[200:]) < 0.02 * 32 * 1800
+    assert world.gain > 0.98
+
+
+def test_what_is_gained_is_found_again_when_the_machine_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts that stop paying are left within some steps, and tried again later."""
+    world = World(monkeypatch, num_seqs=2, fixed=0.02, per_row=0.0005, pass_s=0.002, accepted=0.9)
+    for _ in world.run(300):
+        pass
+    world.accepted = 0.0
+    drafted = [drafted for drafted, _ in world.run(300)]
+    assert sum(drafted[150:]) < 150
+    world.accepted = 0.9
+    drafted = [drafted for drafted, _ in world.run(3000)]
+    assert sum(drafted[-300:]) > 1500
+
+
+def test_chances_are_learned_by_class_and_follow_change() -> None:
+    chances = Chances((2, 5), (0.2, 0.5, 0.8))
+    for _ in range(400):
+        chances[3].note(True)
+        chances[7].note(False)
+    assert chances[4] is chances[2]
+    assert chances[1].chance == 0.2
+    assert chances[3].chance > 0.95
+    assert chances[5].chance < 0.1
+    for _ in range(400):
+        chances[3].note(False)
+    assert chances[3].chance < 0.1
