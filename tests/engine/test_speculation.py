@@ -257,7 +257,7 @@ def test_what_is_drawn_after_guesses_has_the_samplers_distribution(
     tiny_model: Path, other_model: Path, sampling: dict[str, Any]
 ) -> None:
     """The third token over many seeds, against the exact probabilities: two guesses of a poor draft stand before it."""
-    from scipy.stats import chisquare
+    from scipy.stats import chisquare  # type: ignore[import-untyped]
 
     allowed = tuple(range(60, 66))
     engine = build(tiny_model, SpeculationConfig(method="draft", draft=str(other_model), max_tokens=4), max_num_seqs=64)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.speculating import Prophet
 
+from inferd import clock
 from inferd.config import ModelConfig, SchedulerConfig
-from inferd.engine import speculation as under_test
 from inferd.engine.blocks import BlockPool
 from inferd.engine.draft import Guess
-from inferd.engine.scheduler import Scheduler
+from inferd.engine.scheduler import Scheduler, Slice
 from inferd.engine.sequence import Sequence
 from inferd.engine.speculation import Speculation
 from inferd.engine.speculation_gain import Chances
@@ -46,7 +46,7 @@ class World:
         self.accepted = accepted
         self.random = random.Random(seed)
         self.scheduler = Scheduler(SchedulerConfig(max_num_seqs=max_num_seqs), BlockPool(60_000), 16)
-        monkeypatch.setattr(under_test.clock, "now", lambda: self.now)
+        monkeypatch.setattr(clock, "now", lambda: self.now)
         config = ModelConfig(source="demo", scheduler=SchedulerConfig(max_num_seqs=max_num_seqs))
         self.speculation = Speculation(config, self.scheduler, 1 << 30, _Guesser(self) if pass_s else None)
         self.speculation._most = max_tokens
@@ -92,7 +92,7 @@ class World:
                 self.plain_s += self.now - began
             yield self.speculation.num_drafted, self.speculation.num_accepted
 
-    def _take(self, sequence: Sequence, part: under_test.Slice) -> int:
+    def _take(self, sequence: Sequence, part: Slice) -> int:
         right = 0
         while right < len(part.draft) and self.random.random() < self.accepted:
             right += 1

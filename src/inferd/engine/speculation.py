@@ -168,7 +168,8 @@ class Speculation:
 
     def _guess(self, parts: list[Slice], worth_s: float, row_s: float) -> None:
         assert self.draft is not None
-        level, behind = [], []
+        level: list[Slice] = []
+        behind: list[Slice] = []
         for part in parts:
             if len(part.sequence.tokens) >= self.draft.max_len:
                 continue

@@ -45,8 +45,8 @@ def _files(config: ModelConfig) -> Iterator[tuple[str, Path]]:
     """Every file that decides what the model computes, under a name that does not depend on where its folder lies."""
     yield from _source_files(config.source)
     if config.speculation.draft is not None:
-        for label, path in _source_files(config.speculation.draft):
-            yield f"draft:{label}", path
+        for label, file in _source_files(config.speculation.draft):
+            yield f"draft:{label}", file
     named = [config.chat_template, *(tensor.labels_file for tensor in (*config.inputs, *config.outputs))]
     settings: list[object] = [config.options]
     settings += [step.options for step in (*config.preprocess, *config.postprocess, *config.pipeline.steps)]
