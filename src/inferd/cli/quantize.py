@@ -64,6 +64,11 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--damping", type=click.FloatRange(min=0, min_open=True), default=0.01, show_default=True, help="Of gptq."
 )
+@click.option(
+    "--mixed",
+    is_flag=True,
+    help="8 bits for the products that lose most in 4, as many as --max-perplexity-change asks for.",
+)
 @click.option("--act-order", is_flag=True, help="gptq takes inputs by size, the largest first.")
 def command(
     source: str,
@@ -77,6 +82,7 @@ def command(
     samples: int,
     context: int,
     damping: float,
+    mixed: bool,
     act_order: bool,
 ) -> int:
     """Write a quantised checkpoint of the model SOURCE (a folder, a hub id or 'demo').
@@ -102,6 +108,7 @@ def command(
         context=context,
         damping=damping,
         by_size=act_order,
+        mixed=mixed,
         max_change=max_change,
     )
     with loading(f"Quantising {source}", counts=True) as tell:

@@ -13,11 +13,13 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from inferd.cli.main import cli, main
+from inferd.engine.calibrate import checkpoint
 from inferd.engine.calibrate.checkpoint import Method, Wish, quantise
 from inferd.engine.calibrate.layers import observed_layers
 from inferd.engine.calibrate.measure import measure
 from inferd.engine.model.architecture import read_config
 from inferd.engine.model.config import FAMILIES, Source
+from inferd.engine.perplexity import Perplexity
 from inferd.engine.quantized import QuantizedWeight
 from inferd.engine.stored.writing import Shards, description, stored_parts
 from inferd.engine.weights import Weights
@@ -126,6 +128,33 @@ def test_a_result_that_is_too_bad_fails_loudly_and_leaves_nothing(tiny_model: Pa
     with pytest.raises(QualityError, match=r"Perplexity went from .* --max-perplexity-change allows -50\.00%"):
         run(tiny_model, tmp_path / "out", text, method="int4", max_change=-0.5)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_products_that_lose_most_get_more_bits_until_enough_is_kept(
+    tiny_model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = iter(
+        [10.0, 11.0, 10.5, 10.1]
+    )  # before, then with none, an eighth and a quarter of the weights in 8 bits
+    monkeypatch.setattr(checkpoint, "_measured", lambda *_: Perplexity(next(measured), 0.1, 100, 2))
+    mixed = run(tiny_model, tmp_path / "mixed", text, method="gptq", group_size=32, mixed=True, max_change=0.02)
+    assert next(measured, None) is None
+    assert 0 < mixed.wide_share <= 0.25
+    assert 4.5 < mixed.bits_per_weight < 8
+    quantization = Source(tmp_path / "mixed" / "config.json").quantization
+    assert quantization is not None
+    assert {quantization.bits(name) for name in mixed.wide} == {8}
+    others = {f"model.layers.{i}.mlp.{n}_proj" for i in (0, 1) for n in ("gate", "up", "down")} - set(mixed.wide)
+    assert {quantization.bits(name) for name in others} == {4}
+    # Parts of one product have the same width, so they stay one product.
+    for i in (0, 1):
+        assert len({f"model.layers.{i}.self_attn.{n}_proj" in mixed.wide for n in "qkv"}) == 1
+    monkeypatch.undo()
+    again = measure(str(tmp_path / "mixed"), text, context=64, progress=silent)
+    plain = measure(str(tiny_model), text, context=64, progress=silent)
+    assert abs(again.change(plain)) < 0.2
+    with pytest.raises(InvalidRequest, match="Mixed widths are of gptq in 4 bits"):
+        run(tiny_model, tmp_path / "other", text, method="int4", mixed=True, max_change=0.1)
 
 
 def test_wishes_that_cannot_be_are_refused_before_work(tiny_model: Path, text: Path, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ def card(result: Result) -> str:
     integers = f"int{form.bits}, " + (
         f"groups of {form.group_size} inputs" if form.group_size else "a scale per output"
     )
+    if result.wide:
+        integers += f" ({result.wide_share:.0%} of the weights int8)"
     integers += "" if form.bits == 8 else ", symmetric" if form.symmetric else ", with zero points"
     method = {
         "int8": "to the nearest",

@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +39,8 @@ Method = Literal["int8", "int4", "gptq"]
 _CARRIED = (".json", ".jinja", ".model", ".txt")
 """Files beside the weights that belong to the model: configuration, tokenizer, chat template, licence."""
 
+_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # of the weights that mixed widths try in 8 bits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
@@ -52,6 +54,7 @@ class Wish:
     context: int = 512  # of a window, in calibration and measurement
     damping: float = 0.01
     by_size: bool = False  # gptq's act-order
+    mixed: bool = False  # the products that lose most in 4 bits get 8, as many as max_change asks for
     held_out: float = 0.2  # the end of the text, that is for measuring alone
     most_measured: int = 100_000  # tokens
     max_change: float | None = None  # of perplexity, as a part of it: more is a failure
@@ -80,6 +83,8 @@ class Result:
     data: str = ""
     data_digest: str = ""
     num_calibration: int = 0  # tokens
+    wide: tuple[str, ...] = ()  # products that have 8 bits where the others have 4
+    wide_share: float = 0.0  # of the weights
 
     @property
     def change(self) -> float | None:
@@ -130,12 +135,23 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
     context = min(wish.context, config.max_position_embeddings)
     texts = None if data is None else _Texts(data, Tokenizer.load(folder), wish, context)
     before = None if texts is None else _measured(folder, texts, context, progress, "before")
+    if wish.mixed and (wish.method != "gptq" or wish.form.bits != 4 or wish.max_change is None):
+        raise InvalidRequest(
+            "Mixed widths are of gptq in 4 bits, as far as --max-perplexity-change asks for.", param="mixed"
+        )
     making = output.with_name(output.name + ".unfinished")
     shutil.rmtree(making, ignore_errors=True)
-    making.mkdir(parents=True)
     try:
-        counts = _write(making, folder, config, wish, open_weights, texts, progress)
-        after = None if texts is None else _measured(making, texts, context, progress, "after")
+        losses: dict[tuple[str, ...], _Loss] = {}
+        for share in _SHARES if wish.mixed else (0.0,):
+            shutil.rmtree(making, ignore_errors=True)
+            making.mkdir(parents=True)
+            wide = _widest(losses, share)
+            counts = _write(making, folder, config, wish, wide, open_weights, texts, progress)
+            after = None if texts is None else _measured(making, texts, context, progress, "after")
+            losses = losses or counts.losses
+            if before is None or after is None or wish.max_change is None or after.change(before) <= wish.max_change:
+                break
         result = Result(
             folder=output,
             wish=wish,
@@ -150,6 +166,8 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
             context=context,
             data="" if data is None else data.name,
             data_digest="" if texts is None else texts.digest,
+            wide=tuple(sorted(wide)),
+            wide_share=counts.wide_weights / max(counts.weights, 1),
             num_calibration=0 if texts is None or wish.method != "gptq" else texts.windows.numel(),
         )
         _judge(result)
@@ -204,10 +222,32 @@ def _check_groups(weights: Weights, form: Form, folder: Path) -> None:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """What a product loses: the squared change of its outputs as a part of the outputs' own squares."""
+
+    share: float
+    num_weights: int
+
+
+def _widest(losses: dict[tuple[str, ...], _Loss], share: float) -> frozenset[str]:
+    """The names of the products that lose most, up to this share of all weights."""
+    room = share * sum(loss.num_weights for loss in losses.values())
+    found: list[str] = []
+    for names, loss in sorted(losses.items(), key=lambda item: -item[1].share):
+        room -= loss.num_weights
+        if room < 0:
+            break
+        found += names
+    return frozenset(found)
+
+
 @dataclass(slots=True)
 class _Counts:
     weights: int = 0  # quantised
+    wide_weights: int = 0
     stored_bits: int = 0
+    losses: dict[tuple[str, ...], _Loss] = field(default_factory=dict)  # by the names of a product's parts
 
     @property
     def bits(self) -> float:
@@ -219,6 +259,7 @@ def _write(
     folder: Path,
     config: DecoderConfig,
     wish: Wish,
+    wide: frozenset[str],
     open_weights: Callable[[], Weights],
     texts: _Texts | None,
     progress: Progress,
@@ -231,10 +272,11 @@ def _write(
     form = replace(wish.form, scale_dtype=scale_dtype)
 
     def put(name: str, quantised: QuantizedWeight) -> None:
-        for part, tensor in stored_parts(name, quantised, scale_dtype).items():
+        for part, tensor in stored_parts(name, quantised, scale_dtype, packed=name in wide).items():
             shards.add(part, tensor)
             counts.stored_bits += 8 * tensor.nbytes
         counts.weights += quantised.values.numel()
+        counts.wide_weights += quantised.values.numel() if name in wide else 0
 
     if wish.method == "gptq":
         assert texts is not None
@@ -243,10 +285,18 @@ def _write(
         for done, observed in enumerate(layers):
             for product in observed:
                 numbers: list[Tensor] = []
+                lost = of = 0.0
                 for name, _ in product.parts:
-                    quantised = _fitted(weights.stored(f"{name}.weight").float(), product, form, wish)
+                    weight = weights.stored(f"{name}.weight").float()
+                    mine = Form(8, 0, scale_dtype=scale_dtype) if name in wide else form
+                    quantised = _fitted(weight, product, mine, wish)
                     put(name, quantised)
                     numbers.append(quantised.rows(torch.arange(quantised.values.shape[0])))
+                    off = numbers[-1] - weight
+                    lost += float(((off @ product.moments) * off).sum())
+                    of += float(((weight @ product.moments) * weight).sum())
+                names = tuple(name for name, _ in product.parts)
+                counts.losses[names] = _Loss(lost / max(of, 1e-30), sum(part.numel() for part in numbers))
                 product.replace(numbers)
             progress("calibrating", done + 1, config.num_layers)
     else:
@@ -263,7 +313,7 @@ def _write(
         if path.is_file() and belongs and path.name not in ("config.json", "model.safetensors.index.json"):
             shutil.copyfile(path, making / path.name)
     whole = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    whole["quantization_config"] = description(form.bits, form.group_size, symmetric=form.symmetric)
+    whole["quantization_config"] = description(form.bits, form.group_size, symmetric=form.symmetric, wide=sorted(wide))
     (making / "config.json").write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return counts
 

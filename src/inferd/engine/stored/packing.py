@@ -36,7 +36,9 @@ def pack(values: Tensor, bits: int, dim: int) -> Tensor:
         moved = F.pad(moved, (0, short))
     if bits == 4:
         moved = moved[..., 0::2] | (moved[..., 1::2] << 4)
-    return moved.contiguous().view(torch.int32).movedim(-1, dim).contiguous()
+    # Flat in between: a dimension of one element may have any stride.
+    words = moved.contiguous().view(-1).view(torch.int32).view(*moved.shape[:-1], -1)
+    return words.movedim(-1, dim).contiguous()
 
 
 def unshuffle_awq(values: Tensor) -> Tensor:

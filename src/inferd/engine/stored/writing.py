@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,16 @@ _NAMES = {
 SHARD_BYTES = 1 << 30
 
 
-def stored_parts(name: str, weight: QuantizedWeight, scale_dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one product by their full names: int8 as int-quantized, int4 as pack-quantized."""
+def stored_parts(
+    name: str, weight: QuantizedWeight, scale_dtype: torch.dtype, *, packed: bool = False
+) -> dict[str, Tensor]:
+    """The tensors of one product by their full names: int8 as int-quantized unless ``packed``, int4 as pack-quantized."""
     scale = weight.scale.to(scale_dtype)
-    if weight.bits == 8:
+    if weight.bits == 8 and not packed:
         return {f"{name}.weight": weight.values, f"{name}.weight_scale": scale}
     half = 1 << (weight.bits - 1)
     parts = {
-        f"{name}.weight_packed": pack(weight.values + half, weight.bits, 1),
+        f"{name}.weight_packed": pack(weight.values.to(torch.int16) + half, weight.bits, 1),
         f"{name}.weight_scale": scale,
         f"{name}.weight_shape": torch.tensor(weight.values.shape),
     }
@@ -47,8 +50,11 @@ def stored_parts(name: str, weight: QuantizedWeight, scale_dtype: torch.dtype) -
     return parts
 
 
-def description(bits: int, group_size: int, *, symmetric: bool) -> dict[str, Any]:
-    """``quantization_config`` of config.json for such parts, the head left as it is."""
+def description(bits: int, group_size: int, *, symmetric: bool, wide: Sequence[str] = ()) -> dict[str, Any]:
+    """``quantization_config`` of config.json for such parts, the head left as it is.
+
+    ``wide``: products that have packed 8 bits where the others have 4.
+    """
     activations = None
     weights: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": symmetric, "dynamic": False}
     if bits == 8:
@@ -56,13 +62,15 @@ def description(bits: int, group_size: int, *, symmetric: bool) -> dict[str, Any
         activations = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
     else:
         weights |= {"strategy": "group", "group_size": group_size}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}}
+    if wide:
+        whole = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"}
+        groups["group_1"] = {"targets": list(wide), "weights": whole, "input_activations": None}
     return {
         "quant_method": "compressed-tensors",
         "format": "int-quantized" if bits == 8 else "pack-quantized",
         "quantization_status": "compressed",
-        "config_groups": {
-            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations},
-        },
+        "config_groups": groups,
         "ignore": ["lm_head", "re:.*\\.gate$"],  # the head, and what chooses experts
         "kv_cache_scheme": None,
     }
