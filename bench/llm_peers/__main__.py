@@ -24,9 +24,9 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.llm_peers import http, inprocess
-from bench.llm_peers.http import Places
+from bench.llm_peers import inprocess, servers
 from bench.llm_peers.process import PeerFailed
+from bench.llm_peers.servers import Places
 from bench.llm_peers.table import (
     FORMATS,
     OURS,
@@ -148,8 +148,8 @@ def _measure(
 ) -> Run | str:
     if suite == "in process":
         return inprocess.measure(engine, form, places, long=not (options.no_long or options.quick))
-    start = http.start_of(engine, form, places, options.port)
-    return start if isinstance(start, str) else http.measure(engine, form, start, places, options.port, folder)
+    start = servers.start_of(engine, form, places, options.port)
+    return start if isinstance(start, str) else servers.measure(engine, form, start, places, options.port, folder)
 
 
 def _read(path: Path) -> tuple[list[Limits], list[Run]]:

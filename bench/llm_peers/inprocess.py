@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.llm_peers.http import ANSWER, GGUF, PROMPT, Places
 from bench.llm_peers.process import PeerFailed
+from bench.llm_peers.servers import ANSWER, GGUF, PROMPT, Places
 from bench.llm_peers.table import Run
 from bench.report import Figure
 

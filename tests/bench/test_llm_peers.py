@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.llm_peers.http import Places, start_of
 from bench.llm_peers.inprocess import Job, command_of, figures_of, jobs
+from bench.llm_peers.servers import Places, start_of
 from bench.llm_peers.table import Limits, Run, Shape, gathered, roofline_picture, tables, verdicts
 
 SHAPE = Shape(matrix_weights=1_000_000, head_weights=200_000, kv_bytes_per_token=1_000)
