@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import onnx
 import pytest
 from tests.predict.small_onnx import identity
 
@@ -143,3 +144,30 @@ def test_a_model_is_checked_as_it_would_be_served(tmp_path: Path, capsys: pytest
     report = examine(tmp_path / "iris.pkl", probe=False)
     assert not report.ok
     assert "allow_pickle" in report.problems[0]
+
+
+def test_what_a_flag_allows_is_allowed_for_a_model_and_said_in_a_file_for_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "iris.pkl").write_bytes(b"\x80\x04N.")
+    assert main(["check", str(tmp_path / "iris.pkl"), "--allow-pickle"]) == 0
+    (tmp_path / "inferd.yaml").write_text("models: {chat: {source: demo}}")
+    assert main(["check", str(tmp_path / "inferd.yaml"), "--allow-code"]) != 0
+    assert "set it there" in capsys.readouterr().err
+
+
+def test_a_fixed_first_dimension_is_told_and_inputs_that_the_server_fills_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = onnx.load(identity(tmp_path / "m.onnx"))
+    for value in (*one.graph.input, *one.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    (tmp_path / "m.onnx").write_bytes(one.SerializeToString())
+    assert main(["check", str(tmp_path / "m.onnx")]) == 0
+    said = capsys.readouterr().out
+    assert "one request at a time: the first dimension of the input 'x' is fixed at 1; export it as a free one" in said
+    settings = f"{{source: {tmp_path / 'm.onnx'}, sequence: {{states: {{y: x}}}}}}"
+    (tmp_path / "inferd.yaml").write_text(f"models: {{m: {settings}}}")
+    report = examine(tmp_path / "inferd.yaml", probe=False)
+    assert report.plan is not None
+    assert (report.plan.models[0].inputs, report.plan.models[0].outputs) == ((), ())

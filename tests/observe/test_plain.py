@@ -36,6 +36,11 @@ def test_a_request_is_one_short_line() -> None:
     assert line == "00:00:00 POST /v1/completions 200 in 0.250 s  chat  12 (8 cached) + 28 tokens  first after 0.010 s"
 
 
+def test_a_prediction_has_no_tokens_to_tell() -> None:
+    (line,) = shown(served(route="/v2/models/m/infer", model="m", usage=Usage(0, 0, 0)))
+    assert line == "00:00:00 POST /v2/models/m/infer 200 in 0.250 s  m"
+
+
 def test_probes_that_went_well_are_left_out_and_failures_are_not() -> None:
     assert (
         shown(served(route="/health/ready"), served(route="/metrics"), served(route="/health/ready", status=503)) == []

@@ -406,7 +406,7 @@ def test_what_is_no_request_is_refused(body: bytes, said: str) -> None:
     [
         ([{"name": "y"}, {"name": "y"}], "asked for twice"),
         ([{"name": "y", "parameters": {"classification": 0}}], "number of classes from 1"),
-        ([{"name": "y", "parameters": {"classification": 2**31}}], "number of classes from 1"),
+        ([{"name": "y", "parameters": {"classification": 2**31}}], "number of classes from 1 to 2147483647"),
         ([{"name": "y", "parameters": {"classification": True}}], "number of classes from 1"),
         ([{"name": "y", "parameters": {"binary_data": "yes"}}], "true or false"),
         ([{"name": "y", "parameters": {"shared_memory_region": "r"}}], "shared memory"),

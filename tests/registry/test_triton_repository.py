@@ -213,6 +213,7 @@ def test_check_examines_a_repository(tmp_path: Path) -> None:
     repository(tmp_path)
     report = examine(tmp_path, probe=False)
     assert any("triple" in problem and "allow_code" in problem for problem in report.problems)
+    assert examine(tmp_path, probe=False, allowed={"allow_code": True}).ok
     write(tmp_path, {"triple/config.pbtxt": 'backend: "onnxruntime"'})
     assert examine(tmp_path, probe=False).problems[0].endswith("version 1 has no model.onnx.")
 

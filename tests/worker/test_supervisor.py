@@ -31,6 +31,7 @@ from tests.worker.watching import (
 )
 
 from inferd.config import Config, ModelConfig
+from inferd.events import ReplicaChanged
 from inferd.router.router import Router
 from inferd.worker import process as process_module
 from inferd.worker.supervisor import Patience, _Watch, restart_delay
@@ -40,6 +41,18 @@ RESTARTS = 30
 
 def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_killed_worker_is_told_by_its_signal_and_not_by_its_channel() -> None:
+    async def scenario() -> list[str]:
+        async with serving() as (router, witness):
+            for life in (2, 3, 4):
+                os.kill(worker_pid(router), signal.SIGKILL)
+                await until(lambda life=life: witness.count("ready") == life, "it is there again")  # type: ignore[misc]
+            return [e.reason for e in witness.events if isinstance(e, ReplicaChanged) and e.state == "died"]
+
+    said = asyncio.run(scenario())
+    assert said == ["its process was killed by signal 9 (SIGKILL, as by the kernel where memory runs out)"] * 3
 
 
 async def restarted(times: int) -> tuple[list[int], list[int], list[int]]:

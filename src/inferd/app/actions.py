@@ -137,6 +137,7 @@ def model_report(status: ModelStatus) -> ModelReport:
         in_flight=status.in_flight,
         waiting_tokens=status.waiting_tokens,
         memory_bytes=status.memory_bytes,
+        not_batched="" if status.info is None else status.info.not_batched,
         detail=status.detail,
         num_threads=0 if status.info is None else status.info.num_threads,
         cores=[] if status.info is None else list(status.info.cores),

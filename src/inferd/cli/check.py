@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from inferd.registry.signature import ANY_ROWS
 from inferd.registry.triton import is_repository, read_repository
 from inferd.tenancy.door import is_loopback
 
+_CONFIGURATIONS: Final = (".yaml", ".yml")
 _NOT_CLEAR: Final = "http to another host: the API key and every request travel unencrypted; use https."
 
 
@@ -53,7 +54,9 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--probe", is_flag=True, help="Ask the remote servers whether they answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings for programs.")
-def command(file: Path, probe: bool, as_json: bool) -> int:
+@click.option("--allow-code", is_flag=True, help="As for serve, of a model or a model repository: with their code.")
+@click.option("--allow-pickle", is_flag=True, help="Likewise with their pickles.")
+def command(file: Path, probe: bool, as_json: bool, allow_code: bool, allow_pickle: bool) -> int:
     """Say everything that is wrong with FILE (or a model, or a Triton model repository), and what serving it would take.
 
     Loads nothing and changes nothing. The plan is the engine's own arithmetic: weights, KV cache,
@@ -65,11 +68,19 @@ def command(file: Path, probe: bool, as_json: bool) -> int:
       inferd check inferd.yaml
       inferd check inferd.yaml --probe
       inferd check model.onnx
+      inferd check ./model_repository --allow-code
       inferd check inferd.yaml --json | jq .plan.startup_bytes
 
     Exit code 0 when it can be served here, 1 when not.
     """
-    report = examine(file, probe=probe)
+    allowed = {
+        name: True for name, is_given in (("allow_code", allow_code), ("allow_pickle", allow_pickle)) if is_given
+    }
+    if allowed and file.suffix in _CONFIGURATIONS:
+        raise click.UsageError(
+            f"{file} says of each of its models what is allowed (allow_code, allow_pickle); set it there."
+        )
+    report = examine(file, probe=probe, allowed=allowed)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
@@ -77,11 +88,11 @@ def command(file: Path, probe: bool, as_json: bool) -> int:
     return 0 if report.ok else 1
 
 
-def examine(file: Path, *, probe: bool) -> CheckReport:
-    """The findings. Raises nothing: what is wrong is in them."""
+def examine(file: Path, *, probe: bool, allowed: Mapping[str, bool] = {}) -> CheckReport:
+    """The findings. Raises nothing: what is wrong is in them. ``allowed``: settings of models that are no configuration."""
     warnings = stray_variables(os.environ)
     try:
-        config = _read(file, warnings)
+        config = _read(file, warnings, allowed)
     except ConfigError as error:
         return CheckReport(ok=False, file=str(file), problems=_lines(error), warnings=tuple(warnings))
     problems: list[str] = []
@@ -115,15 +126,16 @@ def examine(file: Path, *, probe: bool) -> CheckReport:
     )
 
 
-def _read(file: Path, warnings: list[str]) -> Config:
+def _read(file: Path, warnings: list[str], allowed: Mapping[str, bool]) -> Config:
     """The configuration of a file, of a Triton model repository, or of a single model. Raises ConfigError."""
     if not is_repository(file):
-        if file.suffix in (".yaml", ".yml") or not file.exists():
+        if file.suffix in _CONFIGURATIONS or not file.exists():
             return load_config(file, os.environ, {})
-        return load_config(None, os.environ, {"models": {model_name(str(file)): {"source": str(file)}}})
+        return load_config(None, os.environ, {"models": {model_name(str(file)): {"source": str(file), **allowed}}})
     repository = read_repository(file)
     warnings += repository.warnings
-    return load_config(None, os.environ, {"models": repository.models})
+    models = {name: {**settings, **allowed} for name, settings in repository.models.items()}
+    return load_config(None, os.environ, {"models": models})
 
 
 def _steps(config: Config) -> list[str]:
@@ -287,5 +299,7 @@ def _show_contracts(models: Sequence[MemoryEstimate]) -> None:
         out.print(f"{model.name}  {model.platform}{unknown}", markup=False)
         for line in tensor_lines(model.inputs, model.outputs):
             out.print(line, markup=False, soft_wrap=True)
+        if model.not_batched:
+            out.print(f"  one request at a time: {model.not_batched}", markup=False, soft_wrap=True)
     if models:
         out.print()

@@ -131,7 +131,7 @@ def batching_text(info: ModelInfo, config: ModelConfig) -> str:
     batching = config.batching
     rows = info.max_batch_size
     if rows <= 1 or batching.mode == "off":
-        return "one request at a time"
+        return "one request at a time" + (f" ({info.not_batched})" if info.not_batched else "")
     if batching.mode == "static":
         return f"always {rows} rows together"
     return f"up to {rows} rows together, waiting at most {batching.max_delay_ms:g} ms"

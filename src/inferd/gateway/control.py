@@ -48,6 +48,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     version: str = "1"
     aliases: list[str] = []  # names for this version: stable, of model@stable
+    not_batched: str = ""  # why its requests are computed one by one, where its files are the reason
     share: float | None = None  # of the requests for the model's own name; None: its versions have no weights
     detail: str = ""
     num_threads: int = 0  # compute threads of a replica; 0: unknown, or elsewhere

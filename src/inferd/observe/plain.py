@@ -40,7 +40,7 @@ def _http(at: str, entry: JSON) -> str | None:
     if entry["model"] is not None:
         said += f"  {entry['model']}"
     usage = entry.get("usage")
-    if usage:
+    if usage and (usage["prompt_tokens"] or usage["completion_tokens"]):  # a prediction has none
         cached = f" ({usage['cached_tokens']} cached)" if usage["cached_tokens"] else ""
         said += f"  {usage['prompt_tokens']}{cached} + {usage['completion_tokens']} tokens"
     first = entry.get("timings", {}).get("first_token")

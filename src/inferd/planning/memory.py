@@ -6,11 +6,12 @@ byte, the KV cache to the byte where its size is configured. Opens no weights, a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from inferd.config import Config, ModelConfig
+from inferd.config import Config, ModelConfig, SequenceConfig
 from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes, kv_bytes_per_token, plan_arena
 from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, is_ignorable, read_config
 from inferd.engine.model.config import DecoderConfig, Source
@@ -19,6 +20,7 @@ from inferd.engine.stored.layout import layouts, served_bytes
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.planning.predictive import plan_predictive
 from inferd.registry.artifact import Artifact, artifact_of
+from inferd.registry.signature import Signature, why_one_by_one
 from inferd.registry.source import find, is_remote
 from inferd.types import ModelKind, TensorSpec
 
@@ -50,6 +52,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     max_batch_size: int | None = None  # rows that the artifact computes together; 0: it has no batch dimension
+    not_batched: str = ""  # why it has none
 
     @property
     def total_bytes(self) -> int:
@@ -219,6 +222,23 @@ def _artifact(config: ModelConfig) -> Artifact | None:
     return None if found is None else artifact_of(msgspec.structs.replace(config, source=str(found)))
 
 
+def _asked(inputs: Iterable[TensorSpec], sequence: SequenceConfig) -> Iterator[TensorSpec]:
+    """Without those that the server fills itself: what requests bring."""
+    own = {*sequence.states.values(), *sequence.controls}
+    return (spec for spec in inputs if spec.name not in own)
+
+
+def _told(outputs: Iterable[TensorSpec], sequence: SequenceConfig) -> Iterator[TensorSpec]:
+    """Without states, which stay here."""
+    return (spec for spec in outputs if spec.name not in sequence.states)
+
+
+def _why_one_by_one(artifact: Artifact, signature: Signature | None) -> str:
+    if artifact.runtime != "onnx" or signature is None or signature.max_batch_size:
+        return ""
+    return why_one_by_one(signature.inputs, signature.outputs)
+
+
 def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -> MemoryEstimate:
     """Likewise for a model that makes predictions."""
     plan = plan_predictive(artifact, config)
@@ -231,9 +251,10 @@ def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -
         replicas=config.num_local,
         kind="predict",
         platform=artifact.platform,
-        inputs=() if signature is None else signature.inputs,
-        outputs=() if signature is None else signature.outputs,
+        inputs=() if signature is None or config.preprocess else tuple(_asked(signature.inputs, config.sequence)),
+        outputs=() if signature is None or config.postprocess else tuple(_told(signature.outputs, config.sequence)),
         max_batch_size=None if signature is None else signature.max_batch_size,
+        not_batched=_why_one_by_one(artifact, signature),
     )
     allowed = free if config.memory_bytes is None else min(free, config.memory_bytes)
     if estimate.total_bytes > allowed:

@@ -336,6 +336,9 @@ class PredictBackend:
 
     def _encoded(self, asked: Asked, result: Result) -> Prediction | None:
         """The answer in its dialect; None: it could not be written, which ended the request."""
+        if asked.question.wants_times and result.stages_s:
+            times = {f"step_ms.{stage}": round(1000 * seconds, 3) for stage, seconds in result.stages_s.items()}
+            result.parameters = {**result.parameters, **times}
         try:
             prediction = asked.codec.encode(asked.request, asked.question, result, self.info)
         except Exception as error:

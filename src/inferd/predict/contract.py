@@ -66,4 +66,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int = 0  # compute threads; 0: not said
     casts: tuple[str, ...] = ()  # inputs whose numbers may come in any datatype, where no value is lost
     any_rank: tuple[str, ...] = ()  # inputs whose number of dimensions is free; their shape is told as [-1]
+    not_batched: str = (
+        ""  # why its requests are computed one by one, where the artifact says no more than that they are
+    )
     is_decoupled: bool = False  # one request may have several answers (or none): the runtime is a ``Streaming``

@@ -147,6 +147,7 @@ def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Con
         inputs=contract.inputs,
         outputs=contract.outputs,
         max_batch_size=max_rows if has_rows else 0,
+        not_batched=contract.not_batched,
         is_stateful=contract.is_stateful,
         version=config.version,
         num_threads=contract.num_threads,

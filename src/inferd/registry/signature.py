@@ -83,6 +83,17 @@ def onnx_signature(file: OnnxFile) -> Signature:
     )
 
 
+def why_one_by_one(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+    """Why a model without rows has none, as its shapes tell."""
+    for noun, specs in (("input", inputs), ("output", outputs)):
+        for spec in specs:
+            if not spec.shape:
+                return f"the {noun} {spec.name!r} has no dimensions"
+            if spec.shape[0] != -1:
+                return f"the first dimension of the {noun} {spec.name!r} is fixed at {spec.shape[0]}; export it as a free one"
+    return "the first dimensions of its inputs have different names"
+
+
 def onnx_datatype(value: Value, what: str) -> str:
     found = ONNX_DATATYPES.get(value.type)
     if found is None:

@@ -22,6 +22,7 @@ from inferd.worker.messages import FromWorker, ToWorker
 # -P: a worker started in a model's folder must not import what lies there.
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.worker")
 SPIN_COUNT = "2000"
+LAST_BREATH_S = 0.2  # between the end of a process's channel and its own
 LAST_WORDS_S = 1.0  # for reading what a process wrote before it ended
 STDERR = 2
 
@@ -40,6 +41,7 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[int] = loop.create_future()
         self.channel_error: Exception | None = None
+        self.was_ended_here = False  # its channel broke, and it did not leave by itself
         self._closed = asyncio.Event()
         self._channel = Channel(on_messages, self._on_closed, on_writable)
         self._ours, theirs = socket.socketpair()
@@ -86,6 +88,9 @@ class WorkerProcess:
         await loop.create_unix_connection(lambda: self._channel, sock=self._ours)
         closed = loop.create_task(self._closed.wait())
         await asyncio.wait((exited, closed), return_when=asyncio.FIRST_COMPLETED)
+        # Who dies closes its channel a moment before it is gone: only of one who stays is it us who ended it.
+        await asyncio.wait((exited,), timeout=LAST_BREATH_S)
+        self.was_ended_here = not exited.done()
         self._process.poll()
         self.kill()  # of no use without a channel
         await exited

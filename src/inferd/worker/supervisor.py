@@ -234,7 +234,7 @@ class Supervisor:
         elif hung is not None:
             ending = Ending("hung", hung)
         else:
-            ending = Ending("died", _reason(status, process.channel_error))
+            ending = Ending("died", _reason(status, process.channel_error if process.was_ended_here else None))
         if self._info is not None:
             ready_s = clock.now() - self._watch.ready_at
             was_useful = self._has_finished or ready_s >= self._patience.useful_s
@@ -395,5 +395,7 @@ def _reason(status: int, error: Exception | None) -> str:
     if status >= 0:
         return f"its process exited with status {status}"
     with contextlib.suppress(ValueError):
-        return f"its process was killed by {signal.Signals(-status).name}"
+        name = signal.Signals(-status).name
+        hint = ", as by the kernel where memory runs out" if -status == signal.SIGKILL else ""
+        return f"its process was killed by signal {-status} ({name}{hint})"
     return f"its process was killed by signal {-status}"

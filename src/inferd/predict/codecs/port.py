@@ -22,6 +22,7 @@ class Question(msgspec.Struct, kw_only=True, eq=False):
     datatypes: dict[str, str] | None = None  # the protocol's words, where the client said them; None: infer and cast
     wanted: tuple[str, ...] = ()  # names of outputs; empty: all
     parameters: Parameters = {}
+    wants_times: bool = False  # a pipeline's steps in the answer's parameters
     form: object = None  # what the codec must know again to write the answer
 
 

@@ -29,6 +29,7 @@ RESERVED: Final = frozenset(
         "binary_data_output",
         "headers",
         "priority",
+        "return_step_times",
         "sequence_end",
         "sequence_id",
         "sequence_start",
@@ -147,6 +148,7 @@ class V2Codec:
             datatypes=datatypes,
             wanted=wanted,
             parameters=_parameters(wire.parameters) if wire.parameters else {},
+            wants_times=wants_times(wire.parameters) if wire.parameters else False,
             form=_form(wire),
         )
 
@@ -254,6 +256,17 @@ def _wanted(wire: WireRequest) -> tuple[str, ...]:
     return names
 
 
+def wants_times(given: dict[str, Value]) -> bool:
+    """Whether the answer is to tell how long each step took. Raises InvalidRequest."""
+    value = given.get("return_step_times", False)
+    if not isinstance(value, bool):
+        raise InvalidRequest(
+            f"parameters.return_step_times must be true or false, not {shown(str(value))}.",
+            param="parameters.return_step_times",
+        )
+    return value
+
+
 def _parameters(given: dict[str, Value]) -> Parameters:
     """The request's own parameters, which are the model's to read."""
     return {name: value for name, value in given.items() if name not in RESERVED}
@@ -287,7 +300,7 @@ def _choice(output: WireOutput, place: str, is_binary: bool) -> Choice:
     elif type(classes) is not int or not 1 <= classes < 1 << 31:
         raise InvalidRequest(
             f"The output {shown(output.name)} has the classification {shown(str(classes))}; a number of classes from 1 "
-            "is expected.",
+            f"to {(1 << 31) - 1} is expected.",
             param=f"{place}.classification",
         )
     return Choice(_flag(output.parameters, "binary_data", place, is_binary), classes)

@@ -31,7 +31,7 @@ from inferd.predict.codecs.protowire import (
 )
 from inferd.predict.codecs.reading import shown
 from inferd.predict.codecs.tensors import bytes_array, check_datatype, from_bytes, num_elements, to_bytes
-from inferd.predict.codecs.v2 import RESERVED, classes_of
+from inferd.predict.codecs.v2 import RESERVED, classes_of, wants_times
 from inferd.predict.codecs.v2_parameters import parameter, parameter_entry
 from inferd.predict.contract import NUMPY, Array, Contract, datatype_of
 from inferd.predict.runtime import Result
@@ -85,7 +85,7 @@ class V2GrpcCodec:
         wanted: list[str] = []
         classes: dict[str, int] = {}
         parameters: dict[str, object] = {}
-        request_id = b""
+        request_id, is_timed = b"", False
         for field, wire, start, end in fields(body, 0, len(body)):
             if wire != LENGTH:
                 continue
@@ -102,6 +102,8 @@ class V2GrpcCodec:
                 key, value = parameter(body, start, end)
                 if key not in RESERVED:
                     parameters[key] = value
+                elif key == "return_step_times":
+                    is_timed = wants_times({key: value})
             elif field == 3:
                 request_id = body[start:end]
                 text(body, start, end)
@@ -123,6 +125,7 @@ class V2GrpcCodec:
             datatypes={tensor.name: tensor.datatype for tensor in described},
             wanted=tuple(wanted),
             parameters=parameters,
+            wants_times=is_timed,
             form=_Form(request_id, classes),
         )
 

@@ -6,11 +6,12 @@ keeps elsewhere must lie beside it. Knows onnxruntime's words for types; knows n
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,7 @@ from inferd.predict.runtimes.libraries import needs
 from inferd.predict.runtimes.trial import Trial, common_refusal, is_open, try_rows
 from inferd.predict.stacked import Stacked
 from inferd.registry.onnx_file import OnnxFile, Value, check_external, read_onnx
-from inferd.registry.signature import ZIP_MAP, declared_rows, onnx_datatype, onnx_output, onnx_shape
+from inferd.registry.signature import ZIP_MAP, declared_rows, onnx_datatype, onnx_output, onnx_shape, why_one_by_one
 from inferd.registry.source import Progress
 from inferd.types import TensorSpec
 
@@ -66,11 +67,14 @@ class OnnxModel:
         self._names = [value.name for value in outputs]
         self._is_plain = not self._maps and not self._text_outputs
         self._labels: dict[str, tuple[str, ...]] = {}
+        rows = declared_rows(inputs, outputs)
         specs = tuple(TensorSpec(value.name, onnx_datatype(value, "input"), onnx_shape(value)) for value in inputs)
+        answers = tuple(onnx_output(value, file.class_labels) for value in outputs)
         self.contract = Contract(
             inputs=specs,
-            outputs=tuple(onnx_output(value, file.class_labels) for value in outputs),
-            max_batch_size=declared_rows(inputs, outputs),
+            outputs=answers,
+            max_batch_size=rows,
+            not_batched="" if rows else why_one_by_one(specs, answers),
             platform="onnxruntime_onnx",
             num_parameters=file.num_parameters,
             num_threads=num_threads,
@@ -136,15 +140,21 @@ class OnnxModel:
         contract = self.contract
         has_guesses = is_open(contract, has_rows=contract.max_batch_size > 0)
 
+        num_computed = 0
+
         def compute(inputs: Tensors) -> dict[str, Array]:
-            return self._in_time(inputs, patience_s)
+            nonlocal num_computed
+            found = self.compute(inputs)
+            num_computed += 1
+            return found
 
         try:
-            trial = try_rows(contract, compute, _failures())
-            refusal = common_refusal(contract, compute, _failures()) if trial is None else None
+            with self._given_up(patience_s):
+                trial = try_rows(contract, compute, _failures())
+                refusal = common_refusal(contract, compute, _failures()) if trial is None else None
         except _TooLongError:
-            if has_guesses:  # another size may take less
-                _log.warning("an example of the inputs took longer than %g s and was given up", patience_s)
+            if has_guesses or num_computed:  # another size may take less
+                _log.warning("trying examples of the inputs took longer than %g s and was given up", patience_s)
                 return
             raise ModelLoadError(
                 f"The model does not compute an example of its inputs within hang_timeout_s = {patience_s:g} s, after which "
@@ -170,11 +180,13 @@ class OnnxModel:
             contract,
             outputs=outputs,
             max_batch_size=contract.max_batch_size if trial.is_batchable else 0,
+            not_batched=contract.not_batched or ("" if trial.is_batchable else trial.reason),
             typical_rows=trial.typical_rows,
         )
 
-    def _in_time(self, inputs: Tensors, patience_s: float) -> dict[str, Array]:
-        """``compute``, given up after so long. Raises _TooLongError."""
+    @contextlib.contextmanager
+    def _given_up(self, patience_s: float) -> Iterator[None]:
+        """After so long whatever is computed then fails. Raises _TooLongError in place of that failure."""
         import onnxruntime as ort
 
         options = self._run_options = ort.RunOptions()
@@ -188,14 +200,12 @@ class OnnxModel:
         timer.daemon = True
         timer.start()
         try:
-            return self.compute(inputs)
-        except _failures():
-            if is_over.is_set():
-                raise _TooLongError from None
-            raise
+            yield
         finally:
             timer.cancel()
             self._run_options = None
+            if is_over.is_set():
+                raise _TooLongError from None
 
     def _tried_spec(self, spec: TensorSpec, trial: Trial) -> TensorSpec:
         shape, labels = trial.shapes.get(spec.name, spec.shape), self._labels.get(spec.name, spec.labels)

@@ -1,17 +1,20 @@
 """Pipelines: operations and models as one model, run step by step in one worker.
 
 Tensors go from step to step by reference. Each request flows through the operations alone; at a step that is a model the
-rows of all that are computed together meet, as far as that model allows. Between two steps whoever is no longer waited
+rows of all that are computed together meet, as far as that model allows, and so they do at operations that cost little more than
+their call. Between two steps whoever is no longer waited
 for leaves. Knows operations and runtimes, no artifact of its own.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from inferd import clock
 from inferd.config import ModelConfig, PipelineConfig
@@ -46,6 +49,8 @@ _log = logging.getLogger("inferd.predict.pipeline")
 HEARD_EVERY_S = 0.001
 """Operations before the first model go on for so long until others are heard."""
 
+_SMALL_BYTES = 64 << 10  # of a request's tensor: more is faster left where it is
+
 MAX_ROWS = 256
 """Rows taken together by a pipeline of operations alone."""
 
@@ -75,6 +80,18 @@ class _Model:
         return found
 
 
+class _Stage(NamedTuple):
+    """Steps that are taken without a look at who has left: a model, an operation, or cheap operations in a row.
+
+    ``reads``: what the latter take from before, empty where requests are computed one by one; ``gives``: what of theirs
+    is read later.
+    """
+
+    places: tuple[int, ...]
+    reads: tuple[Tensor, ...]
+    gives: tuple[Tensor, ...]
+
+
 class _Flow:
     """One item on its way."""
 
@@ -99,13 +116,16 @@ class Pipeline:
         models: Mapping[int, _Model],
         contract: Contract,
         choosing: frozenset[int] = frozenset(),
+        together: Mapping[int, Callable[[int], bool]] | None = None,
     ) -> None:
         self.contract = contract
         self._choosing = choosing  # steps that take whichever of their inputs is there
         self._wiring = wiring
         self._functions = functions
         self._models = models
-        self._early, self._late = _split(wiring, models)
+        self._together = together or {}  # operations that may compute the rows of several requests in one call
+        self._early, late = _split(wiring, models, self._together)
+        self._stages = _stages(wiring, late, self._together)
         self._last_reads = _last_reads(wiring)
         self._wanted = {place: _wanted(place, model, wiring) for place, model in models.items()}
 
@@ -130,22 +150,18 @@ class Pipeline:
             if clock.now() - heard_at > HEARD_EVERY_S:
                 yield
                 heard_at = clock.now()
-        for number, place in enumerate(self._late):
+        for number, stage in enumerate(self._stages):
             if number:
                 yield
             live = [flow for flow in flows if _is_alive(flow)]
             if not live:
                 break
-            if place in self._models:
-                self._compute(place, live)
+            if stage.places[0] in self._models:
+                self._compute(stage.places[0], live)
             else:
-                for flow in live:
-                    try:
-                        self._operate(place, flow)
-                    except InferdError as error:
-                        flow.answer = error
-            for flow in live:
-                self._forget(place, flow)
+                self._operate_all(stage, live)
+            for place in stage.places:
+                self._forget(place, live)
         return [flow.answer or self._result(flow) for flow in flows]
 
     def close(self) -> None:
@@ -161,9 +177,57 @@ class Pipeline:
                 if not _is_alive(flow):
                     return
                 self._operate(place, flow)
-                self._forget(place, flow)
+                self._forget(place, (flow,))
         except InferdError as error:
             flow.answer = error
+
+    def _operate_all(self, stage: _Stage, flows: Sequence[_Flow]) -> None:
+        """Operations for all: in one call each for those whose rows can lie behind each other."""
+        alone = list(flows)
+        if stage.reads and len(flows) > 1:
+            groups: dict[object, list[_Flow]] = {}
+            for flow in flows:
+                groups.setdefault(_form(stage.reads, flow.tensors), []).append(flow)
+            alone = groups.pop(None, [])
+            for group in groups.values():
+                if len(group) == 1 or not self._operate_together(stage, group):
+                    alone += group
+        for flow in alone:
+            try:
+                for place in stage.places:
+                    self._operate(place, flow)
+            except InferdError as error:
+                flow.answer = error
+
+    def _operate_together(self, stage: _Stage, flows: Sequence[_Flow]) -> bool:
+        """Whether it was done; else each is to be tried alone, as one of them may be at fault."""
+        tensors = {tensor: np.concatenate([flow.tensors[tensor] for flow in flows]) for tensor in stage.reads}
+        first = stage.reads[0]
+        sizes = [len(flow.tensors[first]) for flow in flows]
+        shape, seconds = (sum(sizes),), dict[str, float]()
+        for place in stage.places:
+            began = clock.now()
+            inputs = {name: tensors[tensor] for name, tensor in self._wiring.inputs[place].items()}
+            if not all(self._together[place](array.ndim) for array in inputs.values()):
+                return False
+            try:
+                found = self._functions[place](inputs)
+            except InvalidRequest:
+                return False
+            if any(array.shape[:1] != shape for array in found.values()):
+                return False
+            for name, array in found.items():
+                tensors[Tensor(place, name)] = array
+            seconds[self._wiring.names[place]] = clock.now() - began
+        given = [(tensor, tensors[tensor]) for tensor in stage.gives]
+        begin = 0
+        for flow, rows in zip(flows, sizes, strict=True):
+            end = begin + rows
+            for tensor, array in given:
+                flow.tensors[tensor] = array[begin:end]
+            flow.seconds.update(seconds)
+            begin = end
+        return True
 
     def _operate(self, place: int, flow: _Flow) -> None:
         began = clock.now()
@@ -234,10 +298,11 @@ class Pipeline:
             name: flow.tensors[tensor] for name, tensor in self._wiring.inputs[place].items() if tensor in flow.tensors
         }
 
-    def _forget(self, place: int, flow: _Flow) -> None:
+    def _forget(self, place: int, flows: Sequence[_Flow]) -> None:
         """Let go of what no later step reads: a decoded photo is larger than all that follows."""
         for tensor in self._last_reads.get(place, ()):
-            flow.tensors.pop(tensor, None)
+            for flow in flows:
+                flow.tensors.pop(tensor, None)
 
     def _result(self, flow: _Flow) -> Result | InferdError:
         try:
@@ -265,14 +330,58 @@ def _note(flow: _Flow, name: str, began: float) -> None:
     flow.seconds[name] = clock.now() - began
 
 
-def _split(wiring: Wiring, models: Mapping[int, _Model]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The steps that wait for no model, and the others, both in order."""
+def _form(reads: Sequence[Tensor], tensors: Mapping[Tensor, Array]) -> object:
+    """What the inputs of two requests must have in common to be computed in one call; None: these are computed alone,
+    as they have no rows or are so large that laying them behind each other costs more than a call."""
+    form: list[object] = []
+    rows = 0
+    for tensor in reads:
+        array = tensors.get(tensor)
+        if array is None or not array.ndim or array.nbytes > _SMALL_BYTES:
+            return None
+        rows = rows or len(array)
+        is_ragged = array.dtype == np.object_ and array.size and isinstance(array.flat[0], np.ndarray)
+        if not rows or len(array) != rows or is_ragged:
+            return None
+        form.append((array.dtype, array.shape[1:]))
+    return tuple(form)
+
+
+def _stages(wiring: Wiring, late: Sequence[int], together: Collection[int]) -> list[_Stage]:
+    """The steps one after the other; operations that may compute several requests at once are one stage where they follow
+    each other."""
+    groups: list[list[int]] = []
+    for place in late:
+        if groups and place in together and groups[-1][-1] in together:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    found = []
+    for group in groups:
+        reads = {
+            tensor: None for place in group for tensor in wiring.inputs[place].values() if tensor.step not in group
+        }
+        outside = [wiring.inputs[place].values() for place in wiring.order if place not in group]
+        wanted = {tensor for tensors in (*outside, wiring.outputs.values()) for tensor in tensors}
+        gives = tuple(tensor for tensor in wanted if tensor.step in group)
+        is_shared = group[0] in together
+        found.append(_Stage(tuple(group), tuple(reads) if is_shared else (), gives))
+    return found
+
+
+def _split(
+    wiring: Wiring, models: Mapping[int, _Model], together: Collection[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The steps that each request goes through by itself, and those after them, both in order: no early step waits for a
+    model, and the last of them is none that may compute several requests at once."""
     behind: set[int] = set()
     for place in wiring.order:
         if place in models or any(tensor.step in behind for tensor in wiring.inputs[place].values()):
             behind.add(place)
-    early = tuple(place for place in wiring.order if place not in behind)
-    return early, tuple(place for place in wiring.order if place in behind)
+    early = [place for place in wiring.order if place not in behind]
+    while early and early[-1] in together:
+        behind.add(early.pop())
+    return tuple(early), tuple(place for place in wiring.order if place in behind)
 
 
 def _last_reads(wiring: Wiring) -> dict[int, tuple[Tensor, ...]]:
@@ -369,8 +478,11 @@ def _built(
     refuse(name, problems)
     functions = {place: part.load() for place, part in enumerate(parts) if isinstance(part, Operation)}
     choosing = frozenset(place for place, part in enumerate(parts) if isinstance(part, Operation) and part.chooses)
+    together = {
+        place: part.is_by_rows for place, part in enumerate(parts) if isinstance(part, Operation) and part.is_by_rows(2)
+    }
     contract = _contract(described, models, optional_inputs(wiring, parts))
-    return Pipeline(wiring, functions, models, contract, choosing)
+    return Pipeline(wiring, functions, models, contract, choosing, together)
 
 
 def _contract(described: Described, models: Mapping[int, _Model], optional: frozenset[str]) -> Contract:

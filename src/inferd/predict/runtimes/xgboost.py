@@ -7,6 +7,7 @@ a prediction. NaN is a missing value.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,12 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
             with_margin=bool(config.options.get("margin", False)),
         )
     except (xgboost.core.XGBoostError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        # What it says of a file that is cut off may quote bytes that are no text.
+        said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = next((line for line in said.splitlines() if line.strip()), type(error).__name__)
         raise ModelLoadError(
-            f"XGBoost {xgboost.__version__} cannot load {path}: {_shortened(reason)}. Save the model again with "
-            "booster.save_model.",
+            f"XGBoost {xgboost.__version__} cannot load {path}: {_cut_off(reason, path) or _shortened(reason)}. Copy it again, or "
+            "save the model again with booster.save_model.",
             param="source",
         ) from None
     progress("weights", 1, 1)
@@ -160,5 +163,12 @@ def _quantiles(learner: dict[str, Any]) -> tuple[float, ...]:
 
 
 def _shortened(text: str) -> str:
-    """Without the library's own file and line."""
-    return text.rpartition(": ")[2][:300].rstrip(".") if ".cc:" in text or ".h:" in text else text[:300].rstrip(".")
+    """Without the time, and the library's own file and line."""
+    return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text)[:300].rstrip(".")
+
+
+def _cut_off(reason: str, path: Path) -> str:
+    """That the file was cut off, where the library's reader stopped at its end; else empty."""
+    found = re.search(r"(?:character position|\.Pos\(\)): (\d+)", reason)
+    size = path.stat().st_size
+    return f"the file has {size} bytes and ends within the model" if found and int(found[1]) >= size - 1 else ""

@@ -11,7 +11,16 @@ from msgspec import Meta
 from inferd.config_pipelines import Spec
 from inferd.errors import InvalidRequest
 from inferd.predict.contract import NUMPY, Array, Tensors
-from inferd.predict.steps.operation import Function, Operation, as_floats, axis_of, dense, floats, numbers
+from inferd.predict.steps.operation import (
+    Function,
+    Operation,
+    as_floats,
+    axis_of,
+    dense,
+    floats,
+    is_behind_rows,
+    numbers,
+)
 
 Factors = float | tuple[float, ...]
 _Positive = Annotated[float, Meta(gt=0)]
@@ -39,6 +48,10 @@ class Normalize(Operation, frozen=True, kw_only=True):
                         f"{name} has {len(factors)} numbers, but axis {self.axis} of its input has {spec.shape[place]}"
                     )
         return {"output": as_floats(spec)}
+
+    def is_by_rows(self, ndim: int) -> bool:
+        has_places = isinstance(self.mean, tuple) or isinstance(self.std, tuple)
+        return not has_places or is_behind_rows(self.axis, ndim)
 
     def load(self) -> Function:
         doubles = [np.asarray(factors, dtype=np.float64) for factors in (self.mean, self.std)]
@@ -82,6 +95,9 @@ class Rescale(Operation, frozen=True, kw_only=True):
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
         return {"output": as_floats(numbers("input", inputs["input"]))}
 
+    def is_by_rows(self, ndim: int) -> bool:
+        return True
+
     def run(self, inputs: Tensors) -> Tensors:
         array = floats(inputs["input"])
         made = array * array.dtype.type(self.scale) + array.dtype.type(self.offset)
@@ -111,6 +127,9 @@ class Transpose(Operation, frozen=True, kw_only=True):
             raise ValueError(f"it has {len(self.axes)} axes, but its input has {len(spec.shape)} dimensions")
         return {"output": Spec(spec.datatype, tuple(spec.shape[axis] for axis in self.axes))}
 
+    def is_by_rows(self, ndim: int) -> bool:
+        return self.axes[:1] == (0,)
+
     def run(self, inputs: Tensors) -> Tensors:
         array = dense(inputs["input"])
         if array.ndim != len(self.axes):
@@ -135,6 +154,9 @@ class Reshape(Operation, frozen=True, kw_only=True):
         rows = -1 if not spec.shape else spec.shape[0]
         return {"output": Spec(spec.datatype, (rows, *self.shape))}
 
+    def is_by_rows(self, ndim: int) -> bool:
+        return True
+
     def run(self, inputs: Tensors) -> Tensors:
         array = dense(inputs["input"])
         try:
@@ -157,6 +179,9 @@ class Cast(Operation, frozen=True, kw_only=True):
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
         return {"output": Spec(self.datatype, numbers("input", inputs["input"]).shape)}
+
+    def is_by_rows(self, ndim: int) -> bool:
+        return True
 
     def run(self, inputs: Tensors) -> Tensors:
         with np.errstate(invalid="ignore", over="ignore"):
@@ -190,6 +215,9 @@ class Concat(Operation, frozen=True, kw_only=True):
                 merged.append(next(iter(known), -1))
         word = next(name for name, numpy in NUMPY.items() if numpy == dtype)
         return {"output": Spec(word, tuple(merged))}
+
+    def is_by_rows(self, ndim: int) -> bool:
+        return is_behind_rows(self.axis, ndim)
 
     def run(self, inputs: Tensors) -> Tensors:
         arrays = [dense(array) for array in inputs.values()]

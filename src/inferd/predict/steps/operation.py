@@ -42,6 +42,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The outputs for such inputs. Raises ValueError where it cannot work with them."""
         raise NotImplementedError
 
+    def is_by_rows(self, ndim: int) -> bool:
+        """Whether rows of several requests may be computed in one call: it is so cheap that the call itself is what it costs,
+        and each row of inputs with so many dimensions is computed by itself."""
+        return False
+
     def load(self) -> Function:
         """The function, with what it needs from files. Raises ModelLoadError."""
         return self.run
@@ -49,6 +54,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def run(self, inputs: Tensors) -> Tensors:
         """Pure. Raises InvalidRequest for values it cannot work with."""
         raise NotImplementedError
+
+
+def is_behind_rows(axis: int, ndim: int) -> bool:
+    """Whether an axis, which may be counted from the end, is another one than the rows'."""
+    return -ndim < axis < ndim and axis != 0
 
 
 def numbers(name: str, spec: Spec) -> Spec:

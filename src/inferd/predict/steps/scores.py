@@ -17,6 +17,7 @@ from inferd.predict.steps.operation import (
     axis_of,
     dense,
     floats,
+    is_behind_rows,
     numbers,
     read_lines,
     texts,
@@ -34,6 +35,9 @@ class Softmax(Operation, frozen=True, kw_only=True):
         axis_of(spec, self.axis)
         return {"output": as_floats(spec)}
 
+    def is_by_rows(self, ndim: int) -> bool:
+        return is_behind_rows(self.axis, ndim)
+
     def run(self, inputs: Tensors) -> Tensors:
         logits = floats(inputs["input"])
         made = logits - logits.max(axis=self.axis, keepdims=True)
@@ -49,6 +53,9 @@ class Sigmoid(Operation, frozen=True, kw_only=True):
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
         return {"output": as_floats(numbers("input", inputs["input"]))}
+
+    def is_by_rows(self, ndim: int) -> bool:
+        return True
 
     def run(self, inputs: Tensors) -> Tensors:
         logits = floats(inputs["input"])
@@ -70,6 +77,9 @@ class Argmax(Operation, frozen=True, kw_only=True):
         assert spec.shape is not None
         shape = (*spec.shape[:place], *spec.shape[place + 1 :])
         return {"classes": Spec("INT64", shape), "scores": Spec(spec.datatype, shape)}
+
+    def is_by_rows(self, ndim: int) -> bool:
+        return is_behind_rows(self.axis, ndim)
 
     def run(self, inputs: Tensors) -> Tensors:
         array = dense(inputs["input"])
@@ -93,6 +103,9 @@ class TopK(Operation, frozen=True, kw_only=True):
         last = spec.shape[-1]
         shape = (*spec.shape[:-1], min(self.k, last) if last != -1 else -1)
         return {"classes": Spec("INT64", shape), "scores": Spec(as_floats(spec).datatype, shape)}
+
+    def is_by_rows(self, ndim: int) -> bool:
+        return ndim > 1
 
     def run(self, inputs: Tensors) -> Tensors:
         array = floats(inputs["input"])
@@ -120,6 +133,9 @@ class Labels(Operation, frozen=True, kw_only=True):
             )
         return {"labels": Spec("BYTES", spec.shape)}
 
+    def is_by_rows(self, ndim: int) -> bool:
+        return True
+
     def load(self) -> Function:
         names = [name.encode() for name in (self.labels or read_lines(self.file or ""))]
 
@@ -145,6 +161,9 @@ class Threshold(Operation, frozen=True, kw_only=True):
             raise ValueError(f"labels are two, for values below and from {self.at:g}, not {len(self.labels)}")
         return {"output": Spec("BYTES" if self.labels else "BOOL", numbers("input", inputs["input"]).shape)}
 
+    def is_by_rows(self, ndim: int) -> bool:
+        return True
+
     def run(self, inputs: Tensors) -> Tensors:
         found = dense(inputs["input"]) >= self.at  # type: ignore[operator]
         if not self.labels:
@@ -163,6 +182,9 @@ class L2Normalize(Operation, frozen=True, kw_only=True):
         axis_of(spec, self.axis)
         return {"output": as_floats(spec)}
 
+    def is_by_rows(self, ndim: int) -> bool:
+        return is_behind_rows(self.axis, ndim)
+
     def run(self, inputs: Tensors) -> Tensors:
         vectors = floats(inputs["input"])
         length = np.sqrt(np.square(vectors).sum(axis=self.axis, keepdims=True))
@@ -179,6 +201,9 @@ class MeanPool(Operation, frozen=True, kw_only=True):
         if spec.shape is None or len(spec.shape) != 3:
             raise ValueError("its input must have three dimensions: rows, tokens, size")
         return {"output": Spec(as_floats(spec).datatype, (spec.shape[0], spec.shape[2]))}
+
+    def is_by_rows(self, ndim: int) -> bool:
+        return True
 
     def run(self, inputs: Tensors) -> Tensors:
         vectors = floats(inputs["input"])

@@ -51,7 +51,7 @@ class NormalizeText(Operation, frozen=True, kw_only=True):
     lower: bool = False
     strip_accents: bool = False
     blanks: Literal["keep", "collapse"] = "collapse"  # collapse: one space for each run, none around
-    max_chars: Annotated[int, Meta(ge=1)] | None = None  # longer texts are cut
+    max_chars: Annotated[int, Meta(ge=1)] = 65_536  # longer texts are cut: while one is worked on, everybody else waits
 
     def expects(self, name: str) -> Spec | None:
         return Spec("BYTES", (-1,))
@@ -65,8 +65,6 @@ class NormalizeText(Operation, frozen=True, kw_only=True):
 
     def _cut(self, text: str) -> str:
         """In its form and cut. No more of a long text is worked on than is kept: a character may become eighteen."""
-        if self.max_chars is None:
-            return self._normal(text)
         size = 2 * (self.max_chars + _MARGIN)
         while len(text) > size:
             found = self._normal(text[:size])
