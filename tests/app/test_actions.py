@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from inferd.app.actions import model_report
+from inferd.config import Config, ModelConfig, VersionsConfig
 from inferd.gateway.control import ModelReport, ReplicaReport
 from inferd.router.status import ModelStatus, ReplicaStatus
 from inferd.types import ModelInfo
@@ -24,6 +25,7 @@ REPLICA = ReplicaStatus(
     is_fallback=True,
     restarts=6,
     pid=7,
+    artifact="0123456789ab",
     detail="It does not answer.",
 )
 INFO = ModelInfo(
@@ -39,7 +41,10 @@ INFO = ModelInfo(
     max_num_seqs=13,
     num_threads=2,
     cores=(0, 3),
+    not_batched="its first dimension is fixed",
 )
+VERSIONS = VersionsConfig(aliases={"stable": 3, "old": 2}, weights={"3": 1.0, "2": 3.0})
+CONFIG = Config(models={"m": ModelConfig(source="m", version="3", versions=VERSIONS)})
 MODEL = ModelStatus(
     name="m",
     state="unavailable",
@@ -58,7 +63,7 @@ MODEL = ModelStatus(
 
 
 def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
-    assert model_report(MODEL) == ModelReport(
+    assert model_report(MODEL, CONFIG) == ModelReport(
         name="m",
         state="unavailable",
         load="on_demand",
@@ -77,6 +82,7 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
                 restarts=6,
                 memory_bytes=4,
                 pid=7,
+                artifact="0123456789ab",
                 detail="It does not answer.",
             )
         ],
@@ -84,6 +90,10 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
         in_flight=9,
         waiting_tokens=10,
         memory_bytes=11,
+        version="3",
+        aliases=["stable"],
+        share=0.25,
+        not_batched="its first dimension is fixed",
         detail="replica 1 is unreachable",
         num_threads=2,
         cores=[0, 3],
@@ -92,7 +102,7 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
 
 def test_every_field_of_the_reports_is_filled_in() -> None:
     """A field that nobody fills would be documented, and always at its default."""
-    made = model_report(MODEL)
+    made = model_report(MODEL, CONFIG)
     for report in (made, *made.replicas):
         for field in msgspec.structs.fields(report):
             assert getattr(report, field.name) != field.default, f"{type(report).__name__}.{field.name}"
@@ -100,5 +110,5 @@ def test_every_field_of_the_reports_is_filled_in() -> None:
 
 def test_a_replica_that_was_set_aside_is_told_by_its_breaker() -> None:
     slow = msgspec.structs.replace(REPLICA, ejected=True, breaker="closed")
-    (replica,) = model_report(msgspec.structs.replace(MODEL, replicas_status=(slow,))).replicas
+    (replica,) = model_report(msgspec.structs.replace(MODEL, replicas_status=(slow,)), CONFIG).replicas
     assert replica.breaker == "ejected"

@@ -9,12 +9,10 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from inferd import __version__, clock
 from inferd.app.departure import Departure
 from inferd.app.reload import Reloader
-from inferd.config import Config, ModelConfig
+from inferd.config import Config, ModelConfig, VersionsConfig
 from inferd.config_versions import base_of
 from inferd.errors import InvalidRequest
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport, UnloadReport
@@ -72,7 +70,7 @@ class Actions:
 
     def status(self) -> ServerReport:
         config = self._config()
-        models = [_named(model_report(status), config) for status in self._router.models()]
+        models = [model_report(status, config) for status in self._router.models()]
         return ServerReport(
             status="draining" if self._router.draining else "serving",
             version=__version__,
@@ -100,7 +98,7 @@ class Actions:
         return await self._reloader.reload()
 
     async def load(self, model: str) -> ModelReport:
-        return model_report(await self._router.load(model))
+        return model_report(await self._router.load(model), self._config())
 
     async def override(self, model: str, config: ModelConfig) -> None:
         await self._override(model, config)
@@ -111,7 +109,7 @@ class Actions:
 
     async def restart(self, model: str) -> ModelReport:
         await self._router.restart(model)
-        return next(model_report(status) for status in self._router.models() if status.name == model)
+        return next(model_report(status, self._config()) for status in self._router.models() if status.name == model)
 
 
 def _tenants(quotas: Sequence[QuotaUse]) -> list[TenantReport]:
@@ -126,7 +124,12 @@ def _tenants(quotas: Sequence[QuotaUse]) -> list[TenantReport]:
     ]
 
 
-def model_report(status: ModelStatus) -> ModelReport:
+def model_report(status: ModelStatus, config: Config) -> ModelReport:
+    model = config.models.get(status.name)
+    version = "1" if model is None else model.version
+    named = config.models.get(base_of(status.name), model)
+    versions = VersionsConfig() if named is None else named.versions
+    weights = versions.weights
     return ModelReport(
         name=status.name,
         state=status.state,
@@ -137,25 +140,13 @@ def model_report(status: ModelStatus) -> ModelReport:
         in_flight=status.in_flight,
         waiting_tokens=status.waiting_tokens,
         memory_bytes=status.memory_bytes,
+        version=version,
+        aliases=sorted(alias for alias, number in versions.aliases.items() if str(number) == version),
+        share=weights.get(version, 0.0) / sum(weights.values()) if weights else None,
         not_batched="" if status.info is None else status.info.not_batched,
         detail=status.detail,
         num_threads=0 if status.info is None else status.info.num_threads,
         cores=[] if status.info is None else list(status.info.cores),
-    )
-
-
-def _named(report: ModelReport, config: Config) -> ModelReport:
-    """With the version's number, aliases and share."""
-    model = config.models.get(report.name)
-    if model is None:
-        return report
-    version, versions = model.version, config.models.get(base_of(report.name), model).versions
-    weights = versions.weights
-    return msgspec.structs.replace(
-        report,
-        version=version,
-        aliases=sorted(alias for alias, number in versions.aliases.items() if str(number) == version),
-        share=weights.get(version, 0.0) / sum(weights.values()) if weights else None,
     )
 
 
