@@ -33,6 +33,8 @@ struct StepRows {
     const int32_t *query_start, *seq_len;          // [sequences + 1], [sequences]
     const int32_t* block_table;                    // [sequences, table_stride]
     int64_t table_stride, sequences, rows;
+    const int64_t* wanted;  // [num_wanted] rows whose hidden states are looked at, ascending
+    int64_t num_wanted;     // < 0: all are
 };
 
 class Decoder {
@@ -51,7 +53,7 @@ class Decoder {
     // Memory for steps of so many rows; more come later where a step has more.
     void reserve(int64_t rows) {
         if (rows <= capacity_) return;
-        const int64_t item = shape_.dtype == Dtype::f32 ? 4 : 2, heads = shape_.heads * shape_.head_dim;
+        const int64_t item = this->item(), heads = shape_.heads * shape_.head_dim;
         const int64_t widths[] = {shape_.hidden, shape_.hidden, shape_.hidden, qkv_width(), heads, 2 * shape_.wide, shape_.wide};
         int64_t bytes = kLine;
         for (const int64_t width : widths) bytes += lines(rows * width * item);
@@ -67,61 +69,82 @@ class Decoder {
         }
     }
 
-    // out [rows, hidden] = the rows' hidden states after the last norm. embedded [rows, hidden]: where there is no packed embedding.
+    // out [rows, hidden] = the wanted rows' hidden states after the last norm; other rows stay as they are. embedded [rows, hidden]: where
+    // there is no packed embedding. What follows the last layer's keys and values is computed for wanted rows alone.
     void forward(const Kernels& k, const StepRows& step, const void* embedded, void* out, int threads) {
         if (step.rows == 0) return;
         reserve(step.rows);
-        const Call call{*this, k, step, threads};
+        Call call{*this, k, step, threads, step.rows};
         call.embed(embedded);
         bool has_branch = false;  // something is still to be added to the residual
         for (const DecoderLayer& layer : layers_) {
             const void* x = call.enter(has_branch, layer.attention_norm);
             call.attend(layer, x);
+            if (step.num_wanted >= 0 && &layer == &layers_.back()) {
+                call.keep_wanted();
+                if (call.rows == 0) return;
+            }
+            call.linear(layer.out, attended_, shape_.heads * shape_.head_dim, branch_, shape_.hidden);
             call.leave(layer.attention_out_norm);
             x = call.enter(true, layer.feed_forward_norm);
             call.linear(layer.gate_up, x, shape_.hidden, gate_up_, 2 * shape_.wide);
-            k.gate_and_mul(shape_.dtype, shape_.gate, gate_up_, 2 * shape_.wide, gated_, step.rows, shape_.wide, threads);
+            k.gate_and_mul(shape_.dtype, shape_.gate, gate_up_, 2 * shape_.wide, gated_, call.rows, shape_.wide, threads);
             call.linear(layer.down, gated_, shape_.wide, branch_, shape_.hidden);
             call.leave(layer.feed_forward_out_norm);
             has_branch = true;
         }
-        call.norm(branch_, residual_, norm_, out);
+        if (step.num_wanted < 0) return call.norm(branch_, residual_, norm_, out);
+        call.norm(branch_, residual_, norm_, normed_);
+        const int64_t bytes = shape_.hidden * item();
+        for (int64_t i = 0; i < call.rows; i++) memcpy(static_cast<char*>(out) + step.wanted[i] * bytes, row(normed_, i, bytes), size_t(bytes));
     }
 
   private:
     static constexpr int64_t kLine = 64;
     static int64_t lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
     int64_t qkv_width() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
-    const void* element(const void* at, int64_t count) const { return static_cast<const char*>(at) + count * (shape_.dtype == Dtype::f32 ? 4 : 2); }
+    int64_t item() const { return shape_.dtype == Dtype::f32 ? 4 : 2; }  // bytes of a number
+    const void* element(const void* at, int64_t count) const { return static_cast<const char*>(at) + count * item(); }
+    static char* row(void* rows, int64_t i, int64_t bytes) { return static_cast<char*>(rows) + i * bytes; }
 
     struct Call {
         const Decoder& d;
         const Kernels& k;
         const StepRows& step;
         const int threads;
+        int64_t rows;  // under way
 
+        // Moves the wanted rows of what the rest of a layer reads to the front.
+        void keep_wanted() {
+            const int64_t heads = d.shape_.heads * d.shape_.head_dim * d.item(), hidden = d.shape_.hidden * d.item();
+            for (int64_t i = 0; i < step.num_wanted; i++) {
+                memmove(row(d.attended_, i, heads), row(d.attended_, step.wanted[i], heads), size_t(heads));
+                memmove(row(d.residual_, i, hidden), row(d.residual_, step.wanted[i], hidden), size_t(hidden));
+            }
+            rows = step.num_wanted;
+        }
         void embed(const void* embedded) const {
             const Shape& s = d.shape_;
-            const int64_t count = step.rows * s.hidden;
+            const int64_t count = rows * s.hidden;
             if (d.has_embedding_)
-                k.unpack_rows(d.embedding_, step.token_ids, step.rows, s.dtype, d.residual_, threads);
+                k.unpack_rows(d.embedding_, step.token_ids, rows, s.dtype, d.residual_, threads);
             else
-                memcpy(d.residual_, embedded, size_t(count) * (s.dtype == Dtype::f32 ? 4 : 2));
+                memcpy(d.residual_, embedded, size_t(count * d.item()));
             if (s.embedding_scale != 1.0f) k.multiply(s.dtype, d.residual_, count, s.embedding_scale, threads);
         }
         void linear(const Weights& weights, const void* x, int64_t x_stride, void* out, int64_t out_stride) const {
             const Dtype dtype = d.shape_.dtype;
-            k.linear(weights, {dtype, x, x_stride, dtype, out, out_stride, step.rows, Activation::none}, threads);
+            k.linear(weights, {dtype, x, x_stride, dtype, out, out_stride, rows, Activation::none}, threads);
         }
         void norm(const void* x, void* residual, const void* weight, void* out) const {
             const Shape& s = d.shape_;
-            k.rms_norm(s.dtype, x, s.hidden, residual, residual, weight, s.norm_dtype, out, s.hidden, step.rows, 1, s.hidden, s.eps, threads);
+            k.rms_norm(s.dtype, x, s.hidden, residual, residual, weight, s.norm_dtype, out, s.hidden, rows, 1, s.hidden, s.eps, threads);
         }
         // Adds the branch to the residual; what the next part of the layer reads.
         const void* enter(bool has_branch, const void* weight) const {
             const Shape& s = d.shape_;
             if (weight == nullptr) {
-                if (has_branch) k.add(s.dtype, d.branch_, d.residual_, step.rows * s.hidden, threads);
+                if (has_branch) k.add(s.dtype, d.branch_, d.residual_, rows * s.hidden, threads);
                 return d.residual_;
             }
             if (has_branch) norm(d.branch_, d.residual_, weight, d.normed_);
@@ -131,7 +154,7 @@ class Decoder {
         void leave(const void* weight) const {
             if (weight) norm(d.branch_, nullptr, weight, d.branch_);
             if (d.shape_.residual_multiplier != 1.0f)
-                k.multiply(d.shape_.dtype, d.branch_, step.rows * d.shape_.hidden, d.shape_.residual_multiplier, threads);
+                k.multiply(d.shape_.dtype, d.branch_, rows * d.shape_.hidden, d.shape_.residual_multiplier, threads);
         }
         void attend(const DecoderLayer& layer, const void* x) const {
             const Shape& s = d.shape_;
@@ -143,19 +166,18 @@ class Decoder {
                 norm_heads(key, layer.k_norm, s.kv_heads);
             }
             if (layer.cos)  // queries and keys lie side by side
-                k.rotary(s.dtype, q, width, step.rows, s.heads + s.kv_heads, s.head_dim, step.positions, layer.cos, layer.sin, layer.half, threads);
+                k.rotary(s.dtype, q, width, rows, s.heads + s.kv_heads, s.head_dim, step.positions, layer.cos, layer.sin, layer.half, threads);
             AttentionArgs a = layer.attention;
             a.q = q, a.k = key, a.v = d.element(key, kv_heads), a.out = d.attended_;
             a.q_stride = a.k_stride = a.v_stride = width;
             a.query_start = step.query_start, a.seq_len = step.seq_len, a.block_table = step.block_table, a.slots = step.slots;
-            a.table_stride = step.table_stride, a.sequences = step.sequences, a.rows = step.rows;
+            a.table_stride = step.table_stride, a.sequences = step.sequences, a.rows = rows;
             k.attention(s.dtype, a, threads);
-            linear(layer.out, d.attended_, heads, d.branch_, s.hidden);
         }
         void norm_heads(void* x, const void* weight, int64_t heads) const {
             const Shape& s = d.shape_;
             const int64_t groups = s.whole_norms ? 1 : heads, n = heads * s.head_dim / groups, stride = d.qkv_width();
-            k.rms_norm(s.dtype, x, stride, nullptr, nullptr, weight, s.norm_dtype, x, stride, step.rows, groups, n, s.eps, threads);
+            k.rms_norm(s.dtype, x, stride, nullptr, nullptr, weight, s.norm_dtype, x, stride, rows, groups, n, s.eps, threads);
         }
     };
 

@@ -179,10 +179,11 @@ NB_MODULE(_kernels, m) {
         .def(
             "forward",
             [](Decoder& self, uintptr_t token_ids, uintptr_t positions, uintptr_t slots, uintptr_t query_start, uintptr_t seq_len,
-               uintptr_t block_table, int64_t table_stride, int64_t sequences, int64_t rows, uintptr_t embedded, uintptr_t out, int threads) {
+               uintptr_t block_table, int64_t table_stride, int64_t sequences, int64_t rows, uintptr_t wanted, int64_t num_wanted, uintptr_t embedded,
+               uintptr_t out, int threads) {
                 self.forward(*active,
                              {at<int64_t>(token_ids), at<int64_t>(positions), at<int64_t>(slots), at<int32_t>(query_start), at<int32_t>(seq_len),
-                              at<int32_t>(block_table), table_stride, sequences, rows},
+                              at<int32_t>(block_table), table_stride, sequences, rows, at<int64_t>(wanted), num_wanted},
                              at(embedded), at(out), threads);
             },
             nogil());

@@ -187,6 +187,8 @@ class Decoder:
         table_stride: int,
         sequences: int,
         rows: int,
+        wanted: int,
+        num_wanted: int,
         embedded: int,
         out: int,
         threads: int,

@@ -353,9 +353,9 @@ def test_what_is_too_late_when_it_comes_or_while_it_waits_is_never_computed(
     computed: list[str] = []
     original = Runner.prepare
 
-    def watched(self: Runner, step: Any) -> Any:
+    def watched(self: Runner, step: Any, wanted: Any) -> Any:
         computed.extend(part.sequence.request_id for part in step.slices)
-        return original(self, step)
+        return original(self, step, wanted)
 
     monkeypatch.setattr(Runner, "prepare", watched)
     with pytest.raises(DeadlineExceeded):

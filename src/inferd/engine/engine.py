@@ -161,7 +161,7 @@ class Engine:
                 if self._speculation is not None:
                     self._speculation.extend(step)
                 self._clock.lap("speculate")
-                batch = self._runner.prepare(step)
+                batch = self._runner.prepare(step, _looked_at(step))
                 self._clock.lap("batch")
                 hidden = self._runner.compute(batch)
                 self._clock.lap("forward")
@@ -473,6 +473,19 @@ class Engine:
             tokenize_s=self._preparer.tokenize_s,
             parts=self._clock.parts(),
         )
+
+
+def _looked_at(step: Step) -> list[int]:
+    """The step's rows whose hidden states are wanted: of those that catch up the last ones, of prompts that are scored all."""
+    rows: list[int] = []
+    at = 0
+    for part in step.slices:
+        at += part.count
+        if part.sequence.sampling.prompt_logprobs is not None:
+            rows += range(at - part.count, at)
+        elif part.catches_up:
+            rows += range(at - 1 - len(part.draft), at)
+    return rows
 
 
 def _too_late(request: GenerateRequest) -> DeadlineExceeded:

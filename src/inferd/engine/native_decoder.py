@@ -80,11 +80,18 @@ class NativeDecoder:
         )
 
     def forward(self, batch: FlatBatch) -> Tensor:
-        """Hidden states [T, hidden] of the batch's rows, after the final norm."""
-        rows = len(batch.token_ids)
+        """Hidden states [T, hidden] of the batch's rows, after the final norm; NaN in rows that are not wanted."""
+        rows, wanted, shape = (
+            len(batch.token_ids),
+            batch.wanted,
+            (len(batch.token_ids), self._decoder.config.hidden_size),
+        )
         embedding = self._decoder.embedding
         embedded = embedding.rows(batch.token_ids) if embedding.described is None else None
-        out = torch.empty((rows, self._decoder.config.hidden_size), dtype=self._decoder.dtype)
+        if wanted is None:
+            out = torch.empty(shape, dtype=self._decoder.dtype)
+        else:
+            out = torch.full(shape, float("nan"), dtype=self._decoder.dtype)
         self._plan.forward(
             batch.token_ids.data_ptr(),
             batch.positions.data_ptr(),
@@ -95,6 +102,8 @@ class NativeDecoder:
             batch.block_table.stride(0),
             batch.num_sequences,
             rows,
+            _address(wanted),
+            -1 if wanted is None else len(wanted),
             _address(embedded),
             out.data_ptr(),
             torch.get_num_threads(),

@@ -44,10 +44,16 @@ class Runner:
         """Compute the step's rows: hidden states [T, H], rows in the order of its slices."""
         return self.compute(self.prepare(step))
 
-    def prepare(self, step: Step) -> FlatBatch:
-        """The step as arrays; shared blocks that it writes to are copied."""
+    def prepare(self, step: Step, wanted: list[int] | None = None) -> FlatBatch:
+        """The step as arrays; shared blocks that it writes to are copied.
+
+        ``wanted``, ascending: rows whose hidden states will be looked at; the others need not be computed to the end.
+        """
         self.cache.copy_blocks(step.copies)
-        return self._flatten(step)
+        batch = self._flatten(step)
+        if wanted is not None and len(wanted) < len(batch.token_ids):
+            batch.wanted = self._tensor(np.array(wanted, dtype=np.int64))
+        return batch
 
     def compute(self, batch: FlatBatch) -> Tensor:
         """Hidden states [T, H] of the batch's rows."""

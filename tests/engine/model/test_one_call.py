@@ -14,7 +14,7 @@ from inferd.engine import native, ops
 from inferd.engine.attention import FlatBatch, NativeAttention
 from inferd.engine.model.llama import FeedForward, LlamaDecoder
 from inferd.engine.model.load import Decoder, load_model
-from inferd.engine.native_decoder import native_decoder
+from inferd.engine.native_decoder import NativeDecoder, native_decoder
 from inferd.engine.quantized import QuantizedWeight
 
 # One of each switch: biases, windows, partial and missing rotation, norms of heads and of all heads, before and behind, soft caps,
@@ -79,9 +79,20 @@ def check(decoder: Decoder, families: ModuleType, steps: list[list[int]]) -> Non
             batch = batch_of(counts, starts, decoder.config.vocab_size)
             plain = decoder.forward(batch, NativeAttention(caches[0], batch))
             assert torch.equal(one.forward(batch), plain)
+            check_wanted(one, batch, plain)
             starts = [start + count for start, count in zip(starts, counts, strict=True)]
     for a, b in zip((*caches[0].keys, *caches[0].values), (*caches[1].keys, *caches[1].values), strict=True):
         assert torch.equal(a, b)
+
+
+def check_wanted(one: NativeDecoder, batch: FlatBatch, plain: torch.Tensor) -> None:
+    """Again, for the last row of each sequence but the first: the same bits there, and nothing that could be mistaken elsewhere."""
+    batch.wanted = batch.query_start[2:].long() - 1
+    found = one.forward(batch)
+    assert torch.equal(found[batch.wanted], plain[batch.wanted])
+    others = torch.ones(len(found), dtype=torch.bool)
+    others[batch.wanted] = False
+    assert found[others].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
