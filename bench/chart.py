@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 640, 380
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 52
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 60, 52
 COLORS = ("#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#6cc5b0", "#9c6b4e", "#97bbf5")
 
 
@@ -151,11 +151,15 @@ def _grid(levels: Sequence[tuple[float, str]]) -> list[str]:
 
 
 def _legend(names: Sequence[str]) -> list[str]:
-    found, x = [], float(LEFT)
+    """In as many rows as it needs; there is room for two."""
+    found, x, y = [], float(LEFT), 26
     for i, name in enumerate(names):
-        found.append(f'<rect x="{x:.0f}" y="26" width="10" height="10" fill="{COLORS[i % len(COLORS)]}"/>')
-        found.append(_text(x + 14, 35, name))
-        x += 26 + 6.5 * len(name)
+        wide = 26 + 6.5 * len(name)
+        if x + wide > WIDTH and x > LEFT:
+            x, y = float(LEFT), y + 15
+        found.append(f'<rect x="{x:.0f}" y="{y}" width="10" height="10" fill="{COLORS[i % len(COLORS)]}"/>')
+        found.append(_text(x + 14, y + 9, name))
+        x += wide
     return found
 
 

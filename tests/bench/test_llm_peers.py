@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from bench.chart import HEIGHT, WIDTH
 from bench.llm_peers.inprocess import Job, command_of, figures_of, jobs
 from bench.llm_peers.servers import Places, start_of
-from bench.llm_peers.table import Limits, Run, Shape, gathered, roofline_picture, tables, verdicts
+from bench.llm_peers.table import (
+    FORMATS,
+    Limits,
+    Run,
+    Shape,
+    bandwidth_picture,
+    gathered,
+    roofline_picture,
+    tables,
+    verdicts,
+)
 
 SHAPE = Shape(matrix_weights=1_000_000, head_weights=200_000, kv_bytes_per_token=1_000)
 LIMITS = [Limits(10.0, 100.0, 400.0), Limits(12.0, 120.0, 440.0), Limits(11.0, 110.0, 420.0)]
@@ -72,7 +84,18 @@ def test_the_report_names_every_engine_and_leaves_gaps_where_nothing_was_measure
     assert "| decode, tokens/s | 50.0 | 40.0 | 1.25 |" in text
     assert "| load, s | 2.00 | - | - |" in text
     assert "memory read, GB/s | 11.0 (10.0-12.0)" in text
-    assert "<svg" in roofline_picture(gathered(runs), LIMITS, SHAPE)
+
+
+def test_the_pictures_hold_everything_within_their_frame() -> None:
+    figures = {"decode, tokens/s": 40.0, "prefill 512, tokens/s": 400.0}
+    runs = [Run("in process", engine, form, figures) for engine in ("inferd", "llama.cpp") for form in FORMATS]
+    for picture in (roofline_picture, bandwidth_picture):
+        root = ElementTree.fromstring(picture(gathered(runs), LIMITS, SHAPE))
+        for node in root.iter():
+            for name, most in (("x", WIDTH), ("cx", WIDTH), ("y", HEIGHT), ("cy", HEIGHT)):
+                assert 0 <= float(node.attrib.get(name, 0)) <= most
+        names = {node.text for node in root.iter()}
+        assert names >= ({"inferd bf16", "peers int4", "int8 roof"} if picture is roofline_picture else {"llama.cpp"})
 
 
 def test_what_cannot_be_measured_is_said_in_a_sentence() -> None:
