@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from inferd.benchmark.load import Target
 from inferd.benchmark.report import profile_rows
-from inferd.benchmark.step_profile import Reading, between, parse
+from inferd.benchmark.step_profile import Reading, between, parse, read
+from inferd.errors import Unavailable
 from inferd.events import StepDone
 from inferd.observe.sink import Observer
 from inferd.types import StepParts, StepStats
@@ -33,6 +37,23 @@ def test_the_profile_is_of_the_steps_between_and_adds_up() -> None:
     assert rows["steps"] == "4"
     assert rows["together"] == "1100.000 ms"
     assert rows["forward"] == "750.000 ms  68.2 %"
+
+
+async def read_from(body: bytes) -> Reading:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /metrics ")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        return await read(Target(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", model="m"))
+
+
+def test_counters_are_read_from_a_server_and_one_without_them_is_told() -> None:
+    body = b'inferd_step_part_seconds_total{model="m",replica="0",part="text"} 0.5\n'
+    assert asyncio.run(read_from(body)).parts_s == {"text": 0.5}
+    with pytest.raises(Unavailable, match="tells nothing of the steps of 'm'"):
+        asyncio.run(read_from(b"vllm:num_requests_running 1\n"))
 
 
 def test_no_step_between_is_no_division_by_zero() -> None:
