@@ -1,408 +1,536 @@
 // Paged attention over a ragged batch (the softmax is online: Milakov & Gimelshein 2018; tiles as in
-// FlashAttention, Dao et al. 2022; pages as in PagedAttention, Kwon et al. 2023).
+// FlashAttention, Dao et al. 2022; pages as in PagedAttention, Kwon et al. 2023; whole numbers for the weights
+// of a cache of bytes as in SageAttention, Zhang et al. 2025, but with 16 bits).
 //
 // A task is one (sequence, key/value head, tile of query rows); the query heads that share a key/value
-// head are rows of the same tile. Keys come in tiles of 64 that begin at multiples of 64 of the sequence,
-// each packed once per task so that scores and weighted values are calls of the matrix kernel's tile.
-// What a row sees is added in the same order wherever the row stands: a tile in which it sees nothing
-// multiplies by one and adds zeros.
+// head are rows of the same tile, so that each key and value is read once for all of them. Keys come in tiles of
+// 64 that begin at multiples of 64 of the sequence, and tiles in chunks of 1,024 keys, whose sums are made apart and then
+// folded: so a long context can be shared out among threads. What a row sees is added in the same order wherever the
+// row stands and whoever computes it: a tile in which it sees nothing multiplies by one and adds zeros, and such a
+// chunk is left out.
 #pragma once
-#include <cstdlib>
+#include <type_traits>
+#include <utility>
 
-#include "gemm.h"
+#include "cache.h"
+#include "room.h"
 
 namespace inferd::INFERD_LEVEL {
 
-constexpr int64_t kKeys = 64;       // keys of a tile
+constexpr int64_t kChunk = 1024;    // keys whose sums are made apart
 constexpr int64_t kQueryRows = 48;  // rows of a task: tokens x heads of the group
 constexpr float kHidden = -__builtin_inff();
 
-template <class E>
-struct Scratch {  // one thread's
-    using T = typename E::type;
-    uint32_t* q;  // [rows][lanes]
-    uint32_t* keys;  // [lanes, padded][kKeys]
-    uint32_t* values;  // [kKeys / lane][dim]
-    float* scores;     // [rows][kKeys]
-    T* weights;        // [rows][kKeys]
-    float* out;        // [rows][dim]
-    float* top;        // [rows] highest score so far
-    float* total;      // [rows] sum of weights so far
-    void* memory;
-
-    Scratch(int64_t rows, int64_t lanes, int64_t padded_lanes, int64_t dim) {
-        const int64_t sizes[] = {rows * lanes * 4, padded_lanes * kKeys * 4, kKeys / E::lane * dim * 4, rows * kKeys * 4,
-                                 rows * kKeys * int64_t(sizeof(T)), rows * dim * 4, rows * 4, rows * 4};
-        int64_t bytes = 64;
-        for (int64_t size : sizes) bytes += divide_up(size, 64) * 64;
-        memory = malloc(size_t(bytes));
-        char* at = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64);
-        void* parts[8];
-        for (int i = 0; i < 8; i++) {
-            parts[i] = at;
-            at += divide_up(sizes[i], 64) * 64;
-        }
-        q = static_cast<uint32_t*>(parts[0]);
-        keys = static_cast<uint32_t*>(parts[1]);
-        values = static_cast<uint32_t*>(parts[2]);
-        scores = static_cast<float*>(parts[3]);
-        weights = static_cast<T*>(parts[4]);
-        out = static_cast<float*>(parts[5]);
-        top = static_cast<float*>(parts[6]);
-        total = static_cast<float*>(parts[7]);
-    }
-    ~Scratch() { free(memory); }
-    Scratch(const Scratch&) = delete;
+alignas(64) constexpr float kCount[kKeys] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+    32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63,
 };
-
-inline Vec pair_rows(const bf16* even, const bf16* odd) { return Vec::pairs(even, odd); }
-inline Vec pair_rows(const float* row, const float*) { return Vec::load(row); }
-
-// A vector of a row that may end before the vector does.
-inline Vec some_lanes(const void* row, int64_t k, int64_t left) {
-    const char* from = static_cast<const char*>(row) + k * 4;
-    uint32_t part[Vec::width] = {};
-    memcpy(part, from, size_t(least(left, Vec::width)) * 4);
-    return Vec::lanes(part);
-}
-template <class T>
-inline Vec some_pairs(const T* even, const T* odd, int64_t left) {
-    if (left >= Vec::width) return pair_rows(even, odd);
-    T a[Vec::width] = {}, b[Vec::width] = {};
-    memcpy(a, even, size_t(left) * sizeof(T));
-    memcpy(b, odd, size_t(left) * sizeof(T));
-    return pair_rows(a, b);
-}
-
-// Lanes k.. of `width` keys, turned so that one vector holds one lane of all of them.
-template <class T>
-inline void turned(const T* const* rows, const T* const* next_rows, int64_t k, Vec* block) {
-#pragma GCC unroll 16
-    for (int i = 0; i < Vec::width; i++) {
-        block[i] = Vec::lanes(reinterpret_cast<const uint32_t*>(rows[i]) + k);
-        __builtin_prefetch(reinterpret_cast<const uint32_t*>(next_rows[i]) + k, 0, 2);
-    }
-    Vec::transpose(block);
-}
-template <class T>
-inline void turned_end(const T* const* rows, int64_t k, int64_t left, Vec* block) {
-    for (int i = 0; i < Vec::width; i++) block[i] = some_lanes(rows[i], k, left);
-    Vec::transpose(block);
-}
-
-// Many rows: the tile is packed once and read by all of them. Rows of keys behind the last one may be any.
-template <class T>
-inline void pack_keys(const T* const* rows, int64_t padded, int64_t lanes, uint32_t* packed, const T* const* next_rows) {
-    for (int64_t key = 0; key < padded; key += Vec::width) {
-        Vec block[Vec::width];
-        int64_t k = 0;
-        for (; k + Vec::width <= lanes; k += Vec::width) {
-            turned(rows + key, next_rows + key, k, block);
-#pragma GCC unroll 16
-            for (int i = 0; i < Vec::width; i++) block[i].store_lanes(packed + (k + i) * kKeys + key);
-        }
-        if (k < lanes) {
-            turned_end(rows + key, k, lanes - k, block);
-            for (int i = 0; i < Vec::width; i++) block[i].store_lanes(packed + (k + i) * kKeys + key);
-        }
-    }
-}
-template <class E, class T>
-inline void pack_values(const T* const* rows, int64_t padded, int64_t dim, int64_t padded_dim, uint32_t* packed, const T* const* next_rows) {
-    for (int64_t key = 0; key < padded; key += E::lane) {
-        uint32_t* to = packed + key / E::lane * padded_dim;
-        for (int64_t d = 0; d < dim; d += 64 / int64_t(sizeof(T)))
-            for (int i = 0; i < E::lane; i++) __builtin_prefetch(next_rows[key + i] + d, 0, 2);
-        for (int64_t d = 0; d < dim; d += Vec::width)
-            some_pairs(rows[key] + d, rows[key + E::lane - 1] + d, dim - d).store_lanes(to + d);
-    }
-}
-
-// Few rows: keys and values go from memory to registers, multiplied in the same order as in the packed tile.
-template <class E, int R, class T>
-inline void direct_scores(const uint32_t* q, const T* const* rows, int64_t padded, int64_t lanes, float* scores, const T* const* next_rows) {
-    for (int64_t key = 0; key < padded; key += Vec::width) {
-        Vec block[Vec::width], acc[R];
-        for (int r = 0; r < R; r++) acc[r] = Vec::zero();
-        int64_t k = 0;
-        for (; k + Vec::width <= lanes; k += Vec::width) {
-            turned(rows + key, next_rows + key, k, block);
-#pragma GCC unroll 16
-            for (int i = 0; i < Vec::width; i++)
-#pragma GCC unroll 8
-                for (int r = 0; r < R; r++) acc[r] = E::madd(acc[r], Vec::spread(q[r * lanes + k + i]), block[i]);
-        }
-        if (k < lanes) {
-            turned_end(rows + key, k, lanes - k, block);
-            for (int64_t i = 0; i < lanes - k; i++)
-                for (int r = 0; r < R; r++) acc[r] = E::madd(acc[r], Vec::spread(q[r * lanes + k + i]), block[i]);
-        }
-        for (int r = 0; r < R; r++) acc[r].store(scores + r * kKeys + key);
-    }
-}
-template <class E, int R, int C, bool whole, class T>
-inline void direct_values_part(const T* weights, const T* const* rows, int64_t padded, int64_t d, int64_t dim, float* out, int64_t out_stride,
-                               const T* const* next_rows) {
-    Vec acc[R][C];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int c = 0; c < C; c++) acc[r][c] = Vec::load(out + r * out_stride + d + c * Vec::width);
-    for (int64_t key = 0; key < padded; key += E::lane) {
-        const T *even = rows[key] + d, *odd = rows[key + E::lane - 1] + d;
-        Vec v[C];
-#pragma GCC unroll 4
-        for (int c = 0; c < C; c++)
-            v[c] = whole ? pair_rows(even + c * Vec::width, odd + c * Vec::width) : some_pairs(even, odd, dim - d);
-        for (int64_t line = 0; line < C * Vec::width; line += 64 / int64_t(sizeof(T)))
-            for (int i = 0; i < E::lane; i++) __builtin_prefetch(next_rows[key + i] + d + line, 0, 2);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            const Vec w = Vec::spread(lane_at(weights + r * kKeys + key));
-#pragma GCC unroll 4
-            for (int c = 0; c < C; c++) acc[r][c] = E::madd(acc[r][c], w, v[c]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int c = 0; c < C; c++) acc[r][c].store(out + r * out_stride + d + c * Vec::width);
-}
-template <class E, int R, class T>
-inline void direct_values(const T* weights, const T* const* rows, int64_t padded, int64_t dim, float* out, int64_t out_stride,
-                          const T* const* next_rows) {
-    constexpr int C = Vec::max_columns;
-    int64_t d = 0;
-    for (; d + C * Vec::width <= dim; d += C * Vec::width)
-        direct_values_part<E, R, C, true>(weights, rows, padded, d, dim, out, out_stride, next_rows);
-    for (; d < dim; d += Vec::width) direct_values_part<E, R, 1, false>(weights, rows, padded, d, dim, out, out_stride, next_rows);
-}
-
-// Scores of one row and tile into weights; returns the factor for what was added before.
-template <class T>
-inline float weigh(float* scores, T* weights, int64_t vectors, float scale, float softcap, int64_t first_seen, int64_t last_seen, float& top,
-                   float& total) {
-    alignas(64) float steps[Vec::width];
-    for (int i = 0; i < Vec::width; i++) steps[i] = float(i);
-    const Vec index = Vec::load(steps);
-    const bool masked = last_seen < vectors * Vec::width - 1 || first_seen > 0;
-    const Vec from = Vec::all(float(most(first_seen, 0))), to = Vec::all(float(most(least(last_seen, kKeys), -1)));
-    Vec highest = Vec::all(kHidden);
-    for (int64_t j = 0; j < vectors; j++) {
-        Vec s = Vec::load(scores + j * Vec::width) * Vec::all(scale);
-        if (softcap > 0) s = Vec::all(softcap) * tanh(s / Vec::all(softcap));
-        if (masked) {
-            const Vec key = index + Vec::all(float(j * Vec::width));
-            s = Vec::where_less(to, key, Vec::all(kHidden), s);
-            s = Vec::where_less(key, from, Vec::all(kHidden), s);
-        }
-        s.store(scores + j * Vec::width);
-        highest = Vec::max(highest, s);
-    }
-    float now = highest.top();
-    now = now > top ? now : top;
-    if (now == kHidden) {  // nothing seen yet
-        memset(static_cast<void*>(weights), 0, size_t(vectors) * Vec::width * sizeof(T));
-        return 1.0f;
-    }
-    Vec sum = Vec::zero();
-    for (int64_t j = 0; j < vectors; j++) {
-        exp(Vec::load(scores + j * Vec::width) - Vec::all(now)).store(weights + j * Vec::width);
-        sum = sum + Vec::load(weights + j * Vec::width);  // as rounded: the weights then add up to one
-    }
-    float factor = 1.0f;
-    if (now != top) {
-        alignas(64) float lanes[Vec::width];
-        exp(Vec::all(top - now)).store(lanes);
-        factor = lanes[0];
-    }
-    total = total * factor + sum.sum();
-    top = now;
-    return factor;
-}
-
-// One tile of keys of one sequence and head.
-struct Tile {
-    int64_t sequence, kv_head, start, count;
-};
-
-// Where the tile's keys and values lie; behind the last one its address is repeated.
-template <class T>
-inline void find_rows(const AttentionArgs& g, const Tile& tile, const T** keys, const T** values) {
-    const int32_t* table = g.block_table + tile.sequence * g.table_stride;
-    const T *k = static_cast<const T*>(g.keys), *v = static_cast<const T*>(g.values);
-    const int64_t dim = g.head_dim, block_size = g.block_size, count = tile.count;
-    int64_t block = tile.start / block_size, offset = tile.start % block_size;
-    for (int64_t i = 0; i < count; block++, offset = 0) {
-        int64_t at = ((int64_t(table[block]) * g.kv_heads + tile.kv_head) * block_size + offset) * dim;
-        for (const int64_t end = least(count, i + block_size - offset); i < end; i++, at += dim) {
-            keys[i] = k + at;
-            values[i] = v + at;
-        }
-    }
-    for (int64_t i = count; i < kKeys; i++) {
-        keys[i] = keys[count - 1];
-        values[i] = values[count - 1];
-    }
-}
 
 // Tokens first_token.. of a sequence's rows, with one key/value head's group of query heads.
 struct Task {
     int64_t sequence, kv_head, first_token, tokens;
+    int64_t begin, end;  // keys: a tile's first that some row sees (or that this part of the task begins with), and behind the last
+    float* part;         // where the sums of one chunk go, or null where all are this task's
 
     int64_t first_position(const AttentionArgs& g) const {
         return g.seq_len[sequence] - (g.query_start[sequence + 1] - g.query_start[sequence]) + first_token;
     }
-    Tile first_tile(const AttentionArgs& g) const {
-        const int64_t first = first_position(g), start = g.window > 0 ? most(0, first - g.window + 1) / kKeys * kKeys : 0;
-        return {sequence, kv_head, start, least(kKeys, first + tokens - start)};
-    }
+    int64_t bunches() const { return divide_up(end - begin, kBunch); }
+    Tile tile(int64_t start) const { return {sequence, kv_head, start, least(kKeys, end - start)}; }
 };
 
-template <class E>
+// Sums of some rows over some keys.
+struct Sums {
+    float* out;    // [rows][padded_dim] weighted values
+    float* top;    // [rows] highest score
+    float* total;  // [rows] sum of weights
+    static int64_t size(int64_t rows, int64_t padded_dim) { return rows * (padded_dim + 2) + 2 * Vec::width; }
+    Sums() = default;
+    Sums(float* at, int64_t rows, int64_t padded_dim) : out(at), top(at + rows * padded_dim), total(top + rows) {}
+};
+
+inline float exp_of(float x) {
+    alignas(64) float lanes[Vec::width];
+    exp(Vec::all(x)).store(lanes);
+    return lanes[0];
+}
+
+// Adds the sums of the next chunk. A row that saw nothing there stays as it is, to the bit.
+inline void fold(const Sums& whole, const Sums& chunk, int64_t rows, int64_t padded_dim) {
+    for (int64_t r = 0; r < rows; r++) {
+        if (chunk.top[r] == kHidden) continue;
+        float *to = whole.out + r * padded_dim, *from = chunk.out + r * padded_dim;
+        if (whole.top[r] == kHidden) {
+            memcpy(to, from, size_t(padded_dim) * 4);
+            whole.top[r] = chunk.top[r];
+            whole.total[r] = chunk.total[r];
+            continue;
+        }
+        const float top = chunk.top[r] > whole.top[r] ? chunk.top[r] : whole.top[r];
+        const float before = exp_of(whole.top[r] - top), now = exp_of(chunk.top[r] - top);
+        for (int64_t d = 0; d < padded_dim; d += Vec::width)
+            Vec::fma(Vec::load(from + d), Vec::all(now), Vec::load(to + d) * Vec::all(before)).store(to + d);
+        whole.total[r] = whole.total[r] * before + chunk.total[r] * now;
+        whole.top[r] = top;
+    }
+}
+
+template <class E, class F>
 struct Attend {
     using T = typename E::type;
+    using Weight = typename F::Cell;
+    using Lanes = std::conditional_t<F::bytes, Whole, Vec>;  // what products are summed in
+    static constexpr int64_t bunch_rows = kBunch / F::lane;
     const AttentionArgs& g;
-    Scratch<E>& s;
-    const int64_t dim = g.head_dim, padded_dim = divide_up(dim, Vec::width) * Vec::width, lanes = dim / E::lane;
-    const int64_t group = g.heads / g.kv_heads;
+    const int64_t rows_most;
+    const Cache<F> cache{g};
+    const int64_t dim = cache.dim, padded_dim = cache.padded_dim, lanes = cache.lanes, group = g.heads / g.kv_heads;
+    const int64_t key_groups = F::bytes ? g.key_groups : 1;
+    uint32_t* q;  // [rows][lanes]
+    float *q_scale, *q_excess;  // bytes: [rows][key_groups] what a whole number is worth, and what 128 in every key would add
+    float* scores;              // [rows][kKeys]
+    Weight* weights;            // [rows][kKeys]; of bytes: [rows][2][kKeys], high and low
+    float* step;                // bytes: [rows] what 1 of a weight is worth
+    float* factor;              // [rows] for what was added before
+    float* totals;              // [rows][width] sum of weights so far, in lanes
+    uint32_t* tail;             // [padded_dim] the last lane of the values, where a sequence ends within it
+    Sums sums, whole;           // of the chunk; of all before
+    Gathered<F> gathered;
+    int64_t fetched = kBunches;  // bunches of the task at hand, and then of the next, that were fetched
 
-    // Scores of rows r..r+n to weights, and what was added before to the new scale.
-    void weigh_rows(int64_t r, int64_t n, int64_t first_position, int64_t start, int64_t vectors) {
-        for (int64_t i = r; i < r + n; i++) {
-            const int64_t position = first_position + i / group;
-            const int64_t first_seen = g.window > 0 ? position - g.window + 1 - start : 0;
-            const float factor = weigh(s.scores + i * kKeys, s.weights + i * kKeys, vectors, g.scale, g.softcap, first_seen, position - start,
-                                       s.top[i], s.total[i]);
-            if (factor != 1.0f)
-                for (int64_t d = 0; d < padded_dim; d += Vec::width)
-                    (Vec::load(s.out + i * padded_dim + d) * Vec::all(factor)).store(s.out + i * padded_dim + d);
+    // Memory is the thread's own and kept from call to call.
+    Attend(const AttentionArgs& args, int64_t rows) : g(args), rows_most(rows) {
+        static thread_local Room room;
+        char* at = nullptr;
+        for (int pass = 0; pass < 2; pass++) {  // how much it is, and where
+            char* const begin = at;
+            const auto take = [&](auto*& to, int64_t count) {
+                to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(at);
+                at += divide_up(count * int64_t(sizeof(*to)), 64) * 64;
+            };
+            float* of_sums[2];
+            take(q, rows * lanes);
+            take(q_scale, rows * key_groups);
+            take(q_excess, rows * key_groups);
+            take(scores, rows * kKeys);
+            take(weights, rows * kKeys * 2);
+            take(step, rows);
+            take(factor, rows);
+            take(totals, rows * Vec::width);
+            take(tail, padded_dim);
+            for (float*& one : of_sums) take(one, Sums::size(rows, padded_dim));
+            sums = Sums(of_sums[0], rows, padded_dim), whole = Sums(of_sums[1], rows, padded_dim);
+            const int64_t room_of = cache.in_place ? 0 : 1;
+            take(gathered.keys, room_of * lanes * kKeys);
+            take(gathered.values, room_of * kKeys / F::lane * padded_dim);
+            take(gathered.key_scales, room_of * key_groups * kKeys);
+            take(gathered.value_scales, room_of * kKeys);
+            if (pass == 0) at = room.take<char>(at - begin);
         }
     }
 
-    template <int R>
-    void direct(int64_t first_position, int64_t start, int64_t vectors, const T* const* keys, const T* const* values,
-                const T* const* next_keys, const T* const* next_values) {
-        const int64_t padded = vectors * Vec::width;
-        direct_scores<E, R>(s.q, keys, padded, lanes, s.scores, next_keys);
-        weigh_rows(0, R, first_position, start, vectors);
-        direct_values<E, R>(s.weights, values, padded, dim, s.out, padded_dim, next_values);
+    // Rows of a task in strips of nearly equal height, each with its own instance of `call`.
+    template <class Call>
+    static void strips(int64_t rows, const Call& call) {
+        const int64_t count = divide_up(rows, kRows);
+        int64_t row = 0;
+        for (int64_t s = 0; s < count; s++) {
+            const int64_t n = divide_up(rows - row, count - s);
+            switch (n) {
+                case 1: call(std::integral_constant<int, 1>(), row); break;
+                case 2: call(std::integral_constant<int, 2>(), row); break;
+                case 3: call(std::integral_constant<int, 3>(), row); break;
+                case 4: call(std::integral_constant<int, 4>(), row); break;
+                case 5: call(std::integral_constant<int, 5>(), row); break;
+                default: call(std::integral_constant<int, 6>(), row);
+            }
+            row += n;
+        }
     }
 
-    void packed(int64_t rows, int64_t first_position, int64_t start, int64_t vectors, const T* const* keys, const T* const* values,
-                const T* const* next_keys, const T* const* next_values) {
-        const int64_t padded = vectors * Vec::width;
-        pack_keys(keys, padded, lanes, s.keys, next_keys);
-        pack_values<E>(values, padded, dim, padded_dim, s.values, next_values);
-        for (int64_t r = 0; r < rows; r += kRows) {
-            const int n = int(least(kRows, rows - r));
-            strip<E>(n, reinterpret_cast<const char*>(s.q + r * lanes), lanes * 4, s.keys, kKeys, lanes, s.scores + r * kKeys, kKeys, padded,
-                     false);
-            weigh_rows(r, n, first_position, start, vectors);
-            strip<E>(n, reinterpret_cast<const char*>(s.weights + r * kKeys), kKeys * int64_t(sizeof(T)), s.values, padded_dim,
-                     padded / E::lane, s.out + r * padded_dim, padded_dim, padded_dim, true);
+    void load_queries(const Task& task) {
+        const int64_t first_row = g.query_start[task.sequence] + task.first_token;
+        for (int64_t t = 0; t < task.tokens; t++) {
+            const T* from = static_cast<const T*>(g.q) + (first_row + t) * g.q_stride + task.kv_head * group * dim;
+            uint32_t* to = q + t * group * lanes;
+            if constexpr (F::bytes) {
+                const int64_t columns = dim / key_groups;
+                for (int64_t i = 0; i < group * key_groups; i++) {
+                    int8_t* bytes = reinterpret_cast<int8_t*>(to) + i * columns;
+                    int32_t sum = 0;
+                    q_scale[t * group * key_groups + i] = to_bytes(from + i * columns, columns, bytes);
+                    for (int64_t d = 0; d < columns; d++) sum += bytes[d];
+                    q_excess[t * group * key_groups + i] = 128.0f * float(sum);
+                }
+            } else
+                memcpy(to, from, size_t(group * dim) * sizeof(T));
+        }
+    }
+
+
+    // Scores of R rows with the keys of C vectors, from the j-th on.
+    template <int R, int C>
+    void score(int64_t row, int64_t j, const Found& found, const Found* next) {
+        const uint32_t *keys[C], *ahead[C];
+        for (int c = 0; c < C; c++) {
+            keys[c] = found.key_vector(j + c);
+            ahead[c] = next ? next->key_vector(j + c) : nullptr;
+        }
+        const int64_t part_lanes = lanes / key_groups;
+        for (int64_t part = 0; part < key_groups; part++) {
+            Lanes acc[R][C];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+                for (int c = 0; c < C; c++) acc[r][c] = Lanes::spread(0);
+            for (int64_t l = part * part_lanes; l < (part + 1) * part_lanes; l++) {
+                Lanes k[C];
+#pragma GCC unroll 4
+                for (int c = 0; c < C; c++) k[c] = Lanes::lanes(keys[c] + l * found.key_step);
+                if (next)
+#pragma GCC unroll 4
+                    for (int c = 0; c < C; c++) __builtin_prefetch(ahead[c] + l * next->key_step, 0, 2);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    const Lanes x = Lanes::spread(q[(row + r) * lanes + l]);
+#pragma GCC unroll 4
+                    for (int c = 0; c < C; c++)
+                        if constexpr (F::bytes) acc[r][c] = Whole::dot(acc[r][c], k[c], x);
+                        else acc[r][c] = E::madd(acc[r][c], x, k[c]);
+                }
+            }
+            for (int r = 0; r < R; r++)
+                for (int c = 0; c < C; c++) {
+                    float* to = scores + (row + r) * kKeys + (j + c) * Vec::width;
+                    if constexpr (F::bytes) {
+                        const int64_t at = (row + r) * key_groups + part;
+                        const Vec worth = Vec::load(found.key_scale(j + c, part)) * Vec::all(q_scale[at]);
+                        const Vec s = (acc[r][c].floats() - Vec::all(q_excess[at])) * worth;
+                        (part ? Vec::load(to) + s : s).store(to);
+                    } else
+                        acc[r][c].store(to);
+                }
+        }
+    }
+    template <int R>
+    void score_rows(int64_t row, int64_t vectors, const Found& found, const Found* next) {
+        constexpr int C = Vec::max_columns;
+        int64_t j = 0;
+        // Three quarters of a tile are computed as a whole one: its last vectors repeat others, and nobody looks.
+        for (; vectors - j > C / 2; j += C) score<R, C>(row, j, found, next);
+        if constexpr (C > 2)
+            if (vectors - j == 2) return score<R, 2>(row, j, found, next);
+        if (j < vectors) score<R, 1>(row, j, found, next);
+    }
+
+    // Scores of one row and tile into weights, and the factor for what was added before.
+    void weigh(int64_t row, int64_t vectors, int64_t first_seen, int64_t last_seen, const Found& found) {
+        float* s = scores + row * kKeys;
+        const bool masked = last_seen < vectors * Vec::width - 1 || first_seen > 0;
+        Vec highest = Vec::all(kHidden);
+        for (int64_t j = 0; j < vectors; j++) {
+            Vec v = Vec::load(s + j * Vec::width) * Vec::all(g.scale);
+            if (g.softcap > 0) v = Vec::all(g.softcap) * tanh(v / Vec::all(g.softcap));
+            if (masked) {
+                const Vec key = Vec::load(kCount + j * Vec::width);
+                v = Vec::where_less(Vec::all(float(least(last_seen, kKeys))), key, Vec::all(kHidden), v);
+                v = Vec::where_less(key, Vec::all(float(first_seen)), Vec::all(kHidden), v);
+            }
+            v.store(s + j * Vec::width);
+            highest = Vec::max(highest, v);
+        }
+        float now = highest.top();
+        now = now > sums.top[row] ? now : sums.top[row];
+        factor[row] = 1.0f;
+        Weight* to = weights + row * kKeys * (F::bytes ? 2 : 1);
+        if (now == kHidden) {  // nothing seen yet
+            memset(static_cast<void*>(to), 0, size_t(kKeys) * sizeof(Weight) * (F::bytes ? 2 : 1));
+            if constexpr (F::bytes) step[row] = 0;
+            return;
+        }
+        Vec sum = Vec::zero(), most_worth = Vec::zero(), poison = Vec::zero();
+        for (int64_t j = 0; j < vectors; j++) {
+            Vec p = exp(Vec::load(s + j * Vec::width) - Vec::all(now));
+            if constexpr (F::bytes) {
+                sum = sum + p;
+                // The scale of a key that is not seen may be anything, a NaN too.
+                p = Vec::where_less(Vec::zero(), p, p * Vec::load(found.value_scale(j)), p);
+                p.store(s + j * Vec::width);
+                most_worth = Vec::max(most_worth, p);
+                poison = Vec::fma(p, Vec::zero(), poison);
+            } else {
+                p.store(to + j * Vec::width);
+                sum = sum + Vec::load(to + j * Vec::width);  // as rounded: the weights then add up to one
+            }
+        }
+        if constexpr (F::bytes) {
+            const float most_now = most_worth.top(), inverse = most_now > 1e-30f ? 65535.0f / most_now : 0.0f;
+            step[row] = most_now / 65535.0f + poison.sum();  // a NaN among the values stays one
+            uint8_t *high = reinterpret_cast<uint8_t*>(to), *low = high + kKeys;
+            for (int64_t i = 0; i < vectors * Vec::width; i++) {
+                const int32_t whole_weight = int32_t(s[i] * inverse + 0.5f);
+                high[i] = uint8_t(whole_weight >> 8);
+                low[i] = uint8_t(whole_weight);
+            }
+        }
+        if (now != sums.top[row]) factor[row] = exp_of(sums.top[row] - now);
+        (Vec::load(totals + row * Vec::width) * Vec::all(factor[row]) + sum).store(totals + row * Vec::width);
+        sums.top[row] = now;
+    }
+
+    // Adds C vectors of the weighted values, from column d on, to the sums of R rows.
+    template <int R, int C>
+    void mix(int64_t row, int64_t d, int64_t value_rows, bool has_tail, const Found& found, const Found* next) {
+        constexpr int parts = F::bytes ? 2 : 1;
+        Lanes acc[R][C][parts];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++)
+                if constexpr (F::bytes) acc[r][c][0] = acc[r][c][1] = Whole::spread(0);
+                else acc[r][c][0] = Vec::load(sums.out + (row + r) * padded_dim + d + c * Vec::width) * Vec::all(factor[row + r]);
+        const Weight* weight = weights + row * kKeys * parts;
+        const auto add = [&](const uint32_t* values) __attribute__((always_inline)) {
+            Lanes v[C];
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++) v[c] = Lanes::lanes(values + c * Vec::width);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+                for (int p = 0; p < parts; p++) {
+                    const Lanes w = Lanes::spread(lane_at(weight + (r * parts + p) * kKeys));
+#pragma GCC unroll 4
+                    for (int c = 0; c < C; c++)
+                        if constexpr (F::bytes) acc[r][c][p] = Whole::dot(acc[r][c][p], w, v[c]);
+                        else acc[r][c][p] = E::madd(acc[r][c][p], w, v[c]);
+                }
+            weight += F::lane;
+        };
+        for (int64_t first = 0, bunch = 0; first < value_rows; first += bunch_rows, bunch++) {
+            const uint32_t *values = found.values[bunch] + d, *ahead = next ? next->values[bunch] + d : nullptr;
+            const int64_t n = least(bunch_rows, value_rows - first);
+            for (int64_t i = 0; i < n; i++) {
+                if (next)
+#pragma GCC unroll 4
+                    for (int c = 0; c < C; c++) __builtin_prefetch(ahead + i * next->value_step + c * Vec::width, 0, 2);
+                add(values + i * found.value_step);
+            }
+        }
+        if (has_tail) add(tail + d);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++) {
+                float* to = sums.out + (row + r) * padded_dim + d + c * Vec::width;
+                if constexpr (F::bytes) {
+                    const Vec whole_sum = Vec::fma(acc[r][c][0].floats(), Vec::all(256.0f), acc[r][c][1].floats());
+                    Vec::fma(whole_sum, Vec::all(step[row + r]), Vec::load(to) * Vec::all(factor[row + r])).store(to);
+                } else
+                    acc[r][c][0].store(to);
+            }
+    }
+    template <int R>
+    void mix_rows(int64_t row, int64_t value_rows, bool has_tail, const Found& found, const Found* next) {
+        constexpr int C = F::bytes && R > kRows / 2 ? Vec::max_columns / 2 : Vec::max_columns;  // what the registers hold
+        int64_t d = 0;
+        for (; d + C * Vec::width <= padded_dim; d += C * Vec::width) mix<R, C>(row, d, value_rows, has_tail, found, next);
+        for (; d < padded_dim; d += Vec::width) mix<R, 1>(row, d, value_rows, has_tail, found, next);
+    }
+
+    // The sums of the chunk are done: the lanes of their totals come together.
+    void close_chunk(int64_t rows) {
+        for (int64_t r = 0; r < rows; r++) sums.total[r] = Vec::load(totals + r * Vec::width).sum();
+    }
+    void open_chunk(int64_t rows) {
+        memset(sums.out, 0, size_t(rows * padded_dim) * 4);
+        memset(totals, 0, size_t(rows * Vec::width) * 4);
+        for (int64_t r = 0; r < rows; r++) sums.top[r] = kHidden;
+    }
+
+    // Bunches are fetched a tile's worth ahead, across tiles and tasks: `upcoming` gets as many as the tile at hand has.
+    const Found* look_ahead(const Task& task, const Task* next, int64_t bunches, Found& upcoming) {
+        upcoming.key_step = upcoming.scale_step = cache.size;
+        upcoming.value_step = cache.dim;
+        const int64_t own = task.bunches();
+        int64_t count = 0;
+        for (; count < bunches; count++, fetched++) {
+            const bool is_own = fetched < own;
+            if (!is_own && (!next || fetched - own >= next->bunches())) break;
+            const Task& of = is_own ? task : *next;
+            find_bunch(cache, of.sequence, of.kv_head, of.begin + (is_own ? fetched : fetched - own) * kBunch, count, upcoming);
+            if constexpr (F::bytes) {
+                for (int64_t i = 0; i < key_groups; i++) __builtin_prefetch(upcoming.key_scales[count] + i * upcoming.scale_step, 0, 2);
+                __builtin_prefetch(upcoming.value_scales[count], 0, 2);
+            }
+        }
+        for (int64_t i = most(count, 1); count && i < kBunches; i++) {
+            upcoming.keys[i] = upcoming.keys[count - 1];
+            upcoming.values[i] = upcoming.values[count - 1];
+        }
+        return count ? &upcoming : nullptr;
+    }
+
+    // `next`: the task that follows, whose first keys are fetched behind this one's last.
+    void run(const Task& task, const Task* next) {
+        const int64_t rows = task.tokens * group, first_position = task.first_position(g);
+        load_queries(task);
+        open_chunk(rows);
+        bool folded = false;
+        Found found, upcoming;
+        for (int64_t start = task.begin;; start += kKeys) {
+            const Tile tile = task.tile(start);
+            const bool last = start + kKeys >= task.end;
+            const Found* ahead = nullptr;
+            if (cache.in_place) {
+                find(cache, tile, found);
+                ahead = look_ahead(task, next, divide_up(tile.count, kBunch), upcoming);
+            } else
+                gather(cache, tile, gathered, found);
+            const int64_t vectors = divide_up(tile.count, Vec::width), value_rows = tile.count / F::lane, left = tile.count % F::lane;
+            if (left) {  // what lies behind the last key may be anything, and a NaN times 0 is one
+                const uint32_t mask = (1u << (left * 32 / F::lane)) - 1;
+                const uint32_t* from = found.values[value_rows / bunch_rows] + value_rows % bunch_rows * found.value_step;
+                for (int64_t d = 0; d < padded_dim; d++) tail[d] = from[d] & mask;
+            }
+            strips(rows, [&](auto n, int64_t row) { score_rows<decltype(n)::value>(row, vectors, found, row ? nullptr : ahead); });
+            for (int64_t r = 0; r < rows; r++) {
+                const int64_t position = first_position + r / group - start;
+                weigh(r, vectors, g.window > 0 ? position - g.window + 1 : 0, position, found);
+            }
+            strips(rows, [&](auto n, int64_t row) { mix_rows<decltype(n)::value>(row, value_rows, left != 0, found, row ? nullptr : ahead); });
+            if (last) break;
+            if ((start + kKeys) % kChunk == 0) {
+                close_chunk(rows);
+                if (folded) fold(whole, sums, rows, padded_dim);
+                else std::swap(whole, sums);
+                folded = true;
+                open_chunk(rows);
+            }
+        }
+        fetched = most(0, fetched - task.bunches());
+        close_chunk(rows);
+        if (task.part) {
+            Sums part(task.part, rows, padded_dim);
+            memcpy(part.out, sums.out, size_t(rows * padded_dim) * 4);
+            memcpy(part.top, sums.top, size_t(rows) * 4);
+            memcpy(part.total, sums.total, size_t(rows) * 4);
+            return;
+        }
+        if (folded) fold(whole, sums, rows, padded_dim);
+        finish(task, folded ? whole : sums);
+    }
+
+    void finish(const Task& task, const Sums& of) const {
+        const int64_t first_row = g.query_start[task.sequence] + task.first_token;
+        for (int64_t r = 0; r < task.tokens * group; r++) {
+            const float inverse = 1.0f / of.total[r];
+            float* row = of.out + r * padded_dim;
+            for (int64_t d = 0; d < padded_dim; d += Vec::width) (Vec::load(row + d) * Vec::all(inverse)).store(row + d);
+            write_row<T>(row, nullptr, static_cast<T*>(g.out) + ((first_row + r / group) * g.heads + task.kv_head * group + r % group) * dim, dim);
         }
     }
 };
 
-// `next`: the task that follows, whose first tile is fetched behind this one's last.
-template <class E>
-void attend(const AttentionArgs& g, const Task& task, const Task* next, Scratch<E>& s) {
-    using T = typename E::type;
-    Attend<E> a{g, s};
-    const int64_t dim = a.dim, padded_dim = a.padded_dim, lanes = a.lanes, group = a.group, rows = task.tokens * group;
-    const int64_t first_position = task.first_position(g), end = first_position + task.tokens;  // of the keys some row sees
-    const int64_t first_row = g.query_start[task.sequence] + task.first_token;
+// The step's tasks, numbered so that they can be taken in any order.
+struct Tasks {
+    const AttentionArgs& g;
+    const int64_t tile_tokens = most(1, kQueryRows / (g.heads / g.kv_heads));
+    int64_t* tiles_before;  // [sequences + 1] query tiles of the sequences before
+    int64_t count, chunks = 1;  // chunks: the most that a task has
 
-    const T* q = static_cast<const T*>(g.q) + first_row * g.q_stride + task.kv_head * group * dim;
-    for (int64_t t = 0; t < task.tokens; t++) memcpy(s.q + t * group * lanes, q + t * g.q_stride, size_t(group * dim) * sizeof(T));
-    memset(s.out, 0, size_t(rows * padded_dim) * 4);
-    for (int64_t r = 0; r < rows; r++) {
-        s.top[r] = kHidden;
-        s.total[r] = 0;
-    }
-    const T *found[4][kKeys], **keys = found[0], **values = found[1], **next_keys = found[2], **next_values = found[3];
-    Tile tile = task.first_tile(g);
-    find_rows(g, tile, keys, values);
-    for (;;) {
-        const int64_t start = tile.start, vectors = divide_up(tile.count, Vec::width);
-        const bool last = start + kKeys >= end;
-        const Tile upcoming = !last ? Tile{task.sequence, task.kv_head, start + kKeys, least(kKeys, end - start - kKeys)}
-                              : next ? next->first_tile(g)
-                                     : tile;
-        find_rows(g, upcoming, next_keys, next_values);
-        switch (rows) {
-            case 1: a.template direct<1>(first_position, start, vectors, keys, values, next_keys, next_values); break;
-            case 2: a.template direct<2>(first_position, start, vectors, keys, values, next_keys, next_values); break;
-            case 3: a.template direct<3>(first_position, start, vectors, keys, values, next_keys, next_values); break;
-            case 4: a.template direct<4>(first_position, start, vectors, keys, values, next_keys, next_values); break;
-            case 5: a.template direct<5>(first_position, start, vectors, keys, values, next_keys, next_values); break;
-            case 6: a.template direct<6>(first_position, start, vectors, keys, values, next_keys, next_values); break;
-            default: a.packed(rows, first_position, start, vectors, keys, values, next_keys, next_values);
+    Tasks(const AttentionArgs& args, Room& room) : g(args), tiles_before(room.take<int64_t>(g.sequences + 1)) {
+        tiles_before[0] = 0;
+        for (int64_t i = 0; i < g.sequences; i++) {
+            tiles_before[i + 1] = tiles_before[i] + divide_up(tokens_of(i), tile_tokens);
+            chunks = most(chunks, divide_up(g.seq_len[i], kChunk) + 1);
         }
-        if (last) break;
-        tile = upcoming;
-        const T** spare = keys;
-        keys = next_keys, next_keys = spare;
-        spare = values;
-        values = next_values, next_values = spare;
+        count = tiles_before[g.sequences] * g.kv_heads;
     }
-    for (int64_t r = 0; r < rows; r++) {
-        const float inverse = 1.0f / s.total[r];
-        float* row = s.out + r * padded_dim;
-        for (int64_t d = 0; d < padded_dim; d += Vec::width) (Vec::load(row + d) * Vec::all(inverse)).store(row + d);
-        T* to = static_cast<T*>(g.out) + ((first_row + r / group) * g.heads + task.kv_head * group + r % group) * dim;
-        write_row<T>(row, nullptr, to, dim);
+    int64_t tokens_of(int64_t sequence) const { return g.query_start[sequence + 1] - g.query_start[sequence]; }
+    // Whether one task of each head reads all that it has to write.
+    bool is_alone(int64_t sequence) const { return tokens_of(sequence) <= tile_tokens; }
+
+    Task at(int64_t index) const {
+        const int64_t tile = index / g.kv_heads;
+        int64_t low = 0, high = g.sequences - 1;
+        while (low < high) {
+            const int64_t middle = (low + high + 1) / 2;
+            if (tiles_before[middle] <= tile) low = middle;
+            else high = middle - 1;
+        }
+        const int64_t first = (tile - tiles_before[low]) * tile_tokens;
+        Task task{low, index % g.kv_heads, first, least(tile_tokens, tokens_of(low) - first), 0, 0, nullptr};
+        const int64_t position = task.first_position(g);
+        task.begin = g.window > 0 ? most(0, position - g.window + 1) / kKeys * kKeys : 0;
+        task.end = position + task.tokens;
+        return task;
+    }
+};
+
+template <class E, class F>
+void attention_in(const AttentionArgs& g, int threads) {
+    using T = typename E::type;
+    static thread_local Room tasks_room, parts_room;
+    const Tasks tasks(g, tasks_room);
+    const int64_t group = g.heads / g.kv_heads, rows = tasks.tile_tokens * group;
+    const int64_t part_size = Sums::size(rows, divide_up(g.head_dim, Vec::width) * Vec::width);
+    // Few tasks and long contexts: chunks are shared out too. Sums are made and folded alike either way.
+    const bool split = threads > 1 && tasks.chunks > 2 && tasks.count < 4 * threads;
+    const int64_t chunks = split ? tasks.chunks : 1, items = tasks.count * chunks;
+    float* const parts = split ? parts_room.take<float>(items * part_size) : nullptr;
+    bool write_first = split;
+    for (int64_t i = 0; i < g.sequences; i++) write_first |= !tasks.is_alone(i);
+    int64_t taken = 0;
+#pragma omp parallel num_threads(threads)
+    {
+        Attend<E, F> attend(g, rows);
+        if (write_first) {
+#pragma omp for schedule(static)
+            for (int64_t row = 0; row < g.rows; row++)
+                for (int64_t head = 0; head < g.kv_heads; head++) attend.cache.template write<T>(row, head);
+        }
+        // From the last: late tiles of a long prompt see most keys, so the longest tasks go first.
+        const auto take = [&](Task& task) {
+            for (;;) {
+                const int64_t index = items - 1 - __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);
+                if (index < 0) return false;
+                task = tasks.at(index / chunks);
+                if (!split) return true;
+                const int64_t chunk = task.begin / kChunk + index % chunks;
+                task.begin = most(task.begin, chunk * kChunk);
+                task.end = least(task.end, (chunk + 1) * kChunk);
+                task.part = parts + index * part_size;
+                if (task.begin < task.end) return true;
+            }
+        };
+        Task task, following;
+        for (bool more = take(task); more; task = following) {
+            more = take(following);
+            if (!write_first && more) attend.cache.prepare(g.query_start[following.sequence], following.kv_head);
+            if (!write_first)
+                for (int64_t t = 0; t < task.tokens; t++) attend.cache.template write<T>(g.query_start[task.sequence] + t, task.kv_head);
+            attend.run(task, more ? &following : nullptr);
+        }
+        if (split) {
+#pragma omp barrier
+#pragma omp for schedule(static)
+            for (int64_t index = 0; index < tasks.count; index++) {
+                const Task whole = tasks.at(index);
+                const int64_t task_rows = whole.tokens * group, count = (whole.end - 1) / kChunk - whole.begin / kChunk + 1;
+                const Sums first(parts + index * chunks * part_size, task_rows, attend.padded_dim);
+                for (int64_t i = 1; i < count; i++)
+                    fold(first, Sums(parts + (index * chunks + i) * part_size, task_rows, attend.padded_dim), task_rows, attend.padded_dim);
+                attend.finish(whole, first);
+            }
+        }
     }
 }
 
 template <class E>
 void attention(const AttentionArgs& g, int threads) {
-    using T = typename E::type;
     if (g.rows == 0) return;
-    const int64_t dim = g.head_dim, lanes = dim / E::lane, group = g.heads / g.kv_heads;
-    const int64_t tile_tokens = most(1, kQueryRows / group);
-    // tiles_before[i]: query tiles of the sequences before i
-    int64_t* tiles_before = static_cast<int64_t*>(malloc(size_t(g.sequences + 1) * sizeof(int64_t)));
-    tiles_before[0] = 0;
-    for (int64_t i = 0; i < g.sequences; i++)
-        tiles_before[i + 1] = tiles_before[i] + divide_up(g.query_start[i + 1] - g.query_start[i], tile_tokens);
-    const int64_t tasks = tiles_before[g.sequences] * g.kv_heads;
-    int64_t taken = 0;
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < g.rows; row++) {
-            const int64_t block = g.slots[row] / g.block_size, offset = g.slots[row] % g.block_size;
-            for (int64_t head = 0; head < g.kv_heads; head++) {
-                const int64_t to = ((block * g.kv_heads + head) * g.block_size + offset) * dim;
-                memcpy(static_cast<T*>(g.keys) + to, static_cast<const T*>(g.k) + row * g.k_stride + head * dim, size_t(dim) * sizeof(T));
-                memcpy(static_cast<T*>(g.values) + to, static_cast<const T*>(g.v) + row * g.v_stride + head * dim, size_t(dim) * sizeof(T));
-            }
-        }
-        Scratch<E> scratch(tile_tokens * group, lanes, divide_up(lanes, Vec::width) * Vec::width, divide_up(dim, Vec::width) * Vec::width);
-        // From the last: late tiles of a long prompt see most keys, so the longest tasks go first.
-        const auto take = [&](Task& task) {
-            const int64_t index = tasks - 1 - __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);
-            if (index < 0) return false;
-            const int64_t tile_index = index / g.kv_heads;
-            int64_t low = 0, high = g.sequences - 1;
-            while (low < high) {
-                const int64_t middle = (low + high + 1) / 2;
-                if (tiles_before[middle] <= tile_index) low = middle;
-                else high = middle - 1;
-            }
-            const int64_t first = (tile_index - tiles_before[low]) * tile_tokens;
-            task = {low, index % g.kv_heads, first, least(tile_tokens, g.query_start[low + 1] - g.query_start[low] - first)};
-            return true;
-        };
-        Task task, following;
-        for (bool more = take(task); more; task = following) {
-            more = take(following);
-            attend<E>(g, task, more ? &following : nullptr, scratch);
-        }
-    }
-    free(tiles_before);
+    if (g.key_scales) attention_in<E, ByteCells>(g, threads);
+    else attention_in<E, Plain<E>>(g, threads);
 }
 
 }  // namespace inferd::INFERD_LEVEL

@@ -43,6 +43,19 @@ inline void layer_norm(const LayerNormArgs& g, int threads) {
     }
 }
 
+// `padded` rows turned, so that one vector holds one number of as many of them. `dim` is a multiple of the vector's width.
+inline void pack_keys(const float* const* rows, int64_t padded, int64_t dim, float* packed) {
+    for (int64_t key = 0; key < padded; key += Vec::width)
+        for (int64_t d = 0; d < dim; d += Vec::width) {
+            Vec block[Vec::width];
+#pragma GCC unroll 16
+            for (int i = 0; i < Vec::width; i++) block[i] = Vec::load(rows[key + i] + d);
+            Vec::transpose(block);
+#pragma GCC unroll 16
+            for (int i = 0; i < Vec::width; i++) block[i].store(packed + (d + i) * kKeys + key);
+        }
+}
+
 // Tokens first.. of one text, with one head.
 struct TextTask {
     int64_t text, head, first, tokens;
@@ -64,7 +77,7 @@ void attend_text(const TextAttentionArgs& g, const TextTask& task, uint32_t* pac
         const float* rows[kKeys];
         const int64_t count = least(kKeys, high - tile), wide = divide_up(count, Vec::width) * Vec::width;
         for (int64_t i = 0; i < wide; i++) rows[i] = k + (tile + least(i, count - 1)) * stride;
-        pack_keys(rows, wide, dim, packed, rows);
+        pack_keys(rows, wide, dim, reinterpret_cast<float*>(packed));
         for (int64_t r = 0; r < task.tokens; r += kRows)
             strip<F32>(int(least(kRows, task.tokens - r)), reinterpret_cast<const char*>(q + r * stride), stride * 4, packed, kKeys, dim,
                        scores + r * padded + tile, padded, wide, false);

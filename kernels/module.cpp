@@ -70,11 +70,11 @@ void linear(const Weights& weights, int x_dtype, uintptr_t x, int64_t x_stride, 
 void attention(int dtype, uintptr_t keys, uintptr_t values, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, int64_t q_stride,
                int64_t k_stride, int64_t v_stride, uintptr_t query_start, uintptr_t seq_len, uintptr_t block_table, uintptr_t slots,
                int64_t table_stride, int64_t sequences, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t block_size,
-               float scale, int64_t window, float softcap, int threads) {
+               float scale, int64_t window, float softcap, uintptr_t key_scales, uintptr_t value_scales, int64_t key_groups, int threads) {
     active->attention(Dtype(dtype),
                       {at(keys), at(values), at(q), at(k), at(v), at(out), q_stride, k_stride, v_stride, at<int32_t>(query_start),
                        at<int32_t>(seq_len), at<int32_t>(block_table), at<int64_t>(slots), table_stride, sequences, rows, heads, kv_heads,
-                       head_dim, block_size, scale, window, softcap},
+                       head_dim, block_size, scale, window, softcap, at<float>(key_scales), at<float>(value_scales), key_groups},
                       threads);
 }
 
@@ -164,17 +164,20 @@ NB_MODULE(_kernels, m) {
             "add",
             [](Decoder& self, uintptr_t attention_norm, uintptr_t attention_out_norm, uintptr_t feed_forward_norm, uintptr_t feed_forward_out_norm,
                uintptr_t q_norm, uintptr_t k_norm, uintptr_t cos, uintptr_t sin, int64_t half, const Weights& qkv, const Weights& out,
-               const Weights& gate_up, const Weights& down, uintptr_t keys, uintptr_t values, int64_t block_size, float scale, int64_t window,
+               const Weights& gate_up, const Weights& down, uintptr_t keys, uintptr_t values, uintptr_t key_scales,
+               uintptr_t value_scales, int64_t key_groups, int64_t block_size, float scale, int64_t window,
                float softcap) {
                 DecoderLayer layer{at(attention_norm), at(attention_out_norm), at(feed_forward_norm), at(feed_forward_out_norm), at(q_norm),
                                    at(k_norm), at<float>(cos), at<float>(sin), half, qkv, out, gate_up, down, {}};
                 AttentionArgs& a = layer.attention;
                 a.keys = at(keys), a.values = at(values), a.block_size = block_size;
+                a.key_scales = at<float>(key_scales), a.value_scales = at<float>(value_scales), a.key_groups = key_groups;
                 a.scale = scale, a.window = window, a.softcap = softcap;
                 self.add(layer);
             },
             nb::kw_only(), "attention_norm"_a, "attention_out_norm"_a, "feed_forward_norm"_a, "feed_forward_out_norm"_a, "q_norm"_a, "k_norm"_a,
-            "cos"_a, "sin"_a, "half"_a, "qkv"_a, "out"_a, "gate_up"_a, "down"_a, "keys"_a, "values"_a, "block_size"_a, "scale"_a, "window"_a,
+            "cos"_a, "sin"_a, "half"_a, "qkv"_a, "out"_a, "gate_up"_a, "down"_a, "keys"_a, "values"_a, "key_scales"_a,
+            "value_scales"_a, "key_groups"_a, "block_size"_a, "scale"_a, "window"_a,
             "softcap"_a)
         .def(
             "forward",

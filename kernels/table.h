@@ -12,6 +12,7 @@ enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2, silu = 3 };  //
 
 // Weights are packed in panels of this many output columns, the same for all levels.
 constexpr int kPanel = 64;
+constexpr int kMaxDim = 256;  // of a head, in attention
 
 // Which way integers lie in panels (ints.h); another number where that changes, because packed weights are kept on disk.
 constexpr int kIntsLayout = 1;
@@ -43,8 +44,8 @@ struct LinearArgs {
 };
 
 struct AttentionArgs {
-    void* keys;  // [num_blocks, kv_heads, block_size, head_dim]
-    void* values;
+    void* keys;    // [num_blocks, kv_heads, head_dim / lane, block_size, lane], see cache.h
+    void* values;  // [num_blocks, kv_heads, ceil(block_size / lane), head_dim, lane]
     const void* q;  // [rows, heads, head_dim], row stride q_stride
     const void* k;  // [rows, kv_heads, head_dim]
     const void* v;
@@ -59,6 +60,10 @@ struct AttentionArgs {
     float scale;
     int64_t window;  // 0: none
     float softcap;   // 0: none
+    // Of a cache of bytes, else null: keys and values are then bytes, and lane is 4.
+    float* key_scales = nullptr;    // [num_blocks, kv_heads, key_groups, block_size]
+    float* value_scales = nullptr;  // [num_blocks, kv_heads, block_size]
+    int64_t key_groups = 1;         // parts of a key with scales of their own
 };
 
 struct LayerNormArgs {

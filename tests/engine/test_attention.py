@@ -32,6 +32,7 @@ class Shape:
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    in_bytes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,12 @@ def arena(shape: Shape, num_blocks: int, seed: int) -> KVCache:
         head_dim=shape.head_dim,
         dtype=shape.dtype,
         device=torch.device("cpu"),
+        in_bytes=shape.in_bytes,
     )
     noise = torch.Generator().manual_seed(seed)
-    for part in (*cache.keys, *cache.values):
-        part.copy_(torch.randn(part.shape, generator=noise).to(shape.dtype))
+    slots = torch.arange(num_blocks * shape.block_size)
+    k, v = torch.randn((2, len(slots), shape.kv_heads, shape.head_dim), generator=noise).to(shape.dtype)
+    cache.write(0, slots, k, v)
     return cache
 
 
@@ -111,18 +114,26 @@ def both(
     return a, b, ours, theirs
 
 
-def assert_close(a: Tensor, b: Tensor) -> None:
-    tolerance = TOLERANCE[b.dtype]
+def assert_same_cache(ours: KVCache, theirs: KVCache) -> None:
+    blocks = torch.arange(ours.num_blocks)
+    for a, b in zip(*(c.read(0, blocks, c.num_blocks * c.block_size) for c in (ours, theirs)), strict=True):
+        assert torch.equal(a, b)
+
+
+def assert_close(a: Tensor, b: Tensor, *, in_bytes: bool = False) -> None:
+    # Weights of a cache of bytes are whole numbers of 16 bits.
+    tolerance = max(TOLERANCE[b.dtype], 3e-4 if in_bytes else 0)
     torch.testing.assert_close(a.float(), b.float(), rtol=tolerance, atol=tolerance)
 
 
 shapes = st.builds(
-    lambda kv, group, dim, size, dtype: Shape(kv * group, kv, dim, size, dtype),
+    lambda kv, group, dim, size, dtype, in_bytes: Shape(kv * group, kv, dim, size, dtype, in_bytes and dim % 4 == 0),
     st.sampled_from([1, 2, 3]),
     st.sampled_from([1, 2, 3, 4, 7]),
     st.sampled_from([2, 8, 16, 64, 80, 128, 256]),
     st.sampled_from([1, 2, 7, 16, 32]),
     st.sampled_from([torch.float32, torch.bfloat16]),
+    st.booleans(),
 )
 rows_of_a_sequence = st.one_of(
     st.builds(Rows, st.integers(0, 200), st.just(1)),  # decode
@@ -144,21 +155,24 @@ def test_native_attention_equals_its_plain_twin(
     shape: Shape, parts: list[Rows], window: int | None, softcap: float | None, seed: int
 ) -> None:
     a, b, ours, theirs = both(shape, parts, seed, window, softcap)
-    assert_close(a, b)
-    assert torch.equal(ours.keys[0], theirs.keys[0])
-    assert torch.equal(ours.values[0], theirs.values[0])
+    assert_close(a, b, in_bytes=shape.in_bytes)
+    assert_same_cache(ours, theirs)
 
 
 @needs_kernels
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [10, 64, 96])
-def test_every_instruction_set_gives_the_same_answer(level: str, dtype: torch.dtype, head_dim: int) -> None:
-    shape = Shape(heads=6, kv_heads=2, head_dim=head_dim, block_size=5, dtype=dtype)
+@pytest.mark.parametrize(("head_dim", "in_bytes"), [(10, False), (96, False), (12, True), (64, True)])
+@pytest.mark.parametrize("block_size", [5, 16])
+def test_every_instruction_set_gives_the_same_answer(
+    level: str, dtype: torch.dtype, head_dim: int, in_bytes: bool, block_size: int
+) -> None:
+    shape = Shape(heads=6, kv_heads=2, head_dim=head_dim, block_size=block_size, dtype=dtype, in_bytes=in_bytes)
     with native.using_level(level):
         assert native.level() == level
-        a, b, _, _ = both(shape, [Rows(70, 1), Rows(0, 67), Rows(30, 9)], seed=3, window=40, softcap=20.0)
-    assert_close(a, b)
+        a, b, ours, theirs = both(shape, [Rows(70, 1), Rows(0, 67), Rows(30, 9)], seed=3, window=40, softcap=20.0)
+    assert_close(a, b, in_bytes=shape.in_bytes)
+    assert_same_cache(ours, theirs)
 
 
 @needs_kernels
@@ -192,15 +206,55 @@ def test_a_row_is_bit_identical_alone_and_in_any_batch(
 
 
 @needs_kernels
-def test_what_lies_behind_a_sequence_does_not_reach_it() -> None:
+@pytest.mark.parametrize("in_bytes", [False, True])
+@pytest.mark.parametrize("window", [None, 700])
+def test_a_long_context_gives_the_same_bits_whatever_shares_it(in_bytes: bool, window: int | None) -> None:
+    """Decoded or in chunks of a prompt, on one thread or with its chunks of keys shared out among four."""
+    shape = Shape(heads=2, kv_heads=1, head_dim=16, block_size=16, dtype=torch.bfloat16, in_bytes=in_bytes)
+    batch, blocks = flat_batch([Rows(2000, 60)], 16, torch.randperm(129, generator=torch.Generator().manual_seed(3)))
+    q, k, v = inputs(shape, 60, seed=5)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            cache = arena(shape, blocks, seed=5)
+            results.append(NativeAttention(cache, batch)(0, q, k, v, scale=0.3, window=window))
+            for row in (0, 40, 59):
+                single, _ = flat_batch([Rows(2000 + row, 1)], 16, batch.block_table[0])
+                at = slice(row, row + 1)
+                alone = NativeAttention(cache, single)(0, q[at], k[at], v[at], scale=0.3, window=window)
+                assert torch.equal(alone, results[-1][at])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+    twin = ReferenceAttention(arena(shape, blocks, seed=5), batch)(0, q, k, v, scale=0.3, window=window)
+    assert_close(results[0], twin, in_bytes=in_bytes)
+
+
+@needs_kernels
+@pytest.mark.parametrize("in_bytes", [False, True])
+def test_what_lies_behind_a_sequence_does_not_reach_it(in_bytes: bool) -> None:
     """A block's unused rows may hold anything, another request's NaN included."""
-    shape = Shape(heads=2, kv_heads=1, head_dim=32, block_size=16, dtype=torch.bfloat16)
+    for block_size in (16, 10):
+        shape = Shape(heads=2, kv_heads=1, head_dim=32, block_size=block_size, dtype=torch.bfloat16, in_bytes=in_bytes)
+        batch, _ = flat_batch([Rows(4, 1)], block_size, torch.tensor([0]))
+        q, k, v = inputs(shape, 1, seed=1)
+        cache = arena(shape, 1, seed=1)
+        clean = NativeAttention(cache, batch)(0, q, k, v, scale=1.0)
+        rest = torch.full((block_size - 5, 1, 32), float("nan"), dtype=torch.bfloat16)
+        cache.write(0, torch.arange(5, block_size), rest, rest)
+        assert torch.equal(NativeAttention(cache, batch)(0, q, k, v, scale=1.0), clean)
+
+
+@needs_kernels
+def test_a_nan_in_a_cache_of_bytes_is_not_hidden() -> None:
+    shape = Shape(heads=2, kv_heads=1, head_dim=32, block_size=16, dtype=torch.float32, in_bytes=True)
     batch, _ = flat_batch([Rows(4, 1)], 16, torch.tensor([0]))
-    q, k, v = inputs(shape, 1, seed=1)
-    cache = arena(shape, 1, seed=1)
-    cache.keys[0][0, 0, 5:] = float("nan")
-    cache.values[0][0, 0, 5:] = float("nan")
-    assert NativeAttention(cache, batch)(0, q, k, v, scale=1.0).isfinite().all()
+    for part in range(3):
+        tensors = [t.clone() for t in inputs(shape, 1, seed=1)]
+        tensors[part][0, 0, 3] = float("nan")
+        assert NativeAttention(arena(shape, 1, seed=1), batch)(0, *tensors, scale=1.0)[0, 0].isnan().all()
 
 
 @needs_kernels

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from inferd.engine import native
 
+KEY_GROUP = 32  # columns of a key that share a scale in a cache of bytes
+
 
 @dataclass(slots=True)
 class FlatBatch:
@@ -35,9 +37,28 @@ class FlatBatch:
 
 
 class KVCache:
-    """The arena: per layer, keys and values [num_blocks, kv_heads, block_size, head_dim]."""
+    """The arena: per layer the keys and values of all blocks, in lanes of 32 bits as the kernels read them
+    (kernels/cache.h): ``lane`` numbers side by side.
 
-    __slots__ = ("block_size", "keys", "num_blocks", "values")
+    keys [num_blocks, kv_heads, head_dim / lane, block_size, lane] and values [num_blocks, kv_heads,
+    block_size / lane, head_dim, lane], in the model's number format ``dtype``; or, where ``in_bytes``, as 8-bit
+    integers with a float32 scale for each token and head of the values, and for each token, head and
+    ``KEY_GROUP`` columns of the keys (whose channels differ more: Liu et al. 2024).
+    """
+
+    __slots__ = (
+        "block_size",
+        "dtype",
+        "head_dim",
+        "in_bytes",
+        "key_groups",
+        "key_scales",
+        "keys",
+        "num_blocks",
+        "num_kv_heads",
+        "value_scales",
+        "values",
+    )
 
     def __init__(
         self,
@@ -49,13 +70,57 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        in_bytes: bool = False,
     ) -> None:
-        shape = (num_blocks, num_kv_heads, block_size, head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        # Not cleared: what was never written is never read, and untouched pages cost no memory.
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.dtype = dtype
+        self.in_bytes = in_bytes
+        self.key_groups = key_groups(head_dim) if in_bytes else 1
+        lane = 4 if in_bytes else 4 // dtype.itemsize
+        if head_dim % lane:  # the kernels take no such heads
+            lane = 1
+        heads = (num_blocks, num_kv_heads)
+        key_shape = (*heads, head_dim // lane, block_size, lane)
+        value_shape = (*heads, -(-block_size // lane), head_dim, lane)
+
+        def arenas(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+            # Not cleared: what was never written is never read, and untouched pages cost no memory.
+            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+        self.keys = arenas(key_shape, torch.uint8 if in_bytes else dtype)
+        self.values = arenas(value_shape, torch.int8 if in_bytes else dtype)
+        scales = num_layers if in_bytes else 0
+        self.key_scales = arenas((*heads, self.key_groups, block_size), torch.float32)[:scales]
+        self.value_scales = arenas((*heads, block_size), torch.float32)[:scales]
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """k and v [T, kv_heads, head_dim] to the slots [T]."""
+        block, offset = slots // self.block_size, slots % self.block_size
+        keys, values = self.keys[layer], self.values[layer]
+        lane = keys.shape[-1]
+        if self.in_bytes:
+            k, key_scale = to_bytes(k, self.key_groups)
+            v, value_scale = to_bytes(v, 1)
+            self.key_scales[layer][block, :, :, offset] = key_scale
+            self.value_scales[layer][block, :, offset] = value_scale.squeeze(-1)
+            k = k + 128  # unsigned, as the kernels want one side
+        keys[block, :, :, offset] = k.reshape(*k.shape[:2], -1, lane).to(keys.dtype)
+        values[block, :, offset // lane, :, offset % lane] = v.to(values.dtype)
+
+    def read(self, layer: int, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """The first ``length`` keys and values of a sequence with these blocks: float32 [kv_heads, length, head_dim]."""
+        heads, dim, size = self.num_kv_heads, self.head_dim, self.block_size
+        k = self.keys[layer][table].permute(1, 0, 3, 2, 4).reshape(heads, -1, dim)[:, :length].float()
+        v = self.values[layer][table].permute(1, 0, 2, 4, 3).reshape(heads, len(table), -1, dim)[:, :, :size]
+        v = v.reshape(heads, -1, dim)[:, :length].float()
+        if self.in_bytes:
+            scale = self.key_scales[layer][table].permute(1, 0, 3, 2).reshape(heads, -1, self.key_groups)[:, :length]
+            k = (k - 128) * scale.repeat_interleave(dim // self.key_groups, -1)
+            v = v * self.value_scales[layer][table].transpose(0, 1).reshape(heads, -1)[:, :length].unsqueeze(-1)
+        return k, v
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in every layer: copy-on-write of shared blocks."""
@@ -63,8 +128,17 @@ class KVCache:
             return
         src = torch.tensor([p[0] for p in pairs], device=self.keys[0].device)
         dst = torch.tensor([p[1] for p in pairs], device=self.keys[0].device)
-        for arena in (*self.keys, *self.values):
+        for arena in (*self.keys, *self.values, *self.key_scales, *self.value_scales):
             arena[dst] = arena[src]
+
+
+def to_bytes(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """[..., D] in ``groups`` parts, each with a scale of its own: whole numbers in -127..127 and [..., groups] float32."""
+    parts = x.float().reshape(*x.shape[:-1], groups, -1)
+    highest = parts.abs().amax(-1, keepdim=True)
+    # Not 127.0 / highest, which torch computes as a reciprocal times 127.
+    inverse = torch.where(highest > 0, torch.full_like(highest, 127.0) / highest, 0.0)
+    return (parts * inverse).round().reshape(x.shape), (highest / 127.0).squeeze(-1)
 
 
 class Attention(Protocol):
@@ -110,21 +184,21 @@ class ReferenceAttention:
         softcap: float | None = None,
     ) -> Tensor:
         batch, cache = self.batch, self.cache
-        size = cache.block_size
-        keys, values = cache.keys[layer], cache.values[layer]
-        block, offset = batch.slots // size, batch.slots % size
-        keys[block, :, offset] = k.to(keys.dtype)
-        values[block, :, offset] = v.to(values.dtype)
+        cache.write(layer, batch.slots, k, v)
+        if cache.in_bytes:  # the products of bytes take the queries likewise
+            whole, scales = to_bytes(q, cache.key_groups)
+            columns = cache.head_dim // cache.key_groups
+            seen = (whole * scales.repeat_interleave(columns, -1)).float()
+        else:
+            seen = q.float()
         groups = q.shape[1] // k.shape[1]
         out = torch.empty_like(q)
         starts, lengths = batch.query_start.tolist(), batch.seq_len.tolist()
         for i in range(batch.num_sequences):
             first, last, length = starts[i], starts[i + 1], lengths[i]
-            table = batch.block_table[i, : (length + size - 1) // size].long()
-            # [blocks, kv_heads, size, D] -> [kv_heads, length, D]
-            ks = keys[table].transpose(0, 1).flatten(1, 2)[:, :length].repeat_interleave(groups, 0).float()
-            vs = values[table].transpose(0, 1).flatten(1, 2)[:, :length].repeat_interleave(groups, 0).float()
-            qs = q[first:last].transpose(0, 1).float()
+            table = batch.block_table[i, : -(-length // cache.block_size)].long()
+            ks, vs = (part.repeat_interleave(groups, 0) for part in cache.read(layer, table, length))
+            qs = seen[first:last].transpose(0, 1)
             scores = qs @ ks.transpose(1, 2) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
@@ -159,18 +233,24 @@ class NativeAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        return native.attention(self.batch, keys, values, q, k, v, scale, window, softcap).to(q.dtype)
+        return native.attention(self.batch, self.cache, layer, q, k, v, scale, window, softcap).to(q.dtype)
 
 
-def native_available(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether the compiled kernel is there and takes this number format and head size."""
-    return native.takes_dtype(dtype) and head_dim % 2 == 0 and 2 <= head_dim <= 256
+def key_groups(head_dim: int) -> int:
+    """How many parts of a key have scales of their own in a cache of bytes."""
+    return head_dim // KEY_GROUP if head_dim % KEY_GROUP == 0 else 1
+
+
+def native_available(dtype: torch.dtype, head_dim: int, *, in_bytes: bool = False) -> bool:
+    """Whether the compiled kernel is there and takes this number format, head size and form of the cache."""
+    return native.takes_dtype(dtype) and head_dim % (4 if in_bytes else 2) == 0 and 2 <= head_dim <= 256
 
 
 def create_attention(kind: Literal["auto", "reference", "native"], cache: KVCache, batch: FlatBatch) -> Attention:
     """The backend for one step. ``auto``: native where it is available, else the reference."""
-    arena = cache.keys[0]
-    if kind == "native" or (kind == "auto" and arena.is_cpu and native_available(arena.dtype, arena.shape[3])):
+    on_cpu = cache.keys[0].is_cpu
+    if kind == "native" or (
+        kind == "auto" and on_cpu and native_available(cache.dtype, cache.head_dim, in_bytes=cache.in_bytes)
+    ):
         return NativeAttention(cache, batch)
     return ReferenceAttention(cache, batch)

@@ -28,7 +28,7 @@ else:
         BUILT = False
 
 if TYPE_CHECKING:
-    from inferd.engine.attention import FlatBatch
+    from inferd.engine.attention import FlatBatch, KVCache
     from inferd.engine.quantized import QuantizedWeight
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
@@ -423,8 +423,8 @@ def _rows_of_heads(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def attention(
     batch: FlatBatch,
-    keys: Tensor,
-    values: Tensor,
+    cache: KVCache,
+    layer: int,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -433,14 +433,14 @@ def attention(
     softcap: float | None,
 ) -> Tensor:
     """Writes k and v into the arena's layer, then attends; see ``attention.Attention``."""
-    dtype = keys.dtype
+    dtype = cache.dtype
     q, k, v = _rows_of_heads(q, dtype), _rows_of_heads(k, dtype), _rows_of_heads(v, dtype)
     rows, heads, head_dim = q.shape
     out = torch.empty((rows, heads, head_dim), dtype=dtype)
     kernels.attention(
         CODES[dtype],
-        keys.data_ptr(),
-        values.data_ptr(),
+        cache.keys[layer].data_ptr(),
+        cache.values[layer].data_ptr(),
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -458,10 +458,13 @@ def attention(
         heads,
         k.shape[1],
         head_dim,
-        keys.shape[2],
+        cache.block_size,
         scale,
         window or 0,
         softcap or 0.0,
+        cache.key_scales[layer].data_ptr() if cache.in_bytes else 0,
+        cache.value_scales[layer].data_ptr() if cache.in_bytes else 0,
+        cache.key_groups,
         torch.get_num_threads(),
     )
     return out

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from inferd.engine import native, ops
+from inferd.engine import ops
 from inferd.engine.attention import FlatBatch, KVCache, native_available
 from inferd.engine.model.llama import GATES, FeedForward, Layer, LlamaDecoder
 from inferd.engine.model.load import Decoder
@@ -73,6 +73,9 @@ class NativeDecoder:
             down=_weights(layer.feed_forward.down),
             keys=cache.keys[i].data_ptr(),
             values=cache.values[i].data_ptr(),
+            key_scales=cache.key_scales[i].data_ptr() if cache.in_bytes else 0,
+            value_scales=cache.value_scales[i].data_ptr() if cache.in_bytes else 0,
+            key_groups=cache.key_groups,
             block_size=cache.block_size,
             scale=config.attention_scale,
             window=config.windows[i] or 0,
@@ -123,9 +126,9 @@ def native_decoder(decoder: Decoder, cache: KVCache, max_rows: int) -> NativeDec
 def _covers(decoder: LlamaDecoder, cache: KVCache) -> bool:
     """Whether every layer is dense, its products packed, and the arena in the decoder's format."""
     return (
-        native.takes(cache.keys[0])
-        and cache.keys[0].dtype == decoder.dtype
-        and native_available(decoder.dtype, decoder.config.head_dim)
+        cache.keys[0].is_cpu
+        and cache.dtype == decoder.dtype
+        and native_available(decoder.dtype, decoder.config.head_dim, in_bytes=cache.in_bytes)
         and decoder.norm.is_cpu
         and all(_covers_layer(layer, decoder.norm.dtype) for layer in decoder.layers)
     )
