@@ -113,12 +113,6 @@ struct Vec {
     static Vec halves(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
     // To the nearest whole number, as bytes, at most as large as they can be.
     void store_bytes(int8_t* p) const { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
-    // Pairs (even[i], odd[i]) of two bf16 rows.
-    static Vec pairs(const bf16* even, const bf16* odd) {
-        __m512i lo = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
-        __m512i hi = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)odd));
-        return {_mm512_castsi512_ps(_mm512_or_si512(lo, _mm512_slli_epi32(hi, 16)))};
-    }
     // Lanes of a width x width block turned over its diagonal.
     __attribute__((always_inline)) static void transpose(Vec* r) {
         __m512i t[16], u[16];
@@ -244,11 +238,6 @@ struct Vec {
         const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
         _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
     }
-    static Vec pairs(const bf16* even, const bf16* odd) {
-        __m256i lo = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)even));
-        __m256i hi = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)odd));
-        return {_mm256_castsi256_ps(_mm256_or_si256(lo, _mm256_slli_epi32(hi, 16)))};
-    }
     __attribute__((always_inline)) static void transpose(Vec* r) {
         __m256 t[8], u[8];
 #pragma GCC unroll 16
@@ -353,11 +342,6 @@ struct Vec {
     void store_bytes(int8_t* p) const {
         const Vec near = round(min(max(*this, all(-128.0f)), all(127.0f)));
         for (int i = 0; i < 4; i++) p[i] = int8_t(near.v[i]);
-    }
-    static Vec pairs(const bf16* even, const bf16* odd) {
-        Words w;
-        for (int i = 0; i < 4; i++) w[i] = uint32_t(even[i].bits) | uint32_t(odd[i].bits) << 16;
-        return {(Floats)w};
     }
     static void transpose(Vec* r) {
         for (int i = 0; i < 4; i++)
