@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def card(result: Result) -> str:
     """README.md of the folder, in Markdown."""
-    wish, form = result.wish, result.wish.form
+    wish, form = result.wish, result.form
     integers = f"int{form.bits}, " + (
         f"groups of {form.group_size} inputs" if form.group_size else "a scale per output"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,7 @@ from inferd.engine.model.architecture import GPT, dtype_name, read_config
 from inferd.engine.model.config import FAMILIES, DecoderConfig, Source
 from inferd.engine.model.load import load_model
 from inferd.engine.perplexity import Perplexity, measuring, perplexity
-from inferd.engine.quantized import QuantizedWeight, by_output
+from inferd.engine.quantized import QuantizedWeight
 from inferd.engine.safetensors import weight_files
 from inferd.engine.stored.writing import Shards, description, stored_parts
 from inferd.engine.tokenizer import Tokenizer
@@ -38,6 +38,10 @@ Method = Literal["int8", "int4", "gptq"]
 
 _CARRIED = (".json", ".jinja", ".model", ".txt")
 """Files beside the weights that belong to the model: configuration, tokenizer, chat template, licence."""
+
+_NARROW, _NARROW_GROUP = 512, 64
+"""Models whose hidden states are narrower than this have 8 bits in groups: sums of so few terms do not average errors out, and
+activations that share a scale with fewer others lose less (docs/quantisation.md)."""
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # of the weights that mixed widths try in 8 bits
 
@@ -59,10 +63,12 @@ class Wish:
     most_measured: int = 100_000  # tokens
     max_change: float | None = None  # of perplexity, as a part of it: more is a failure
 
-    @property
-    def form(self) -> Form:
-        wide = self.method == "int8" or (self.method == "gptq" and self.bits == 8)
-        return Form(8, 0) if wide else Form(4, self.group_size, self.symmetric)
+    def form(self, hidden_size: int, widths: Collection[int]) -> Form:
+        """What the weights of products with so many inputs become."""
+        if self.method == "int4" or (self.method == "gptq" and self.bits == 4):
+            return Form(4, self.group_size, self.symmetric)
+        in_groups = hidden_size < _NARROW and all(width % _NARROW_GROUP == 0 for width in widths)
+        return Form(8, _NARROW_GROUP if in_groups else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,7 @@ class Result:
 
     folder: Path
     wish: Wish
+    form: Form
     source: str
     architecture: str
     before_bytes: int
@@ -131,11 +138,13 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
         what = "gptq calibrates" if wish.method == "gptq" else "max_perplexity_change measures"
         raise InvalidRequest(f"{what} on a text. Give one with --data.", param="data")
     config, open_weights = _opened(folder)
-    _check_groups(open_weights(), wish.form, folder)
+    widths = _widths(open_weights())
+    form = wish.form(config.hidden_size, widths.values())
+    _check_groups(widths, form, folder)
     context = min(wish.context, config.max_position_embeddings)
     texts = None if data is None else _Texts(data, Tokenizer.load(folder), wish, context)
     before = None if texts is None else _measured(folder, texts, context, progress, "before")
-    if wish.mixed and (wish.method != "gptq" or wish.form.bits != 4 or wish.max_change is None):
+    if wish.mixed and (wish.method != "gptq" or form.bits != 4 or wish.max_change is None):
         raise InvalidRequest(
             "Mixed widths are of gptq in 4 bits, as far as --max-perplexity-change asks for.", param="mixed"
         )
@@ -147,7 +156,7 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
             shutil.rmtree(making, ignore_errors=True)
             making.mkdir(parents=True)
             wide = _widest(losses, share)
-            counts = _write(making, folder, config, wish, wide, open_weights, texts, progress)
+            counts = _write(making, folder, config, wish, form, wide, open_weights, texts, progress)
             after = None if texts is None else _measured(making, texts, context, progress, "after")
             losses = losses or counts.losses
             if before is None or after is None or wish.max_change is None or after.change(before) <= wish.max_change:
@@ -155,6 +164,7 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
         result = Result(
             folder=output,
             wish=wish,
+            form=form,
             source=source,
             architecture=config.architecture,
             before_bytes=_weights_bytes(folder),
@@ -210,8 +220,12 @@ def _is_product(name: str, tensor: Tensor) -> bool:
     )
 
 
-def _check_groups(weights: Weights, form: Form, folder: Path) -> None:
-    widths = {name: tensor.shape[1] for name in weights if _is_product(name, tensor := weights.stored(name))}
+def _widths(weights: Weights) -> dict[str, int]:
+    """The inputs of each product."""
+    return {name: tensor.shape[1] for name in weights if _is_product(name, tensor := weights.stored(name))}
+
+
+def _check_groups(widths: dict[str, int], form: Form, folder: Path) -> None:
     for name, width in widths.items():
         if not form.fits(width):
             others = [str(size) for size in (128, 64, 32, 16) if all(w % size == 0 for w in widths.values())]
@@ -259,6 +273,7 @@ def _write(
     folder: Path,
     config: DecoderConfig,
     wish: Wish,
+    form: Form,
     wide: frozenset[str],
     open_weights: Callable[[], Weights],
     texts: _Texts | None,
@@ -269,7 +284,7 @@ def _write(
     products = [name for name in weights if _is_product(name, weights.stored(name))]
     shards, counts = Shards(making), _Counts()
     scale_dtype = weights.stored(products[0]).dtype
-    form = replace(wish.form, scale_dtype=scale_dtype)
+    form = replace(form, scale_dtype=scale_dtype)
 
     def put(name: str, quantised: QuantizedWeight) -> None:
         for part, tensor in stored_parts(name, quantised, scale_dtype, packed=name in wide).items():
@@ -302,7 +317,7 @@ def _write(
     else:
         for done, name in enumerate(products):
             weight = weights.stored(name).float()
-            put(name.removesuffix(".weight"), by_output(weight) if form.bits == 8 else nearest(weight, form))
+            put(name.removesuffix(".weight"), nearest(weight, form))
             progress("quantising", done + 1, len(products))
     for name in weights:
         if name not in products:
@@ -320,7 +335,7 @@ def _write(
 
 def _fitted(weight: Tensor, product: Observed, form: Form, wish: Wish) -> QuantizedWeight:
     if product.num_rows == 0:  # an expert that no calibration token was sent to
-        return by_output(weight) if form.bits == 8 else nearest(weight, form)
+        return nearest(weight, form)
     return gptq(weight, product.moments, form, damping=wish.damping, by_size=wish.by_size)
 
 

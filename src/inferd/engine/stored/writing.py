@@ -35,9 +35,10 @@ SHARD_BYTES = 1 << 30
 def stored_parts(
     name: str, weight: QuantizedWeight, scale_dtype: torch.dtype, *, packed: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors of one product by their full names: int8 as int-quantized unless ``packed``, int4 as pack-quantized."""
+    """The tensors of one product by their full names: int8 with a scale per output as int-quantized unless ``packed``, all
+    others as pack-quantized."""
     scale = weight.scale.to(scale_dtype)
-    if weight.bits == 8 and not packed:
+    if weight.bits == 8 and not weight.group_size and not packed:
         return {f"{name}.weight": weight.values, f"{name}.weight_scale": scale}
     half = 1 << (weight.bits - 1)
     parts = {
@@ -51,24 +52,25 @@ def stored_parts(
 
 
 def description(bits: int, group_size: int, *, symmetric: bool, wide: Sequence[str] = ()) -> dict[str, Any]:
-    """``quantization_config`` of config.json for such parts, the head left as it is.
+    """``quantization_config`` of config.json for such parts, the head left as it is. ``group_size`` 0: a scale per output.
 
     ``wide``: products that have packed 8 bits where the others have 4.
     """
     activations = None
     weights: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": symmetric, "dynamic": False}
-    if bits == 8:
+    if not group_size:
         weights |= {"strategy": "channel", "group_size": None}
-        activations = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
     else:
         weights |= {"strategy": "group", "group_size": group_size}
+    if bits == 8 and not group_size:
+        activations = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}}
     if wide:
         whole = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"}
         groups["group_1"] = {"targets": list(wide), "weights": whole, "input_activations": None}
     return {
         "quant_method": "compressed-tensors",
-        "format": "int-quantized" if bits == 8 else "pack-quantized",
+        "format": "pack-quantized" if activations is None else "int-quantized",
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": ["lm_head", "re:.*\\.gate$"],  # the head, and what chooses experts
