@@ -519,7 +519,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     ] = None
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Compute threads of a replica; unset: the machine's cores shared out among the replicas."),
+        Meta(description="Compute threads of a replica; unset: the cores that the server may use (taskset, cpuset), shared out among the replicas."),
     ] = None
     attention: Annotated[
         Literal["auto", "reference", "native"],
