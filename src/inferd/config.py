@@ -308,6 +308,12 @@ class KVCacheConfig(Section, frozen=True, kw_only=True):
     num_blocks: Annotated[
         Annotated[int, Meta(ge=2)] | None, Meta(description="Number of blocks; overrides memory_bytes.")
     ] = None
+    dtype: Annotated[
+        Literal["auto", "int8"],
+        Meta(
+            description="Number format of keys and values. auto: the model's; int8: 8-bit integers with scales, which take about half the memory (docs/quantisation.md)."
+        ),
+    ] = "auto"
 
 
 class SpeculationConfig(Section, frozen=True, kw_only=True):

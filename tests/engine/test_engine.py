@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -36,7 +36,13 @@ Build = Callable[..., Engine]
 
 @pytest.fixture(scope="module")
 def build(tiny_model: Path) -> Build:
-    def make(*, num_blocks: int = 256, block_size: int = 4, **scheduler: int | bool) -> Engine:
+    def make(
+        *,
+        num_blocks: int = 256,
+        block_size: int = 4,
+        kv_dtype: Literal["auto", "int8"] = "auto",
+        **scheduler: int | bool,
+    ) -> Engine:
         return create_backend(
             "tiny",
             ModelConfig(
@@ -46,7 +52,7 @@ def build(tiny_model: Path) -> Build:
                 threads=1,
                 max_model_len=128,
                 scheduler=SchedulerConfig(**scheduler),  # type: ignore[arg-type]
-                kv_cache=KVCacheConfig(block_size=block_size, num_blocks=num_blocks),
+                kv_cache=KVCacheConfig(block_size=block_size, num_blocks=num_blocks, dtype=kv_dtype),
             ),
             lambda phase, done, total: None,
         )
@@ -209,6 +215,24 @@ def test_neither_batch_nor_chunks_nor_preemption_nor_cache_change_an_answer(
     assert [a.tokens() for a in together] == [a.tokens() for a in alone]
     assert [a.tokens() for a in again] == [a.tokens() for a in alone]
     assert [a.text() for a in together] == [a.text() for a in alone]
+
+
+def test_with_a_cache_of_bytes_an_answer_does_not_depend_on_its_company_either(build: Build) -> None:
+    requests = [
+        make_request(f"r{i}", p, temperature=t, seed=i, max_tokens=12, ignore_eos=True, n=n)
+        for i, (p, t, n) in enumerate([(PROMPTS[4], 0.0, 1), (PROMPTS[4], 0.9, 3), (PROMPTS[0], 0.9, 1)])
+    ]
+    answers = []
+    for shape in (
+        {"max_num_batched_tokens": 7, "num_blocks": 40},
+        {"max_num_batched_tokens": 64, "prefix_caching": False},
+    ):
+        engine = build(kv_dtype="int8", **shape)
+        assert engine.info.fingerprint != build(**shape).info.fingerprint
+        for _ in range(2):
+            found = run(engine, *requests)
+            answers.append([[a.tokens(i) for i in range(r.sampling.n)] for a, r in zip(found, requests, strict=True)])
+    assert all(answer == answers[0] for answer in answers)
 
 
 def test_a_cached_prompt_is_reported_and_answers_the_same(build: Build) -> None:

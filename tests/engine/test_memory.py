@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.config import KVCacheConfig
+from inferd.engine.attention import KVCache
 from inferd.engine.memory import available_bytes, kv_bytes_per_token, plan_blocks
 from inferd.errors import ModelLoadError
 
@@ -18,6 +22,27 @@ def test_bytes_per_token_of_known_models() -> None:
     assert kv_bytes_per_token(num_layers=40, num_kv_heads=40, head_dim=128, itemsize=2) == 819_200
     # Qwen3-0.6B: 28 layers, 8 KV heads of 128, bfloat16.
     assert kv_bytes_per_token(num_layers=28, num_kv_heads=8, head_dim=128, itemsize=2) == 114_688
+    # The same in 8 bits: a byte for each number, four scales for a key of 128 columns and one for a value.
+    eight = kv_bytes_per_token(num_layers=28, num_kv_heads=8, head_dim=128, itemsize=2, dtype="int8")
+    assert eight == 28 * 8 * (2 * 128 + 5 * 4)
+
+
+@pytest.mark.parametrize("head_dim", [128, 80, 12])
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_the_plan_counts_the_bytes_that_the_arena_takes(head_dim: int, dtype: Literal["auto", "int8"]) -> None:
+    cache = KVCache(
+        num_layers=3,
+        num_blocks=2,
+        block_size=16,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        in_bytes=dtype == "int8",
+    )
+    parts = (*cache.keys, *cache.values, *cache.key_scales, *cache.value_scales)
+    per_token = kv_bytes_per_token(num_layers=3, num_kv_heads=2, head_dim=head_dim, itemsize=2, dtype=dtype)
+    assert sum(part.nbytes for part in parts) == 32 * per_token
 
 
 def test_unset_takes_full_sequences_but_at_most_a_quarter_of_free_memory() -> None:

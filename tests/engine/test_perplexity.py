@@ -11,8 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferd import models
 from inferd.engine.model.load import load_model
 from inferd.engine.perplexity import measuring, perplexity, windows
+from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import InvalidRequest
 
 
@@ -82,3 +84,14 @@ def test_a_context_the_model_or_the_arena_cannot_hold_is_refused(tiny_model: Pat
         perplexity(measuring(decoder), [5] * 300, context=8, stride=9)
     with pytest.raises(InvalidRequest, match="has 1 tokens"):
         perplexity(measuring(decoder), [5], context=8)
+
+
+@pytest.mark.parametrize("name", ["llm-stories3m", "demo"])
+def test_a_cache_of_bytes_costs_little_perplexity(shared_data: Path, name: str) -> None:
+    folder = Path(models.__file__).parent / name if name == "demo" else shared_data / name
+    text = (shared_data / "text" / "wikitext2.valid.txt").read_text()[:60_000]
+    ids = Tokenizer.load(folder).encode(text)[:6000]
+    decoder = load_model(folder, dtype="float32", device=torch.device("cpu"))
+    plain, eight = (perplexity(measuring(decoder, in_bytes=wish), ids, context=256) for wish in (False, True))
+    assert plain.value != eight.value
+    assert eight.value <= plain.value * 1.002

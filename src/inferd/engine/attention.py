@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine import native
-
-KEY_GROUP = 32  # columns of a key that share a scale in a cache of bytes
+from inferd.engine.memory import key_groups
 
 
 @dataclass(slots=True)
@@ -234,11 +233,6 @@ class NativeAttention:
         softcap: float | None = None,
     ) -> Tensor:
         return native.attention(self.batch, self.cache, layer, q, k, v, scale, window, softcap).to(q.dtype)
-
-
-def key_groups(head_dim: int) -> int:
-    """How many parts of a key have scales of their own in a cache of bytes."""
-    return head_dim // KEY_GROUP if head_dim % KEY_GROUP == 0 else 1
 
 
 def native_available(dtype: torch.dtype, head_dim: int, *, in_bytes: bool = False) -> bool:

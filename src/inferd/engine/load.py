@@ -88,10 +88,12 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
         head_dim=dims.head_dim,
         dtype=decoder.dtype,
         device=device,
+        in_bytes=config.kv_cache.dtype == "int8",
     )
     attention = config.attention
     if attention == "auto":
-        attention = "native" if device.type == "cpu" and native_available(decoder.dtype, dims.head_dim) else "reference"
+        takes = native_available(decoder.dtype, dims.head_dim, in_bytes=cache.in_bytes)
+        attention = "native" if device.type == "cpu" and takes else "reference"
     runner = Runner(decoder, cache, attention, device, config.scheduler.max_num_batched_tokens)
     blocks = BlockPool(num_blocks)
     tpot_ms = config.objectives.tpot_ms
@@ -120,7 +122,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
         max_num_seqs=config.scheduler.max_num_seqs,
         eos_token_ids=tuple(sorted(eos_ids)),
         has_chat_template=template is not None,
-        fingerprint=_fingerprint(folder, decoder, attention),
+        fingerprint=_fingerprint(folder, decoder, attention, config.kv_cache.dtype),
         attention=attention,
         memory=memory_plan(
             arena,
@@ -231,7 +233,7 @@ def _warm_up(runner: Runner, scheduler: Scheduler, vocab_size: int, max_model_le
     scheduler.pool.clear_cache()
 
 
-def _fingerprint(folder: Path, decoder: Decoder, attention: str) -> str:
+def _fingerprint(folder: Path, decoder: Decoder, attention: str, kv_dtype: str) -> str:
     """A digest of what decides the answers: weights' identity (headers and sizes, not every byte),
     number format, kernels."""
     digest = hashlib.blake2b(digest_size=6)
@@ -241,4 +243,6 @@ def _fingerprint(folder: Path, decoder: Decoder, attention: str) -> str:
         with path.open("rb") as file:
             digest.update(f"{path.name}:{path.stat().st_size}".encode() + file.read(65536))
     digest.update(f"{decoder.dtype}:{attention}:{torch.__version__}".encode())
+    if kv_dtype != "auto":
+        digest.update(f":kv {kv_dtype}".encode())
     return "fp_" + digest.hexdigest()

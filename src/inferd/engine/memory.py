@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from inferd.config import KVCacheConfig, ModelConfig
 from inferd.engine.model.config import DecoderConfig
@@ -54,9 +55,24 @@ def available_bytes() -> int:
     return max(free, 0)
 
 
-def kv_bytes_per_token(*, num_layers: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:
-    """Keys and values of one token in every layer."""
-    return 2 * num_layers * num_kv_heads * head_dim * itemsize
+# Columns of a key that share a scale in a cache of 8-bit integers: channels of keys differ more than those of values.
+KEY_GROUP = 32
+_SCALE_BYTES = 4
+
+
+def key_groups(head_dim: int) -> int:
+    """How many parts of a key have scales of their own in a cache of 8-bit integers."""
+    return head_dim // KEY_GROUP if head_dim % KEY_GROUP == 0 else 1
+
+
+def kv_bytes_per_token(
+    *, num_layers: int, num_kv_heads: int, head_dim: int, itemsize: int, dtype: Literal["auto", "int8"] = "auto"
+) -> int:
+    """Keys and values of one token in every layer; ``itemsize``: of the model's number format."""
+    of_a_head = 2 * head_dim * itemsize
+    if dtype == "int8":
+        of_a_head = 2 * head_dim + (key_groups(head_dim) + 1) * _SCALE_BYTES
+    return num_layers * num_kv_heads * of_a_head
 
 
 def most_sampled_rows(config: ModelConfig) -> int:
@@ -96,7 +112,11 @@ def plan_arena(
     """
     size = config.kv_cache.block_size
     per_token = kv_bytes_per_token(
-        num_layers=dims.num_layers, num_kv_heads=dims.num_kv_heads, head_dim=dims.head_dim, itemsize=itemsize
+        num_layers=dims.num_layers,
+        num_kv_heads=dims.num_kv_heads,
+        head_dim=dims.head_dim,
+        itemsize=itemsize,
+        dtype=config.kv_cache.dtype,
     )
     per_token += draft_bytes_per_token
     cache, allowed = config.kv_cache, None
@@ -112,7 +132,7 @@ def plan_arena(
                 param="memory_bytes",
             )
         if cache.num_blocks is None and cache.memory_bytes is None:
-            cache = KVCacheConfig(memory_bytes=allowed, block_size=size)
+            cache = KVCacheConfig(memory_bytes=allowed, block_size=size, dtype=cache.dtype)
     max_model_len = _max_model_len(config.max_model_len, cache, dims.max_position_embeddings, per_token)
     try:
         num_blocks = plan_blocks(

@@ -91,9 +91,14 @@ def windows(
 
 
 def measuring(
-    decoder: Decoder, *, num_tokens: int = 4096, attention: Literal["auto", "reference", "native"] = "auto"
+    decoder: Decoder,
+    *,
+    num_tokens: int = 4096,
+    attention: Literal["auto", "reference", "native"] = "auto",
+    in_bytes: bool = False,
 ) -> Runner:
-    """A runner for measurements alone, with an arena for ``num_tokens`` tokens in the decoder's number format."""
+    """A runner for measurements alone, with an arena for ``num_tokens`` tokens in the decoder's number format, or in
+    8-bit integers (``in_bytes``)."""
     dims = decoder.config
     cache = KVCache(
         num_layers=dims.num_layers,
@@ -103,6 +108,7 @@ def measuring(
         head_dim=dims.head_dim,
         dtype=decoder.dtype,
         device=torch.device("cpu"),
+        in_bytes=in_bytes,
     )
     return Runner(decoder, cache, attention, torch.device("cpu"))
 
