@@ -377,7 +377,9 @@ class BatchingConfig(Section, frozen=True, kw_only=True):
 class SequenceConfig(Section, frozen=True, kw_only=True):
     """State that is kept between requests of one sequence (stateful models)."""
 
-    max_sequences: Annotated[int, Meta(description="Sequences with a state at the same time in each replica.", ge=1)] = 1024
+    max_sequences: Annotated[
+        int, Meta(description="Sequences with a state at the same time in each replica.", ge=1)
+    ] = 1024
     idle_s: Annotated[float, Meta(description="Seconds without a request after which a state is dropped.", gt=0)] = 60.0
     states: Annotated[
         dict[str, str],
@@ -525,7 +527,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     ] = None
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Compute threads of a replica; unset: the cores that the server may use (taskset, cpuset), shared out among the replicas."),
+        Meta(
+            description="Compute threads of a replica; unset: the cores that the server may use (taskset, cpuset), shared out among the replicas."
+        ),
     ] = None
     attention: Annotated[
         Literal["auto", "reference", "native"],

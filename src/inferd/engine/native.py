@@ -61,6 +61,12 @@ def is_on() -> bool:
     return _switch.on
 
 
+def prefer_large_pages(memory: Tensor) -> None:
+    """Ask for large pages before memory of the CPU is first written to."""
+    if _switch.on and memory.is_cpu:
+        kernels.prefer_large_pages(memory.data_ptr(), memory.nbytes)
+
+
 def level() -> str:
     """The instruction set in use (``avx512bf16``, ``avx512``, ``avx2``, ``generic``), or ``none``."""
     return kernels.level() if _switch.on else "none"
@@ -104,7 +110,7 @@ class PackedWeight:
         self._code = CODES[first.dtype]
         panels = -(-self.out_features // kernels.PANEL)
         self.data = torch.empty(panels * kernels.PANEL * self.in_features, dtype=self.dtype)
-        kernels.prefer_large_pages(self.data.data_ptr(), self.data.nbytes)
+        prefer_large_pages(self.data)
         row = 0
         for w in weights:
             w = w if w.stride(1) == 1 else w.contiguous()
@@ -202,7 +208,7 @@ class PackedInts:
             self._total = torch.zeros(padded, dtype=torch.int32)
             self._total[: self.out_features] = values.sum(1, dtype=torch.int32)
         self.data = torch.empty(packed_bytes(weight), dtype=torch.uint8)
-        kernels.prefer_large_pages(self.data.data_ptr(), self.data.nbytes)
+        prefer_large_pages(self.data)
         zero = None if weight.zero is None else weight.zero.contiguous()
         kernels.pack_ints(
             weight.bits,
