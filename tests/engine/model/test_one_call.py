@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.engine import native, ops
-from inferd.engine.attention import FlatBatch, NativeAttention
+from inferd.engine.attention import FlatBatch, KVCache, NativeAttention
 from inferd.engine.model.llama import FeedForward, LlamaDecoder
 from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.native_decoder import NativeDecoder, native_decoder
@@ -63,16 +63,34 @@ def batch_of(counts: list[int], starts: list[int], vocab: int) -> FlatBatch:
     )
 
 
-def check(decoder: Decoder, families: ModuleType, steps: list[list[int]]) -> None:
+def arena(decoder: Decoder, *, in_bytes: bool) -> KVCache:
+    config = decoder.config
+    cache = KVCache(
+        num_layers=config.num_layers,
+        num_blocks=3 * _BLOCKS_EACH,
+        block_size=_BLOCK,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=decoder.dtype,
+        device=torch.device("cpu"),
+        in_bytes=in_bytes,
+    )
+    for memory in contents(cache):
+        memory.zero_()
+    return cache
+
+
+def contents(cache: KVCache) -> list[torch.Tensor]:
+    return [*cache.keys, *cache.values, *cache.key_scales, *cache.value_scales]
+
+
+def check(decoder: Decoder, steps: list[list[int]], *, in_bytes: bool = False) -> None:
     """Both ways over arenas of their own: hidden states, keys and values."""
-    caches = [families.Driver(decoder, block_size=_BLOCK, num_blocks=3 * _BLOCKS_EACH).cache for _ in range(2)]
+    caches = [arena(decoder, in_bytes=in_bytes) for _ in range(2)]
     one = native_decoder(decoder, caches[1], 8)
     assert one is not None
     starts = [0, 0, 0]
     with torch.inference_mode():
-        for cache in caches:
-            for arena in (*cache.keys, *cache.values):
-                arena.zero_()
         for counts in steps:
             if not any(counts):
                 continue
@@ -81,7 +99,7 @@ def check(decoder: Decoder, families: ModuleType, steps: list[list[int]]) -> Non
             assert torch.equal(one.forward(batch), plain)
             check_wanted(one, batch, plain)
             starts = [start + count for start, count in zip(starts, counts, strict=True)]
-    for a, b in zip((*caches[0].keys, *caches[0].values), (*caches[1].keys, *caches[1].values), strict=True):
+    for a, b in zip(*map(contents, caches), strict=True):
         assert torch.equal(a, b)
 
 
@@ -100,11 +118,11 @@ def check_wanted(one: NativeDecoder, batch: FlatBatch, plain: torch.Tensor) -> N
 def test_one_call_gives_the_bits_of_many(name: str, dtype: str, tmp_path: Path, families: ModuleType) -> None:
     decoder = load(name, tmp_path, families, dtype)
 
-    @given(steps=STEPS, level=st.sampled_from(native.levels()))
-    @settings(max_examples=6, deadline=None)
-    def law(steps: list[list[int]], level: str) -> None:
+    @given(steps=STEPS, level=st.sampled_from(native.levels()), in_bytes=st.booleans())
+    @settings(max_examples=8, deadline=None)
+    def law(steps: list[list[int]], level: str, in_bytes: bool) -> None:
         with native.using_level(level):
-            check(decoder, families, steps)
+            check(decoder, steps, in_bytes=in_bytes)
 
     law()
 
@@ -133,7 +151,7 @@ def test_one_call_takes_quantised_weights(
         parts.gate_up, parts.down = (quantised(x, bits, group_size, decoder.dtype) for x in (parts.gate_up, parts.down))
     for level in native.levels():
         with native.using_level(level):
-            check(decoder, families, [[19, 1, 0], [1, 7, 2], [1, 1, 1]])
+            check(decoder, [[19, 1, 0], [1, 7, 2], [1, 1, 1]])
 
 
 @pytest.mark.parametrize("name", LEFT_TO_PYTHON)
