@@ -59,14 +59,14 @@ REMOTE = {"source": "openai:https://host/v1"}
         ({"tenants": {" t": {}}}, "is not a tenant name"),
         (
             {**model(memory_bytes="2GiB", replicas=3), "server": {"memory_bytes": "5GiB"}},
-            "models.m.memory_bytes: 3 times 2GiB is more than server.memory_bytes = 5GiB",
+            "models.m.memory_bytes: 3 times 2.00 GiB is more than server.memory_bytes = 5.00 GiB",
         ),
         (
             {
                 "models": {name: {"source": "demo", "memory_bytes": "2GiB"} for name in "abc"},
                 "server": {"memory_bytes": "5GiB"},
             },
-            "server.memory_bytes: 5GiB is less than the 6GiB",
+            "server.memory_bytes: 5.00 GiB is less than the 6.00 GiB",
         ),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_fraction_of_the_servers_memory_becomes_bytes() -> None:
     [
         ({}, {"memory_fraction": 0.5}, "0.5 of what? Set server.memory_bytes"),
         ({"memory_bytes": "4GiB"}, {"memory_fraction": 0.5, "memory_bytes": "1GiB"}, "keep one of them"),
-        ({"memory_bytes": "4GiB"}, {"memory_fraction": 0.6, "replicas": 2}, "is more than server.memory_bytes = 4GiB"),
+        ({"memory_bytes": "4GiB"}, {"memory_fraction": 0.6, "replicas": 2}, "is more than server.memory_bytes = 4.00 GiB"),
         ({"memory_bytes": "4GiB"}, {"memory_fraction": 1.5}, "memory_fraction"),
         ({"memory_bytes": "4GiB"}, {"memory_fraction": 0}, "memory_fraction"),
     ],

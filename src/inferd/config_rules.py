@@ -17,7 +17,7 @@ import msgspec
 
 from inferd.config_pipelines import problems_of
 from inferd.config_tree import Path as Place
-from inferd.config_tree import Problem, size_text
+from inferd.config_tree import Problem, roughly
 
 if TYPE_CHECKING:
     from inferd.config import Config, ModelConfig, RemoteSettings
@@ -214,15 +214,15 @@ def _memory(config: Config) -> Iterator[Problem]:
         if wanted > whole:
             yield Problem(
                 ("models", name, "memory_bytes" if model.memory_fraction is None else "memory_fraction"),
-                f"{model.replicas} times {size_text(size)} is more than server.memory_bytes = "
-                f"{size_text(whole)}; lower it, the number of replicas, or raise the server's.",
+                f"{model.replicas} times {roughly(size)} is more than server.memory_bytes = "
+                f"{roughly(whole)}; lower it, the number of replicas, or raise the server's.",
             )
         elif model.load == "startup":
             fixed += wanted
     if fixed > whole:
         yield Problem(
             ("server", "memory_bytes"),
-            f"{size_text(whole)} is less than the {size_text(fixed)} of the models that load at the start; "
+            f"{roughly(whole)} is less than the {roughly(fixed)} of the models that load at the start; "
             "raise it, lower theirs, or let some load on_demand.",
         )
 

@@ -156,6 +156,14 @@ def size_text(num_bytes: int) -> str:
     return str(num_bytes)
 
 
+def roughly(num_bytes: int) -> str:
+    """A number of bytes as people compare it: 1.49 GiB."""
+    for power, unit in ((3, "GiB"), (2, "MiB")):
+        if num_bytes >= 1024**power:
+            return f"{num_bytes / 1024**power:.2f} {unit}"
+    return str(num_bytes)
+
+
 def branches(cls: type[msgspec.Struct], path: tuple[str, ...] = ()) -> Iterator[Branch]:
     """Every section of a tree, outermost first, in the order of the fields."""
     yield from _branches(_struct(inspect.type_info(cls)), path)

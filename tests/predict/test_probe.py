@@ -15,7 +15,7 @@ from inferd.errors import ModelLoadError
 from inferd.predict.contract import Array, Contract
 from inferd.predict.estimate import BatchCost
 from inferd.predict.load import limits_for
-from inferd.predict.probe import BUDGET_S, FEWEST_ROWS, MOST_ROWS, QUICK_S, probe, probe_rows
+from inferd.predict.probe import BUDGET_S, FEWEST_ROWS, MOST_ROWS, QUICK_S, probe, probe_rows, rows_within
 from inferd.predict.stacked import Stacked
 from inferd.types import TensorSpec
 
@@ -150,3 +150,20 @@ def test_a_batch_size_that_the_artifact_cannot_compute_is_refused(able: int, tol
     config = ModelConfig(source="m", batching=BatchingConfig(max_batch_size=16))
     with pytest.raises(ModelLoadError, match=told):
         limits_for(msgspec.structs.replace(CONTRACT, max_batch_size=able), config)
+
+
+@pytest.mark.parametrize(
+    ("grown", "row_bytes", "allowed", "rows"),
+    [
+        ([(1, 10), (2, 12), (4, 16)], 0, 110, 50),  # 10 whatever the rows, and 2 for each
+        ([(1, 10), (2, 12), (4, 16)], 4, 110, 10),  # and their inputs twice
+        ([(1, 10)], 0, 110, 11),
+        ([(1, 0), (4, 0)], 0, 110, MOST_ROWS),  # too small to be seen
+        ([(1, 50), (4, 80)], 20, 60, 1),
+        ([(1, 10), (8, 100)], 0, 100, 8),  # what was tried is known
+    ],
+)
+def test_rows_that_were_not_tried_are_believed_to_take_what_each_more_took(
+    grown: list[tuple[int, int]], row_bytes: int, allowed: float, rows: int
+) -> None:
+    assert rows_within(grown, row_bytes, allowed) == rows

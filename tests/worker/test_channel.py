@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worker.watching import until
 
-from inferd.types import Delta, Output
+from inferd.types import Delta, Output, PredictRequest
 from inferd.worker import channel as channel_module
-from inferd.worker.channel import BlockingChannel, Channel, ChannelError, Frames
+from inferd.worker.channel import LARGE_BYTES, BlockingChannel, Channel, ChannelError, Frames, _frames
 from inferd.worker.messages import (
     HEADER,
     MAX_FRAME_BYTES,
@@ -23,9 +23,11 @@ from inferd.worker.messages import (
     FromWorker,
     Heartbeat,
     Outputs,
+    Submit,
     ToWorker,
     encode_frame,
     from_worker_decoder,
+    to_worker_decoder,
 )
 
 MESSAGES = st.one_of(
@@ -176,3 +178,16 @@ def test_messages_that_fit_no_frame_together_leave_in_several(monkeypatch: pytes
         assert num_frames > 1
 
     with_ends(scenario)
+
+
+def test_large_requests_leave_in_frames_of_their_own() -> None:
+    def asked(size: int) -> Submit:
+        return Submit(PredictRequest(id="r", model="m", dialect="v2", body=bytes(size), num_bytes=size))
+
+    half = LARGE_BYTES // 2
+    sent = [asked(size) for size in (10, half, half, 3 * half, 10, 10)]
+    frames = list(_frames(sent))
+    decoded = [
+        [len(message.request.body) for message in next(iter(Frames(to_worker_decoder).feed(frame)))] for frame in frames
+    ]  # type: ignore[union-attr]
+    assert decoded == [[10, half, half], [3 * half], [10, 10]]

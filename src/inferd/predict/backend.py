@@ -439,7 +439,18 @@ def _parts(item: _Part, max_rows: int) -> list[_Part]:
         inputs = {name: array[begin:end] for name, array in item.inputs.items()}
         name = f"{item.request_id}/{place}"
         rows = end - begin
-        parts.append(msgspec.structs.replace(item, request_id=name, inputs=inputs, rows=rows, size=rows, place=place))
+        parts.append(
+            msgspec.structs.replace(
+                item,
+                request_id=name,
+                inputs=inputs,
+                rows=rows,
+                first_row=begin,
+                total_rows=item.rows,
+                size=rows,
+                place=place,
+            )
+        )
     return parts
 
 

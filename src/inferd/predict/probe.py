@@ -102,7 +102,9 @@ def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | N
 
     free = available_bytes() if memory_bytes is None else memory_bytes
     row = {spec.name: example(spec, has_rows=True) for spec in contract.inputs if not spec.is_optional}
+    row_bytes = sum(array.nbytes for array in row.values())
     before = rss_bytes()
+    grown: list[tuple[int, int]] = []  # by how much, for so many rows
 
     def measure(rows: int) -> float | None:
         inputs = {name: np.repeat(array, rows, axis=0) for name, array in row.items()}
@@ -119,11 +121,26 @@ def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | N
             return None
         seconds = clock.now() - began
         grew = rss_bytes() - before
+        grown.append((rows, grew))
         return seconds if isinstance(result, Result) and grew <= _MEMORY_SHARE * free else None
 
     if measure(1) is None:  # also: the first time pays for what is made lazily
         return None
-    return probe_rows(measure, most, likely=likely)
+    probed = probe_rows(measure, most, likely=likely)
+    # Of more rows than were tried it is not known what they take, but what each more took.
+    most_rows = rows_within(grown, row_bytes, _MEMORY_SHARE * free)
+    return msgspec.structs.replace(probed, rows=min(probed.rows, most_rows))
+
+
+def rows_within(grown: Sequence[tuple[int, int]], row_bytes: int, allowed: float) -> int:
+    """How many rows keep within so many bytes. ``grown``: numbers of rows, each with the bytes that the process had grown
+    by since the first was tried; ``row_bytes``: of a row's inputs, which are there twice while a batch is put together."""
+    (first, least), (last, most) = grown[0], grown[-1]
+    fixed, per_row = (least, (most - least) / (last - first)) if last > first else (0, most / last)
+    bytes_per_row = max(per_row, 0.0) + 2 * row_bytes
+    rows = int((allowed - max(fixed, 0)) / bytes_per_row) if bytes_per_row else MOST_ROWS
+    fits = max([rows for rows, grew in grown if grew <= allowed], default=1)
+    return max(rows, fits)
 
 
 def _is_probeable(contract: Contract) -> bool:

@@ -30,6 +30,8 @@ class Item(msgspec.Struct, kw_only=True, eq=False):
     wanted: tuple[str, ...] = ()  # names of outputs; empty: all
     parameters: Parameters = {}
     rows: int = 1
+    first_row: int = 0  # of a request that is computed in parts: where this one begins
+    total_rows: int = 0  # and how many rows all have; 0: it is no part
     size: int = 1
     bucket: object = None
     priority: int = 0

@@ -27,6 +27,7 @@ from inferd.worker.messages import (
     HEADER,
     MAX_FRAME_BYTES,
     FromWorker,
+    Submit,
     ToWorker,
     encode_frame,
     from_worker_decoder,
@@ -35,6 +36,7 @@ from inferd.worker.messages import (
 
 HIGH_WATER_BYTES = 4 * 1024 * 1024
 MAX_UNSENT_BYTES = 1024 * 1024 * 1024
+LARGE_BYTES = 1024 * 1024  # of requests, which a frame need not go beyond
 _RECEIVE_BYTES = 256 * 1024
 
 T = TypeVar("T")
@@ -80,7 +82,21 @@ class Frames(Generic[T]):
 
 
 def _frames(messages: Sequence[ToWorker]) -> Iterator[bytes]:
-    """The messages as frames, as few as the limit allows. Raises ChannelError for one message too large."""
+    """The messages as few frames. Raises ChannelError for one message too large.
+
+    Large requests have frames of their own: whoever reads holds a frame twice, and must be able to stop between two.
+    """
+    begin, num_bytes = 0, 0
+    for at, message in enumerate(messages):
+        num_bytes += message.request.num_bytes if isinstance(message, Submit) else 0
+        if num_bytes > LARGE_BYTES:
+            yield from _bounded(messages[begin : at + 1])
+            begin, num_bytes = at + 1, 0
+    if begin < len(messages):
+        yield from _bounded(messages[begin:])
+
+
+def _bounded(messages: Sequence[ToWorker]) -> Iterator[bytes]:
     frame = encode_frame(list(messages))
     if len(frame) - HEADER.size <= MAX_FRAME_BYTES:
         yield frame
@@ -88,8 +104,8 @@ def _frames(messages: Sequence[ToWorker]) -> Iterator[bytes]:
         raise ChannelError(f"A message of {len(frame)} bytes does not fit into a frame of {MAX_FRAME_BYTES}.")
     else:
         half = len(messages) // 2
-        yield from _frames(messages[:half])
-        yield from _frames(messages[half:])
+        yield from _bounded(messages[:half])
+        yield from _bounded(messages[half:])
 
 
 class Channel(asyncio.Protocol):

@@ -32,6 +32,13 @@ class Cut(NamedTuple):
 KEEP: Final = Cut()
 
 
+class Among(NamedTuple):
+    """A request's texts that are tokenized together: the first one's place, and how many the request has."""
+
+    first: int
+    total: int
+
+
 class Texts:
     """One model's way of reading texts of at most ``max_tokens`` tokens, special ones included."""
 
@@ -49,74 +56,83 @@ class Texts:
                 "that came with the checkpoint."
             )
 
-    def encode(self, texts: list[str], cut: Cut = KEEP, *, offsets: bool = False) -> list[Encoded]:
-        """Raises ContextLengthExceeded that names the text and the limit."""
+    def encode(
+        self, texts: list[str], cut: Cut = KEEP, *, offsets: bool = False, among: Among | None = None
+    ) -> list[Encoded]:
+        """Raises ContextLengthExceeded that names the text and the limit. ``among``: of which texts these are a part."""
         if self._lower:
             texts = [text.lower() for text in texts]
-        limit = self._limit(cut)
+        limit, among = self._limit(cut), among or Among(0, len(texts))
         if not (offsets and cut.side == "left"):  # where places are counted from the beginning
-            texts = [self._part(text, limit, cut, at, len(texts)) for at, text in enumerate(texts)]
-        encodings = self._batch(texts, offsets)
+            texts = [self._part(text, limit, cut, at, among) for at, text in enumerate(texts)]
+        encodings = self._batch(texts, offsets, among)
         for at, encoding in enumerate(encodings):
             if len(encoding.ids) > limit:
                 if cut.to is None:
-                    raise self._too_long(f"{len(encoding.ids)} tokens", at, len(texts))
+                    raise self._too_long(f"{len(encoding.ids)} tokens", at, among)
                 encodings[at] = self._cut_single(texts[at], limit, cut.side)
         return [self._encoded(encoding, offsets, is_pair=False) for encoding in encodings]
 
-    def encode_pairs(self, pairs: list[tuple[str, str]], cut: Cut = KEEP) -> list[Encoded]:
+    def encode_pairs(
+        self, pairs: list[tuple[str, str]], cut: Cut = KEEP, *, among: Among | None = None
+    ) -> list[Encoded]:
         """Of a pair that is too long, the longer text is cut first (``longest_first``). Raises as ``encode``."""
         if self._lower:
             pairs = [(first.lower(), second.lower()) for first, second in pairs]
-        limit, count = self._limit(cut), len(pairs)
+        limit, among = self._limit(cut), among or Among(0, len(pairs))
         pairs = [
-            (self._part(first, limit, cut, at, count), self._part(second, limit, cut, at, count))
+            (self._part(first, limit, cut, at, among), self._part(second, limit, cut, at, among))
             for at, (first, second) in enumerate(pairs)
         ]
-        encodings = self._batch(list(pairs), False)
+        encodings = self._batch(list(pairs), False, among)
         for at, encoding in enumerate(encodings):
             if len(encoding.ids) > limit:
                 if cut.to is None:
-                    raise self._too_long(f"{len(encoding.ids)} tokens", at, len(pairs))
+                    raise self._too_long(f"{len(encoding.ids)} tokens", at, among)
                 encodings[at] = self._cut_pair(pairs[at], limit, cut.side)
         return [self._encoded(encoding, False, is_pair=True) for encoding in encodings]
 
-    def check_ids(self, ids: list[int], at: int, count: int, cut: Cut = KEEP) -> Encoded:
+    def check_ids(self, ids: list[int], at: int, among: Among, cut: Cut = KEEP) -> Encoded:
         """Token ids that a client made himself. Raises InvalidRequest."""
         if not ids:
-            raise InvalidRequest(f"input[{at}] is an empty list of token ids; send at least one.", param="input")
+            raise InvalidRequest(
+                f"input[{among.first + at}] is an empty list of token ids; send at least one.", param="input"
+            )
         for token in ids:
             if not 0 <= token < self._vocab_size:
                 raise InvalidRequest(
-                    f"input[{at}] holds the token id {token}; this model has the ids 0 to {self._vocab_size - 1}.",
+                    f"input[{among.first + at}] holds the token id {token}; this model has the ids 0 to {self._vocab_size - 1}.",
                     param="input",
                 )
         limit = self._limit(cut)
         if len(ids) > limit:
             if cut.to is None:
-                raise self._too_long(f"{len(ids)} tokens", at, count)
+                raise self._too_long(f"{len(ids)} tokens", at, among)
             ids = ids[:limit] if cut.side == "right" else ids[len(ids) - limit :]
         return Encoded(ids, None, None, None)
 
-    def _part(self, text: str, limit: int, cut: Cut, at: int, count: int) -> str:
+    def _part(self, text: str, limit: int, cut: Cut, at: int, among: Among) -> str:
         """As much of ``text`` as decides what becomes of it. Raises ContextLengthExceeded."""
         part = deciding_part(
             text, limit, lambda part: len(self._tokens([part], False)[0].ids), from_end=cut.side == "left"
         )
         if not part.is_whole and cut.to is None:
             number = f"more than {limit} tokens" if part.has_plenty else f"{len(text)} characters"
-            raise self._too_long(number, at, count)
+            raise self._too_long(number, at, among)
         return part.text
 
     def _limit(self, cut: Cut) -> int:
         return self.max_tokens if cut.to is None else min(cut.to, self.max_tokens)
 
-    def _batch(self, texts: list[str] | list[tuple[str, str]], offsets: bool) -> list[tokenizers.Encoding]:
+    def _batch(
+        self, texts: list[str] | list[tuple[str, str]], offsets: bool, among: Among
+    ) -> list[tokenizers.Encoding]:
         found = self._tokens(texts, offsets)
         for at, encoding in enumerate(found):
             if not encoding.ids:
                 raise InvalidRequest(
-                    f"Text {at} of {len(texts)} has no tokens; send a text that is not empty.", param="input"
+                    f"Text {among.first + at} of {among.total} has no tokens; send a text that is not empty.",
+                    param="input",
                 )
         return found
 
@@ -158,8 +174,8 @@ class Texts:
             return Encoded(encoding.ids, types, encoding.offsets, encoding.special_tokens_mask)
         return Encoded(encoding.ids, types, None, None)
 
-    def _too_long(self, length: str, at: int, count: int) -> ContextLengthExceeded:
-        which = "The text" if count == 1 else f"Text {at} of {count}"
+    def _too_long(self, length: str, at: int, among: Among) -> ContextLengthExceeded:
+        which = "The text" if among.total == 1 else f"Text {among.first + at} of {among.total}"
         return ContextLengthExceeded(
             f"{which} has {length}; this model reads at most {self.max_tokens} tokens. Shorten it, or ask for "
             "truncation (truncate_prompt_tokens: -1, truncate: true).",

@@ -23,7 +23,7 @@ from inferd.predict.encoder.entities import entities
 from inferd.predict.encoder.load import TextModel, load_text_model
 from inferd.predict.encoder.ragged import ragged
 from inferd.predict.encoder.sentence import Pooling
-from inferd.predict.encoder.texts import Encoded
+from inferd.predict.encoder.texts import Among, Encoded
 from inferd.predict.encoder.wishes import Wishes, cut_of, dimensions_of, prompt_of, wishes_of
 from inferd.predict.load import num_threads
 from inferd.predict.runtime import Item, Result
@@ -155,12 +155,13 @@ class EncoderRuntime:
         cut = cut_of(wishes, model.texts.max_tokens)
         if model.task == "embed":
             dimensions_of(wishes, model.size)
+        among = Among(item.first_row, item.total_rows or item.rows)
         texts: tuple[str, ...] = ()
         if "token_ids" in item.inputs:
             if "text" in item.inputs:
                 raise InvalidRequest("Send either the input 'text' or 'token_ids', one of the two.", param="inputs")
             lists = _id_lists(item.inputs["token_ids"])
-            encoded = [model.texts.check_ids(ids, at, len(lists), cut) for at, ids in enumerate(lists)]
+            encoded = [model.texts.check_ids(ids, at, among, cut) for at, ids in enumerate(lists)]
         else:
             if "text" not in item.inputs:
                 raise InvalidRequest("The input 'text' is missing (or 'token_ids' instead).", param="inputs")
@@ -168,14 +169,16 @@ class EncoderRuntime:
             texts = tuple(first)
             other = "query" if "query" in item.inputs else "text_pair" if "text_pair" in item.inputs else None
             if other == "query":
-                encoded = model.texts.encode_pairs(list(zip(_texts(item, "query"), first, strict=True)), cut)
+                encoded = model.texts.encode_pairs(
+                    list(zip(_texts(item, "query"), first, strict=True)), cut, among=among
+                )
             elif other is not None:
-                encoded = model.texts.encode_pairs(list(zip(first, _texts(item, other), strict=True)), cut)
+                encoded = model.texts.encode_pairs(list(zip(first, _texts(item, other), strict=True)), cut, among=among)
             else:
                 prompt = prompt_of(wishes, model.sentence)
                 if prompt:
                     first = [prompt + text for text in first]
-                encoded = model.texts.encode(first, cut, offsets=model.task == "token_classify")
+                encoded = model.texts.encode(first, cut, offsets=model.task == "token_classify", among=among)
         item.size = sum([len(one.ids) for one in encoded])
         item.prepared = _Prepared(texts, encoded, wishes)
 
