@@ -10,7 +10,7 @@ import pytest
 from bench.__main__ import command
 from bench.claims.__main__ import CLAIMS
 from bench.claims.claim import Claim, Scale
-from bench.claims.continuous import lengths
+from bench.claims.continuous import lengths, steps
 from bench.claims.paged import CAPACITY, LONGEST, requests
 from bench.prefix_replay import reserved
 
@@ -52,6 +52,11 @@ def test_the_loads_are_what_their_tables_say() -> None:
     asked = requests(100)
     assert all(16 <= len(one.prompt) <= 160 and 8 <= one.answer <= 96 for one in asked)
     assert reserved(asked, CAPACITY, lambda _: LONGEST) == CAPACITY // LONGEST
+
+
+def test_a_batch_that_waits_for_its_longest_takes_more_steps() -> None:
+    assert steps([2, 8, 2, 8], 2) == 2 + 2 + 8  # one place sees 2, 2 and 8, the other 8
+    assert steps([2, 8], 2) + steps([2, 8], 2) == 16
 
 
 def test_words_of_make_bench_lead_to_their_programs() -> None:
