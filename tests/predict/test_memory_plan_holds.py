@@ -95,7 +95,7 @@ def test_nobody_takes_more_than_the_plan_gives_it_and_nobody_starves(
             return [post("/v1/embeddings", json={"model": "vectors", "input": texts}) for _ in range(2)]
 
         def chat(_: int) -> list[int]:
-            said = []
+            said: list[int] = []
             body = {"model": "chat", "prompt": "Once upon a time", "max_tokens": 8}
             while not is_over.is_set() or not said:
                 said.append(post("/v1/completions", json=body))
