@@ -295,7 +295,8 @@ def _show_contracts(models: Sequence[MemoryEstimate]) -> None:
     """What models that make predictions take and give, as far as their files say so before they are loaded."""
     out = console()
     for model in models:
-        unknown = "" if model.inputs else ": inputs and outputs are known when it is loaded"
+        missing = [noun for noun, specs in (("inputs", model.inputs), ("outputs", model.outputs)) if not specs]
+        unknown = f": {' and '.join(missing)} are known when it is loaded" if missing else ""
         out.print(f"{model.name}  {model.platform}{unknown}", markup=False)
         for line in tensor_lines(model.inputs, model.outputs):
             out.print(line, markup=False, soft_wrap=True)

@@ -93,7 +93,7 @@ async def predict_v1(room: Room, call: Call, rest: str) -> Answer:
 
 async def invoke(room: Room, call: Call, rest: str) -> Answer:
     dialect = _dialect(call)
-    body = await read_tensors(room, call, media=None if dialect == _JSON else CSV_TYPE)
+    body = await read_tensors(room, call, is_table=dialect != _JSON)
     return await _predicted(room, call, _target(room, call), Asked(dialect=dialect, body=body))
 
 
@@ -101,6 +101,11 @@ def _dialect(call: Call) -> str:
     """By the type that the body says it has. Raises UnsupportedMediaType."""
     media, _, rest = (call.header(b"content-type") or b"").lower().partition(b";")
     if media.strip() != CSV_TYPE:
+        if media.strip().startswith(b"text/"):
+            raise UnsupportedMediaType(
+                f"Content-Type {printable(media.decode('latin-1'))!r} is not supported; send application/json, or a table as "
+                "text/csv."
+            )
         return _JSON
     said = dict([word.strip().partition(b"=")[::2] for word in rest.split(b";")])
     charset = said.get(b"charset", b"utf-8").strip(b'"')

@@ -167,10 +167,10 @@ def header_length(call: Call) -> int:
     return int(value)
 
 
-async def read_tensors(room: Room, call: Call, *, is_binary: bool = False, media: bytes | None = None) -> bytes:
-    """A request's body, opened where it is compressed. ``media``: a type that the caller has found right. Raises UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
+async def read_tensors(room: Room, call: Call, *, is_binary: bool = False, is_table: bool = False) -> bytes:
+    """A request's body, opened where it is compressed. ``is_table``: its type has been found to be text/csv. Raises UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
     encoding = encoding_of(call)
-    if media is None:
+    if not is_table:
         check_media(call, is_binary=is_binary)
     body = await read_body(call, room.max_body_bytes, room.body_timeout_s)
     return await opened(body, encoding, room.max_body_bytes)

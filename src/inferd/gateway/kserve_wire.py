@@ -31,7 +31,8 @@ def read_infer(body: bytes, header_bytes: int = -1, version: str = "") -> Asked:
     Raises InvalidRequest; what is wrong with the rest of the body is found by the worker.
     """
     head = body if header_bytes < 0 else body[:header_bytes]
-    if b'"parameters"' not in head and b"\\u" not in head:
+    # Of a header that is longer than the body the worker speaks better than a reader of JSON.
+    if header_bytes > len(body) or (b'"parameters"' not in head and b"\\u" not in head):
         return Asked(dialect=DIALECT, body=body, header_bytes=header_bytes, version=version)
     try:
         parameters = _head_decoder.decode(head).parameters

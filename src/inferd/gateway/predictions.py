@@ -20,7 +20,9 @@ from inferd.gateway.room import Room
 from inferd.gateway.upstream import ModelStatus, Stream
 from inferd.types import Output, Prediction, PredictRequest
 
-BYTES_PER_TOKEN: Final = 64  # of tensors, which have none: the queue's bound in bytes is met first, and is the one that is told
+BYTES_PER_TOKEN: Final = (
+    64  # of tensors, which have none: the queue's bound in bytes is met first, and is the one that is told
+)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
