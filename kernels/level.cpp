@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "encoder.h"
 #include "linear.h"
+#include "rounding.h"
 
 #define INFERD_STRING2(x) #x
 #define INFERD_STRING(x) INFERD_STRING2(x)
@@ -28,6 +29,11 @@ void do_pack(Dtype dtype, const void* w, int64_t stride, int64_t out, int64_t in
 void do_pack_ints(int bits, const int8_t* values, const uint16_t* scale, const int8_t* zero, int64_t out, int64_t in, int64_t group, void* packed,
                   int threads) {
     pack_ints(bits, values, scale, zero, out, in, group, packed, threads);
+}
+void do_round_weights(Dtype dtype, int bits, const void* weight, int64_t stride, int64_t out, int64_t in, int64_t group, int8_t* values,
+                      float* scale, int8_t* zero, int threads) {
+    INFERD_BY_DTYPE(round_weights(bits, static_cast<const float*>(weight), stride, out, in, group, values, scale, zero, threads),
+                    round_weights(bits, static_cast<const bf16*>(weight), stride, out, in, group, values, scale, zero, threads));
 }
 void do_unpack_rows(const Weights& w, const int64_t* ids, int64_t count, Dtype dtype, void* out, int threads) {
     unpack_rows(w, ids, count, dtype, out, threads);
@@ -69,7 +75,7 @@ void do_text_attention(Dtype dtype, const TextAttentionArgs& g, int threads) {
 }  // namespace
 
 const Kernels INFERD_JOIN(kernels_, INFERD_LEVEL) = {
-    INFERD_STRING(INFERD_LEVEL), do_pack, do_pack_ints, do_unpack_rows, do_linear, do_attention, do_rms_norm, do_gate_and_mul, do_add, do_multiply, do_rotary, do_layer_norm,
+    INFERD_STRING(INFERD_LEVEL), do_pack, do_pack_ints, do_round_weights, do_unpack_rows, do_linear, do_attention, do_rms_norm, do_gate_and_mul, do_add, do_multiply, do_rotary, do_layer_norm,
     do_text_attention,
 };
 

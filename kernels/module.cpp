@@ -105,6 +105,14 @@ NB_MODULE(_kernels, m) {
         },
         nogil());
     m.def(
+        "round_weights",
+        [](int dtype, int bits, uintptr_t weight, int64_t stride, int64_t out, int64_t in, int64_t group, uintptr_t values, uintptr_t scale,
+           uintptr_t zero, int threads) {
+            active->round_weights(Dtype(dtype), bits, at(weight), stride, out, in, group, at<int8_t>(values), at<float>(scale), at<int8_t>(zero),
+                                  threads);
+        },
+        nogil());
+    m.def(
         "unpack_rows",
         [](const Weights& weights, uintptr_t ids, int64_t count, int out_dtype, uintptr_t out, int threads) {
             active->unpack_rows(weights, at<int64_t>(ids), count, Dtype(out_dtype), at(out), threads);

@@ -92,6 +92,10 @@ struct Kernels {
     // values [out, in], signed, without their zeros [out, groups] (or null); scale f16 [out, groups], a part of the output's own.
     void (*pack_ints)(int bits, const int8_t* values, const uint16_t* scale, const int8_t* zero, int64_t out, int64_t in, int64_t group,
                       void* packed, int threads);
+    // Weights into integers, scales f32 [out, groups] and zeros [out, groups], without data: 8 bits around 0 to the nearest (no
+    // zeros), 4 bits fitted to each group by least squares.
+    void (*round_weights)(Dtype, int bits, const void* weight, int64_t stride, int64_t out, int64_t in, int64_t group, int8_t* values, float* scale,
+                          int8_t* zero, int threads);
     // Rows of the weights [count, in]: f32 and bf16 as they are, integers as `out` is.
     void (*unpack_rows)(const Weights&, const int64_t* ids, int64_t count, Dtype out_dtype, void* out, int threads);
     // x @ weights.T + bias, through the activation.

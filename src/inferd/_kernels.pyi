@@ -22,6 +22,20 @@ def pack_ints(
     threads: int,
     /,
 ) -> None: ...
+def round_weights(
+    dtype: int,
+    bits: int,
+    weight: int,
+    stride: int,
+    out: int,
+    size: int,
+    group: int,
+    values: int,
+    scale: int,
+    zero: int,
+    threads: int,
+    /,
+) -> None: ...
 def unpack_rows(weights: Weights, ids: int, count: int, out_dtype: int, out: int, threads: int, /) -> None: ...
 
 class Weights:

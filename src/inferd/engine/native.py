@@ -187,6 +187,29 @@ def has_int8() -> bool:
     return level() == "avx512bf16"
 
 
+def round_weights(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Values int8 [out, in], scale [out, groups] and zero int8 [out, groups] of a weight that ``takes``."""
+    out, size = weight.shape
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    groups = -(-size // group_size) if group_size else 1
+    values, scale = torch.empty((out, size), dtype=torch.int8), torch.empty((out, groups))
+    zero = torch.empty((out, groups), dtype=torch.int8) if bits == 4 else None
+    kernels.round_weights(
+        CODES[weight.dtype],
+        bits,
+        weight.data_ptr(),
+        weight.stride(0),
+        out,
+        size,
+        group_size,
+        values.data_ptr(),
+        scale.data_ptr(),
+        0 if zero is None else zero.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return values, scale, zero
+
+
 class PackedInts:
     """A quantised [out, in] matrix in the kernels' panels, with a bias [out]."""
 

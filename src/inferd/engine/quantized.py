@@ -51,7 +51,7 @@ class QuantizedWeight:
     def scale_parts(self) -> tuple[Tensor, Tensor]:
         """``scale`` as float32 [out] times float16 [out, groups]. An output's own part is a power of two, so that nothing of
         float16 and bfloat16 scales is lost where an output's differ less than 16,000 times."""
-        largest = self.scale.amax(1).clamp(min=1e-30)
+        largest = self.scale.abs().amax(1).clamp(min=1e-30)
         own = torch.exp2(torch.floor(torch.log2(largest)))
         return own, (self.scale / own.unsqueeze(1)).half()
 
