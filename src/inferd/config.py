@@ -518,6 +518,19 @@ class ModelConfig(Section, frozen=True, kw_only=True):
             description="Number format of weights and KV cache; auto: the checkpoint's own (float32 where the processor has no fast bfloat16)."
         ),
     ] = "auto"
+    quantization: Annotated[
+        Literal["auto", "none", "int8", "int4"],
+        Meta(
+            description="Weights as integers: int8 or int4 made when the model loads, from any checkpoint; auto: as the checkpoint has them; none: as numbers, whatever the checkpoint has."
+        ),
+    ] = "auto"
+    quantization_cache_bytes: Annotated[
+        int,
+        Meta(
+            description="Disk space for weights that were quantised at load, in the user's cache folder; those not used for longest go first. 0: none are kept.",
+            ge=0,
+        ),
+    ] = 20_000_000_000
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N.", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = (
         "auto"
     )

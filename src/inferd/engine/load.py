@@ -59,7 +59,13 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
     with ThreadPoolExecutor(1, "inferd-tokenizer") as pool:
         reading = pool.submit(_read_text_parts, folder, config.chat_template)
         decoder = load_model(
-            folder, dtype=config.dtype, device=device, progress=progress, num_positions=config.max_model_len
+            folder,
+            dtype=config.dtype,
+            device=device,
+            progress=progress,
+            num_positions=config.max_model_len,
+            quantization=config.quantization,
+            kept_bytes=config.quantization_cache_bytes,
         )
         phases.done("weights")
         tokenizer, template = reading.result()
@@ -114,6 +120,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
         source=config.source,
         architecture=dims.architecture,
         dtype=str(decoder.dtype).removeprefix("torch."),
+        quantization=decoder.quantization,
         max_model_len=max_model_len,
         vocab_size=dims.vocab_size,
         num_parameters=decoder.num_parameters,
@@ -242,7 +249,7 @@ def _fingerprint(folder: Path, decoder: Decoder, attention: str, kv_dtype: str) 
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             digest.update(f"{path.name}:{path.stat().st_size}".encode() + file.read(65536))
-    digest.update(f"{decoder.dtype}:{attention}:{torch.__version__}".encode())
+    digest.update(f"{decoder.dtype}:{decoder.quantization}:{attention}:{torch.__version__}".encode())
     if kv_dtype != "auto":
         digest.update(f":kv {kv_dtype}".encode())
     return "fp_" + digest.hexdigest()

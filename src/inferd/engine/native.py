@@ -7,12 +7,14 @@ was not built, ``takes`` is never true and the torch forms do the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch  # before the kernels, which then share its OpenMP threads
 from torch import Tensor
+
+from inferd.engine.forms import Form
 
 if TYPE_CHECKING:
     from inferd import _kernels as kernels
@@ -213,49 +215,64 @@ def round_weights(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, T
 class PackedInts:
     """A quantised [out, in] matrix in the kernels' panels, with a bias [out]."""
 
-    __slots__ = ("_bias", "_scale", "_total", "data", "described", "in_features", "out_features")
+    __slots__ = ("_bias", "described", "in_features", "out_features", "parts")
 
-    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
-        self.out_features, self.in_features = weight.values.shape
-        padded = -(-self.out_features // kernels.PANEL) * kernels.PANEL
-        self._scale = torch.zeros(padded)
-        parts: Tensor | None = None
-        if weight.group_size:
-            own, parts = weight.scale_parts()
-            self._scale[: self.out_features] = own
-        else:
-            self._scale[: self.out_features] = weight.scale.squeeze(1)
-        values = weight.values.contiguous()
-        self._total: Tensor | None = None
-        if weight.zero is None and not weight.group_size:
-            self._total = torch.zeros(padded, dtype=torch.int32)
-            self._total[: self.out_features] = values.sum(1, dtype=torch.int32)
-        self.data = torch.empty(packed_bytes(weight), dtype=torch.uint8)
-        prefer_large_pages(self.data)
-        zero = None if weight.zero is None else weight.zero.contiguous()
-        kernels.pack_ints(
-            weight.bits,
-            values.data_ptr(),
-            0 if parts is None else parts.data_ptr(),
-            0 if zero is None else zero.data_ptr(),
-            self.out_features,
-            self.in_features,
-            weight.group_size,
-            self.data.data_ptr(),
-            torch.get_num_threads(),
-        )
+    def __init__(self, parts: Mapping[str, Tensor], shape: tuple[int, int], form: Form, bias: Tensor | None) -> None:
+        """``parts``: "data" (uint8, the panels), "scale" (float32) and "total" (int32) of every column of the panels, the
+        last only of integers with neither groups nor zero points. Takes ownership of them."""
+        self.out_features, self.in_features = shape
+        self.parts = parts
         self._bias = None if bias is None else bias.float().contiguous()
+        total = parts.get("total")
         self.described = kernels.Weights(
-            _FORMATS[weight.bits],
-            self.data.data_ptr(),
-            self._scale.data_ptr(),
-            0 if self._total is None else self._total.data_ptr(),
-            weight.group_size,
-            zero is not None,
+            _FORMATS[form.bits],
+            parts["data"].data_ptr(),
+            parts["scale"].data_ptr(),
+            0 if total is None else total.data_ptr(),
+            form.group_size,
+            form.has_zero,
             0 if self._bias is None else self._bias.data_ptr(),
             self.in_features,
             self.out_features,
         )
+
+    @staticmethod
+    def sizes(shape: tuple[int, int], form: Form) -> dict[str, tuple[torch.dtype, int]]:
+        """Format and elements of each of the ``parts`` of a matrix [out, in]."""
+        columns = -(-shape[0] // kernels.PANEL) * kernels.PANEL
+        sizes = {"data": (torch.uint8, form.packed_bytes(*shape, kernels.PANEL)), "scale": (torch.float32, columns)}
+        return {**sizes, "total": (torch.int32, columns)} if form.has_total else sizes
+
+    @classmethod
+    def of(cls, weight: QuantizedWeight, bias: Tensor | None = None) -> PackedInts:
+        """Packs a matrix that ``fits``."""
+        out, size = weight.values.shape
+        form = Form(weight.bits, weight.group_size, weight.zero is not None)
+        sizes = cls.sizes((out, size), form)
+        data = room_for(sizes["data"][1])
+        scale, group_scales = torch.zeros(sizes["scale"][1]), None
+        if form.group_size:
+            own, group_scales = weight.scale_parts()
+            scale[:out] = own
+        else:
+            scale[:out] = weight.scale.squeeze(1)
+        values, zero = weight.values.contiguous(), None if weight.zero is None else weight.zero.contiguous()
+        kernels.pack_ints(
+            form.bits,
+            values.data_ptr(),
+            0 if group_scales is None else group_scales.data_ptr(),
+            0 if zero is None else zero.data_ptr(),
+            out,
+            size,
+            form.group_size,
+            data.data_ptr(),
+            torch.get_num_threads(),
+        )
+        parts = {"data": data, "scale": scale}
+        if form.has_total:
+            parts["total"] = torch.zeros(sizes["total"][1], dtype=torch.int32)
+            parts["total"][:out] = values.sum(1, dtype=torch.int32)
+        return cls(parts, (out, size), form, bias)
 
     @staticmethod
     def fits(weight: QuantizedWeight) -> bool:
@@ -263,8 +280,7 @@ class PackedInts:
 
     @property
     def nbytes(self) -> int:
-        held = (self.data, self._scale, self._total, self._bias)
-        return sum(each.nbytes for each in held if each is not None)
+        return sum(part.nbytes for part in self.parts.values()) + (0 if self._bias is None else self._bias.nbytes)
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[...] int64 -> [..., in] float32 or bfloat16: these rows of the weight."""
@@ -275,14 +291,16 @@ class PackedInts:
         return _linear(self.described, x, self.out_features, out_dtype, activation)
 
 
-def packed_bytes(weight: QuantizedWeight) -> int:
-    """Memory of a matrix in the panels of kernels/ints.h."""
-    out, size = weight.values.shape
-    inputs = 4 if weight.bits == 8 else 8  # of a lane of 32 bits
-    group = weight.group_size or size
-    lanes = -(-group // inputs) * -(-size // group)
-    heads = weight.scale.shape[1] * ((2 if weight.group_size else 0) + (0 if weight.zero is None else 1))
-    return -(-out // kernels.PANEL) * kernels.PANEL * (lanes * 4 + heads)
+def room_for(count: int) -> Tensor:
+    """uint8 [count], not cleared, in large pages where the system has them."""
+    data = torch.empty(count, dtype=torch.uint8)
+    prefer_large_pages(data)
+    return data
+
+
+def ints_layout() -> str:
+    """Which way ``PackedInts`` lie in memory; another word where that changes."""
+    return f"{kernels.INTS_LAYOUT}x{kernels.PANEL}"
 
 
 def takes_rms_norm(x: Tensor, weight: Tensor) -> bool:

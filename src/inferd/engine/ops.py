@@ -59,7 +59,15 @@ class Linear:
         linear.dtype, linear._bias = dtype, bias
         linear._plain, linear._packed, linear._ints = None, None, ints.stored()
         if native.takes_dtype(dtype) and native.PackedInts.fits(ints):
-            linear._packed, linear._bias, linear._ints = native.PackedInts(ints, bias), None, None
+            linear._packed, linear._bias, linear._ints = native.PackedInts.of(ints, bias), None, None
+        return linear
+
+    @classmethod
+    def packed(cls, packed: native.PackedInts, dtype: torch.dtype) -> Linear:
+        """Like ``quantized``, of integers that are packed already."""
+        linear = cls.__new__(cls)
+        linear.out_features, linear.in_features, linear.dtype = packed.out_features, packed.in_features, dtype
+        linear._packed, linear._plain, linear._ints, linear._bias = packed, None, None, None
         return linear
 
     def _setup(self, weights: list[Tensor], bias: Tensor | None) -> None:

@@ -7,6 +7,7 @@ Quantised checkpoints are read through the same names: ``lend("x.weight")`` give
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from inferd.engine.forms import UNTOUCHED, Form, Rule
+from inferd.engine.kept import KeptWeights
 from inferd.engine.safetensors import Entry, read_table, weight_files
 from inferd.engine.stored.declared import Quantization
 from inferd.engine.stored.layout import UNUSED, Layout, layouts
@@ -71,9 +74,12 @@ class Weights:
         progress: Progress | None = None,
         quantization: Quantization | None = None,
         keep_integers: Callable[[Layout], bool] | None = None,
+        rule: Rule = UNTOUCHED,
+        kept: KeptWeights | None = None,
     ) -> None:
         """``quantization``: what the checkpoint's configuration says of it. ``keep_integers``: of which weights
-        ``integers`` hands out the integers (None: of all); the others are numbers in the model's format."""
+        ``integers`` hands out the integers (None: of all); the others are numbers in the model's format. ``rule``: what
+        products of numbers are to become, and ``kept`` has those made before."""
         self.folder = folder
         self.dtype = dtype
         self.device = device
@@ -90,6 +96,8 @@ class Weights:
         self._layouts: dict[str, Layout] = {}
         self._zero_offset = 0
         self._keep = keep_integers
+        self._rule = rule
+        self.kept = kept
         if quantization is not None:
             table: dict[str, Entry] = {name: file.table[name] for name, file in self._where.items()}
             self._layouts = layouts(quantization, table, str(folder))
@@ -99,6 +107,7 @@ class Weights:
         self._asked = self._prefix = ""
         # What is put around each product that is made of these weights (names and rows, biases, product): calibration.
         self.around: Callable[[list[tuple[str, int]], list[Tensor] | None, ops.Linear], ops.Linear] | None = None
+        self._forms: Counter[str] = Counter()  # of integers: parameters
         self.num_taken = 0  # parameters
         self.taken_bytes = 0  # as the model holds them
 
@@ -125,6 +134,24 @@ class Weights:
         """Like ``take``, but possibly the mapped file itself: for callers that copy what they keep."""
         return self._numbers(name, shape).to(device=self.device, dtype=self.dtype)
 
+    def form(self, names: Sequence[str]) -> Form | None:
+        """What the matrices ``names``, computed as one, are to become; None: they stay numbers."""
+        found = {self._rule.form(name) for name in names}
+        return found.pop() if len(found) == 1 else None
+
+    def lend_for(self, form: Form, name: str, shape: tuple[int, int], width: int) -> Tensor:
+        """The matrix that becomes integers of ``form``, with ``width`` inputs, as it is stored and where it lies."""
+        before = self.taken_bytes
+        tensor = self._numbers(name, shape)
+        self.taken_bytes = before + form.nbytes(tensor.numel() // width, width)
+        self._forms[form.name] += tensor.numel()
+        return tensor
+
+    @property
+    def quantization(self) -> str:
+        """The forms of the integers handed out so far, most parameters first: "int4/32+int8"; "none"."""
+        return "+".join(name for name, _ in self._forms.most_common()) or "none"
+
     def integers(self, parts: Sequence[tuple[str, int]], width: int) -> list[Integers] | None:
         """The weights [rows, width] of products (name, rows) that read the same rows, as stored integers of one form and
         order; None: some are not, or are to be numbers. Raises ModelLoadError."""
@@ -140,6 +167,8 @@ class Weights:
             found.append(one)
         for layout in known:
             self._count(layout, layout.held_bytes)
+            group = "" if layout.num_groups == 1 else f"/{layout.in_features // layout.num_groups}"
+            self._forms[f"int{layout.bits}{group}"] += layout.out_features * layout.in_features
         return found
 
     def _keeps(self, layout: Layout) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -39,6 +39,14 @@ def identity_of(config: ModelConfig) -> str:
     for label, path in _files(config):
         is_known = _note(digest, label, path) or is_known
     return digest.hexdigest() if is_known else ""
+
+
+def identity_of_files(files: Iterable[Path]) -> str:
+    """Forty hexadecimal digits, equal for equal files of equal names."""
+    digest = hashlib.blake2b(digest_size=20)
+    for path in files:
+        _note(digest, path.name, path)
+    return digest.hexdigest()
 
 
 def _files(config: ModelConfig) -> Iterator[tuple[str, Path]]:

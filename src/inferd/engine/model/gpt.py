@@ -14,6 +14,7 @@ from torch import Tensor
 from inferd.engine import ops
 from inferd.engine.attention import Attention, FlatBatch
 from inferd.engine.model.config import DecoderConfig
+from inferd.engine.model.products import product
 from inferd.engine.model.rope_tables import tables
 from inferd.engine.weights import Weights
 
@@ -97,10 +98,9 @@ class _Layer:
 
         def linear(name: str, out: int, into: int, *, bias: bool = True) -> ops.Linear:
             shape = (into, out) if transposed else (out, into)
-            weight = weights.lend(f"{at}.{name}.weight", *shape)
-            return ops.Linear(
-                weight.t().contiguous() if transposed else weight,
-                weights.take(f"{at}.{name}.bias", out) if bias else None,
+            held = weights.take(f"{at}.{name}.bias", out) if bias else None
+            return product(
+                weights, [(f"{at}.{name}.weight", shape)], into, held, _turned if transposed else Tensor.contiguous
             )
 
         self.norm_1 = _Norm(weights, f"{at}.{names.norm_1}", width, config.norm_eps)
@@ -109,9 +109,8 @@ class _Layer:
             case "GPT2LMHeadModel":
                 self.qkv = linear("attn.c_attn", 3 * width, width)
             case "GPTNeoForCausalLM":
-                self.qkv = ops.Linear.stack(
-                    [weights.lend(f"{at}.attn.attention.{n}_proj.weight", width, width) for n in "qkv"]
-                )
+                parts = [(f"{at}.attn.attention.{n}_proj.weight", (width, width)) for n in "qkv"]
+                self.qkv = product(weights, parts, width)
             case _:
                 self.qkv = _deinterleave(config, weights, f"{at}.attention.query_key_value")
         self.out = linear(names.out, width, width, bias=config.qkv_bias)
@@ -148,21 +147,23 @@ class _Layer:
         return self.out(out.reshape(h.shape[0], config.hidden_size))
 
 
+def _turned(weight: Tensor) -> Tensor:
+    return weight.t().contiguous()
+
+
 def _deinterleave(config: DecoderConfig, weights: Weights, at: str) -> ops.Linear:
     """GPT-NeoX stores q, k, v head by head: [heads, 3, dim]. Here they lie one after the other."""
     heads, dim, width = config.num_heads, config.head_dim, config.hidden_size
-    weight = (
-        weights.take(f"{at}.weight", 3 * width, width)
-        .view(heads, 3, dim, width)
-        .transpose(0, 1)
-        .reshape(3 * width, width)
-    )
+
+    def in_order(weight: Tensor) -> Tensor:
+        return weight.view(heads, 3, dim, width).transpose(0, 1).reshape(3 * width, width)
+
     bias = (
         weights.take(f"{at}.bias", 3 * width).view(heads, 3, dim).transpose(0, 1).reshape(3 * width)
         if config.qkv_bias
         else None
     )
-    return ops.Linear(weight.contiguous(), bias.contiguous() if bias is not None else None)
+    return product(weights, [(f"{at}.weight", (3 * width, width))], width, bias, in_order)
 
 
 class GPTDecoder:
@@ -174,7 +175,8 @@ class GPTDecoder:
         self.dtype = weights.dtype
         rope = config.ropes[0]
         table = tables(rope, num_positions, weights.device) if rope is not None else None
-        self._embedding = ops.Linear(weights.lend(f"{names.embedding}.weight", config.vocab_size, config.hidden_size))
+        shape, width = (config.vocab_size, config.hidden_size), config.hidden_size
+        self._embedding = product(weights, [(f"{names.embedding}.weight", shape)], width)
         self._positions = (
             weights.take(f"{names.positions}.weight", config.max_position_embeddings, config.hidden_size)
             if names.positions
@@ -184,8 +186,9 @@ class GPTDecoder:
         self._norm = _Norm(weights, names.final_norm, config.hidden_size, config.norm_eps)
         head = f"{names.head}.weight"
         tied = config.tie_word_embeddings or head not in weights
-        self._head = self._embedding if tied else ops.Linear(weights.lend(head, config.vocab_size, config.hidden_size))
+        self._head = self._embedding if tied else product(weights, [(head, shape)], width)
         self.num_parameters, self.weights_bytes = weights.num_taken, weights.taken_bytes
+        self.quantization = weights.quantization
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
         x = self._embedding.rows(batch.token_ids)

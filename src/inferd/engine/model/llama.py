@@ -14,7 +14,7 @@ from torch import Tensor
 from inferd.engine import ops
 from inferd.engine.attention import Attention, FlatBatch
 from inferd.engine.model.config import DecoderConfig, Family, MoE
-from inferd.engine.model.products import merge
+from inferd.engine.model.products import merge, product
 from inferd.engine.model.rope_tables import tables
 from inferd.engine.weights import Weights
 
@@ -199,7 +199,7 @@ def embedding_of(config: DecoderConfig, weights: Weights) -> ops.Linear:
     name = "model.embed_tokens.weight"
     if config.tie_word_embeddings and name not in weights:
         name = "lm_head.weight"  # some writers keep the other name of the one tensor
-    return ops.Linear(weights.lend(name, config.vocab_size, config.hidden_size))
+    return product(weights, [(name, (config.vocab_size, config.hidden_size))], config.hidden_size)
 
 
 def embedding_scale(config: DecoderConfig, family: Family, dtype: torch.dtype) -> float:
@@ -223,6 +223,7 @@ class LlamaDecoder:
         head = [("lm_head", config.vocab_size)]
         self._head = self.embedding if tied else merge(weights, head, config.hidden_size, bias=False)
         self.num_parameters, self.weights_bytes = weights.num_taken, weights.taken_bytes
+        self.quantization = weights.quantization
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
         residual = self.embedding.rows(batch.token_ids)

@@ -9,13 +9,19 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from inferd.engine import native, rounding
 from inferd.engine.attention import Attention, FlatBatch
+from inferd.engine.forms import Rule
+from inferd.engine.kept import KeptWeights
+from inferd.engine.kept import folder as kept_folder
 from inferd.engine.model.architecture import GPT, DTypeName, dtype_name, is_ignorable, read_config
 from inferd.engine.model.config import FAMILIES, DecoderConfig, Source
 from inferd.engine.model.gpt import GPTDecoder
 from inferd.engine.model.llama import LlamaDecoder
+from inferd.engine.safetensors import weight_files
 from inferd.engine.weights import Weights
 from inferd.errors import ModelLoadError
+from inferd.registry.identity import identity_of_files
 
 Progress = Callable[[str, int, int], None]
 
@@ -26,7 +32,8 @@ class Decoder(Protocol):
     config: DecoderConfig
     dtype: torch.dtype
     num_parameters: int
-    weights_bytes: int  # in the model's own number format
+    weights_bytes: int  # as they are held
+    quantization: str  # what products are computed with: none, int8, int4/32+int8
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
         """Hidden states [T, hidden] of the batch's rows, after the final norm."""
@@ -45,11 +52,13 @@ def load_model(
     progress: Progress | None = None,
     num_positions: int | None = None,
     quantization: Literal["auto", "none", "int8", "int4"] = "auto",
+    kept_bytes: int = 0,
 ) -> Decoder:
     """Read a checkpoint. ``num_positions``: length of the rotary tables; None: the checkpoint's maximum.
 
     ``quantization``: what becomes of the integers of a quantised checkpoint. auto: they are computed with as they are;
-    none: they are made numbers; int8, int4: those of so many bits are kept, the others are made numbers.
+    none: they are made numbers; int8, int4: those of so many bits are kept, and all others are quantised here (``forms``).
+    ``kept_bytes``: how much memory on disk may hold what was quantised here, for the next time; 0: nothing is kept.
 
     Raises ModelLoadError naming the file, the field or the tensor at fault.
     """
@@ -63,6 +72,13 @@ def load_model(
             "transposed. Take the unquantised checkpoint.",
             param="quantization_config",
         )
+    if quantization in ("int8", "int4") and device.type != "cpu":
+        raise ModelLoadError(
+            f"quantization is {quantization!r}, which is computed on the CPU only, but the device is {device}. Set device to cpu, or "
+            "leave quantization out.",
+            param="quantization",
+        )
+    kept = _kept(folder, quantization, kept_bytes) if quantization in ("int8", "int4") and kept_bytes else None
     weights = Weights(
         folder,
         dtype=getattr(torch, name),
@@ -70,6 +86,8 @@ def load_model(
         progress=progress,
         quantization=source.quantization,
         keep_integers=None if quantization == "auto" else lambda layout: f"int{layout.bits}" == quantization,
+        rule=Rule(quantization, config.hidden_size),
+        kept=kept,
     )
     _settle_prefix(weights, architecture)
     longest = min(num_positions or config.max_position_embeddings, config.max_position_embeddings)
@@ -79,7 +97,17 @@ def load_model(
     else:
         decoder = LlamaDecoder(config, FAMILIES[architecture], weights, longest)
     weights.check_all_taken(is_ignorable(config))
+    if kept is not None:
+        kept.finish()
     return decoder
+
+
+def _kept(folder: Path, asked: str, limit_bytes: int) -> KeptWeights | None:
+    """Weights that were quantised before; None where there are no kernels, whose layout they have."""
+    if not native.BUILT:
+        return None
+    key = f"{identity_of_files(weight_files(folder))} {asked} {rounding.VERSION} {native.ints_layout()}"
+    return KeptWeights(kept_folder(), key, limit_bytes)
 
 
 def _settle_prefix(weights: Weights, architecture: str) -> None:

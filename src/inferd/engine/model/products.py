@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
-from inferd.engine import ops
+from inferd.engine import native, ops
+from inferd.engine.forms import Form
+from inferd.engine.kept import KeptWeights
+from inferd.engine.quantized import QuantizedWeight, stacked
+from inferd.engine.rounding import rounded_weight
 from inferd.engine.weights import Weights
 
 
@@ -31,6 +37,50 @@ class Reordered(ops.Linear):
         return super().__call__(x.index_select(-1, self._order), out_dtype, activation)
 
 
+def product(
+    weights: Weights,
+    parts: Sequence[tuple[str, tuple[int, int]]],
+    width: int,
+    bias: Tensor | None = None,
+    change: Callable[[Tensor], Tensor] = lambda weight: weight,
+) -> ops.Linear:
+    """A product of the matrices (name, shape as stored) above each other, with ``width`` inputs: as numbers, or as integers
+    where the model is to be quantised. ``change``: what makes [out, in] of a stored one."""
+    form = weights.form([name for name, _ in parts])
+    if form is None:
+        return ops.Linear.stack(
+            [change(weights.lend(name, *shape)) for name, shape in parts], None if bias is None else [bias]
+        )
+    stored = [weights.lend_for(form, name, shape, width) for name, shape in parts]
+    if weights.kept is None or not native.takes_dtype(weights.dtype):
+        return ops.Linear.quantized(_rounded(stored, form, change), bias, dtype=weights.dtype)
+    out = sum(tensor.numel() for tensor in stored) // width
+    label = f"{form.name} {[out, width]} {'+'.join(name for name, _ in parts)}"
+    packed = _found(weights.kept, label, (out, width), form, bias)
+    if packed is None:
+        packed = native.PackedInts.of(_rounded(stored, form, change), bias)
+    for part, tensor in packed.parts.items():
+        weights.kept.hold(f"{label}.{part}", tensor)
+    return ops.Linear.packed(packed, weights.dtype)
+
+
+def _rounded(stored: list[Tensor], form: Form, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
+    return stacked([rounded_weight(change(tensor), form.bits, form.group_size) for tensor in stored])
+
+
+def _found(
+    kept: KeptWeights, label: str, shape: tuple[int, int], form: Form, bias: Tensor | None
+) -> native.PackedInts | None:
+    """A matrix that was packed before; None where a part of it is missing or of another size."""
+    parts: dict[str, Tensor] = {}
+    for part, (dtype, count) in native.PackedInts.sizes(shape, form).items():
+        found = kept.find(f"{label}.{part}")
+        if found is None or (found.dtype, found.numel()) != (dtype, count):
+            return None
+        parts[part] = native.room_for(found.nbytes).view(dtype).copy_(found)
+    return native.PackedInts(parts, shape, form, bias)
+
+
 def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: bool) -> ops.Linear:
     """One product of several projections (name, rows) of the same rows.
 
@@ -39,7 +89,8 @@ def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: b
     biases = [weights.take(f"{name}.bias", rows) for name, rows in parts] if bias else None
     integers = weights.integers(parts, width)
     if integers is None:
-        plain = ops.Linear.stack([weights.lend(f"{name}.weight", rows, width) for name, rows in parts], biases)
+        together = torch.cat(biases) if biases else None
+        plain = product(weights, [(f"{name}.weight", (rows, width)) for name, rows in parts], width, together)
         return plain if weights.around is None else weights.around(parts, biases, plain)
     held = [each.weight for each in integers]
     together = None if biases is None else torch.cat(biases)

@@ -1,0 +1,66 @@
+"""Integers made of weights without data: what they lose, and the kernels against their plain twin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from inferd.engine import native
+from inferd.engine.quantized import QuantizedWeight
+from inferd.engine.rounding import rounded_weight
+
+LEVELS = [*native.levels(), "none"]
+
+
+def loss(weight: Tensor, found: QuantizedWeight) -> float:
+    """Mean squared error, as a part of the weight's own square."""
+    rows = found.rows(torch.arange(weight.shape[0]))
+    return float((rows - weight.float()).square().sum() / weight.float().square().sum())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@given(
+    out=st.integers(1, 20),
+    size=st.integers(1, 150),
+    form=st.sampled_from([(8, 0), (8, 64), (4, 0), (4, 32), (4, 128)]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    tails=st.booleans(),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_kernels_make_the_integers_of_the_plain_form(
+    level: str, out: int, size: int, form: tuple[int, int], dtype: torch.dtype, tails: bool, seed: int
+) -> None:
+    weight = torch.randn((out, size), generator=torch.Generator().manual_seed(seed))
+    weight = (weight**3 if tails else weight).to(dtype)
+    with native.using_level("none"):
+        plain = rounded_weight(weight, *form)
+    with native.using_level(level):
+        found = rounded_weight(weight, *form)
+    assert (found.zero is None) == (form[0] == 8)
+    # Sums are added in another order, so that of two ranges that are as good another one may be taken.
+    assert loss(weight, found) == pytest.approx(loss(weight, plain), rel=0.02, abs=1e-9)
+    # Half a step of symmetric 8 bits; a quarter of a group's own range where its ends are cut off in 4.
+    rows = found.rows(torch.arange(out))
+    peak = weight.float().abs().amax(1, keepdim=True)
+    assert ((rows - weight.float()).abs() <= peak * (0.5001 / 127 if form[0] == 8 else 0.7)).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("form", [(8, 0), (8, 64), (4, 32)])
+def test_weights_of_nothing_stay_nothing(level: str, form: tuple[int, int]) -> None:
+    with native.using_level(level):
+        found = rounded_weight(torch.zeros(3, 70), *form)
+    assert not found.rows(torch.arange(3)).any()
+    assert torch.isfinite(found.scale).all()
+
+
+def test_four_bits_fitted_lose_much_less_than_rounding_to_the_nearest() -> None:
+    weight = torch.randn((256, 512), generator=torch.Generator().manual_seed(0))
+    groups = weight.view(256, -1, 32)
+    scale = groups.abs().amax(2, keepdim=True) / 7
+    nearest = float((groups - (groups / scale).round() * scale).square().sum() / weight.square().sum())
+    assert loss(weight, rounded_weight(weight, 4, 32)) < 0.67 * nearest
