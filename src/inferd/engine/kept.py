@@ -150,7 +150,7 @@ def _write_safetensors(file: int, tensors: dict[str, Tensor]) -> None:
     text += b" " * (-(len(text) + 8) % 64)
     os.write(file, struct.pack("<Q", len(text)) + text)
     for tensor in tensors.values():
-        left = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        left = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
         while left:
             left = left[os.write(file, left[: 1 << 26]) :]
 
