@@ -175,6 +175,10 @@ class Passage(ABC):
         """All is said and well: on to the client's next request, settle and tell."""
         self.is_started = True
         self.client.exchange_over(self)
+        self.settle(model, end, is_stream=is_stream)
+
+    def settle(self, model: str, end: End, *, is_stream: bool = False) -> None:
+        """It is answered: what that cost, and that it was so."""
         permit = self.permit
         assert permit is not None, "it was admitted"
         permit.settle(end.usage, "done")

@@ -84,6 +84,7 @@ class InferErrand(Errand, Passage):
     """An infer request with a familiar head, and its client."""
 
     __slots__ = (
+        "answer",
         "body",
         "client",
         "has_left",
@@ -126,7 +127,7 @@ class InferErrand(Errand, Passage):
             body = compress(body, known.encoding)
             lines += b"content-encoding: %b\r\nvary: accept-encoding\r\n" % known.encoding.encode("ascii")
         self.response_bytes = len(body)
-        self.client.write(
+        self.answer = (
             b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\n%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b%b"
             % (
                 self.unique.encode("ascii"),
@@ -139,7 +140,13 @@ class InferErrand(Errand, Passage):
                 body,
             )
         )
-        self.over(known.model, end)
+        self.settle(known.model, end)
+
+    def tell(self) -> None:
+        client = self.client
+        client.write(self.answer)
+        self.is_started = True
+        client.exchange_over(self)
 
     # -- the ordinary way -------------------------------------------------------------------
 

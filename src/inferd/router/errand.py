@@ -48,7 +48,9 @@ def find_desk(pool: Pool, line: int, now: float) -> Desk | None:
 class Errand(ABC):
     """One prediction on the short way. A subclass knows the client.
 
-    Exactly one of ``deliver`` and ``taken_over`` is called.
+    Exactly one of ``deliver`` and ``taken_over`` is called. ``tell`` comes behind ``deliver``, and behind that of every other
+    prediction that was answered in the same frame: a client that is written to wakes, and takes the processor from what
+    is yet to be done here.
     """
 
     __slots__ = ("_desk", "_sent_at", "line", "request")
@@ -57,6 +59,10 @@ class Errand(ABC):
 
     @abstractmethod
     def deliver(self, prediction: Prediction, end: End) -> None: ...
+    @abstractmethod
+    def tell(self) -> None:
+        """Let the client have what was delivered."""
+
     @abstractmethod
     def taken_over(self, stream: Stream) -> None:
         """From now on ``stream`` says what happens."""

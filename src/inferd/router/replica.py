@@ -287,7 +287,7 @@ class LocalReplica:
 
     def _run_errands(self, outputs: list[Output]) -> list[Output]:
         """What the outputs say to errands is done; the others are returned."""
-        errands, others = self.errands, []
+        errands, others, done = self.errands, [], []
         for output in outputs:
             errand = errands.get(output.request_id)
             if errand is None:
@@ -298,9 +298,12 @@ class LocalReplica:
                 self._by_class[errand.line] -= 1
                 self.outstanding -= 1
                 errand.take(output.prediction, output.end)
+                done.append(errand)
             else:
                 errand.convert()
                 others.append(output)
+        for errand in done:
+            errand.tell()
         return others
 
     # -- generating -------------------------------------------------------------------------

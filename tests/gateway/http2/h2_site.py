@@ -104,6 +104,15 @@ class Host:
         self.answer = b""
         self.answers = True
         self.is_full = False
+        self._turn: list[Callable[[], None]] = []
+
+    def soon(self, call: Callable[[], None], /) -> None:
+        self._turn.append(call)
+
+    def end_turn(self) -> None:
+        turn, self._turn = self._turn, []
+        for call in turn:
+            call()
 
     def has_room(self) -> bool:
         return not self.is_full
@@ -133,9 +142,11 @@ class Peer:
     def send(self, *pieces: bytes) -> None:
         for piece in pieces:
             self.connection.data_received(piece)
+            self.host.end_turn()
 
     def frames(self) -> list[tuple[int, int, int, bytes]]:
         """Kind, flags, stream and content of every frame that was written so far."""
+        self.host.end_turn()
         return list(frames_in(self.wire.written))
 
     def goodbye(self) -> tuple[int, bytes] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from inferd import clock
@@ -47,6 +47,7 @@ class GrpcServer:
         """``reserved`` is bound to the port."""
         self._gateway = gateway
         self._reserved = reserved
+        self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
         self._empty = asyncio.Event()
@@ -78,7 +79,7 @@ class GrpcServer:
         find_dead_peers(self._reserved)
         try:
             self._reserved.setblocking(False)
-            self._server = await asyncio.get_running_loop().create_server(
+            self._server = await self._loop.create_server(
                 lambda: Connection(self), sock=self._reserved, backlog=BACKLOG
             )
         except OSError as error:
@@ -138,6 +139,9 @@ class GrpcServer:
     def send_s(self) -> float:
         return self._gateway.room.config.server.send_timeout_s
 
+    def soon(self, call: Callable[[], None], /) -> object:
+        return self._loop.call_soon(call)
+
     def has_room(self) -> bool:
         if len(self.connections) < min(self._gateway.room.config.server.max_connections, num_files() // 2):
             return True
@@ -189,4 +193,4 @@ class GrpcServer:
         for connection in tuple(self.connections):
             connection.look(now)
         every = min(LOOK_EVERY_S, self.message_s / 4, self.send_s / 4)
-        self._timer = asyncio.get_running_loop().call_later(every, self._look)
+        self._timer = self._loop.call_later(every, self._look)

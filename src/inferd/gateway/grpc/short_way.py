@@ -74,6 +74,9 @@ class GrpcErrand(Errand):
             )
         )
 
+    def tell(self) -> None:
+        """The connection gathers what is written in one turn of the loop."""
+
     def taken_over(self, stream: Stream) -> None:
         self.way.go_on(self, stream)
 

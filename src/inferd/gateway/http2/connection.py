@@ -1,7 +1,7 @@
 """One client's HTTP/2 connection: frames within limits, flow control both ways, and when to give up.
 
 Knows framing and time (RFC 9113), nothing of what is served. Every frame that a read brought is looked at in one go, and
-what is answered in one turn of the loop leaves together (uvloop gathers a transport's writes). A header block is
+what is answered in one turn of the loop leaves in one write. A header block is
 looked up before it is read: clients send the same few again and again, and a block means the same as long as HPACK's
 table does not change.
 """
@@ -26,6 +26,7 @@ MAX_STREAMS: Final = 1024
 WINDOW: Final = 4 * 1024 * 1024  # of the connection; what is kept of what comes is the streams' to bound
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024  # of large messages of one connection that are not complete, but for one
 WRITE_AHEAD_BYTES: Final = 256 * 1024
+GATHER_BYTES: Final = 64 * 1024  # of answers, which are written before the loop's turn is over
 HANDSHAKE_S: Final = 10.0
 HEADER_S: Final = 30.0
 ASK_AFTER_S: Final = 60.0  # of silence, whether the peer is still there
@@ -53,6 +54,9 @@ class Host(Protocol):
     """The server, as a connection sees it."""
 
     connections: set[Guest]
+
+    def soon(self, call: Callable[[], None], /) -> object:
+        """Call it at the end of this turn of the loop."""
 
     @property
     def send_s(self) -> float:
@@ -96,12 +100,15 @@ class Connection(Guest):
         "_made_at",
         "_num_pieces",
         "_oddities",
+        "_out",
+        "_out_bytes",
         "_owed",
         "_pinged_at",
         "_receivable",
         "_resets",
         "_rest",
         "_shut_at",
+        "_soon",
         "_stuck_bytes",
         "_stuck_since",
         "_timer",
@@ -117,15 +124,16 @@ class Connection(Guest):
         "sendable",
         "streams",
         "table_update",
-        "write",
     )
 
     _transport: asyncio.Transport
-    write: Callable[[bytes], None]
 
     def __init__(self, host: Host) -> None:
         now = clock.now()
         self._host = host
+        self._soon = host.soon
+        self._out: list[bytes] = []  # written, and not yet given to the transport
+        self._out_bytes = 0
         self._decoder = Decoder()
         self._known: dict[bytes, object] = {}
         self._version = 0  # of the decoder's table, under which blocks are known
@@ -170,7 +178,6 @@ class Connection(Guest):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.write = self._transport.write
         if not self._host.has_room():
             self._is_ended = True
             self._transport.write(
@@ -183,6 +190,7 @@ class Connection(Guest):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_ended = True
+        self._out.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -212,6 +220,25 @@ class Connection(Guest):
             self._receivable += self._owed
             self.write(f.window_update(0, self._owed))
             self._owed = 0
+
+    def write(self, data: bytes) -> None:
+        """At the end of this turn of the loop, with whatever else is written until then."""
+        if self._is_ended:
+            return
+        out = self._out
+        if not out:
+            self._soon(self._flush)
+        out.append(data)
+        self._out_bytes += len(data)
+        if self._out_bytes > GATHER_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        out = self._out
+        if out:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            self._out_bytes = 0
+            out.clear()
 
     def pause_writing(self) -> None:
         """Nothing more is read from who does not read: whatever it sends, it cannot make us say more."""
@@ -615,14 +642,14 @@ class Connection(Guest):
     def _end(self, code: int, why: str) -> None:
         """Send the client away. What it still sends is read and not looked at for a moment: who closes a connection
         with unread bytes takes back what was written last."""
-        self._is_ended = True
         self._rest = b""
-        self._transport.write(f.goaway(self._last_seen, code, why))
+        self.write(f.goaway(self._last_seen, code, why))
         self._leave(is_calm=False)
         self._give_up()
 
     def _leave(self, *, is_calm: bool) -> None:
         """What was written goes out; then the connection ends."""
+        self._flush()
         self._is_ended = True
         self._is_calm = is_calm
         if self._timer is None:
