@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import resource
 import sys
@@ -84,13 +85,21 @@ def run(
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):
         from uvloop import new_event_loop as factory
+
+    def ready(found: Ready) -> None:
+        # What a server begins with stays until it ends, and requests are freed when they are over: there is little to look for.
+        gc.freeze()
+        gc.set_threshold(20_000, *gc.get_threshold()[1:])
+        if on_ready is not None:
+            on_ready(found)
+
     with asyncio.Runner(loop_factory=factory) as runner:
         _allow_files()
         return runner.run(
             serve(
                 config,
                 source=source,
-                on_ready=on_ready,
+                on_ready=ready,
                 watch=watch,
                 log=log,
                 command=command,
