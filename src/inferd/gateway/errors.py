@@ -73,6 +73,7 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "cancelled": ErrorKind(503, "server_error", retry_after_s=1),
     "model_load": ErrorKind(503, "server_error"),
     "config": ErrorKind(500, "server_error"),
+    "quality": ErrorKind(500, "server_error"),  # of `inferd quantize`, which no client waits for
     "route_not_found": ErrorKind(404, "invalid_request_error"),
     "method_not_allowed": ErrorKind(405, "invalid_request_error"),
     "body_too_large": ErrorKind(413, "invalid_request_error"),

@@ -50,6 +50,7 @@ TABLE: Final[dict[str, Status]] = {
     "cancelled": Status.CANCELLED,
     "model_load": Status.UNAVAILABLE,
     "config": Status.INTERNAL,
+    "quality": Status.INTERNAL,
     "unsupported": Status.UNIMPLEMENTED,
 }
 
