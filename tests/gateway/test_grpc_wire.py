@@ -288,6 +288,25 @@ def test_a_stream_of_compressed_messages(server: GrpcRunning) -> None:
 # -- hostile peers beside others -------------------------------------------------------------------
 
 
+def test_messages_without_content_are_counted_too(server: GrpcRunning) -> None:
+    """Tens of thousands fit into a window; requests that are computed hold up those behind them."""
+    server.router.answer = None
+    client = Client(server.port)
+    try:
+        number = client.begin("/inference.GRPCInferenceService/ModelStreamInfer")
+        for _ in range(300):
+            client._state.send_data(number, framed(BODY))
+        for _ in range(5):
+            client._state.send_data(number, framed(b"") * 1000)
+        told, _ = client.answer(number)
+        assert told["grpc-status"] == str(int(Status.RESOURCE_EXHAUSTED))
+    finally:
+        client.close()
+    for of in tuple(server.router.streams):
+        assert of.closed.wait(10)
+        server.put(of, Output(of.given.id, (), None, End("cancelled")))
+
+
 def test_thousands_of_streams_that_are_given_up_trouble_nobody(server: GrpcRunning) -> None:
     """Each is begun as a whole request and given up in the next frame, as fast as it goes."""
     client = Client(server.port)

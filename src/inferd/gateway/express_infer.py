@@ -127,18 +127,15 @@ class InferErrand(Errand, Passage):
             body = compress(body, known.encoding)
             lines += b"content-encoding: %b\r\nvary: accept-encoding\r\n" % known.encoding.encode("ascii")
         self.response_bytes = len(body)
-        self.answer = (
-            b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\n%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b%b"
-            % (
-                self.unique.encode("ascii"),
-                lines,
-                self.limits(),
-                prediction.content_type.encode("latin-1"),
-                len(body),
-                b"" if self.keep_alive else CLOSE_LINE,
-                date_line(),
-                body,
-            )
+        self.answer = b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\n%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b%b" % (
+            self.unique.encode("ascii"),
+            lines,
+            self.limits(),
+            prediction.content_type.encode("latin-1"),
+            len(body),
+            b"" if self.keep_alive else CLOSE_LINE,
+            date_line(),
+            body,
         )
         self.settle(known.model, end)
 

@@ -11,6 +11,7 @@ from tests.gateway.http2.h2_site import PREFACE, Peer, asking, block, data, in_l
 from inferd import clock
 from inferd.gateway.http2 import connection as limits
 from inferd.gateway.http2 import frames as f
+from inferd.gateway.http2.stream import Stream
 
 
 def ping(number: int) -> bytes:
@@ -96,14 +97,43 @@ def test_headers_without_end_are_cut_off(size: int) -> None:
 
 
 def test_headers_that_grow_when_they_are_read_are_not_kept() -> None:
-    """One header of 4000 bytes that is remembered, and then named 60,000 times."""
+    """One header of 4000 bytes that is remembered, and then named again and again."""
+
+    def check() -> None:
+        large = block() + b"\x40\x01x\x7f\xa1\x1e" + bytes(4000)
+        peer = Peer()
+        peer.host.read_head = lambda headers: None if headers is None else object()  # type: ignore[method-assign]
+        peer.send(PREFACE, f.frame(f.HEADERS, f.END_HEADERS, 1, large + b"\xbe" * 30))
+        assert [kind for kind, _ in peer.of(1)] == [f.RST_STREAM]
+        assert peer.goodbye() is None
+        peer.send(f.frame(f.HEADERS, f.END_HEADERS, 3, block() + b"\xbe" * 16000))
+        told = peer.goodbye()
+        assert told is not None
+        assert told[0] == f.COMPRESSION_ERROR
+        assert not peer.connection.streams
+
+    in_loop(check)
+
+
+def test_a_window_that_opens_costs_no_look_at_streams_that_it_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand answers that no window takes, and a frame of 13 bytes that opens another window by a byte."""
     peer = Peer()
-    peer.host.read_head = lambda headers: None if headers is None else object()  # type: ignore[method-assign]
-    peer.send(PREFACE, f.frame(f.HEADERS, 0, 1, block() + b"\x40\x01x\x7f\xa1\x1e" + bytes(4000)))
-    for last in (0, 0, f.END_HEADERS):
-        peer.send(f.frame(f.CONTINUATION, last, 1, b"\xbe" * 16000))
-    assert [kind for kind, _ in peer.of(1)] == [f.RST_STREAM]
-    assert not peer.connection.streams
+    peer.host.answer = bytes(10)
+    peer.send(f.PREFACE + f.settings(((f.INITIAL_WINDOW_SIZE, 0),)))
+    for number in range(1000):
+        peer.send(asking(2 * number + 1, is_end=True))
+    looks: list[int] = []
+    pump = Stream.pump
+
+    def counted(stream: Stream) -> None:
+        looks.append(stream.id)
+        pump(stream)
+
+    monkeypatch.setattr(Stream, "pump", counted)
+    for _ in range(5):
+        peer.send(f.window_update(0, 1), f.window_update(7, 1))
+    assert looks == [7] * 5
+    assert b"".join([content for kind, content in peer.of(7) if kind == f.DATA]) == bytes(5)
 
 
 def test_there_are_so_many_streams_and_no_more() -> None:

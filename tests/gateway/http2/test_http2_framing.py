@@ -215,7 +215,7 @@ def test_no_window_is_overrun_and_no_byte_is_lost(
                 spent[0] += len(content)
         assert told == expected
         assert all(spent[number] <= windows[number] for number in windows)
-        assert not peer.connection.blocked
+        assert not peer.connection.line
         assert not peer.connection.streams
 
     in_loop(check)

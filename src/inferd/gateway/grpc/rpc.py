@@ -23,6 +23,8 @@ from inferd.gateway.http2.frames import FIRST_WINDOW
 from inferd.gateway.http2.hpack import Header
 from inferd.gateway.http2.stream import SLOWEST, Stream
 
+MAX_UNREAD: Final = 4096  # messages of a stream, which are within its window if they are tiny
+
 _EXPIRED: Final = "The request's deadline has passed; give it more time."
 
 
@@ -321,8 +323,15 @@ class StreamRpc(Rpc):
         self._gather(data, start, stop, is_end)
 
     def _message(self, message: bytes, is_compressed: bool) -> None:
+        if len(self._messages) >= MAX_UNREAD:
+            owner = self.owner
+            self.fail(Status.RESOURCE_EXHAUSTED, f"{MAX_UNREAD} messages wait to be read; send them as answers come.")
+            self._wake_reader()
+            if owner is not None:
+                owner.cancel()
+            return
         self._messages.append((message, is_compressed))
-        self._num_unread += len(message)
+        self._num_unread += PREFIX_BYTES + len(message)
         self._wake_reader()
 
     def _all_said(self) -> None:
@@ -344,7 +353,7 @@ class StreamRpc(Rpc):
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         message, is_compressed = self._messages.popleft()
-        self._num_unread -= len(message)
+        self._num_unread -= PREFIX_BYTES + len(message)
         self._open_window()
         if not is_compressed:
             return message

@@ -116,10 +116,10 @@ class Connection(Guest):
         "_version",
         "_waiting",
         "asked_at",
-        "blocked",
         "first_window",
         "has_said",
         "is_writable",
+        "line",
         "max_frame",
         "sendable",
         "streams",
@@ -166,7 +166,7 @@ class Connection(Guest):
         self._timer: asyncio.TimerHandle | None = None
         self.asked_at = 0.0  # when we last asked whether the client is there; 0: it has said something since
         self.streams: dict[int, Stream] = {}
-        self.blocked: dict[int, Stream] = {}  # those with something to say that no window takes
+        self.line: deque[Stream] = deque()  # those with something to say that their own windows would take
         self.sendable = f.FIRST_WINDOW
         self.first_window = f.FIRST_WINDOW  # of each stream, as the client has it
         self.max_frame = f.MAX_FRAME
@@ -460,7 +460,8 @@ class Connection(Guest):
             if not more or self.first_window + stream.credit > f.MAX_WINDOW:
                 self._break_off(stream, f.FLOW_CONTROL_ERROR if more else f.PROTOCOL_ERROR)
                 return
-        if self.blocked:
+            stream.line_up()
+        if self.line:
             self.pump()
 
     def _reset(self, number: int, payload: bytes) -> None:
@@ -505,7 +506,7 @@ class Connection(Guest):
             return
         self._expected = None
         self._odd()
-        for name, value in f.read_settings(payload):
+        for name, value in dict(f.read_settings(payload)).items():  # of several values the last one holds
             if name == f.INITIAL_WINDOW_SIZE:
                 if value > f.MAX_WINDOW or any(value + one.credit > f.MAX_WINDOW for one in self.streams.values()):
                     raise Fault(f.FLOW_CONTROL_ERROR, f"windows of {value} bytes")
@@ -520,8 +521,9 @@ class Connection(Guest):
             elif name == f.HEADER_TABLE_SIZE and value < 4096:
                 self.table_update = b"\x20"  # it wants to hear of that, though our table was empty before
         self.write(f.SETTINGS_ACK)
-        if self.blocked:
-            self.pump()
+        for stream in self.streams.values():
+            stream.line_up()
+        self.pump()
 
     def _odd(self) -> None:
         if not self._oddities.take(clock.now()):
@@ -563,18 +565,12 @@ class Connection(Guest):
             self._leave(is_calm=True)
 
     def pump(self) -> None:
-        """Say what windows have kept back: a frame of each stream in turn."""
-        blocked = self.blocked
-        has_moved = True
-        while has_moved and blocked and self.sendable > 0 and self.is_writable:
-            has_moved = False
-            for number, stream in tuple(blocked.items()):
-                if self.sendable <= 0 or not self.is_writable:
-                    return
-                if stream.pump(self.max_frame):
-                    has_moved = True
-                    if blocked.pop(number, None) is not None:
-                        blocked[number] = stream
+        """Say what the connection's window has kept back: a frame of each stream in turn."""
+        line = self.line
+        while line and self.sendable > 0 and self.is_writable:
+            stream = line.popleft()
+            stream.is_in_line = False
+            stream.pump()
 
     def _break_off(self, stream: Stream, code: int) -> None:
         """The client has broken a rule of its stream."""

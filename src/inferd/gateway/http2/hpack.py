@@ -14,6 +14,7 @@ Header = tuple[bytes, bytes]
 TABLE_BYTES: Final = 4096  # of the dynamic table, as every peer assumes; no setting of ours says otherwise
 _ENTRY_BYTES: Final = 32  # that an entry counts besides its name and value
 _MAX_INTEGER: Final = 1 << 28
+_ABSURD: Final = 4
 
 STATIC: Final[tuple[Header, ...]] = (
     (b":authority", b""),
@@ -58,7 +59,7 @@ class Decoder:
 
     def decode(self, block: bytes, max_bytes: int) -> list[Header] | None:
         """The headers in their order; None where they are larger than ``max_bytes``, each counted with 32 bytes
-        more: the table is kept all the same. Raises HpackError."""
+        more: the table is kept all the same, unless they are many times as large. Raises HpackError."""
         found: list[Header] = []
         at, end, size = 0, len(block), 0
         while at < end:
@@ -84,6 +85,8 @@ class Decoder:
             size += len(header[0]) + len(header[1]) + _ENTRY_BYTES
             if size <= max_bytes:
                 found.append(header)
+            elif size > _ABSURD * max_bytes:
+                raise HpackError(f"a few bytes that stand for more than {_ABSURD * max_bytes} bytes of headers")
         return found if size <= max_bytes else None
 
     def _entry(self, number: int) -> Header:

@@ -47,6 +47,7 @@ class Stream(ABC):
         "credit",
         "heard_all",
         "id",
+        "is_in_line",
         "is_over",
         "keeps",
         "receivable",
@@ -61,6 +62,7 @@ class Stream(ABC):
         self.wanted = 0  # bytes to be granted when there is room for them
         self.heard_all = False
         self.is_over = False
+        self.is_in_line = False  # for the connection's window
         self.keeps = 0  # bytes of a large message that the connection counts
         self._pending: deque[memoryview] | None = None  # what the windows did not take yet
         self._trailers: bytes | None = None  # behind it
@@ -175,8 +177,8 @@ class Stream(ABC):
             self._pending = deque()
             self._blocked_at = self._moved_at = clock.now()
             self._sent_since = 0
-            connection.blocked[self.id] = self
         self._pending.append(memoryview(data))
+        self.line_up()
         connection.pump()
 
     def end(self, trailers: bytes) -> None:
@@ -193,13 +195,20 @@ class Stream(ABC):
             self.connection.write(reset(self.id, code))
             self._over()
 
-    def pump(self, budget: int) -> int:
-        """Say what waits, at most ``budget`` bytes in one frame; returns how many bytes those were."""
+    def line_up(self) -> None:
+        """If something waits, and the stream's own window would take some of it, wait for the connection's."""
+        if self._pending is not None and not self.is_in_line and self.connection.first_window + self.credit > 0:
+            self.is_in_line = True
+            self.connection.line.append(self)
+
+    def pump(self) -> None:
+        """Say what waits, in one frame, as far as the windows allow."""
         connection, pending = self.connection, self._pending
-        assert pending is not None, "nothing waits"
-        room = min(budget, connection.sendable, connection.first_window + self.credit, connection.max_frame)
+        if pending is None:
+            return  # it was given up while it stood in line
+        room = min(connection.sendable, connection.first_window + self.credit, connection.max_frame)
         if room <= 0:
-            return 0
+            return
         piece = pending[0]
         size = len(piece)
         if size <= room:
@@ -214,21 +223,20 @@ class Stream(ABC):
         self._moved_at = clock.now()
         connection.has_said = True
         connection.write(b"".join((HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id), piece)))
-        if not pending:
-            self._pending = None
-            del connection.blocked[self.id]
-            if self._trailers is not None:
-                self._say_headers(self._trailers, is_end=True)
-                self._said_all()
-            else:
-                self.drained()
-        return size
+        if pending:
+            self.line_up()
+            return
+        self._pending = None
+        if self._trailers is not None:
+            self._say_headers(self._trailers, is_end=True)
+            self._said_all()
+        else:
+            self.drained()
 
     def drop(self) -> None:
         """Forget what waits: nobody takes it."""
         if self._pending is not None:
             self._pending = self._trailers = None
-            self.connection.blocked.pop(self.id, None)
 
     def _say_headers(self, block: bytes, *, is_end: bool) -> None:
         connection = self.connection
