@@ -247,8 +247,11 @@ def test_large_messages_go_both_ways(server: GrpcRunning) -> None:
     with server.channel(("grpc.max_receive_message_length", -1)) as channel:
         answer = unary(channel, "ModelInfer", infer_request(id="x" * 15_000_000))
         assert len(answer.raw_output_contents[0]) == 9_000_000
-        answers = list(stream(channel, iter([infer_request(id="x" * 3_000_000) for _ in range(3)])))
+        answers = list(stream(channel, iter([infer_request(id="x" * 100) for _ in range(3)])))
         assert [len(answer.infer_response.raw_output_contents[0]) for answer in answers] == [9_000_000] * 3
+        server.router.answer = sized_answer(10)
+        answers = list(stream(channel, iter([infer_request(id="x" * 3_000_000) for _ in range(8)])))
+        assert [len(answer.infer_response.raw_output_contents[0]) for answer in answers] == [10] * 8
 
 
 def test_more_than_a_connection_keeps_comes_one_after_the_other(server: GrpcRunning) -> None:
@@ -256,6 +259,15 @@ def test_more_than_a_connection_keeps_comes_one_after_the_other(server: GrpcRunn
     with server.channel() as channel:
         asked = [unary_future(channel, "ModelInfer", infer_request(id=f"{n} " + "x" * 2_000_000)) for n in range(40)]
         assert [call.result(60).id.split()[0] for call in asked] == [str(number) for number in range(40)]
+
+
+def test_a_deadline_is_kept_for_clients_that_do_not_look_at_theirs(server: GrpcRunning, client: Client) -> None:
+    server.router.answer = None
+    told, _ = client.ask([framed(BODY)], grpc_timeout="50m")
+    assert told["grpc-status"] == str(int(Status.DEADLINE_EXCEEDED))
+    assert server.router.streams[0].closed.wait(10)
+    server.put(server.router.streams[0], Output(server.router.streams[0].given.id, (), None, End("cancelled")))
+    assert server.served().status == 499
 
 
 def test_a_message_that_does_not_come_is_not_waited_for() -> None:

@@ -259,9 +259,9 @@ def test_who_sends_more_than_its_window_is_stopped() -> None:
 def test_the_connections_window_is_given_back() -> None:
     peer = Peer()
     peer.send(PREFACE)
-    for number in range(1, 200, 2):
+    for number in range(1, 400, 2):
         peer.send(asking(number), data(number, bytes(16384)), data(number, bytes(16384)), data(number, is_end=True))
-    assert len(peer.host.seen) == 100
+    assert len(peer.host.seen) == 200
     assert peer.goodbye() is None
     given_back = [c for kind, _, number, c in peer.frames() if (kind, number) == (f.WINDOW_UPDATE, 0)]
     assert len(given_back) >= 2
@@ -293,6 +293,8 @@ def test_the_connections_window_is_given_back() -> None:
         (f.settings(((f.ENABLE_PUSH, 2),)), f.PROTOCOL_ERROR),
         (f.frame(f.SETTINGS, 0, 0, b"12345"), f.FRAME_SIZE_ERROR),
         (f.settings(()) + f.frame(f.HEADERS, 12, 1, b"\xff" + block()), f.PROTOCOL_ERROR),
+        (f.settings(()) + asking(1) + f.frame(f.DATA, f.PADDED, 1, b"\x01"), f.PROTOCOL_ERROR),
+        (f.settings(()) + asking(1) + f.frame(f.DATA, f.PADDED, 1), f.FRAME_SIZE_ERROR),
     ],
 )
 def test_who_breaks_the_rules_is_sent_away_with_the_reason(talk: bytes, code: int) -> None:
@@ -324,10 +326,11 @@ def test_headers_that_are_known_are_known_until_the_table_changes() -> None:
     first = fixed + b"\x40\x01a\x01b"
     again = fixed + b"\xbe"
     peer.send(PREFACE)
-    for number, said in ((1, first), (3, again), (5, again), (7, fixed + b"\x40\x01c\x01d"), (9, again)):
-        peer.send(f.frame(f.HEADERS, 5, number, said))
+    other, two_ago = fixed + b"\x40\x01c\x01d", fixed + b"\xbf"
+    for place, said in enumerate((first, again, again, other, again, other, two_ago)):
+        peer.send(f.frame(f.HEADERS, 5, 2 * place + 1, said))
     told = [seen.headers for _, seen, _ in peer.host.seen]
-    assert told == [[(b"a", b"b")]] * 3 + [[(b"c", b"d")]] * 2
+    assert told == [[(b"a", b"b")]] * 3 + [[(b"c", b"d")]] * 4, "a block that is to be remembered is read each time"
 
 
 def test_a_peer_with_a_smaller_table_hears_that_ours_is_empty() -> None:
