@@ -108,6 +108,7 @@ def test_headers_that_are_too_large_are_not_kept_and_the_table_is() -> None:
         b"\x00\x05ab",  # a string that is cut off
         b"\x00\x81\x00\x00",  # one whose padding is not ones
         b"\x40",
+        b"\x3f\x03\x40\x01a\x01b\x40\x01c\x01d\xbf",  # a header that a table of 34 bytes has no room for any more
     ],
 )
 def test_what_is_no_block_is_refused(block: bytes) -> None:
