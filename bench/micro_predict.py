@@ -76,13 +76,19 @@ class Driver:
                 if isinstance(message, LoadFailed):
                     sys.exit(message.failure.message)
 
-    def receive(self) -> list[object]:
-        data = self._socket.recv(1 << 20)
+    def receive(self, timeout_s: float | None = None) -> list[object]:
+        """What the worker says next; nothing when it says nothing for so long."""
+        self._socket.settimeout(timeout_s)
+        try:
+            data = self._socket.recv(1 << 20)
+        except TimeoutError:
+            return []
         if not data:
             sys.exit("the worker is gone")
         return [message for messages in self._frames.feed(data) for message in messages]
 
     def send(self, requests: list[PredictRequest]) -> None:
+        self._socket.settimeout(None)
         self._socket.sendall(encode_frame([Submit(request) for request in requests]))
 
     def cpu_s(self) -> float:
@@ -123,56 +129,94 @@ class Measured(msgspec.Struct, frozen=True):
     rows_per_batch: float
 
 
-def closed_loop(driver: Driver, body: bytes, clients: int, seconds: float) -> Measured:
-    """So many clients, each of which sends its next request when it is answered. All are answered at the end."""
-    number = 0
-    sent: dict[str, float] = {}
-    latencies: list[float] = []
-    batches: list[int] = []
+class Session:
+    """Requests under way, and what became of those that were answered."""
 
-    def requests(count: int) -> list[PredictRequest]:
-        nonlocal number
+    def __init__(self, driver: Driver, body: bytes) -> None:
+        self.driver, self.body = driver, body
+        self.under_way: dict[str, float] = {}
+        self.latencies: list[float] = []
+        self._batches: list[int] = []
+        self._number = 0
+        self._began, self._cpu = time.monotonic(), driver.cpu_s()
+        self._ended, self._spent = self._began, self._cpu
+
+    def send(self, count: int) -> None:
+        now, size = time.monotonic(), len(self.body)
         made = []
-        now = time.monotonic()
         for _ in range(count):
-            number += 1
-            name = f"predict-{number:032x}"
-            sent[name] = now
+            self._number += 1
+            name = f"predict-{self._number:032x}"
+            self.under_way[name] = now
             made.append(
-                PredictRequest(id=name, model="model", dialect="v2", body=body, num_bytes=len(body), arrived_at=now)
+                PredictRequest(id=name, model="model", dialect="v2", body=self.body, num_bytes=size, arrived_at=now)
             )
-        return made
+        self.driver.send(made)
 
-    driver.send(requests(clients))
-    began, cpu = time.monotonic(), driver.cpu_s()
-    ended, spent = began, cpu
-    while sent:
+    def receive(self, timeout_s: float | None = None) -> int:
+        """Wait for answers; how many came."""
         answered = 0
-        for message in driver.receive():
+        for message in self.driver.receive(timeout_s):
             if not isinstance(message, Outputs):
                 continue
             if message.stats is not None:
-                batches.append(message.stats.batch_rows)
+                self._batches.append(message.stats.batch_rows)
             now = time.monotonic()
             for output in message.outputs:
                 assert isinstance(output, Output)
                 assert output.end is not None
                 assert output.prediction is not None, output.end.failure
-                latencies.append(now - sent.pop(output.request_id))
+                self.latencies.append(now - self.under_way.pop(output.request_id))
                 answered += 1
         if answered:
-            ended, spent = time.monotonic(), driver.cpu_s()
-            if ended - began < seconds:
-                driver.send(requests(answered))
-    latencies.sort()
-    count = len(latencies)
-    return Measured(
-        requests_per_s=count / (ended - began),
-        p50_ms=latencies[count // 2] * 1e3,
-        p99_ms=latencies[count * 99 // 100] * 1e3,
-        cpu_us=(spent - cpu) / count * 1e6,
-        rows_per_batch=sum(batches) / max(1, len(batches)),
-    )
+            self._ended, self._spent = time.monotonic(), self.driver.cpu_s()
+        return answered
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning to the last answer."""
+        return self._ended - self._began
+
+    def measured(self) -> Measured:
+        ordered = sorted(self.latencies)
+        count = len(ordered)
+        return Measured(
+            requests_per_s=count / self.seconds,
+            p50_ms=ordered[count // 2] * 1e3,
+            p99_ms=ordered[count * 99 // 100] * 1e3,
+            cpu_us=(self._spent - self._cpu) / count * 1e6,
+            rows_per_batch=sum(self._batches) / max(1, len(self._batches)),
+        )
+
+
+def closed_loop(driver: Driver, body: bytes, clients: int, seconds: float) -> Measured:
+    """So many clients, each of which sends its next request when it is answered. All are answered at the end."""
+    session = Session(driver, body)
+    session.send(clients)
+    while session.under_way:
+        answered = session.receive()
+        if answered and session.seconds < seconds:
+            session.send(answered)
+    return session.measured()
+
+
+def open_loop(driver: Driver, body: bytes, rate: float, seconds: float, seed: int = 0) -> Measured:
+    """Requests that come at random times, ``rate`` in a second, whether or not others were answered. Those that are not
+    answered a second after the last one came (a batch that was never full) do not count."""
+    session, draw = Session(driver, body), random.Random(seed)
+    began = time.monotonic()
+    due = began + draw.expovariate(rate)
+    last = began + seconds
+    while due < last:
+        now = time.monotonic()
+        if now >= due:
+            session.send(1)
+            due += draw.expovariate(rate)
+        else:
+            session.receive(due - now)
+    while session.under_way and time.monotonic() < last + 1.0:
+        session.receive(0.1)
+    return session.measured()
 
 
 def main() -> None:
