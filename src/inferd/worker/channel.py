@@ -208,11 +208,19 @@ class BlockingChannel:
 
     def send(self, messages: list[FromWorker]) -> None:
         """Returns when the operating system has taken everything. Raises ChannelError or OSError."""
+        self.write(self.frame(messages))
+
+    def frame(self, messages: Sequence[FromWorker]) -> bytes:
+        """The messages as they are written. Raises ChannelError."""
         frame = encode_frame(messages)
         if len(frame) - HEADER.size > MAX_FRAME_BYTES:
             raise ChannelError(f"A frame of {len(frame)} bytes is larger than {MAX_FRAME_BYTES}.")
+        return frame
+
+    def write(self, frames: bytes) -> None:
+        """Like ``send``, of what ``frame`` made."""
         with self._lock:
-            self.socket.sendall(frame)
+            self.socket.sendall(frames)
 
     def __iter__(self) -> Iterator[list[ToWorker]]:
         """Frames until the peer closes. Raises ChannelError or OSError."""

@@ -1,7 +1,7 @@
 """The worker process: ``python -m inferd.worker --fd N``, started by the supervisor.
 
-Five threads for a model that generates: the main one loads the model and runs the step loop; one reads the channel;
-two prepare requests and answer calls of the tokenizer (``inferd.worker.intake``); one sends a heartbeat every second.
+Six threads for a model that generates: the main one loads the model and runs the step loop; one reads the channel and
+one writes what steps have to say; two prepare requests and answer calls of the tokenizer (``inferd.worker.intake``); one sends a heartbeat every second.
 Two for one that predicts: once it is loaded, the main thread reads and computes in turn (``inferd.worker.direct``).
 The process lives exactly as long as the other end of its channel: when the gateway is gone, however it went, so is the
 worker.
@@ -55,6 +55,7 @@ from inferd.worker.messages import (
     ToWorker,
 )
 from inferd.worker.niceness import settle
+from inferd.worker.outbox import Outbox
 
 if TYPE_CHECKING:
     from inferd.registry.artifact import Artifact
@@ -150,7 +151,9 @@ class Worker:
             reader.join()
             return self._predict(backend, artifact)
         intake = Intake(backend, self._inbox, self._send)
-        loop = StepLoop(backend, self._inbox, self._send)
+        outbox = Outbox(self._channel)
+        loop = StepLoop(backend, self._inbox, lambda outputs: outbox.post([outputs]))
+        writer = self._start("write", outbox.run)
         self._start("prepare", intake.run)
         self._start("tokenize", intake.run_calls)
         self._intake, self._loop = intake, loop
@@ -160,6 +163,9 @@ class Worker:
         except StepsFailedError as error:
             _log.critical("%s The worker gives up, to be replaced.", error)
             return EXIT_STEPS_FAIL
+        finally:
+            outbox.close()
+            writer.join()
         return EXIT_DONE
 
     def _predict(self, backend: Predictor, artifact: str) -> int:
