@@ -80,3 +80,28 @@ def test_requests_are_shared_out_by_weight_and_stay_with_a_session(
         code, shown = inferd("reload")
         assert (code, "m: versions changed" in shown, "replica" in shown) == (0, True, False), shown
         assert {said("m", **{"x-session-id": session}) for session in seen} == {"4"}
+
+
+def test_a_version_that_cannot_be_loaded_gets_nobody_until_it_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
+    for number in (3, 4):
+        (tmp_path / "m" / str(number)).mkdir(parents=True)
+        put(tmp_path / "m" / str(number) / "model.onnx", number)
+    newest = tmp_path / "m" / "4" / "model.onnx"
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:-20])
+    versions = {"policy": "all", "weights": {3: 50, 4: 50}}
+    with (
+        serving(tmp_path, {"m": {"source": str(tmp_path / "m"), "versions": versions}}) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+
+        def said() -> set[str]:
+            return {client.post("/v2/models/m/infer", json=BODY).json()["model_version"] for _ in range(30)}
+
+        assert said() == {"3"}
+        newest.write_bytes(whole)
+        assert inferd("models", "load", "m")[0] == 0
+        assert said() == {"3", "4"}

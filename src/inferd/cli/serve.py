@@ -213,13 +213,13 @@ def ready_to_load(
 
 
 def _recognised(model: ModelConfig, *, is_alone: bool) -> None:
-    """Raises ModelLoadError for a source that is not there or must not be opened. A file that is there and no good is
+    """Raises ModelLoadError for a source that is not there or must not be opened. A file or folder that is there and no good is
     its worker's to refuse, where other models can be served."""
     try:
         artifact_of(model)
     except ModelLoadError as error:
-        is_file = Path(model.source).expanduser().is_file()
-        if is_alone or not is_file or error.param != "source":
+        is_there = Path(model.source).expanduser().exists()
+        if is_alone or not is_there or error.param != "source":
             raise
 
 

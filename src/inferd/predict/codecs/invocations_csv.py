@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Final
 
 from inferd.errors import InvalidRequest
@@ -24,6 +25,10 @@ WITHOUT_HEADER: Final = "invocations.csv.rows"
 
 _PARAM: Final = "body"
 _MOST_COLUMNS: Final = 65_536
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,40}")
+_NUMBER: Final = re.compile(
+    r"[+-]?(?:[0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?|inf|infinity|nan)", re.I
+)
 _TRUTHS: Final = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -94,23 +99,20 @@ def _value(cell: str, datatype: str, line: int) -> object:
     """What the cell stands for. Raises InvalidRequest."""
     if datatype == "BYTES":
         return cell
-    plain = cell.strip()
+    plain = cell.strip(" \t")
     if datatype == "BOOL":
         found = _TRUTHS.get(plain.lower())
         if found is None:
             raise _wrong(cell, "true or false", line)
         return found
-    if "FP" not in datatype and datatype != "BF16":
-        try:
-            return int(plain)
-        except ValueError:  # 3.0 is a whole number as well; the check says whether it fits
-            pass
-    if not plain and ("FP" in datatype or datatype == "BF16"):
+    is_float = "FP" in datatype or datatype == "BF16"
+    if not plain and is_float:
         return None
-    try:
-        return float(plain)
-    except ValueError:
-        raise _wrong(cell, "a number", line) from None
+    if not _NUMBER.fullmatch(plain):  # Python's own words for numbers are more: 1_000, and every script's digits
+        raise _wrong(cell, "a number", line)
+    if not is_float and _WHOLE.fullmatch(plain):
+        return int(plain)
+    return float(plain)  # 3.0 is a whole number as well; the check says whether it fits
 
 
 def _wrong(cell: str, wanted: str, line: int) -> InvalidRequest:
