@@ -62,8 +62,9 @@ class KeptWeights:
         if self._map is None or entry is None or total is None:
             self._is_stale = True
             return None
-        found = _view(self._map, entry)
-        if _checksum(found) != int(_view(self._map, total)):
+        is_known = entry.dtype in _DTYPES and (total.dtype, total.count) == ("I64", 1)
+        found = _view(self._map, entry) if is_known else None
+        if found is None or _checksum(found) != int(_view(self._map, total)):
             _log.warning("%s is damaged (%s): weights are quantised again and it is replaced.", self.path, name)
             self._forget()
             return None
@@ -133,10 +134,11 @@ def _view(memory: mmap.mmap, entry: Entry) -> Tensor:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """Sum of the bytes as 64-bit numbers, modulo 2^64: read at the memory's own speed."""
+    """From the sum of the bytes as 64-bit numbers, modulo 2^64: read at the memory's own speed."""
     flat = tensor.reshape(-1).view(torch.uint8)
     whole = flat.numel() // 8 * 8
-    return int(flat[:whole].view(torch.int64).sum()) * 31 + int(flat[whole:].sum()) & (1 << 62) - 1
+    total = int(flat[:whole].view(torch.int64).sum()) * 31 + int(flat[whole:].sum())
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _write_safetensors(file: int, tensors: dict[str, Tensor]) -> None:
