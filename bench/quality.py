@@ -4,7 +4,7 @@
 
 Methods: ``none`` the checkpoint as it is; ``int8``, ``int4`` made at load; ``file-int8``, ``file-int4``, ``gptq-8``, ``gptq-4``,
 ``gptq-4/64`` (groups of 64), ``gptq-mixed`` (8 bits where needed for +2 %) written by ``inferd quantize`` with the first four
-fifths of the text and measured on the rest. ``--own N`` adds a text of N tokens that the model
+fifths of the text and measured on the rest; ``kv-int8`` keeps the cache alone in 8 bits. ``--own N`` adds a text of N tokens that the model
 writes itself (temperature 1, seeded): the one kind that a small model knows, and where the logarithm of the change is the
 divergence (Kullback and Leibler) between the two models' answers.
 """
@@ -36,7 +36,7 @@ WISHES: dict[str, dict[str, object]] = {
     "gptq-4/64": {"method": "gptq", "group_size": 64},
     "gptq-mixed": {"method": "gptq", "mixed": True, "max_change": 0.02},
 }
-METHODS = ("none", "int8", "int4", *WISHES)
+METHODS = ("none", "int8", "int4", "kv-int8", *WISHES)
 HELD_OUT = 0.2
 
 
@@ -72,9 +72,9 @@ def rows(model: Path, text: Path, methods: list[str], *, context: int, most: int
     ids = tokenizer.encode(read_text(text), add_special_tokens=False)
     held_out = ids[len(ids) - max(int(len(ids) * HELD_OUT), 2 * context) :][:most]
 
-    def measured(folder: Path, quantization: str) -> tuple[int, Perplexity]:
+    def measured(folder: Path, quantization: str, *, cache_in_bytes: bool = False) -> tuple[int, Perplexity]:
         decoder = load_model(folder, dtype="auto", device=torch.device("cpu"), quantization=quantization)  # type: ignore[arg-type]
-        runner = measuring(decoder, num_tokens=max(2048, 2 * context))
+        runner = measuring(decoder, num_tokens=max(2048, 2 * context), in_bytes=cache_in_bytes)
         return decoder.weights_bytes, perplexity(runner, held_out, context=context, leading=leading)
 
     size, before = measured(model, "none")
@@ -97,8 +97,9 @@ def rows(model: Path, text: Path, methods: list[str], *, context: int, most: int
                 f"{method}, {result.bits_per_weight:.2f} bits", written, result.after, result.after.change(before)
             )
         else:
-            held, found = measured(model, method)
-            yield Row(f"{method} at load", held, found, found.change(before))
+            in_bytes = method == "kv-int8"
+            held, found = measured(model, "none" if in_bytes else method, cache_in_bytes=in_bytes)
+            yield Row(method if in_bytes else f"{method} at load", held, found, found.change(before))
 
 
 def main() -> None:

@@ -278,7 +278,11 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
             if model.kind == "generate"
             else _rows_text(model),
         )
-    console().print(table)
+    out = console()
+    out.print(table)
+    for model in models:
+        if model.checkpoint:
+            out.print(f"{model.name} is a quantised checkpoint: {model.checkpoint}.", markup=False)
 
 
 def _rows_text(model: MemoryEstimate) -> str:

@@ -41,6 +41,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     platform: str = "inferd_llm"
     # Of language models:
     dtype: str = ""
+    checkpoint: str = ""  # how its weights are quantised: "gptq, int4, groups of 128"; "": they are numbers
     kv_bytes: int = 0
     kv_bytes_per_token: int = 0
     num_blocks: int = 0
@@ -123,6 +124,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
         name=name,
         folder=str(folder),
         dtype=dtype,
+        checkpoint="" if source.quantization is None else source.quantization.label,
         weights_bytes=weights_bytes,
         kv_bytes=arena.nbytes,
         kv_bytes_per_token=arena.bytes_per_token,

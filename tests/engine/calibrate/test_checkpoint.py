@@ -220,6 +220,9 @@ def test_the_commands_write_and_measure(
     found = CliRunner().invoke(cli, words)
     assert found.exit_code == 0, found.output
     assert re.search(r"perplexity +\d", found.output)
+    (tmp_path / "inferd.yaml").write_text(f"models: {{small: {{source: {out}}}}}")
+    found = CliRunner().invoke(cli, ["check", str(tmp_path / "inferd.yaml")])
+    assert "small is a quantised checkpoint: compressed-tensors, int4, groups of 16." in found.output
     found = CliRunner().invoke(cli, ["perplexity", str(out), "--data", str(text), "--context", "64", "--json"])
     assert json.loads(found.stdout)["perplexity"] > 1
     assert main([*words[:-1], "-99%"]) == 1
