@@ -139,7 +139,11 @@ def test_a_fraction_of_the_servers_memory_becomes_bytes() -> None:
     [
         ({}, {"memory_fraction": 0.5}, "0.5 of what? Set server.memory_bytes"),
         ({"memory_bytes": "4GiB"}, {"memory_fraction": 0.5, "memory_bytes": "1GiB"}, "keep one of them"),
-        ({"memory_bytes": "4GiB"}, {"memory_fraction": 0.6, "replicas": 2}, "is more than server.memory_bytes = 4.00 GiB"),
+        (
+            {"memory_bytes": "4GiB"},
+            {"memory_fraction": 0.6, "replicas": 2},
+            "is more than server.memory_bytes = 4.00 GiB",
+        ),
         ({"memory_bytes": "4GiB"}, {"memory_fraction": 1.5}, "memory_fraction"),
         ({"memory_bytes": "4GiB"}, {"memory_fraction": 0}, "memory_fraction"),
     ],
