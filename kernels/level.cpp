@@ -7,6 +7,7 @@
 #include "encoder.h"
 #include "linear.h"
 #include "rounding.h"
+#include "sampling.h"
 
 #define INFERD_STRING2(x) #x
 #define INFERD_STRING(x) INFERD_STRING2(x)
@@ -71,12 +72,13 @@ void do_layer_norm(const LayerNormArgs& g, int threads) { layer_norm(g, threads)
 void do_text_attention(Dtype dtype, const TextAttentionArgs& g, int threads) {
     INFERD_BY_DTYPE(text_attention<float>(g, threads), text_attention<bf16>(g, threads));
 }
+void do_sample(const SampleArgs& g, int threads) { sample(g, threads); }
 
 }  // namespace
 
 const Kernels INFERD_JOIN(kernels_, INFERD_LEVEL) = {
     INFERD_STRING(INFERD_LEVEL), do_pack, do_pack_ints, do_round_weights, do_unpack_rows, do_linear, do_attention, do_rms_norm, do_gate_and_mul, do_add, do_multiply, do_rotary, do_layer_norm,
-    do_text_attention,
+    do_text_attention, do_sample,
 };
 
 }  // namespace inferd

@@ -142,6 +142,15 @@ NB_MODULE(_kernels, m) {
         },
         nogil());
     m.def(
+        "sample",
+        [](uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab, uintptr_t temperature, uintptr_t floors, uintptr_t top_k,
+           uintptr_t top_p, uintptr_t draws, uintptr_t best, uintptr_t tokens, int threads) {
+            active->sample({at<float>(logits), stride, rows, vocab, at<float>(temperature), at<float>(floors), at<int64_t>(top_k),
+                            at<double>(top_p), at<double>(draws), at<float>(best), at<int64_t>(tokens)},
+                           threads);
+        },
+        nogil());
+    m.def(
         "text_attention",
         [](int out_dtype, uintptr_t qkv, uintptr_t out, uintptr_t starts, uintptr_t bias, int64_t texts, int64_t heads, int64_t head_dim,
            int64_t window, int64_t bias_reach, float scale, int threads) {

@@ -86,6 +86,19 @@ struct TextAttentionArgs {
     float scale;
 };
 
+struct SampleArgs {
+    const float* logits;  // [rows, >= vocab], row stride `stride`
+    int64_t stride, rows, vocab;
+    // Of each row. Temperature 0: the greatest logit, and of equal ones the first.
+    const float* temperature;
+    const float* floors;   // least logit, after temperature and relative to the greatest; -infinity: none
+    const int64_t* top_k;  // 0: none
+    const double* top_p;   // 1: none
+    const double* draws;   // in [0, 1)
+    float* best;           // out: the greatest logit; NaN where a logit is neither finite nor -infinity
+    int64_t* tokens;       // out: 0 where the best is not finite
+};
+
 struct Kernels {
     const char* name;
     void (*pack)(Dtype, const void* weight, int64_t stride, int64_t out, int64_t in, int64_t first_row, void* packed, int threads);
@@ -115,6 +128,7 @@ struct Kernels {
                    const float* cos, const float* sin, int64_t half, int threads);
     void (*layer_norm)(const LayerNormArgs&, int threads);
     void (*text_attention)(Dtype out, const TextAttentionArgs&, int threads);
+    void (*sample)(const SampleArgs&, int threads);
 };
 
 extern const Kernels kernels_generic;

@@ -112,6 +112,21 @@ def layer_norm(
     threads: int,
     /,
 ) -> None: ...
+def sample(
+    logits: int,
+    stride: int,
+    rows: int,
+    vocab: int,
+    temperature: int,
+    floors: int,
+    top_k: int,
+    top_p: int,
+    draws: int,
+    best: int,
+    tokens: int,
+    threads: int,
+    /,
+) -> None: ...
 def text_attention(
     out_dtype: int,
     qkv: int,

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare  # type: ignore[import-untyped]
+from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessor,
     MinPLogitsWarper,
@@ -24,6 +25,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from inferd.engine import native
 from inferd.engine.sampler import Sampled, Sampler, SampleRow, _invert, _thresholds, uniform
 from inferd.errors import InferdError, InternalError, InvalidRequest
 from inferd.types import SamplingParams
@@ -216,6 +218,53 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
             assert isinstance(other, Sampled)
             assert (other.token_id, other.rank) == (alone.token_id, alone.rank)
             assert other.logprob == pytest.approx(alone.logprob, abs=1e-5)
+
+
+def assert_same_tokens(logits: Tensor, rows: list[SampleRow], level: str) -> None:
+    """The kernel's tokens are torch's, but where a draw falls on the border between two within rounding."""
+    sampler = Sampler(logits.shape[1])
+    with native.using_level(level):
+        ours = sampler.sample(logits.clone(), rows)
+    with native.using_level("none"):
+        theirs = sampler.sample(logits.clone(), rows)
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if not (isinstance(a, Sampled) and isinstance(b, Sampled)):
+            assert type(a) is type(b)
+        elif a.token_id != b.token_id:
+            p = exact(logits[i].tolist(), rows[i])
+            border = sum(p[: max(a.token_id, b.token_id)])
+            assert p[a.token_id] > 0
+            assert abs(uniform(rows[i].seed, rows[i].index, len(rows[i].output_ids)) - border) < 1e-5
+
+
+@pytest.mark.parametrize("level", native.levels())
+@given(
+    all_params=st.lists(params, min_size=1, max_size=5),
+    size=st.sampled_from([1, 5, 128, 300, 5000]),
+    scale=st.sampled_from([0.01, 1.0, 6.0]),
+    coarse=st.booleans(),
+    banned=st.sampled_from([0.0, 0.3, 1.0]),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=60)
+def test_the_kernel_takes_the_tokens_that_torch_takes(
+    level: str, all_params: list[SamplingParams], size: int, scale: float, coarse: bool, banned: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(all_params), size, generator=generator) * scale
+    if coarse:
+        logits = logits.bfloat16().float()
+    logits[torch.rand(logits.shape, generator=generator) < banned] = -math.inf
+    rows = [row(p, seed=seed + i, prompt=[1, 2], output=[3, 4, 4]) for i, p in enumerate(all_params)]
+    assert_same_tokens(logits, rows, level)
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.5, 0), (0.9, 0), (0.999, 0), (0.9, 2000), (0.02, 0), (1.0, 19_999)])
+def test_the_kernel_cuts_a_flat_distribution_where_torch_does(level: str, top_p: float, top_k: int) -> None:
+    logits = torch.randn(8, 20_000, generator=torch.Generator().manual_seed(5))
+    rows = [row(SamplingParams(top_p=top_p, top_k=top_k), seed=i) for i in range(8)]
+    assert_same_tokens(logits, rows, level)
 
 
 @given(data=st.data())

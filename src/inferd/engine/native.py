@@ -515,3 +515,40 @@ def attention(
         torch.get_num_threads(),
     )
     return out
+
+
+def takes_logits(x: Tensor) -> bool:
+    """[R, V] float32 with the logits of a row side by side."""
+    return takes(x) and x.dtype == torch.float32 and x.stride(1) == 1
+
+
+def sample(
+    x: Tensor,
+    temperature: list[float],
+    floors: list[float],
+    top_k: list[int],
+    top_p: list[float],
+    draws: list[float],
+) -> tuple[list[float], list[int]]:
+    """The greatest of each row's logits x [R, V], and the token drawn; see ``sampler`` and ``SampleArgs`` in kernels/table.h."""
+    rows = x.shape[0]
+    # One tensor for what has the same format: each costs as long as some thousand logits.
+    narrow = torch.tensor((temperature, floors), dtype=torch.float32)
+    wide = torch.tensor((top_p, draws), dtype=torch.float64)
+    ks = torch.tensor(top_k, dtype=torch.int64)
+    best, tokens = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+    kernels.sample(
+        x.data_ptr(),
+        x.stride(0),
+        rows,
+        x.shape[1],
+        narrow.data_ptr(),
+        narrow.data_ptr() + 4 * rows,
+        ks.data_ptr(),
+        wide.data_ptr(),
+        wide.data_ptr() + 8 * rows,
+        best.data_ptr(),
+        tokens.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return best.tolist(), tokens.tolist()

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inferd.engine import native
 from inferd.errors import InferdError, InternalError, InvalidRequest
 from inferd.types import SamplingParams
 
@@ -76,16 +77,7 @@ class Sampler:
         for i, row in enumerate(rows):
             if _is_adjusted(row):
                 self._adjust(x[i], row)
-        drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= _TINY_TEMPERATURE]
-        best, best_ids = _argmax(x)
-        tokens = best_ids.tolist()
-        values = best.tolist()
-        if drawn:
-            alive = [i for i in drawn if math.isfinite(values[i])]
-            if alive:
-                picked = x if len(alive) == len(rows) else x[alive]
-                for i, token in zip(alive, _draw(picked, [rows[i] for i in alive]).tolist(), strict=True):
-                    tokens[i] = token
+        values, tokens = _native_tokens(x, rows) if native.takes_logits(x) else _tokens(x, rows)
         results: list[Sampled | InferdError] = [
             Sampled(token) if math.isfinite(value) else _unsampled(value)
             for token, value in zip(tokens, values, strict=True)
@@ -211,6 +203,37 @@ def _unsampled(best: float) -> InferdError:
         )
     return InternalError(
         "The model computed values that are not finite numbers for this request, so no token could be chosen."
+    )
+
+
+def _tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[int]]:
+    """The greatest of each row's logits x [R, v], and the token chosen (any where the greatest is not finite)."""
+    drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= _TINY_TEMPERATURE]
+    best, best_ids = _argmax(x)
+    tokens: list[int] = best_ids.tolist()
+    values: list[float] = best.tolist()
+    alive = [i for i in drawn if math.isfinite(values[i])]
+    if alive:
+        picked = x if len(alive) == len(rows) else x[alive]
+        for i, token in zip(alive, _draw(picked, [rows[i] for i in alive]).tolist(), strict=True):
+            tokens[i] = token
+    return values, tokens
+
+
+def _native_tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[int]]:
+    """``_tokens`` by the kernel (kernels/sampling.h), which finds thresholds without sorting."""
+    drawn = [row.sampling.temperature >= _TINY_TEMPERATURE for row in rows]
+    params = [row.sampling for row in rows]
+    return native.sample(
+        x,
+        [p.temperature if is_drawn else 0.0 for p, is_drawn in zip(params, drawn, strict=True)],
+        [math.log(p.min_p) if p.min_p else -math.inf for p in params],
+        [p.top_k if p.top_k > 0 else 0 for p in params],
+        [p.top_p for p in params],
+        [
+            uniform(row.seed, row.index, len(row.output_ids)) if is_drawn else 0.0
+            for row, is_drawn in zip(rows, drawn, strict=True)
+        ],
     )
 
 
