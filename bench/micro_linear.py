@@ -1,23 +1,25 @@
-"""Matrix products of one layer stack: our packed kernel against torch, interleaved, medians.
+"""Matrix products of one layer stack in every format of weights: our kernels against torch's and against the machine.
 
-    python bench/micro_linear.py [--rows 1 8 32 128 512]
+    OMP_NUM_THREADS=1 python bench/micro_linear.py [--rows 1 8 32 128] [--shapes qkv gate_up]
 
-Enough different weights are used in turn that none stays in a cache. Times are microseconds per product;
-with OMP_NUM_THREADS=1 it is the thread's own time, which a busy machine disturbs less.
+Enough different weights are used in turn that none stays in a cache; contestants take turns, and the least of several
+rounds counts. Bandwidth is measured beside them (torch's sum over 200 MB), as is torch's bfloat16 product of 512 rows, so
+that a table's shares of the limits are of the same minute. With OMP_NUM_THREADS=1 times are the thread's own, which a busy
+machine disturbs less. ``torch`` is F.linear for bf16, ``_weight_int8pack_mm`` for int8 (bf16 activations) and
+``qlinear`` oneDNN's u8 x int8 product without the quantisation of activations, which ours includes.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from inferd.engine import native
+from inferd.engine import native, ops
+from inferd.engine.rounding import rounded_weight
 
 SHAPES = {
     "qkv": (4096, 1024),
@@ -26,78 +28,104 @@ SHAPES = {
     "down": (1024, 3072),
     "lm_head": (151_936, 1024),
 }
+FORMS = {"int8": (8, 0), "int8/128": (8, 128), "int4/32": (4, 32), "int4/64": (4, 64), "int4/128": (4, 128)}
+SPREAD_BYTES = 60_000_000  # of one format's weights, more than caches hold
+
+Call = Callable[[torch.Tensor], object]
 
 
-@dataclass(slots=True)
-class Products:
-    """x [rows, in] times one of the weights, in each contestant's way."""
+class Contestant:
+    """One way to multiply with any of several weights; ``nbytes`` are of one."""
 
-    x: torch.Tensor
-    result: torch.Tensor
-    weights: list[torch.Tensor]
-    packed: list[native.PackedWeight]
-    onednn: list[torch.Tensor]
+    def __init__(self, calls: list[Call], nbytes: int) -> None:
+        self.calls, self.nbytes = calls, nbytes
+        self.best_s = float("inf")
 
-    def ours(self, i: int) -> None:
-        self.packed[i].product(self.x, torch.bfloat16)
+    def round(self, x: torch.Tensor, clock: Callable[[], float]) -> None:
+        began = clock()
+        for call in self.calls:
+            call(x)
+        self.best_s = min(self.best_s, (clock() - began) / len(self.calls))
 
-    def plain(self, i: int) -> None:
-        F.linear(self.x, self.weights[i])
 
-    def prepacked(self, i: int) -> None:
-        torch.ops.mkldnn._linear_pointwise(self.x, self.onednn[i], None, "none", [], "")
+def contestants(out: int, size: int) -> dict[str, Contestant]:
+    def several(item_bits: float) -> int:
+        return max(2, min(32, int(SPREAD_BYTES / (out * size * item_bits / 8))))
+
+    weight = torch.randn(out, size, dtype=torch.bfloat16) * 0.02
+    plain = [weight.clone() for _ in range(several(16))]
+    found = {"bf16": ours([ops.Linear(each) for each in plain])}
+    found["bf16 torch"] = Contestant([lambda x, w=w: F.linear(x, w) for w in plain], plain[0].nbytes)
+    for name, (bits, group) in FORMS.items():
+        integers = rounded_weight(weight, bits, group)
+        found[name] = ours([ops.Linear.quantized(integers) for _ in range(several(bits))])
+    integers = rounded_weight(weight, 8, 0)
+    values = [integers.values.clone() for _ in range(several(8))]
+    scale = integers.scale.squeeze(1).bfloat16()
+    found["int8 torch"] = Contestant(
+        [lambda x, w=w: torch.ops.aten._weight_int8pack_mm(x, w, scale) for w in values], values[0].nbytes
+    )
+    packed = [torch.ops.onednn.qlinear_prepack(w, None) for w in values]
+    scales, zeros = integers.scale.squeeze(1), torch.zeros(out, dtype=torch.int64)
+
+    def qlinear(x: torch.Tensor, w: torch.Tensor) -> object:
+        return torch.ops.onednn.qlinear_pointwise(
+            torch.full(x.shape, 131, dtype=torch.uint8), 0.1, 128, w, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )  # fmt: skip
+
+    found["int8 qlinear"] = Contestant([lambda x, w=w: qlinear(x, w) for w in packed], values[0].nbytes)
+    return found
+
+
+def ours(linears: list[ops.Linear]) -> Contestant:
+    return Contestant([lambda x, linear=linear: linear(x) for linear in linears], linears[0].nbytes)
+
+
+def limits(clock: Callable[[], float]) -> tuple[float, float]:
+    """Bytes a second that are read, and multiply-adds a second (twice: operations) of bfloat16 in torch."""
+    memory = torch.zeros(25_000_000, dtype=torch.int64)
+    a, b = torch.randn(512, 2048, dtype=torch.bfloat16), torch.randn(2048, 2048, dtype=torch.bfloat16)
+    read = product = float("inf")
+    for _ in range(5):
+        began = clock()
+        memory.sum()
+        read = min(read, clock() - began)
+        began = clock()
+        F.linear(a, b)
+        product = min(product, clock() - began)
+    return memory.nbytes / read, 2 * 512 * 2048 * 2048 / product
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64, 128, 512])
-    parser.add_argument("--shapes", nargs="+", default=["qkv", "o", "gate_up", "down"])
-    parser.add_argument("--level", default="")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 128, 512])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qkv", "o", "gate_up", "down"])
+    parser.add_argument("--level", default=native.level())
     parser.add_argument("--repeat", type=int, default=7)
     options = parser.parse_args()
-    if options.level:
-        native.kernels.use_level(options.level)
-    threads = torch.get_num_threads()
-    # On a machine that does other work too, only one thread's own time says something.
-    timer = time.thread_time if threads == 1 else time.perf_counter
-    for name in options.shapes:
-        out, size = SHAPES[name]
-        copies = max(1, min(24, 150_000_000 // (out * size * 2)))
-        weights = [torch.randn(out, size, dtype=torch.bfloat16) for _ in range(copies)]
-        began = time.perf_counter()
-        packed = [native.PackedWeight([w]) for w in weights]
-        pack_s = time.perf_counter() - began
-        onednn = [torch.ops.mkldnn._reorder_linear_weight(w, 32) for w in weights]
-        print(f"{name} {out}x{size}, {copies} copies, packed at {copies * out * size * 2 / pack_s / 1e9:.1f} GB/s")
-        for rows in options.rows:
-            x = torch.randn(rows, size, dtype=torch.bfloat16)
-            result = torch.empty(rows, out, dtype=torch.bfloat16)
-
-            products = Products(x, result, weights, packed, onednn)
-            products.ours(0)
-            expected = F.linear(x.float(), weights[0].float())
-            error = ((result.float() - expected).abs().max() / expected.abs().max()).item()
-            contestants: dict[str, Callable[[int], None]] = {
-                "ours": products.ours,
-                "plain": products.plain,
-                "prepacked": products.prepacked,
-            }
-            seen: dict[str, list[float]] = {key: [] for key in contestants}
-            for _ in range(options.repeat):
-                for key, call in contestants.items():
-                    began = timer()
-                    for i in range(copies):
-                        call(i)
-                    seen[key].append((timer() - began) / copies * 1e6)
-            us = {key: statistics.median(values) for key, values in seen.items()}
-            best = {key: min(values) for key, values in seen.items()}
-            flops = 2 * rows * out * size
-            print(
-                f"  {rows:4d} rows  "
-                + "  ".join(f"{key} {us[key]:9.1f} (best {best[key]:9.1f})" for key in contestants)
-                + f"  ours {flops / us['ours'] / 1e3:6.0f} GFLOP/s {out * size * 2 / us['ours'] / 1e3:5.1f} GB/s"
-                + f"  prepacked/ours {us['prepacked'] / us['ours']:.2f} plain/ours {us['plain'] / us['ours']:.2f}  err {error:.1e}"
-            )
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    with native.using_level(options.level), torch.inference_mode():
+        for name in options.shapes:
+            out, size = SHAPES[name]
+            for rows in options.rows:
+                x = torch.randn(rows, size, dtype=torch.bfloat16)
+                taking_part = contestants(out, size)
+                for _ in range(options.repeat):
+                    for one in taking_part.values():
+                        one.round(x, clock)
+                read, product = limits(clock)
+                base = taking_part["bf16"].best_s
+                print(
+                    f"\n{name} {out} x {size}, {rows} rows; limits: {read / 1e9:.1f} GB/s, bf16 {product / 1e9:.0f} GFLOP/s"
+                )
+                print("| weights | us | GB/s | of the bandwidth | GOP/s | of torch's bf16 | bf16's time / this |")
+                print("| --- | --- | --- | --- | --- | --- | --- |")
+                for label, one in taking_part.items():
+                    bandwidth, rate = one.nbytes / one.best_s, 2 * rows * out * size / one.best_s
+                    print(
+                        f"| {label} | {one.best_s * 1e6:.0f} | {bandwidth / 1e9:.1f} | {bandwidth / read:.0%} | "
+                        f"{rate / 1e9:.0f} | {rate / product:.2f} | {base / one.best_s:.2f} |"
+                    )
 
 
 if __name__ == "__main__":

@@ -530,7 +530,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
             description="Disk space for weights that were quantised at load, in the user's cache folder; those not used for longest go first. 0: none are kept.",
             ge=0,
         ),
-    ] = 20_000_000_000
+    ] = 20 << 30
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N.", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = (
         "auto"
     )

@@ -333,7 +333,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     has_chat_template: bool = False
     fingerprint: str = ""  # digest of weights' identity, dtype and engine settings
-    quantization: str = "none"  # integers of its products: none, int8, int4/32+int8, ...
+    quantization: str = "none"  # integers of its products: none, int8, int4/64+int8, ...
     artifact: str = ""  # which content its files had when they were loaded; empty: not said
     attention: str = "reference"
     memory: MemoryPlan = MemoryPlan()

@@ -2,7 +2,8 @@
 
 The loader and the planner both ask here, so they agree. The rule, by measured perplexity (docs/quantisation.md):
 
-- Products take what was asked for: int8 with one scale for each output, or int4 in groups of 32 inputs.
+- Products take what was asked for: int8 with one scale for each output, or int4 in groups of 64 inputs with zero points
+  (4.375 bits; groups of 32 have a fifth less squared error on normal weights, but multiply many rows a fifth slower).
 - The embedding and the output layer are never narrower than int8: every token goes through both.
 - Models whose hidden states have fewer than 512 elements take int8 in groups of 64. Their sums are too short for errors to
   cancel out (one of 192 loses a third in 4 bits), and models that narrow are read from the processor's caches anyway.
@@ -13,9 +14,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
-
-Asked = Literal["auto", "none", "int8", "int4"]
 
 NARROW = 512  # elements of a hidden state
 _TABLES = re.compile(r"(^|\.)(embed_tokens|lm_head|wte|embed_in|embed_out)\.weight$")
@@ -65,7 +63,7 @@ class Rule:
             return None
         if self.hidden_size < NARROW:
             return Form(8, 64, False)
-        return Form(4, 32, True) if self.asked == "int4" and not _TABLES.search(name) else Form(8, 0, False)
+        return Form(4, 64, True) if self.asked == "int4" and not _TABLES.search(name) else Form(8, 0, False)
 
 
 UNTOUCHED = Rule("none", 0)

@@ -2,8 +2,9 @@
 
 Knows one matrix at a time. 8 bits: the largest of an output (or group) is 127, the others go to the nearest. 4 bits: each
 group of inputs has a scale and a zero point, fitted by least squares over a few ranges, the narrower of which cut off the
-group's ends (the squared error of normal weights is 0.64 of what rounding to the nearest over the whole range leaves, with
-symmetric integers, and 0.53 for heavy tails). The kernels do the same (kernels/rounding.h); the torch form is their oracle.
+group's ends (in groups of 32 the squared error of normal weights is 0.64 of what rounding to the nearest over the whole
+range leaves, with symmetric integers, and 0.53 for heavy tails). The kernels do the same (kernels/rounding.h); the torch
+form is their oracle.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Weights:
 
     @property
     def quantization(self) -> str:
-        """The forms of the integers handed out so far, most parameters first: "int4/32+int8"; "none"."""
+        """The forms of the integers handed out so far, most parameters first: "int4/64+int8"; "none"."""
         return "+".join(name for name, _ in self._forms.most_common()) or "none"
 
     def integers(self, parts: Sequence[tuple[str, int]], width: int) -> list[Integers] | None:

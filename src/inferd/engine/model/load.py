@@ -33,7 +33,7 @@ class Decoder(Protocol):
     dtype: torch.dtype
     num_parameters: int
     weights_bytes: int  # as they are held
-    quantization: str  # what products are computed with: none, int8, int4/32+int8
+    quantization: str  # what products are computed with: none, int8, int4/64+int8
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
         """Hidden states [T, hidden] of the batch's rows, after the final norm."""
