@@ -163,7 +163,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, name: str, capfd: pyt
         with pytest.raises(ModelLoadError) as caught:
             loaded(path)
         assert "/" not in caught.value.message.replace(str(path), "")
-        if name != "m.txt":
+        if name == "m.json":  # of the other formats the libraries say what they met
             assert f"the file has {size} bytes and ends within the model" in caught.value.message
     assert capfd.readouterr().out == ""
 

@@ -171,4 +171,6 @@ def _cut_off(reason: str, path: Path) -> str:
     """That the file was cut off, where the library's reader stopped at its end; else empty."""
     found = re.search(r"(?:character position|\.Pos\(\)): (\d+)", reason)
     size = path.stat().st_size
-    return f"the file has {size} bytes and ends within the model" if found and int(found[1]) >= size - 1 else ""
+    is_at_the_end = found is not None and int(found[1]) >= size - 1
+    is_beyond = re.search(rf"\bsize_ \(\d+ vs\. {size}\)", reason) is not None
+    return f"the file has {size} bytes and ends within the model" if is_at_the_end or is_beyond else ""
