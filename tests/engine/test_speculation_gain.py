@@ -5,12 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.speculating import Prophet
 
-from inferd import clock
 from inferd.config import ModelConfig, SchedulerConfig
 from inferd.engine.blocks import BlockPool
 from inferd.engine.draft import Guess
@@ -28,7 +26,6 @@ class World:
 
     def __init__(
         self,
-        monkeypatch: pytest.MonkeyPatch,
         *,
         num_seqs: int,
         fixed: float,
@@ -46,9 +43,10 @@ class World:
         self.accepted = accepted
         self.random = random.Random(seed)
         self.scheduler = Scheduler(SchedulerConfig(max_num_seqs=max_num_seqs), BlockPool(60_000), 16)
-        monkeypatch.setattr(clock, "now", lambda: self.now)
         config = ModelConfig(source="demo", scheduler=SchedulerConfig(max_num_seqs=max_num_seqs))
-        self.speculation = Speculation(config, self.scheduler, 1 << 30, _Guesser(self) if pass_s else None)
+        self.speculation = Speculation(
+            config, self.scheduler, 1 << 30, _Guesser(self) if pass_s else None, lambda: self.now
+        )
         self.speculation._most = max_tokens
         self._names = iter(range(1 << 30))
         self.sequences = [self._enter() for _ in range(num_seqs)]
@@ -82,7 +80,7 @@ class World:
             tokens = 0
             for part in step.slices:
                 tokens += self._take(part.sequence, part)
-            self.speculation.note(self.now - began)
+            self.speculation.note()
             if is_decoding:
                 self.num_tokens += tokens
                 self.plain_s += (
@@ -139,54 +137,52 @@ class _Guesser(Prophet):
 def test_whatever_the_machine_and_the_draft_no_more_than_three_percent_are_lost(
     num_seqs: int, fixed: float, per_row: float, share: float, accepted: float, noise: float, seed: int
 ) -> None:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        world = World(
-            monkeypatch,
-            num_seqs=num_seqs,
-            fixed=fixed,
-            per_row=per_row,
-            pass_s=share * (fixed + per_row * num_seqs),
-            accepted=accepted,
-            noise=noise,
-            seed=seed,
-        )
-        for _ in world.run(1200):
-            pass
+    world = World(
+        num_seqs=num_seqs,
+        fixed=fixed,
+        per_row=per_row,
+        pass_s=share * (fixed + per_row * num_seqs),
+        accepted=accepted,
+        noise=noise,
+        seed=seed,
+    )
+    for _ in world.run(1200):
+        pass
     assert world.gain > 0.97
 
 
-def test_a_lone_sequence_whose_rows_are_free_is_drafted_for_at_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, num_seqs=1, fixed=0.02, per_row=0.0005, pass_s=0.002, accepted=0.9)
+def test_a_lone_sequence_whose_rows_are_free_is_drafted_for_at_length() -> None:
+    world = World(num_seqs=1, fixed=0.02, per_row=0.0005, pass_s=0.002, accepted=0.9)
     drafted = [drafted for drafted, _ in world.run(1500)]
     assert world.gain > 2.5
     assert sorted(drafted)[len(drafted) // 2] >= 8
 
 
-def test_a_poor_draft_is_short_and_a_useless_one_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poor_draft_is_short_and_a_useless_one_is_left_alone() -> None:
     lengths = []
     for accepted in (0.9, 0.5, 0.05):
-        world = World(monkeypatch, num_seqs=1, fixed=0.02, per_row=0.0005, pass_s=0.002, accepted=accepted)
+        world = World(num_seqs=1, fixed=0.02, per_row=0.0005, pass_s=0.002, accepted=accepted)
         drafted = [drafted for drafted, _ in world.run(1500)]
         lengths.append(sum(drafted[500:]) / 1000)
     assert lengths[0] > 2 * lengths[1] > 4 * lengths[2]
     assert lengths[2] < 0.5
 
 
-def test_a_batch_as_large_as_may_be_is_never_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, num_seqs=32, fixed=0.02, per_row=0.0, pass_s=0.0001, accepted=1.0, max_num_seqs=32)
+def test_a_batch_as_large_as_may_be_is_never_drafted_for() -> None:
+    world = World(num_seqs=32, fixed=0.02, per_row=0.0, pass_s=0.0001, accepted=1.0, max_num_seqs=32)
     assert all(drafted == 0 for drafted, _ in world.run(300))
 
 
-def test_a_batch_whose_rows_cost_what_they_bring_is_hardly_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, num_seqs=32, fixed=0.001, per_row=0.002, pass_s=0.003, accepted=0.8)
+def test_a_batch_whose_rows_cost_what_they_bring_is_hardly_drafted_for() -> None:
+    world = World(num_seqs=32, fixed=0.001, per_row=0.002, pass_s=0.003, accepted=0.8)
     drafted = [drafted for drafted, _ in world.run(2000)]
     assert sum(drafted[200:]) < 0.02 * 32 * 1800
     assert world.gain > 0.98
 
 
-def test_what_is_gained_is_found_again_when_the_machine_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_gained_is_found_again_when_the_machine_changes() -> None:
     """Drafts that stop paying are left within some steps, and tried again later."""
-    world = World(monkeypatch, num_seqs=2, fixed=0.02, per_row=0.0005, pass_s=0.002, accepted=0.9)
+    world = World(num_seqs=2, fixed=0.02, per_row=0.0005, pass_s=0.002, accepted=0.9)
     for _ in world.run(300):
         pass
     world.accepted = 0.0

@@ -171,10 +171,9 @@ class Engine:
                 # Tokens are there when they have been computed, not when the step began.
                 outputs += self._extend(step, hidden, lambda: now + clock.now() - began)
             self._clock.lap("text")
-            seconds = clock.now() - began
-            self._scheduler.note_cost(step, seconds)
+            self._scheduler.note_cost(step, clock.now() - began)
             if self._speculation is not None:
-                self._speculation.note(seconds)
+                self._speculation.note()
         self._current = None
         return outputs, self._stats(step)
 

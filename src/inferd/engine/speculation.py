@@ -8,6 +8,7 @@ is only a row that was computed before it was known to be needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from inferd import clock
@@ -32,7 +33,8 @@ class _Drafted:
 
 
 class Speculation:
-    """Belongs to the step loop. ``draft``: None where only texts are looked up."""
+    """Belongs to the step loop. ``draft``: None where only texts are looked up. ``tell_time``: the clock that steps are
+    measured by, best one that stands still while other programs have the core."""
 
     def __init__(
         self,
@@ -40,9 +42,11 @@ class Speculation:
         scheduler: Scheduler,
         max_model_len: int,
         draft: DraftModel | None = None,
+        tell_time: Callable[[], float] = clock.now,
     ) -> None:
         self.draft = draft
         self.costs = Costs()
+        self._tell_time = tell_time
         self._most = config.speculation.max_tokens
         self._most_rows = most_sampled_rows(config)
         self._looks_up = config.speculation.method in ("auto", "prompt_lookup")
@@ -63,7 +67,7 @@ class Speculation:
         self._num_decodes = 0
         self._num_taken = 0  # tokens that the step gave
         self._rows_left = 0  # of its budget
-        self._drafting_s = 0.0
+        self._began = self._drafting_s = 0.0
         self.num_drafts = self.num_drafted = self.num_accepted = 0  # of the step under way
 
     # -- the step ---------------------------------------------------------------------------
@@ -74,6 +78,7 @@ class Speculation:
         self._cost = None
         self._is_try = False
         self._drafting_s = 0.0
+        self._began = began = self._tell_time()
         decodes = [part for part in step.slices if part.count == 1 and part.catches_up and part.sequence.num_outputs]
         if not decodes:
             return
@@ -86,7 +91,6 @@ class Speculation:
         self._rows_left = min(budget, self._most_rows - len(decodes))
         if self._rows_left <= 0 or not cost.may_try():
             return
-        began = clock.now()
         self._is_try = True
         worth_s, row_s = cost.plain_s(len(decodes)) / len(decodes), cost.row_s(len(decodes))
         rest = []
@@ -98,7 +102,7 @@ class Speculation:
                 rest.append(part)
         if self.draft is not None and rest:
             self._guess(rest, worth_s, row_s)
-        self._drafting_s = clock.now() - began
+        self._drafting_s = self._tell_time() - began
 
     def settle(self, part: Slice, num_right: int, was_wrong: bool) -> None:
         """Of the slice's tentative tokens the first ``num_right`` were drawn; ``was_wrong``: and the next was not."""
@@ -113,11 +117,12 @@ class Speculation:
         self.num_accepted += num_right
         self._num_taken += num_right
 
-    def note(self, seconds: float) -> None:
-        """What the step took, drafting included."""
+    def note(self) -> None:
+        """The step that ``extend`` began is over."""
         cost = self._cost
         if cost is None:
             return
+        seconds = self._tell_time() - self._began
         computing_s = seconds - self._drafting_s if self._is_try else seconds
         if self.num_drafted:
             cost.note_rows(self._num_decodes, self.num_drafted, computing_s)
@@ -200,9 +205,9 @@ class Speculation:
             going = alive
             if not going or not self._pays(chance * expected / len(going), len(going), worth_s, row_s):
                 break
-            began = clock.now()
+            began = self._tell_time()
             self.draft.go_on(going)
-            self._note_pass(len(going), clock.now() - began)
+            self._note_pass(len(going), self._tell_time() - began)
         for part, guess in zip(level, guesses, strict=True):
             classes = chances[guess.sequence][1]
             if classes:
@@ -243,11 +248,11 @@ class Speculation:
             budget = max(budget, int(worth_s * self._num_decodes / each_s))
         budget = min(budget, self._scheduler.config.max_num_batched_tokens)
         before = sum(map(self.draft.gap, chosen))
-        began = clock.now()
+        began = self._tell_time()
         self.draft.catch_up(chosen, budget)
         count = before - sum(map(self.draft.gap, chosen))
         if count > 0:
-            seen = (clock.now() - began) / count
+            seen = (self._tell_time() - began) / count
             self._prompt_token_s = seen if each_s is None else each_s + (seen - each_s) / 8
 
     def _add(self, part: Slice, tokens: list[int], chances: list[Acceptance], *, by_model: bool) -> bool:

@@ -1,0 +1,221 @@
+"""What speculation brings: engines with and without it, in turns within one run, medians of the rounds' ratios.
+
+    python -m bench.speculation                     # the bundled model and its draft
+    python -m bench.speculation --model DIR         # another checkpoint, by prompt lookup (--draft DIR for a draft model)
+
+Three tables. *Talk*: questions to the model, greedily and drawn at random, at several numbers of sequences, the last of
+them a full batch. *Quoting*: a long prompt, and an answer of which a part is quoted from it; what is said is prescribed
+(tokens are computed, drawn and then exchanged), as small models cannot quote, so chances are those of the text and
+costs those of the model. *Nothing to guess*: answers of random tokens, where all that guessing can do is cost.
+
+Every answer is compared with the engine's that never guesses; the run fails where one differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from inferd.config import ModelConfig, SchedulerConfig, SpeculationConfig
+from inferd.engine.engine import Engine
+from inferd.engine.load import create_backend
+from inferd.engine.sampler import Sampled, Sampler, SampleRow
+from inferd.errors import InferdError
+from inferd.types import Chat, GenerateRequest, SamplingParams, TextPrompt, TokenPrompt
+
+QUESTIONS = (
+    "Tell me a story about a dog and a cat.",
+    "What is inferd?",
+    "How do I install inferd?",
+    "What is 12 + 35?",
+    "List five fruits.",
+    "Explain continuous batching.",
+    "Tell me a story.",
+    "What can you do?",
+    "How does the KV cache work?",
+    "Count from 1 to 20.",
+)
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one engine did with one list of requests."""
+
+    seconds: float
+    num_tokens: int
+    num_steps: int
+    drafted: int
+    accepted: int
+    said: dict[str, tuple[int, ...]]
+
+
+class Prescribed(Sampler):
+    """Draws as ever, and says what it was told to: ``scripts`` by the request's seed."""
+
+    def __init__(self, vocab_size: int, scripts: dict[int, list[int]]) -> None:
+        super().__init__(vocab_size)
+        self.scripts = scripts
+
+    def sample(self, logits: Tensor, rows: list[SampleRow]) -> list[Sampled | InferdError]:
+        super().sample(logits, rows)
+        return [Sampled(self.scripts[row.seed][len(row.output_ids)]) for row in rows]
+
+
+def load(options: argparse.Namespace, method: Literal["none", "auto", "prompt_lookup", "draft"]) -> Engine:
+    config = ModelConfig(
+        source=options.model,
+        threads=options.threads,
+        max_model_len=options.max_model_len,
+        scheduler=SchedulerConfig(max_num_seqs=options.batch, prefix_caching=False),
+        speculation=SpeculationConfig(method=method, draft=options.draft if method in ("auto", "draft") else None),
+    )
+    return create_backend(options.model, config, lambda phase, done, total: None)
+
+
+def play(engine: Engine, requests: list[GenerateRequest], num_seqs: int) -> Round:
+    """Answer the requests, ``num_seqs`` of them at a time."""
+    prepared = [engine.prepare(request) for request in requests]
+    said: dict[str, tuple[int, ...]] = {}
+    waiting, running = list(reversed(prepared)), 0
+    steps = drafted = accepted = 0
+    tell_time = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter  # other programs do not count
+    began = tell_time()
+    while waiting or running:
+        while waiting and running < num_seqs:
+            engine.add(waiting.pop(), 0.0)
+            running += 1
+        outputs, stats = engine.step(0.0)
+        steps += 1
+        drafted += stats.drafted_tokens
+        accepted += stats.accepted_tokens
+        for output in outputs:
+            for delta in output.deltas:
+                said[output.request_id] = said.get(output.request_id, ()) + delta.token_ids
+            if output.end is not None:
+                assert output.end.outcome == "done", output.end
+                running -= 1
+    return Round(tell_time() - began, sum(map(len, said.values())), steps, drafted, accepted, said)
+
+
+def compare(name: str, engines: dict[str, Engine], requests: list[GenerateRequest], num_seqs: int, rounds: int) -> None:
+    """One line for each engine, the first of which never guesses."""
+    seen: dict[str, list[Round]] = {key: [] for key in engines}
+    order = list(engines)
+    for at in range(rounds + 1):
+        for key in order if at % 2 else reversed(order):
+            seen[key].append(play(engines[key], requests, num_seqs))
+    plain = seen[order[0]]
+    for key, played in seen.items():
+        for one, twin in zip(played, plain, strict=True):
+            assert one.said == twin.said, f"{name}: {key} says something else than {order[0]}"
+        ratios = [twin.seconds / one.seconds for one, twin in zip(played, plain, strict=True)]
+        speed = statistics.median(one.num_tokens / one.seconds for one in played[1:])
+        later = ratios[1:]
+        last = played[-1]
+        rate = f"{last.accepted / last.drafted:.0%} of {last.drafted}" if last.drafted else "-"
+        print(
+            f"{name:34s} {num_seqs:4d}  {key:14s} {speed:8.1f}  {statistics.median(later):5.2f} "
+            f"({min(later):.2f} to {max(later):.2f}; at first {ratios[0]:.2f})  {last.num_tokens / last.num_steps:6.2f}  {rate}",
+            flush=True,
+        )
+
+
+def questions(count: int, temperature: float, max_tokens: int, *, is_chat: bool) -> list[GenerateRequest]:
+    requests = []
+    for i in range(count):
+        text = QUESTIONS[i % len(QUESTIONS)]
+        requests.append(
+            GenerateRequest(
+                id=f"q{i}",
+                model="m",
+                prompt=Chat(messages=[{"role": "user", "content": text}]) if is_chat else TextPrompt(text=text),
+                sampling=SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i),
+                explicit=("max_tokens", "temperature", "seed"),
+            )
+        )
+    return requests
+
+
+def quoting(engine: Engine, count: int, share: float, scripts: dict[int, list[int]]) -> list[GenerateRequest]:
+    """Pages of the documentation, and answers that quote runs of 24 tokens of them, with new words between."""
+    tokenizer, vocab_size = engine._preparer.tokenizer, engine._sampler._vocab_size
+    pages = [page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))]
+    length = engine.info.max_model_len
+    requests = []
+    for i in range(count):
+        draw = random.Random(i)
+        prompt = tokenizer.encode(pages[i % len(pages)], False)[: min(600, length // 2)]
+        script: list[int] = []
+        while len(script) < 160:
+            at = draw.randrange(max(len(prompt) - 24, 1))
+            if share > 0:
+                script += prompt[at : at + 24]
+            script += [draw.randrange(vocab_size) for _ in range(round(24 / share - 24) if share else 24)]
+        seed = 1000 * round(share * 100) + i
+        scripts[seed] = script
+        requests.append(
+            GenerateRequest(
+                id=f"s{i}",
+                model="m",
+                prompt=TokenPrompt(token_ids=prompt),
+                sampling=SamplingParams(
+                    max_tokens=min(160, length // 2 - 1), temperature=0.0, seed=seed, ignore_eos=True
+                ),
+                explicit=("max_tokens", "temperature", "seed", "ignore_eos"),
+            )
+        )
+    return requests
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--draft", default=None, help="a draft model; the bundled one for the bundled model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=64, help="sequences of a full batch (max_num_seqs)")
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--sizes", default="1,4,16,full", help="sequences at a time")
+    parser.add_argument("--only", choices=("talk", "quoting", "nothing"), default=None)
+    options = parser.parse_args()
+    if options.model == "demo" and options.draft is None:
+        options.draft = "demo-draft"
+    sizes = [options.batch if word == "full" else int(word) for word in options.sizes.split(",")]
+    torch.set_num_threads(options.threads)
+    print(f"{'':34s} seqs  {'':14s}  tokens/s  ratio                               per step  accepted")
+    plain = load(options, "none")
+    is_chat = plain.info.has_chat_template
+    if options.only in (None, "talk"):
+        engines = {"none": plain, "prompt lookup": load(options, "prompt_lookup")}
+        if options.draft is not None:
+            engines |= {"draft model": load(options, "draft"), "auto": load(options, "auto")}
+        for temperature in (0.0, 0.8):
+            for size in sizes:
+                asked = questions(max(3 * size, 20), temperature, 100, is_chat=is_chat)
+                compare(f"talk, temperature {temperature}", engines, asked, size, options.rounds)
+    scripts: dict[int, list[int]] = {}
+    guessing = load(options, "prompt_lookup")
+    for engine in (plain, guessing):
+        engine._sampler = Prescribed(engine._sampler._vocab_size, scripts)
+    prescribed = {"none": plain, "prompt lookup": guessing}
+    if options.only in (None, "quoting"):
+        for share in (1.0, 0.8, 0.5):
+            asked = quoting(plain, 6, share, scripts)
+            compare(f"quoting {share:.0%} of the answer", prescribed, asked, 1, options.rounds)
+    if options.only in (None, "nothing"):
+        for size in sizes:
+            asked = quoting(plain, max(2 * size, 4), 0.0, scripts)
+            compare("nothing to guess", prescribed, asked, size, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
