@@ -1,4 +1,4 @@
-"""What speculation brings: engines with and without it, in turns within one run, medians of the rounds' ratios.
+"""What speculation brings: an engine with and without it, in turns within one run, medians of the rounds' ratios.
 
     python -m bench.speculation                     # the bundled model and its draft
     python -m bench.speculation --model DIR         # another checkpoint, by prompt lookup (--draft DIR for a draft model)
@@ -8,7 +8,7 @@ them a full batch. *Quoting*: a long prompt, and an answer of which a part is qu
 (tokens are computed, drawn and then exchanged), as small models cannot quote, so chances are those of the text and
 costs those of the model. *Nothing to guess*: answers of random tokens, where all that guessing can do is cost.
 
-Every answer is compared with the engine's that never guesses; the run fails where one differs.
+Every answer is compared with that of the engine without guesses; the run fails where one differs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
 from inferd.config import ModelConfig, SchedulerConfig, SpeculationConfig
+from inferd.engine.draft import DraftModel
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.sampler import Sampled, Sampler, SampleRow
+from inferd.engine.speculation import Speculation
 from inferd.errors import InferdError
 from inferd.types import Chat, GenerateRequest, SamplingParams, TextPrompt, TokenPrompt
 
@@ -43,6 +46,7 @@ QUESTIONS = (
     "How does the KV cache work?",
     "Count from 1 to 20.",
 )
+Method = Literal["none", "auto", "prompt_lookup", "draft"]
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
@@ -70,19 +74,34 @@ class Prescribed(Sampler):
         return [Sampled(self.scripts[row.seed][len(row.output_ids)]) for row in rows]
 
 
-def load(options: argparse.Namespace, method: Literal["none", "auto", "prompt_lookup", "draft"]) -> Engine:
-    config = ModelConfig(
-        source=options.model,
-        threads=options.threads,
-        max_model_len=options.max_model_len,
-        scheduler=SchedulerConfig(max_num_seqs=options.batch, prefix_caching=False),
-        speculation=SpeculationConfig(method=method, draft=options.draft if method in ("auto", "draft") else None),
-    )
-    return create_backend(options.model, config, lambda phase, done, total: None)
+class Bench:
+    """One engine, whose ways of guessing are put in and taken out: the same weights in the same memory."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        config = ModelConfig(
+            source=options.model,
+            threads=options.threads,
+            max_model_len=options.max_model_len,
+            scheduler=SchedulerConfig(max_num_seqs=options.batch, prefix_caching=False),
+            speculation=SpeculationConfig(draft=options.draft),
+        )
+        self.engine = create_backend(options.model, config, lambda phase, done, total: None)
+        loaded = self.engine._speculation
+        assert loaded is not None
+        scheduler, length, draft = self.engine._scheduler, self.engine.info.max_model_len, loaded.draft
+
+        def way(method: Method, draft: DraftModel | None) -> Speculation:
+            settings = msgspec.structs.replace(config, speculation=SpeculationConfig(method=method))
+            return Speculation(settings, scheduler, length, draft)
+
+        self.ways: dict[str, Speculation | None] = {"none": None, "prompt lookup": way("prompt_lookup", None)}
+        if draft is not None:
+            self.ways |= {"draft model": way("draft", draft), "auto": way("auto", draft)}
 
 
-def play(engine: Engine, requests: list[GenerateRequest], num_seqs: int) -> Round:
+def play(engine: Engine, way: Speculation | None, requests: list[GenerateRequest], num_seqs: int) -> Round:
     """Answer the requests, ``num_seqs`` of them at a time."""
+    engine._speculation = way
     prepared = [engine.prepare(request) for request in requests]
     said: dict[str, tuple[int, ...]] = {}
     waiting, running = list(reversed(prepared)), 0
@@ -106,13 +125,20 @@ def play(engine: Engine, requests: list[GenerateRequest], num_seqs: int) -> Roun
     return Round(tell_time() - began, sum(map(len, said.values())), steps, drafted, accepted, said)
 
 
-def compare(name: str, engines: dict[str, Engine], requests: list[GenerateRequest], num_seqs: int, rounds: int) -> None:
-    """One line for each engine, the first of which never guesses."""
-    seen: dict[str, list[Round]] = {key: [] for key in engines}
-    order = list(engines)
+def compare(
+    name: str,
+    engine: Engine,
+    ways: dict[str, Speculation | None],
+    requests: list[GenerateRequest],
+    num_seqs: int,
+    rounds: int,
+) -> None:
+    """One line for each way of guessing, the first of which is not to."""
+    seen: dict[str, list[Round]] = {key: [] for key in ways}
+    order = list(ways)
     for at in range(rounds + 1):
         for key in order if at % 2 else reversed(order):
-            seen[key].append(play(engines[key], requests, num_seqs))
+            seen[key].append(play(engine, ways[key], requests, num_seqs))
     plain = seen[order[0]]
     for key, played in seen.items():
         for one, twin in zip(played, plain, strict=True):
@@ -192,29 +218,24 @@ def main() -> None:
     sizes = [options.batch if word == "full" else int(word) for word in options.sizes.split(",")]
     torch.set_num_threads(options.threads)
     print(f"{'':34s} seqs  {'':14s}  tokens/s  ratio                               per step  accepted")
-    plain = load(options, "none")
-    is_chat = plain.info.has_chat_template
+    bench = Bench(options)
+    engine, ways = bench.engine, bench.ways
     if options.only in (None, "talk"):
-        engines = {"none": plain, "prompt lookup": load(options, "prompt_lookup")}
-        if options.draft is not None:
-            engines |= {"draft model": load(options, "draft"), "auto": load(options, "auto")}
         for temperature in (0.0, 0.8):
             for size in sizes:
-                asked = questions(max(3 * size, 20), temperature, 100, is_chat=is_chat)
-                compare(f"talk, temperature {temperature}", engines, asked, size, options.rounds)
+                asked = questions(max(3 * size, 20), temperature, 100, is_chat=engine.info.has_chat_template)
+                compare(f"talk, temperature {temperature}", engine, ways, asked, size, options.rounds)
     scripts: dict[int, list[int]] = {}
-    guessing = load(options, "prompt_lookup")
-    for engine in (plain, guessing):
-        engine._sampler = Prescribed(engine._sampler._vocab_size, scripts)
-    prescribed = {"none": plain, "prompt lookup": guessing}
+    engine._sampler = Prescribed(engine._sampler._vocab_size, scripts)
+    ways = {name: way for name, way in ways.items() if name in ("none", "prompt lookup")}
     if options.only in (None, "quoting"):
         for share in (1.0, 0.8, 0.5):
-            asked = quoting(plain, 6, share, scripts)
-            compare(f"quoting {share:.0%} of the answer", prescribed, asked, 1, options.rounds)
+            asked = quoting(engine, 6, share, scripts)
+            compare(f"quoting {share:.0%} of the answer", engine, ways, asked, 1, options.rounds)
     if options.only in (None, "nothing"):
         for size in sizes:
-            asked = quoting(plain, max(2 * size, 4), 0.0, scripts)
-            compare("nothing to guess", prescribed, asked, size, options.rounds)
+            asked = quoting(engine, max(2 * size, 4), 0.0, scripts)
+            compare("nothing to guess", engine, ways, asked, size, options.rounds)
 
 
 if __name__ == "__main__":

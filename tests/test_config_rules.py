@@ -49,6 +49,10 @@ REMOTE = {"source": "openai:https://host/v1"}
         ),
         (model(remotes=[{"url": "https://h/v1", "ca_file": "/none"}]), "models.m.remotes[0].ca_file: the file"),
         (model(**REMOTE, remote={"api_key_env": "KEY", "api_key_file": "/none"}), "keep one of them"),
+        (
+            model(speculation={"method": "draft"}),
+            "models.m.speculation.method: it is 'draft', and no draft model is named",
+        ),
         (model(chat_template="/none.jinja"), "models.m.chat_template: there is no file"),
         ({"state": {"url": f"mysql://me:{SECRET}@db/x"}}, "state.url: its scheme 'mysql' is not one of sqlite://"),
         ({"state": {"url": SECRET}}, "state.url: a text without :// is not one of"),

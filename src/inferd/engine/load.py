@@ -6,7 +6,6 @@ The order is cheap checks first: what is wrong with a folder is said before weig
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -162,9 +161,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
     speculation = None
     if config.speculation.method != "none":
         guesser = draft.with_cache(config, num_blocks, num_tokens) if draft is not None else None
-        # The loop's own thread is one of those that compute, so its time is the step's, whatever else the cores do.
-        tell_time = time.thread_time if device.type == "cpu" else clock.now
-        speculation = Speculation(config, scheduler, max_model_len, guesser, tell_time)
+        speculation = Speculation(config, scheduler, max_model_len, guesser)
     return Engine(
         info=info, preparer=preparer, runner=runner, scheduler=scheduler, sampler=sampler, speculation=speculation
     )

@@ -33,8 +33,7 @@ class _Drafted:
 
 
 class Speculation:
-    """Belongs to the step loop. ``draft``: None where only texts are looked up. ``tell_time``: the clock that steps are
-    measured by, best one that stands still while other programs have the core."""
+    """Belongs to the step loop. ``draft``: None where only texts are looked up. ``tell_time``: in seconds."""
 
     def __init__(
         self,
@@ -80,13 +79,11 @@ class Speculation:
         self._drafting_s = 0.0
         self._began = began = self._tell_time()
         decodes = [part for part in step.slices if part.count == 1 and part.catches_up and part.sequence.num_outputs]
-        if not decodes:
-            return
+        if not decodes or len(decodes) < len(step.slices):
+            return  # beside a prompt a row's cost is not known apart, nor what came of it
         is_random = any(not part.sequence.sampling.is_greedy for part in decodes)
-        cost = self.costs.at(len(decodes), is_random=is_random)
+        self._cost = cost = self.costs.at(len(decodes), is_random=is_random)
         self._num_decodes = self._num_taken = len(decodes)
-        if len(decodes) == len(step.slices):
-            self._cost = cost
         budget = self._scheduler.config.max_num_batched_tokens - step.num_tokens
         self._rows_left = min(budget, self._most_rows - len(decodes))
         if self._rows_left <= 0 or not cost.may_try():

@@ -22,6 +22,7 @@ _KEEP = 0.94  # of earlier steps, at each: about the last sixteen count
 _ENOUGH = 2  # plain steps of a size before anything is compared with them
 _FIRST = 12.0  # weight of steps before their gain is judged,
 _MOST_LOST = 8.0  # if they have not cost the time of so many plain steps before
+_HICCUP = 3.0  # times what is usual: a step that took longer did so because of another program
 _LEAST_GAIN = 0.985
 _REPAID = 60  # plain steps for each whose time was lost by trying: so trials cost less than 2 %
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 32, 4096  # steps
@@ -127,7 +128,7 @@ class BatchCost:
     def note_plain(self, num_decodes: int, seconds: float) -> None:
         seconds *= (self._least / num_decodes) ** 0.5
         if self.num_plain >= _ENOUGH:  # a hiccup of the machine counts for little
-            seconds = min(max(seconds, 0.5 * self._plain_s), 2.0 * self._plain_s)
+            seconds = min(max(seconds, 0.5 * self._plain_s), _HICCUP * self._plain_s)
         self.num_plain += 1
         self._since_plain = 0
         self._plain_s += (seconds - self._plain_s) / min(self.num_plain, 8)
@@ -135,14 +136,14 @@ class BatchCost:
     def note_rows(self, num_decodes: int, num_rows: int, seconds: float) -> None:
         """A step with so many tentative rows took ``seconds``, drafting left out."""
         plain_s = self.plain_s(num_decodes)
-        self._rows_s = self._rows_s * _KEEP + num_rows * (min(seconds, 4.0 * plain_s) - plain_s)
+        self._rows_s = self._rows_s * _KEEP + num_rows * (min(seconds, _HICCUP * plain_s) - plain_s)
         self._rows_rows = self._rows_rows * _KEEP + num_rows * num_rows
 
     def note_try(self, num_decodes: int, num_tokens: int, seconds: float) -> None:
         """A step that might speculate gave so many tokens in ``seconds``, everything included."""
         step_s = self.plain_s(num_decodes)
         plain_s = step_s * num_tokens / num_decodes
-        seconds = min(seconds, 4.0 * plain_s)
+        seconds = min(seconds, _HICCUP * max(plain_s, step_s))
         self._good = self._good * _KEEP + plain_s
         self._spent = self._spent * _KEEP + seconds
         self._tries = self._tries * _KEEP + 1.0
