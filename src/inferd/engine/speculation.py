@@ -21,7 +21,7 @@ from inferd.engine.sequence import Sequence
 from inferd.engine.speculation_gain import Acceptance, BatchCost, Chances, Costs, affordable
 
 _LEAST_CHUNK = 64  # tokens that a draft model computes at least when it is behind
-_EXPLORE_EVERY = 64  # drafts that were found not to pay; one of so many is made all the same
+_EXPLORE_EVERY = 16  # drafts that were found not to pay; one of so many is made all the same
 
 
 @dataclass(slots=True)
@@ -220,11 +220,7 @@ class Speculation:
 
     def _note_pass(self, count: int, seconds: float) -> None:
         size = _size(count)
-        known = self._pass_s.get(size)
-        if known is None or seconds < known:  # what is rare is longer: a first call, another program
-            self._pass_s[size] = seconds if known is None else (known + seconds) / 2
-        else:
-            self._pass_s[size] = known + (min(seconds, 2.0 * known) - known) / 16
+        self._pass_s[size] = _usual(self._pass_s.get(size), seconds)
 
     def _catch_up(self, sequences: list[Sequence], worth_s: float, row_s: float) -> None:
         """Let the draft model compute what it lacks of sequences whose answers will be long enough to repay it."""
@@ -249,8 +245,7 @@ class Speculation:
         self.draft.catch_up(chosen, budget)
         count = before - sum(map(self.draft.gap, chosen))
         if count > 0:
-            seen = (self._tell_time() - began) / count
-            self._prompt_token_s = seen if each_s is None else each_s + (seen - each_s) / 8
+            self._prompt_token_s = _usual(each_s, (self._tell_time() - began) / count)
 
     def _add(self, part: Slice, tokens: list[int], chances: list[Acceptance], *, by_model: bool) -> bool:
         self._scheduler.speculate(part, tuple(tokens[: self._rows_left]))
@@ -261,6 +256,13 @@ class Speculation:
             self.num_drafts += 1
             self.num_drafted += count
         return count > 0
+
+
+def _usual(known: float | None, seconds: float) -> float:
+    """What something takes, with one time more: the exceptions, a first call or another program, are the longer ones."""
+    if known is None or seconds < known:
+        return seconds
+    return known + (min(seconds, 2.0 * known) - known) / 16
 
 
 def _size(count: int) -> int:
