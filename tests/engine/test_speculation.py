@@ -408,3 +408,10 @@ def shared_tokenizers(tmp_path: Path, tiny_model: Path) -> Path:
             text.replace(b"<|user|>", b"<|somebody|>") if file.name == "tokenizer.json" else text
         )
     return folder
+
+
+def test_as_many_rows_as_are_computed_may_be_other_rows(twin: Engine) -> None:
+    """Two rows of one prompt, of which the last counts, and one of another, which counts for two choices."""
+    requests = [make("r0", [3, 3]), make("r1", [3], n=2, temperature=1.0)]
+    alone = tell(run(twin, requests[0])) | tell(run(twin, requests[1]))
+    assert tell(run(twin, *requests)) == alone

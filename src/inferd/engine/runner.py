@@ -63,7 +63,9 @@ class Runner:
 
     def logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
         """Logits [len(rows), V] float32 of some of the step's rows."""
-        if len(rows) != hidden.shape[0]:
+        if rows != list(
+            range(hidden.shape[0])
+        ):  # as many rows may be others: two of three, one of them for two choices
             hidden = hidden[torch.tensor(rows, device=self.device)]
         return self.decoder.logits(hidden)
 
