@@ -58,6 +58,8 @@ ENGINE_FIELDS = (
     "kv_cache",
     "speculation",
     "objectives",
+    "quantization",
+    "quantization_cache_bytes",
 )
 """What a worker is told once, when it loads: a change needs another worker."""
 
