@@ -9,6 +9,7 @@ microseconds per call of one layer; with one thread it is the thread's own time.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -19,8 +20,11 @@ from torch import Tensor
 
 from inferd.engine import native, ops
 from inferd.engine.attention import FlatBatch, KVCache, NativeAttention, ReferenceAttention
+from inferd.engine.sampler import Sampler, SampleRow
+from inferd.types import SamplingParams
 
 HEADS, KV_HEADS, DIM, HIDDEN, INTERMEDIATE, BLOCK = 16, 8, 128, 1024, 3072, 16
+LAYERS, VOCAB = 28, 151_936
 BF16 = torch.bfloat16
 
 
@@ -70,8 +74,8 @@ def attention(sequences: int, length: int, count: int) -> None:
         dtype=BF16,
         device=torch.device("cpu"),
     )
-    for part in (*cache.keys, *cache.values):
-        part.normal_()
+    slots = torch.arange(cache.num_blocks * BLOCK)
+    cache.write(0, slots, *torch.randn(2, len(slots), KV_HEADS, DIM, dtype=BF16))
     rows = sequences * count
     q, k, v = (torch.randn(rows, heads, DIM, dtype=BF16) for heads in (HEADS, KV_HEADS, KV_HEADS))
     # What torch offers, given contiguous keys and values for nothing.
@@ -92,6 +96,69 @@ def attention(sequences: int, length: int, count: int) -> None:
         repeat=5,
         inner=5,
     )
+
+
+def decode(sequences: int, length: int, in_bytes: bool) -> None:
+    """A step's attention in ``LAYERS`` layers that have left the caches, against reading as many bytes."""
+    batch = batch_of(sequences, length, 1)
+    cache = KVCache(
+        num_layers=LAYERS,
+        num_blocks=batch.block_table.numel(),
+        block_size=BLOCK,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        dtype=BF16,
+        device=torch.device("cpu"),
+        in_bytes=in_bytes,
+    )
+    k, v = torch.randn(2, cache.num_blocks * BLOCK, KV_HEADS, DIM, dtype=BF16)
+    for layer in range(LAYERS):
+        cache.write(layer, torch.arange(len(k)), k, v)
+    q, k, v = (torch.randn(sequences, heads, DIM, dtype=BF16) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    arenas = (*cache.keys, *cache.values, *cache.key_scales, *cache.value_scales)
+    step_bytes = sum(arena.nbytes for arena in arenas) * length / (-(-length // BLOCK) * BLOCK)
+    memory = torch.ones(1 << 26)
+    timer = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    best = [math.inf, math.inf]
+    for _ in range(12):
+        began = timer()
+        for layer in range(LAYERS):
+            NativeAttention(cache, batch)(layer, q, k, v, scale=0.1)
+        between_them = timer()
+        memory.sum()
+        best = [min(best[0], between_them - began), min(best[1], timer() - between_them)]
+    reached, limit = step_bytes / best[0] / 1e9, memory.nbytes / best[1] / 1e9
+    print(
+        f"decode {sequences} x {length}, {'int8' if in_bytes else 'bf16'} cache: {best[0] * 1e3:7.2f} ms in {LAYERS} layers, "
+        f"{reached:5.1f} GB/s of {limit:5.1f} ({reached / limit:.0%})"
+    )
+
+
+def sampling(rows: int) -> None:
+    """Tokens of a vocabulary of 151,936 from likely ones (as of a trained model) and from flat ones (a random model's)."""
+    noise = torch.Generator().manual_seed(0)
+    flat = torch.randn(rows, VOCAB, generator=noise)
+    likely = (
+        2.2 * torch.randn(rows, VOCAB, generator=noise) - torch.rand(rows, VOCAB, generator=noise).clamp_(1e-9).log_()
+    )
+    sampler = Sampler(VOCAB)
+    for name, params in {
+        "greedy": SamplingParams(temperature=0.0),
+        "t 0.7 top_p 0.9": SamplingParams(temperature=0.7, top_p=0.9),
+        "t 0.7 top_k 50": SamplingParams(temperature=0.7, top_k=50),
+        "t 0.7": SamplingParams(temperature=0.7),
+    }.items():
+        wanted = [SampleRow(params, [1, 2], [3], seed, 0) for seed in range(rows)]
+        for shape, logits in (("likely", likely), ("flat", flat)):
+
+            def native_call(logits: Tensor = logits, wanted: list[SampleRow] = wanted) -> object:
+                return sampler.sample(logits, wanted)
+
+            def torch_call(logits: Tensor = logits, wanted: list[SampleRow] = wanted) -> object:
+                with native.using_level("none"):
+                    return sampler.sample(logits, wanted)
+
+            compare(f"{name}, {rows} rows, {shape}", {"native": native_call, "torch": torch_call}, repeat=3, inner=1)
 
 
 def between(rows: int) -> None:
@@ -122,26 +189,30 @@ def between(rows: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", choices=["attention", "between"])
+    parser.add_argument("--only", choices=["attention", "decode", "sampling", "between"])
     options = parser.parse_args()
     print(f"level {native.level()}, {torch.get_num_threads()} threads")
-    for shape in (
-        ()
-        if options.only == "between"
-        else (
+    wanted = (options.only,) if options.only else ("attention", "decode", "sampling", "between")
+    if "attention" in wanted:
+        for shape in (
             (1, 192, 1),
             (8, 192, 1),
             (32, 192, 1),
             (1, 4096, 1),
-            (8, 4096, 1),
             (1, 128, 128),
             (4, 128, 128),
             (1, 4096, 512),
-        )
-    ):
-        attention(*shape)
-    for rows in () if options.only == "attention" else (1, 8, 32, 512):
-        between(rows)
+        ):
+            attention(*shape)
+    if "decode" in wanted:
+        for in_bytes in (False, True):
+            for sequences, length in ((1, 140), (8, 140), (32, 140), (1, 4000)):
+                decode(sequences, length, in_bytes)
+    if "sampling" in wanted:
+        sampling(32)
+    if "between" in wanted:
+        for rows in (1, 8, 32, 512):
+            between(rows)
 
 
 if __name__ == "__main__":
