@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tests.gateway.grpc_messages import message_type
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.grpc.envelope import read_envelope
-from tests.gateway.grpc_messages import message_type
 from inferd.predict.codecs.protowire import fields, number, sized
 from inferd.predict.codecs.v2_grpc import V2GrpcCodec, varints
 from inferd.predict.codecs.v2_parameters import parameter, parameter_entry
