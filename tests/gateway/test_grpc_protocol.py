@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection_pb2
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tests.gateway.grpc_messages import message_type, pool
 from tritonclient.grpc import model_config_pb2, service_pb2  # type: ignore[import-untyped]
@@ -79,6 +80,7 @@ def test_every_call_is_the_same_for_tritons_clients() -> None:
 # -- our messages beside protobuf's ----------------------------------------------------------------
 
 
+@functools.cache
 def filled(descriptor: Descriptor, depth: int = 0) -> st.SearchStrategy[dict[str, Any]]:
     """What JSON may have for a message: any of its fields, of a oneof at most one."""
     single = {
@@ -95,6 +97,7 @@ def filled(descriptor: Descriptor, depth: int = 0) -> st.SearchStrategy[dict[str
     return st.fixed_dictionaries({}, optional=single).map(fit)
 
 
+@functools.cache
 def values(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
     message = field.message_type
     if message is not None and message.GetOptions().map_entry:
@@ -158,6 +161,8 @@ def plain(value: Any) -> Any:
 
 
 @given(st.sampled_from(NAMES), st.binary(max_size=20))
+@example("ServerReadyRequest", bytes.fromhex("889590dc8800bca514"))
+@example("ServerReadyRequest", bytes.fromhex("0b889590dc8800bc0c"))
 def test_what_protobuf_does_not_read_is_refused(name: str, body: bytes) -> None:
     try:
         message_type(name).FromString(body)
@@ -165,7 +170,16 @@ def test_what_protobuf_does_not_read_is_refused(name: str, body: bytes) -> None:
         with pytest.raises(InvalidRequest):
             protocol().read(name, body)
     else:
+        assume(b"\0" not in body)  # the library lets a field 0, which there is not, end some messages and groups
         protocol().read(name, body)
+
+
+def test_a_text_of_zeros_is_no_default() -> None:
+    message: Any = message_type("ModelConfigResponse")()
+    message.config.name = "\0"
+    message.config.parameters["\0"].string_value = "\0"
+    answer = {"config": {"name": "\0", "parameters": {"\0": {"string_value": "\0"}}}}
+    assert message_type("ModelConfigResponse").FromString(protocol().write("ModelConfigResponse", answer)) == message
 
 
 def test_answers_are_as_rest_has_them() -> None:

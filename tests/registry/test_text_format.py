@@ -53,7 +53,7 @@ def test_everything_people_write_is_read_as_protobuf_reads_it() -> None:
     assert ours.version_policy.specific.versions == (1, 3)
     assert ours.dynamic_batching is not None
     assert ours.dynamic_batching.preferred_batch_size == (4, 8)
-    assert ours.dynamic_batching.priority_queue_policy["1"].max_queue_size == 7
+    assert ours.dynamic_batching.priority_queue_policy[1].max_queue_size == 7
     assert ours.instance_group[0].kind == "KIND_CPU"
     assert ours.parameters["x"].string_value == "y"
     assert ours.sequence_batching is not None
@@ -150,6 +150,10 @@ def test_whatever_it_is_it_is_a_tree_or_a_refusal(text: str) -> None:
         ("input [ {} {} ]", "expected ',' or ']'"),
         ("max_batch_size: 99999999999999999999", "expected an integer"),
         ("#" * ((1 << 20) + 1), "expected at most"),
+        (
+            "dynamic_batching { priority_queue_policy { key: x1 } }",
+            "priority_queue_policy.key is 'x1'; expected an integer",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_line(text: str, said: str) -> None:

@@ -376,7 +376,14 @@ def test_a_header_that_looks_like_the_length_is_none(header: str) -> None:
     through(well, then)
 
 
-LINES = ["host: a", "content-length: 12", "x-length: 9", "Content-Length: 007", "Inference-Header-Content-Length: 5", "a: b"]
+LINES = [
+    "host: a",
+    "content-length: 12",
+    "x-length: 9",
+    "Content-Length: 007",
+    "Inference-Header-Content-Length: 5",
+    "a: b",
+]
 
 
 @given(st.lists(st.sampled_from(LINES)))

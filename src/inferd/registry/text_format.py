@@ -221,8 +221,11 @@ def fold(message: Message, kind: type[S], unknown: list[str], where: str = "") -
                 raise TextFormatError(f"line {line}: {path} is not a map's {{ key: ... value: ... }}")
             entry = {field.name: field.value for field in value.fields if field.value is not None}
             unknown += [f"{path}.{field}" for field in entry if field not in ("key", "value")]
-            key, content = entry.get("key", ""), entry.get("value", "" if arguments[1] is str else Message(()))
-            table[str(key)] = _one(content, arguments[1], unknown, path, line)
+            key = entry.get("key", "" if arguments[0] is str else 0)
+            content = entry.get("value", "" if arguments[1] is str else Message(()))
+            table[_one(key, arguments[0], unknown, f"{path}.key", line)] = _one(
+                content, arguments[1], unknown, path, line
+            )
         else:
             if name in found:
                 raise TextFormatError(f"line {line}: {path} is given twice")

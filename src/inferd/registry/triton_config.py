@@ -50,7 +50,7 @@ class DynamicBatching(msgspec.Struct, frozen=True):
     priority_levels: int = 0
     default_priority_level: int = 0
     default_queue_policy: QueuePolicy | None = None
-    priority_queue_policy: dict[str, QueuePolicy] = {}
+    priority_queue_policy: dict[int, QueuePolicy] = {}
 
 
 class InstanceGroup(msgspec.Struct, frozen=True):

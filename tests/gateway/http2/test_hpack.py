@@ -44,7 +44,12 @@ def test_what_the_library_does_not_decode_is_refused(coded: bytes) -> None:
         assert huffman.decode(coded) == theirs
 
 
-@given(st.lists(st.tuples(HEADERS, st.booleans(), st.none() | st.sampled_from([0, 33, 34, 39, 40, 66, 72, 73, 105, 4096])), max_size=6))
+@given(
+    st.lists(
+        st.tuples(HEADERS, st.booleans(), st.none() | st.sampled_from([0, 33, 34, 39, 40, 66, 72, 73, 105, 4096])),
+        max_size=6,
+    )
+)
 def test_blocks_of_one_connection_are_read_in_their_order(
     blocks: list[tuple[list[ours.Header], bool, int | None]],
 ) -> None:

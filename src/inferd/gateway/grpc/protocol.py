@@ -178,7 +178,9 @@ class Protocol:
                     out.append(sized(field.number, self._write(field.of, {"key": key, "value": value})))
             elif not field.is_repeated:
                 content = self._encoded(field, given)
-                if content.strip(b"\0") or field.is_choice or field.type == _MESSAGE:
+                # A number's default is zeros, a text's is nothing: one of zeros is a text.
+                is_given = content if _WIRE[field.type] == LENGTH else content.strip(b"\0")
+                if is_given or field.is_choice or field.type == _MESSAGE:
                     out.append(_tagged(field, content))
             elif _WIRE[field.type] == LENGTH:
                 out += [_tagged(field, self._encoded(field, one)) for one in _listed(given)]

@@ -20,6 +20,7 @@ _END_GROUP: Final = 4
 FIXED32: Final = 5
 
 _MAX_DEPTH: Final = 100  # of groups within groups, which nobody sends
+_TAG_BYTES: Final = 5  # that 32 bits take; more are zeros which nobody writes, and which google.protobuf refuses
 _ALL_64: Final = (1 << 64) - 1
 
 Field = tuple[int, int, int, int]
@@ -37,8 +38,9 @@ def fields(body: bytes, start: int, end: int) -> list[Field]:
         tag = body[at]
         at += 1
         if tag >= 128:
-            tag, at = varint(body, at - 1, end)
-            if tag >= 1 << 32:
+            began = at - 1
+            tag, at = varint(body, began, end)
+            if tag >= 1 << 32 or at - began > _TAG_BYTES:
                 raise broken(at, "a field's tag has more than 32 bits")
         number, wire = tag >> 3, tag & 7
         if number == 0:
@@ -89,8 +91,9 @@ def varint(body: bytes, at: int, end: int) -> tuple[int, int]:
 def _skip_group(body: bytes, at: int, end: int, number: int) -> int:
     open_groups = [number]
     while open_groups:
-        tag, at = varint(body, at, end)
-        if tag >= 1 << 32 or tag < 8:
+        began = at
+        tag, at = varint(body, began, end)
+        if tag >= 1 << 32 or tag < 8 or at - began > _TAG_BYTES:
             raise broken(at, "a field's tag is none")
         number, wire = tag >> 3, tag & 7
         if wire == _GROUP:
