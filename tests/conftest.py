@@ -6,6 +6,7 @@ import atexit
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Servers that the tests start and stop inherit what is ignored: a run behind nohup tests the same as any other.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 # One compute thread per test process: the suite runs in parallel, and results repeat.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
