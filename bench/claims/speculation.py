@@ -7,39 +7,34 @@ text that quotes the prompt for four fifths, since small models cannot quote; co
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
-from types import ModuleType
 
 from bench.chart import bars
-from bench.claims.claim import Claim, NotYetError, Scale
+from bench.claims.claim import Claim, Scale
 from bench.report import Figure
+from bench.speculation import Bench, Prescribed, play, questions, quoting
+from inferd.engine.speculation import Speculation
+from inferd.types import GenerateRequest
 
 NONE = "none"
 FULL = 32  # sequences of a full batch
 
 
 def measure(scale: Scale) -> Claim:
-    if importlib.util.find_spec("bench.speculation") is None:
-        raise NotYetError("this inferd does not speculate.")
-    spec = importlib.import_module("bench.speculation")
     draft = "demo-draft" if scale.model == "demo" else None
     options = argparse.Namespace(
         model=scale.model, threads=scale.threads, max_model_len=2048, batch=FULL, draft=draft, rounds=scale.pick(3, 7)
     )
-    plain = spec.load(options, "none")
+    bench = Bench(options)
+    talkers = {name: way for name, way in bench.ways.items() if name != "auto"}
     found: dict[str, dict[str, Figure]] = {"talk, alone": {}, "quoting, alone": {}, f"talk, {FULL} at once": {}}
-    is_chat = plain.info.has_chat_template
-    talkers = {NONE: plain, "prompt lookup": spec.load(options, "prompt_lookup")}
-    if draft is not None:
-        talkers["draft model"] = spec.load(options, "draft")
+    is_chat = bench.engine.info.has_chat_template
     for name, size, count in (("talk, alone", 1, 10), (f"talk, {FULL} at once", FULL, 2 * FULL)):
-        found[name] = _in_turn(spec, talkers, spec.questions(count, 0.0, 100, is_chat=is_chat), size, options.rounds)
+        asked = questions(count, 0.0, 100, is_chat=is_chat)
+        found[name] = _in_turn(bench, talkers, asked, size, options.rounds)
     scripts: dict[int, list[int]] = {}
+    bench.engine._sampler = Prescribed(bench.engine._sampler._vocab_size, scripts)
     quoters = {name: talkers[name] for name in (NONE, "prompt lookup")}
-    for engine in quoters.values():
-        engine._sampler = spec.Prescribed(engine._sampler._vocab_size, scripts)
-    found["quoting, alone"] = _in_turn(spec, quoters, spec.quoting(plain, 4, 0.8, scripts), 1, options.rounds)
+    found["quoting, alone"] = _in_turn(bench, quoters, quoting(bench.engine, 4, 0.8, scripts), 1, options.rounds)
 
     def gain(load: str, name: str) -> float | None:
         return found[load][name].median / found[load][NONE].median if name in found[load] else None
@@ -77,14 +72,14 @@ def measure(scale: Scale) -> Claim:
 
 
 def _in_turn(
-    spec: ModuleType, engines: dict[str, object], requests: list[object], size: int, rounds: int
+    bench: Bench, ways: dict[str, Speculation | None], requests: list[GenerateRequest], size: int, rounds: int
 ) -> dict[str, Figure]:
     """Tokens per second of each. The first round is left out: what pays is learnt there."""
-    speeds: dict[str, list[float]] = {name: [] for name in engines}
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         said = None
-        for name, engine in engines.items():
-            one = spec.play(engine, requests, size)
+        for name, way in ways.items():
+            one = play(bench.engine, way, requests, size)
             said = said or one.said
             if one.said != said:
                 raise SystemExit(f"speculation by {name} says something else than without")
