@@ -123,7 +123,7 @@ def test_a_replaced_file_is_served_without_a_refused_request_and_a_broken_one_ne
         put(file, 3)
         code, said = inferd("models", "load", "m")
         assert code == 0, said
-        assert clients.latest() == 3.0
+        until_now(lambda: clients.latest() == 3.0, "the last of the old replicas gives way")
         assert len(artifacts()) == 1
     assert {status for status, _ in clients.answers} == {200}
     assert {said for _, said in clients.answers} == {1.0, 2.0, 3.0}
