@@ -171,6 +171,28 @@ class Attention(Protocol):
         ...
 
 
+class OneLayer:
+    """Attention over an arena of one layer, which every layer of a model writes anew in its turn."""
+
+    __slots__ = ("_attention",)
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        return self._attention(0, q, k, v, scale=scale, window=window, softcap=softcap)
+
+
 class ReferenceAttention:
     """Plain torch, one sequence at a time. Slow, obviously right."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine import ops
-from inferd.engine.attention import Attention, FlatBatch, KVCache, create_attention
+from inferd.engine.attention import Attention, FlatBatch, KVCache, OneLayer, create_attention
 from inferd.engine.calibrate.observe import Observed
 from inferd.engine.model.config import DecoderConfig, Family
 from inferd.engine.model.llama import Layer, embedding_of, embedding_scale, tables_of
@@ -43,7 +43,7 @@ class _Texts:
         )
 
     def attention(self, batch: FlatBatch) -> Attention:
-        return _OneLayer(create_attention("auto", self._arena, batch))
+        return OneLayer(create_attention("auto", self._arena, batch))
 
     def _flat(self, ids: Tensor) -> FlatBatch:
         count, length = ids.shape
@@ -60,26 +60,6 @@ class _Texts:
             slots=slots.flatten(),
             num_sequences=count,
         )
-
-
-class _OneLayer:
-    """Every layer has the arena's only one, in its turn."""
-
-    def __init__(self, attention: Attention) -> None:
-        self._attention = attention
-
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        return self._attention(0, q, k, v, scale=scale, window=window, softcap=softcap)
 
 
 def observed_layers(

@@ -8,35 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.engine.attention import FlatBatch, KVCache, create_attention
+from inferd.engine.attention import FlatBatch, KVCache, OneLayer, create_attention
 from inferd.engine.model.config import FAMILIES, DecoderConfig
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.engine.weights import Weights
 from inferd.predict.encoder.ragged import Ragged
 
 _BLOCK = 32
-
-
-class _OneLayer:
-    """Attention whose arena every layer writes anew."""
-
-    __slots__ = ("_inner",)
-
-    def __init__(self, cache: KVCache, batch: FlatBatch) -> None:
-        self._inner = create_attention("auto", cache, batch)
-
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        return self._inner(0, q, k, v, scale=scale, window=window, softcap=softcap)
 
 
 class CausalEncoder:
@@ -74,4 +52,4 @@ class CausalEncoder:
             slots=torch.cat(slots).to(device),
             num_sequences=len(lengths),
         )
-        return self._decoder.forward(flat, _OneLayer(cache, flat)).float()
+        return self._decoder.forward(flat, OneLayer(create_attention("auto", cache, flat))).float()
