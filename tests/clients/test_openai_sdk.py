@@ -93,7 +93,12 @@ def test_usage_comes_in_a_last_chunk_without_choices_when_asked_for(client: open
     )
     text = list(
         client.completions.create(
-            model="scripted", prompt="a", max_tokens=5, stream=True, stream_options={"include_usage": True}
+            model="scripted",
+            prompt="a",
+            max_tokens=5,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
         )
     )
     for last, prompt, completion in ((chat[-1], 4, 6), (text[-1], 1, 5)):

@@ -204,7 +204,11 @@ def is_running(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     """The process ids of a process's children."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+    while True:
+        try:
+            lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+        except (FileNotFoundError, ProcessLookupError):
+            if not Path(f"/proc/{pid}").exists():
+                raise
+            continue  # a thread ended in between: another one has its children now
+        return [int(child) for children_of_thread in lists for child in children_of_thread.split()]
