@@ -157,7 +157,8 @@ class ConfigReloaded(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration file was read again."""
 
     accepted: bool
-    detail: str = ""  # what changed, or what is wrong
+    is_whole: bool  # what is served is what the file says: False also where a model of an accepted file did not load
+    detail: str = ""  # what is wrong, what changed
 
 
 class StateChanged(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,9 +19,11 @@ from inferd.config import Config, load_config
 from inferd.errors import ConfigError
 from inferd.events import ConfigReloaded, Event
 from inferd.gateway.control import ReloadReport
+from inferd.router.status import Applied
 
 POLL_S = 0.01
 DEFECT = 13
+FAILING = 14
 
 
 def text(port: int) -> str:
@@ -51,12 +53,13 @@ class Followed:
             if meanwhile is not None:
                 meanwhile()
 
-    async def _adopt(self, config: Config) -> list[str]:
+    async def _adopt(self, config: Config) -> Applied:
         if config.server.port == DEFECT:
             raise RuntimeError("a defect")
         assert self.reloader.since is not None
         self.adopted.append(config)
-        return [f"the port is {config.server.port}"]
+        failed = [f"the model of port {FAILING} does not load"] if config.server.port == FAILING else []
+        return Applied(done=[f"the port is {config.server.port}"], failed=failed)
 
     def _note(self, event: Event) -> None:
         self.events.append(event)
@@ -247,6 +250,24 @@ def test_a_bad_file_is_told_with_all_its_problems_once_and_a_good_one_after_it_i
             assert followed.ports == [2]
             told = [event.accepted for event in followed.events if isinstance(event, ConfigReloaded)]
             assert told == [False, True]
+
+    asyncio.run(scenario())
+
+
+def test_a_file_whose_model_does_not_load_is_in_use_and_told_as_not_whole(tmp_path: Path) -> None:
+    path = tmp_path / "inferd.yaml"
+    path.write_text(text(1))
+
+    async def scenario() -> None:
+        async with following(path) as followed:
+            for port in (FAILING, 2):
+                path.write_text(text(port))
+                outcome = await followed.outcome()
+                assert outcome.accepted
+                assert outcome.details == (f"the port is {port}",)
+                assert outcome.is_whole == (not outcome.failed) == (port == 2)
+            told = [(e.accepted, e.is_whole) for e in followed.events if isinstance(e, ConfigReloaded)]
+            assert told == [(True, False), (True, True)]
 
     asyncio.run(scenario())
 

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import httpx
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -18,6 +19,7 @@ from tests.worker.watching import until_now
 
 from inferd.cli.control import find_server
 from inferd.cli.main import main
+from inferd.errors import InferdError
 from inferd.gateway.control import ModelReport, ServerReport
 
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [0, 0]}]}
@@ -122,7 +124,14 @@ def test_a_replaced_file_is_served_without_a_refused_request_and_a_broken_one_ne
         good.graph.node[0].op_type = "NoSuchOperator"
         file.write_bytes(good.SerializeToString())
         code, said = inferd("reload")
+        assert (code, "Reloaded" in said) == (1, False)
+        assert "The file is in use, but not every model is what it says" in said
         assert "What served before goes on serving" in said
+        assert "What served before goes on serving" in inferd("status")[1]
+        assert clients.latest() == 2.0
+        other = msgspec.json.encode({"parameters": {"config": '{"max_batch_size": 3}'}})
+        with pytest.raises(InferdError, match="What served before goes on serving"):
+            find_server(None, None, None, None).send("/v2/repository/models/m/load", other, {})
         assert clients.latest() == 2.0
 
         put(file, 3)

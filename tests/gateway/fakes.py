@@ -357,6 +357,7 @@ class FakeControl:
         self.keys = FakeKeys()
         self.asked: list[str] = []
         self.problems: tuple[str, ...] = ()
+        self.failed: tuple[str, ...] = ()
 
     def status(self) -> ServerReport:
         return ServerReport(
@@ -376,7 +377,7 @@ class FakeControl:
         self.asked.append("drain")
 
     async def reload(self) -> ReloadReport:
-        return ReloadReport(at=1.0, accepted=not self.problems, details=self.problems)
+        return ReloadReport(at=1.0, accepted=not self.problems, details=self.problems, failed=self.failed)
 
     async def load(self, model: str) -> ModelReport:
         self.asked.append(f"load {model}")

@@ -78,6 +78,12 @@ def test_a_refused_reload_lists_what_is_wrong(server: Running, control: FakeCont
     assert (reply.status_code, reply.json()["details"]) == (422, list(control.problems))
 
 
+def test_a_reload_whose_model_does_not_load_is_no_success(server: Running, control: FakeControl) -> None:
+    control.failed = ("chat: its config.json is missing. What served before goes on serving.",)
+    reply = ask(server, "POST", "reload")
+    assert (reply.status_code, reply.json()["accepted"], reply.json()["failed"]) == (422, True, list(control.failed))
+
+
 def test_a_key_is_made_listed_rotated_and_ended(server: Running) -> None:
     made = make(server, "boss", rpm=5, models=["a"])
     assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")

@@ -28,6 +28,7 @@ from inferd.config import Config, ModelConfig, QueueConfig, RetryConfig, Schedul
 from inferd.errors import ModelNotFound, Overloaded, Unavailable
 from inferd.events import ModelUnloaded, Retried
 from inferd.router.router import Router
+from inferd.router.status import Applied
 
 TINY = ModelConfig(source="tiny")
 OTHER_ENGINE = msgspec.structs.replace(TINY, scheduler=SchedulerConfig(max_num_seqs=3))
@@ -86,7 +87,7 @@ def test_another_configuration_changes_models_under_load_without_a_failed_reques
             last = router.submit(ask("pace=0.01", name="last", max_tokens=30, model="gone"))
             two = msgspec.structs.replace(OTHER_ENGINE, replicas=2, queue=QueueConfig(max_requests=7))
             wanted = Config(models={"new": TINY, "tiny": two})
-            said = await router.apply(wanted)
+            said = (await router.apply(wanted)).done
             assert [status.name for status in router.models()] == ["new", "tiny"]
             assert [status.state for status in router.models()] == ["ready", "ready"]
             assert router.models()[1].replicas_ready == 2
@@ -96,7 +97,7 @@ def test_another_configuration_changes_models_under_load_without_a_failed_reques
                 router.submit(ask(model="gone"))
             assert text_of(await outputs_of(last)) == letters(30)
             assert text_of(await outputs_of(router.submit(ask(model="new", name="n")))) == letters(4)
-            assert await router.apply(wanted) == []
+            assert await router.apply(wanted) == Applied(done=[], failed=[])
             await router.apply(Config(models={"new": TINY, "tiny": msgspec.structs.replace(two, replicas=1)}))
             assert router.models()[1].replicas_ready == 1
             await clients.leave()
@@ -114,14 +115,18 @@ def test_a_new_version_that_does_not_load_leaves_the_old_one_serving(tmp_path: P
         async with routing(Config(models={"tiny": TINY})) as (router, _):
             pid = worker_pid(router)
             broken = msgspec.structs.replace(TINY, source=f"missing-unless={tmp_path / 'repaired'}")
-            (said,) = await router.apply(Config(models={"tiny": broken}))
+            applied = await router.apply(Config(models={"tiny": broken}))
+            (said,) = applied.failed
+            assert not applied.done
             assert "config.json" in said
             assert "goes on serving" in said
             assert worker_pid(router) == pid
             assert router.models()[0].state == "ready"
             assert text_of(await outputs_of(router.submit(ask()))) == letters(4)
             (tmp_path / "repaired").touch()
-            assert any("replaced" in sentence for sentence in await router.apply(Config(models={"tiny": broken})))
+            applied = await router.apply(Config(models={"tiny": broken}))
+            assert any("replaced" in sentence for sentence in applied.done)
+            assert not applied.failed
             assert worker_pid(router) != pid
 
     asyncio.run(scenario())

@@ -16,6 +16,7 @@ from inferd.config import BreakerConfig, Config, ModelConfig, RemoteConfig, Retr
 from inferd.errors import InvalidRequest, Unavailable
 from inferd.events import BreakerChanged, Retried
 from inferd.router.router import Router, Stream
+from inferd.router.status import Applied
 from inferd.types import End, Output, Relay, Relayed, Request
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
@@ -246,7 +247,7 @@ def test_remote_servers_come_and_go_under_load() -> None:
             sent = [send(router, f"r{number}") for number in range(30)]
             only = ModelConfig(source=f"openai:{servers[0].url}", breaker=CALM)
             said = await router.apply(Config(models={"tiny": only}))
-            assert said == ["tiny: 0 remote server(s) added, 1 removed"]
+            assert said == Applied(done=["tiny: 0 remote server(s) added, 1 removed"], failed=[])
             for stream in sent:
                 assert (await answer(stream))[1].outcome == "done"
             assert [status.kind for status in router.models()[0].replicas_status] == ["remote"]

@@ -17,6 +17,7 @@ from inferd.config import Config
 from inferd.errors import InferdError
 from inferd.events import ConfigReloaded, Emit
 from inferd.gateway.control import ReloadReport
+from inferd.router.status import Applied
 
 POLL_S = 0.5
 SETTLE_S = 0.1  # between two looks at a file that is to be read: as it was, nobody is at it
@@ -32,7 +33,7 @@ class Reloader:
     def __init__(
         self,
         source: ConfigSource,
-        adopt: Callable[[Config], Awaitable[list[str]]],
+        adopt: Callable[[Config], Awaitable[Applied]],
         emit: Emit,
         *,
         poll_s: float = POLL_S,
@@ -82,11 +83,12 @@ class Reloader:
             try:
                 config = await self._read_whole()
                 _log.info("%s is being adopted", self._source.path)
-                details = tuple(await self._adopt(config))
+                applied = await self._adopt(config)
             except InferdError as error:
                 outcome = ReloadReport(at=clock.wall(), accepted=False, details=_problems(error))
             else:
-                outcome = ReloadReport(at=clock.wall(), accepted=True, details=details)
+                done, failed = tuple(applied.done), tuple(applied.failed)
+                outcome = ReloadReport(at=clock.wall(), accepted=True, details=done, failed=failed)
             finally:
                 self.since = None
             self.last = outcome
@@ -121,15 +123,23 @@ class Reloader:
         said = f"{self._source.path} is gone; put it back, as a restart would not find it."
         self.last = ReloadReport(at=clock.wall(), accepted=False, details=(said,))
         _log.error("%s The configuration in use keeps serving.", said)
-        self._emit(ConfigReloaded(accepted=False, detail=said))
+        self._emit(ConfigReloaded(accepted=False, is_whole=False, detail=said))
 
     def _tell(self, outcome: ReloadReport) -> None:
-        said = "\n  - ".join(("", *outcome.details)) if outcome.details else " nothing changed"
-        if outcome.accepted:
-            _log.info("%s was read again:%s", self._source.path, said)
+        path, problems = self._source.path, _listed(outcome.failed)
+        if not outcome.accepted:
+            problems = _listed(outcome.details)
+            _log.error("%s was read again and refused; the old configuration keeps serving:%s", path, problems)
         else:
-            _log.error("%s was read again and refused; the old configuration keeps serving:%s", self._source.path, said)
-        self._emit(ConfigReloaded(accepted=outcome.accepted, detail="; ".join(outcome.details)))
+            _log.info("%s was read again:%s", path, _listed(outcome.details) or " nothing changed")
+            if problems:
+                _log.error("%s is in use, but these models are not what it says:%s", path, problems)
+        detail = "; ".join((*outcome.failed, *outcome.details))
+        self._emit(ConfigReloaded(accepted=outcome.accepted, is_whole=outcome.is_whole, detail=detail))
+
+
+def _listed(sentences: tuple[str, ...]) -> str:
+    return "".join(f"\n  - {sentence}" for sentence in sentences)
 
 
 def _problems(error: InferdError) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from inferd.events import Emit, Event, ignore
 from inferd.observe import Observer
 from inferd.router.loading import Plan, plan_model
 from inferd.router.router import Router
+from inferd.router.status import Applied
 from inferd.state.folder import data_folder
 from inferd.tenancy.control import Control
 from inferd.tenancy.principal import OPERATOR
@@ -231,19 +232,24 @@ class Site:
         self._adopting = asyncio.Lock()
 
     async def override(self, model: str, config: ModelConfig) -> None:
-        """Other settings for one model, until a whole configuration is adopted again. Raises as ``adopt``."""
+        """Other settings for one model, until a whole configuration is adopted again. Raises as ``adopt``, and
+        ModelLoadError, with the old settings in use, where the model does not load with them."""
         async with self._adopting:
-            await self._adopt(msgspec.structs.replace(self.config, models={**self.config.models, model: config}))
+            before = self.config
+            applied = await self._adopt(msgspec.structs.replace(before, models={**before.models, model: config}))
+            if applied.failed:
+                await self._adopt(before)
+                raise ModelLoadError(" ".join(applied.failed))
 
-    async def adopt(self, config: Config) -> list[str]:
-        """Make another configuration the one in use, without a dropped request; says what changed.
+    async def adopt(self, config: Config) -> Applied:
+        """Make another configuration the one in use, without a dropped request.
 
         Raises InferdError, with nothing changed, where it cannot be done while the server runs.
         """
         async with self._adopting:
             return await self._adopt(config)
 
-    async def _adopt(self, config: Config) -> list[str]:
+    async def _adopt(self, config: Config) -> Applied:
         refuse_empty(config)
         refuse_restarts(self.config, config)
         bound = _bound(config)
@@ -251,7 +257,7 @@ class Site:
         known, access_log = _replicas(self.config), self.config.server.access_log
         self.observer.configure(known | _replicas(config), access_log=access_log)
         try:
-            changes = await self.router.apply(bound)
+            applied = await self.router.apply(bound)
         except BaseException:
             self.observer.configure(known, access_log=access_log)
             raise
@@ -261,9 +267,9 @@ class Site:
         for server in self.servers:
             server.configure(config.server)
         self.observer.configure(_replicas(config), access_log=config.server.access_log)
-        changes += changed_settings(self.config, config)
+        applied.done.extend(changed_settings(self.config, config))
         self.config = config
-        return changes
+        return applied
 
 
 def _bound(config: Config) -> Config:

@@ -22,7 +22,7 @@ def command(server: Server) -> int:
       inferd reload
       inferd reload --port 8001
 
-    Exit code 1 when the file was refused.
+    Exit code 1 when the file was refused, or when it is in use but a model could not be loaded as it says.
     """
     with working("Reading the configuration file"):
         report = server.post("/admin/reload", ReloadReport, accept=(422,))
@@ -31,5 +31,8 @@ def command(server: Server) -> int:
         return 1
     for detail in report.details:
         click.echo(f"- {detail}")
+    if report.failed:
+        fail("The file is in use, but not every model is what it says:\n  - " + "\n  - ".join(report.failed))
+        return 1
     click.echo("Reloaded." if report.details else "Reloaded; nothing changed.")
     return 0

@@ -97,7 +97,10 @@ def reload_lines(reload: ReloadReport) -> list[RenderableType]:
 
     at = datetime.fromtimestamp(reload.at, UTC).astimezone().strftime("%H:%M:%S")
     lines: list[RenderableType]
-    if reload.accepted:
+    if reload.failed:
+        lines = [Text(f"reload   accepted at {at}, but not every model is what the file says", style="red")]
+        lines += [Text(f"         - {sentence}", style="red") for sentence in reload.failed]
+    elif reload.accepted:
         lines = [Text(f"reload   accepted at {at}" + ("" if reload.details else ": nothing changed"), style="green")]
     else:
         lines = [Text(f"reload   refused at {at}; the old configuration keeps serving", style="red")]

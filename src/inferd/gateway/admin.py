@@ -52,9 +52,10 @@ def drain(room: Room, call: Call) -> Response:
 
 
 async def reload(room: Room, call: Call) -> Response:
-    """200 with what changed; 422 with everything that is wrong, and nothing has changed."""
+    """200 with what changed; 422 with everything that is wrong: nothing has changed then, or, where the file was accepted,
+    all but the models that failed."""
     report = await control_of(room).reload()
-    return Response(200 if report.accepted else 422, encode(report))
+    return Response(200 if report.is_whole else 422, encode(report))
 
 
 async def load(room: Room, call: Call, name: str) -> Response:

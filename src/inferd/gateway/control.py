@@ -61,6 +61,12 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
     at: float  # seconds since the epoch
     accepted: bool
     details: tuple[str, ...]  # what changed, or everything that is wrong
+    failed: tuple[str, ...] = ()  # the file is in use, and yet these models are not what it says
+
+    @property
+    def is_whole(self) -> bool:
+        """What is served is what the file says."""
+        return self.accepted and not self.failed
 
 
 class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +139,7 @@ class ControlActions(Protocol):
 
     async def override(self, model: str, config: ModelConfig) -> None:
         """Serve the model with other settings until the configuration is read again. Raises ModelNotFound;
-        InferdError, with nothing changed, where it cannot be."""
+        InferdError, with nothing changed, where it cannot be or does not load."""
 
     async def unload(self, model: str) -> UnloadReport:
         """Returns when its memory has come back. Raises ModelNotFound, InvalidRequest (remote)."""

@@ -650,7 +650,7 @@ CONFIG_RELOADS = Metric(
 CONFIG_OK = Metric(
     "inferd_config_last_reload_successful",
     "gauge",
-    "1 while the configuration in use is what the file says, 0 after a change that was refused.",
+    "1 while what is served is what the file says, 0 after a change that was refused or whose models did not all load.",
     (),
     "start, ConfigReloaded",
 )

@@ -182,7 +182,7 @@ class Observer:
                 self._store.value(m.MODEL_UNLOADS, self._model(event.model), event.reason).add()
             case ConfigReloaded():
                 self._store.value(m.CONFIG_RELOADS, m.RELOADS[0 if event.accepted else 1]).add()
-                self._store.value(m.CONFIG_OK).set(int(event.accepted))
+                self._store.value(m.CONFIG_OK).set(int(event.is_whole))
             case StateChanged():
                 self._store.value(m.STATE_AVAILABLE).set(int(event.available))
                 self._store.value(m.STATE_OUTAGES).add(int(not event.available))

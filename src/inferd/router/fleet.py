@@ -21,7 +21,7 @@ from inferd.events import BreakerChanged, Emit, ModelUnloaded, ReplicaChanged
 from inferd.router.member import Member
 from inferd.router.outlier import Outliers
 from inferd.router.replica import Kind, LocalReplica, Replica, ReplicaOwner
-from inferd.router.status import Residency
+from inferd.router.status import Applied, Residency
 from inferd.types import Failure
 from inferd.worker.supervisor import Patience
 
@@ -363,9 +363,10 @@ class Fleet:
         found = await asyncio.to_thread(identity_of, config)
         return [w for w in workers if found and w.artifact != found]
 
-    async def fit(self, config: ModelConfig) -> list[str]:
-        """Be what another configuration says; sentences for what was done and what could not be."""
-        said: list[str] = []
+    async def fit(self, config: ModelConfig) -> Applied:
+        """Be what another configuration says."""
+        done: list[str] = []
+        failed: list[str] = []
         async with self._lock:
             old = self._config
             self._settings(config)
@@ -374,16 +375,16 @@ class Fleet:
             arrived = [self._add_remote(remote) for remote in self._missing_remotes()]
             try:
                 if self.locals or (config.num_local and is_new and not self.is_shut):
-                    said += await self._fit_locals(config)
+                    done += await self._fit_locals(config)
                 await self._until(lambda: all(_is_known(member) for member in arrived))
             except InferdError as error:
-                said.append(f"{self._name}: {error.message} What served before goes on serving.")
+                failed.append(f"{self._name}: {error.message} What served before goes on serving.")
                 if not any(member.replica.is_ready for member in self.remotes):
-                    return said
+                    return Applied(done=done, failed=failed)
             await asyncio.gather(*(self._retire(member) for member in leaving))
         if arrived or leaving:
-            said.append(f"{self._name}: {len(arrived)} remote server(s) added, {len(leaving)} removed")
-        return said
+            done.append(f"{self._name}: {len(arrived)} remote server(s) added, {len(leaving)} removed")
+        return Applied(done=done, failed=failed)
 
     def _settings(self, config: ModelConfig) -> None:
         """What changes in place."""

@@ -34,7 +34,7 @@ from inferd.router.policy import choose
 from inferd.router.queue import RequestQueue
 from inferd.router.replica import LocalReplica, Replica
 from inferd.router.seats import Seats
-from inferd.router.status import ModelStatus
+from inferd.router.status import Applied, ModelStatus
 from inferd.router.stream import Stream
 from inferd.router.ticket import Ticket
 from inferd.types import (
@@ -765,19 +765,19 @@ class Pool:
             self.outlook.load_error = error
             self._reconsider()
 
-    async def configure(self, config: ModelConfig) -> list[str]:
-        """Take another configuration, without a dropped request; sentences for what changed."""
+    async def configure(self, config: ModelConfig) -> Applied:
+        """Take another configuration, without a dropped request."""
         old, self.config = self.config, config
         self.outlook.config = config
         self._queue.configure(config.queue)
         if old.retry.budget != config.retry.budget:
             self._budget = RetryBudget(config.retry.budget)
-        said = await self.fleet.fit(config)
+        applied = await self.fleet.fit(config)
         names = [name for name in IN_PLACE_FIELDS if getattr(old, name) != getattr(config, name)]
         if names:
-            said.append(f"{self.name}: {', '.join(names)} changed")
+            applied.done.append(f"{self.name}: {', '.join(names)} changed")
         self._reconsider()
-        return said
+        return applied
 
     async def leave(self) -> None:
         """The model is no longer wanted: what was accepted gets ``drain_s`` to finish, then nothing is left."""

@@ -16,7 +16,7 @@ from inferd.router.errand import Desk, find_desk
 from inferd.router.loading import Loading, Plan, plan_model
 from inferd.router.pool import Pool
 from inferd.router.replica import LocalReplica, Replica
-from inferd.router.status import ModelStatus, ReplicaStatus, Unloaded
+from inferd.router.status import Applied, ModelStatus, ReplicaStatus, Unloaded
 from inferd.router.stream import Stream
 from inferd.types import Chat, Failure, Relay, Request, TextPrompt
 from inferd.worker.process import WORKER_COMMAND
@@ -177,32 +177,37 @@ class Router:
         ModelNotFound; InvalidRequest for a model that has nothing here; ModelLoadError, with the old ones serving on."""
         await self._local_pool(model).fleet.replace_all()
 
-    async def apply(self, config: Config) -> list[str]:
-        """Be what another configuration says, without a dropped request; sentences for what changed and for
-        what could not be. Returns when it is done. One at a time; the same one twice changes nothing more,
+    async def apply(self, config: Config) -> Applied:
+        """Be what another configuration says, without a dropped request. Returns when it is done. One at a time; the same one twice changes nothing more,
         and tries again what failed. Raises Unavailable when the server is leaving."""
         async with self._changing:
             if self._draining:
                 raise _leaving()
             self._loading.configure(config.server.memory_bytes)
-            said: list[str] = []
+            done: list[str] = []
+            failed: list[str] = []
             for name in [name for name in self._pools if name not in config.models]:
                 pool = self._pools.pop(name)
                 self._leaving[pool] = asyncio.get_running_loop().create_task(self._see_off(pool))
-                said.append(f"{name}: removed; what it has accepted is finished first")
+                done.append(f"{name}: removed; what it has accepted is finished first")
             added = [name for name in config.models if name not in self._pools]
             for name in added:
                 self._pools[name] = self._make(name, config.models[name])
                 self._pools[name].start()
             self._pools = {name: self._pools[name] for name in config.models}
             for name in [name for name in self._pools if name not in added]:
-                said += await self._pools[name].configure(config.models[name])
+                applied = await self._pools[name].configure(config.models[name])
+                done += applied.done
+                failed += applied.failed
             for name in added:
                 pool = self._pools[name]
                 await pool.settled.wait()
                 failure = pool.load_failure
-                said.append(f"{name}: added" if failure is None else f"{name}: added, but {failure.message}")
-            return said
+                if failure is None:
+                    done.append(f"{name}: added")
+                else:
+                    failed.append(f"{name}: added, but {failure.message}")
+            return Applied(done=done, failed=failed)
 
     async def _see_off(self, pool: Pool) -> None:
         try:

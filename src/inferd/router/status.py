@@ -55,6 +55,13 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     replicas_status: tuple[ReplicaStatus, ...] = ()
 
 
+class Applied(msgspec.Struct, kw_only=True):
+    """What came of another configuration, a sentence each; whoever passes it on adds their own."""
+
+    done: list[str]
+    failed: list[str]  # it is in use, and yet these models are not what it says
+
+
 class Unloaded(msgspec.Struct, frozen=True, kw_only=True):
     """A model's workers are gone; ``freed_bytes`` is what they held."""
 
