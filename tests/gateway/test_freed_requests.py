@@ -43,6 +43,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 REMOTE = re.compile("FaultServer|StreamReader")  # coroutines of the remote server
 PER_REQUEST = (Call, Exchange, Connection)
 LONG = "pace=0.01"  # a prompt whose answer takes its time
+NEVER = "gate=/nowhere/at/all"  # a prompt whose answer does not begin
 
 
 class Site:
@@ -112,7 +113,7 @@ async def remote_answer(talk: Talk) -> None:
 
 @contextlib.asynccontextmanager
 async def site() -> AsyncIterator[Site]:
-    never = ModelConfig(source="gate=/nowhere/at/all", queue=QueueConfig(max_requests=1))
+    never = ModelConfig(source=NEVER, queue=QueueConfig(max_requests=1))
     tiny = ModelConfig(source="tiny", cache=ModelCacheConfig(enabled=True))
     async with contextlib.AsyncExitStack() as stack:
         remote = await stack.enter_async_context(FaultServer(remote_answer).running())
@@ -164,8 +165,8 @@ async def refused_by_the_worker(site: Site) -> None:
 
 
 async def one_of_several_refused(site: Site) -> None:
-    await site.told(400, TEXT, texts(LONG, "invalid"))
-    await site.told(400, TEXT, texts(LONG, "invalid", stream=True))
+    await site.told(400, TEXT, texts(NEVER, "invalid"))
+    await site.told(400, TEXT, texts(NEVER, "invalid", stream=True))
     await site.told(200, TEXT, texts("pace=0.02", "raise@2", stream=True))
     await site.told(500, TEXT, texts("hello", "raise@2"))
 

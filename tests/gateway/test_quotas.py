@@ -309,7 +309,8 @@ def test_openais_client_does_not_try_again_what_came_too_late(server: Running) -
     with pytest.raises(openai.APIStatusError):
         client.completions.create(model="tiny", prompt="hi")
     client.close()
-    assert len([event for event in server.events if getattr(event, "status", 0) == 408]) == 1
+    assert server.served().status == 408
+    assert len(server.events) == 1
 
 
 def test_limits_of_a_configuration_count_from_the_next_request_on(server: Running) -> None:
