@@ -106,9 +106,9 @@ def test_a_few_bytes_that_stand_for_gigabytes_are_refused_in_a_moment(tmp_path: 
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 12)]
     text = "\n".join(levels) + "\nserver: {cors_origins: *a11, port: *a11, host: *a11}\n"
-    began = time.monotonic()
+    began = time.thread_time()
     said = refusal(written(tmp_path, text))
-    assert time.monotonic() - began < 2
+    assert time.thread_time() - began < 2
     assert len(said) < 10_000
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from inferd.router.errand import Errand
+from inferd.router.replica import LocalReplica
 
 
 @pytest.fixture
@@ -20,4 +21,18 @@ def departed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         depart(errand, desk, request, line, now)
 
     monkeypatch.setattr(Errand, "depart", noted)
+    return ids
+
+
+@pytest.fixture
+def called_off(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the requests of which a worker was told that nobody waits for them any more."""
+    ids: list[str] = []
+    cancel = LocalReplica.cancel
+
+    def noted(replica: LocalReplica, request_id: str) -> None:
+        ids.append(request_id)
+        cancel(replica, request_id)
+
+    monkeypatch.setattr(LocalReplica, "cancel", noted)
     return ids

@@ -137,7 +137,7 @@ def cancelled(server: GrpcRunning) -> Any:
 
 def test_a_request_ends_with_its_deadline(server: GrpcRunning, connected: grpc.Channel) -> None:
     server.router.answer = None
-    error: Any = failure(connected, timeout=0.2)
+    error: Any = failure(connected, timeout=1.0)
     assert error.code() == StatusCode.DEADLINE_EXCEEDED
     assert server.router.streams[0].closed.wait(10)
     server.put(server.router.streams[0], cancelled(server))

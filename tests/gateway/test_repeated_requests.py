@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 from tests.gateway.fakes import FakeDoor, FakeRouter, Running, info, post, running, words
+from tests.gateway.test_connections import connect, request
 
 from inferd.cache.memory import MemoryCache
 from inferd.config import CacheConfig, Config, ModelCacheConfig, ModelConfig, ServerConfig
@@ -305,24 +305,18 @@ def test_a_broken_stream_and_a_long_answer_are_not_kept(server: Running) -> None
 def test_a_client_that_leaves_takes_nobodys_answer_with_it(server: Running) -> None:
     server.router.script = None
     body = {**GREEDY, "stream": True}
-    headers = {"authorization": "Bearer sk-a"}
-    left = threading.Event()
-
-    def leave() -> None:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(server.url + "/v1/completions", json=body, headers=headers, timeout=0.3)
-        left.set()
-
-    with ThreadPoolExecutor(2) as pool:
-        leader = pool.submit(leave)
-        assert server.router.submitted.acquire(timeout=10)
-        waiting = pool.submit(ask, server, body)
-        assert left.wait(10)
+    with ThreadPoolExecutor(1) as pool:
+        with connect(server) as leader:
+            leader.sendall(request("/v1/completions", json.dumps(body).encode(), "authorization: Bearer sk-a"))
+            assert server.router.submitted.acquire(timeout=10)
+            waiting = pool.submit(ask, server, body)
+            (flight,) = server.app._room.flights.values()
+            wait_for(lambda: bool(flight._callbacks))  # who waits for it
+        assert server.router.streams[0].closed.wait(10)
         server.put(server.router.streams[0], Output("x", (), None, End("cancelled")))
         assert server.router.submitted.acquire(timeout=10)
         say_and_end(server, 1)
         assert waiting.result().status_code == 200
-        leader.result()
 
 
 def test_a_hit_needs_a_key_that_may_use_the_model() -> None:

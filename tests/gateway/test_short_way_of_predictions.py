@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.remote.test_relays import Client, Reply
+from tests.worker.watching import until
 
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import QuotaExceeded
@@ -37,8 +38,8 @@ class Model:
 
     def predict(self, x):
         first = float(x[0, 0])
-        if first == 13:
-            time.sleep(0.3)
+        while first == 13 and os.path.exists(__file__ + ".held"):
+            time.sleep(0.005)
         if first == 66:
             raise ValueError("broken inside")
         if first == 99 and not os.path.exists(__file__ + ".died"):
@@ -53,6 +54,17 @@ def body(*values: float, **more: object) -> dict[str, Any]:
     values = values or (1.0, 2.0)
     tensor = {"name": "x", "shape": [len(values) // 2, 2], "datatype": "FP32", "data": list(values)}
     return {"inputs": [tensor], **more}
+
+
+class Held:
+    """Requests with a 13 keep the model busy until they are let go."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "twice.py.held"
+        self._file.touch()
+
+    def let_go(self) -> None:
+        self._file.unlink()
 
 
 class Site:
@@ -211,19 +223,22 @@ def test_a_worker_that_dies_costs_nobody_his_answer(tmp_path: Path, departed: li
     through(tmp_path, then)
 
 
-def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list[str]) -> None:
+def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list[str], called_off: list[str]) -> None:
+    held = Held(tmp_path)
+
     async def then(site: Site) -> None:
         async with site.client() as busy, site.client() as client:
             for _ in range(2):
                 assert (await client.ask(body(), PATH)).status == 200
             busy.send(body(13, 0), PATH)
             await busy.writer.drain()
-            await asyncio.sleep(0.1)
+            await until(lambda: len(departed) >= 2, "it is on its way")
             client.send(body(), PATH)
             await client.writer.drain()
-            while len(departed) < 3:
-                await asyncio.sleep(0.01)
+            await until(lambda: len(departed) >= 3, "it is on its way")
             client.writer.close()
+            await until(lambda: called_off == departed[2:], "the worker is told")
+            held.let_go()
             assert (await busy.reply()).status == 200
         served = await site.served(4)
         assert sorted(event.status for event in served) == [200, 200, 200, 499]
@@ -235,14 +250,16 @@ def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list
 
 
 def test_a_server_that_is_told_to_stop_answers_what_is_on_its_way(tmp_path: Path, departed: list[str]) -> None:
+    held = Held(tmp_path)
+
     async def then(site: Site) -> None:
         async with site.client() as client:
             for _ in range(2):
                 assert (await client.ask(body(), PATH)).status == 200
             client.send(body(13, 0), PATH)
-            while len(departed) < 2:
-                await asyncio.sleep(0.01)
+            await until(lambda: len(departed) >= 2, "it is on its way")
             site.server.stop()
+            held.let_go()
             reply = await client.reply()
             assert (reply.status, reply.headers["connection"]) == (200, "close")
             assert await site.router.drain(5)

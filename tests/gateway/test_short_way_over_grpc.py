@@ -16,7 +16,8 @@ import pytest
 from grpc import StatusCode
 from tests.gateway.grpc_messages import message_type
 from tests.gateway.grpc_running import SERVICE, with_parameters
-from tests.gateway.test_short_way_of_predictions import MODEL, Narrow, told
+from tests.gateway.test_short_way_of_predictions import MODEL, Held, Narrow, told
+from tests.worker.watching import until
 
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.events import Event, HttpServed, RequestEnded
@@ -163,15 +164,17 @@ def test_a_worker_that_dies_costs_nobody_his_answer(tmp_path: Path, departed: li
     through(tmp_path, then)
 
 
-def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list[str]) -> None:
+def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list[str], called_off: list[str]) -> None:
+    held = Held(tmp_path)
+
     async def then(made: Site) -> None:
         busy = made.call(asking(13, 0))
-        while not departed:
-            await asyncio.sleep(0.01)
+        await until(lambda: bool(departed), "it is on its way")
         leaving = made.call(asking())
-        while len(departed) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(departed) >= 2, "it is on its way")
         leaving.cancel()
+        await until(lambda: called_off == departed[1:], "the worker is told")
+        held.let_go()
         assert await busy
         assert await made.call(asking())
         served = await made.served(3)
@@ -183,15 +186,18 @@ def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list
     through(tmp_path, then)
 
 
-def test_a_deadline_is_kept_on_the_short_way(tmp_path: Path, departed: list[str]) -> None:
+def test_a_deadline_is_kept_on_the_short_way(tmp_path: Path, departed: list[str], called_off: list[str]) -> None:
+    held = Held(tmp_path)
+
     async def then(made: Site) -> None:
         busy = made.call(asking(13, 0))
-        while not departed:
-            await asyncio.sleep(0.01)
-        late = made.call(asking(), timeout=0.1)
+        await until(lambda: bool(departed), "it is on its way")
+        late = made.call(asking(), timeout=0.5)
         with pytest.raises(grpc.RpcError):
             await late
         assert await late.code() is StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: called_off == departed[1:], "the worker is told")
+        held.let_go()
         assert await busy
         await made.served(2)
         assert made.is_idle

@@ -194,7 +194,7 @@ def test_a_server_that_falls_silent_ends_the_stream_with_an_error() -> None:
 
 def test_a_deadline_ends_what_waits_for_an_answer_and_blames_nobody() -> None:
     async def then(made: Bench, server: FaultServer) -> None:
-        refusal = await made.ask(deadline_s=0.1).refused()
+        refusal = await made.ask(deadline_s=0.5).refused()
         assert (type(refusal.error), refusal.counts, refusal.retry) == (DeadlineExceeded, False, False)
         await asyncio.wait_for(server.lost.wait(), 5)
 
@@ -203,7 +203,7 @@ def test_a_deadline_ends_what_waits_for_an_answer_and_blames_nobody() -> None:
 
 def test_a_deadline_ends_a_stream_with_an_error() -> None:
     async def then(made: Bench, server: FaultServer) -> None:
-        heard = made.ask(stream=True, deadline_s=0.3)
+        heard = made.ask(stream=True, deadline_s=1.0)
         end = await heard.ended()
         assert end.failure is not None
         assert (end.outcome, end.failure.kind) == ("failed", DeadlineExceeded.kind)

@@ -159,7 +159,7 @@ def test_a_model_on_demand_is_started_by_its_first_request_and_leaves_when_idle(
         config = msgspec.structs.replace(TINY, load="on_demand", idle_after_s=0.2)
         async with routing(Config(models={"tiny": config})) as (router, witness):
             assert router.models()[0].state == "unloaded"
-            await asyncio.wait_for(router.settled(), 1)
+            await asyncio.wait_for(router.settled(), 10)
             streams = [router.submit(ask(name=f"r{number}")) for number in range(5)]
             assert router.models()[0].residency in ("absent", "loading")
             for stream in streams:

@@ -113,7 +113,7 @@ def test_stopping_kills_a_worker_that_does_not_leave() -> None:
     async def scenario() -> None:
         async with serving(patience=msgspec.structs.replace(IMPATIENT, stop_s=0.3)) as (router, witness):
             os.kill(worker_pid(router), signal.SIGSTOP)
-            await asyncio.wait_for(router.stop(), 2)
+            await asyncio.wait_for(router.stop(), 20)
             assert witness.states()[-1] == "stopped"
 
     asyncio.run(scenario())

@@ -1,0 +1,33 @@
+"""Seconds for tests that hold a promise in seconds, on machines that other programs share.
+
+Time in which somebody had to wait for a processor is not counted: it is the machine's. What a program sleeps, blocks or
+waits for somebody's timeout is counted to the last millisecond.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+_PRESSURE = Path("/proc/pressure/cpu")
+
+
+class Stopwatch:
+    """Runs from when it is made."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic(), _crowded_s()
+
+    @property
+    def seconds(self) -> float:
+        began, crowded_s = self._began
+        return time.monotonic() - began - (_crowded_s() - crowded_s)
+
+
+def _crowded_s() -> float:
+    """Since the machine's start: as Linux's pressure stall information tells it; 0 where it does not."""
+    try:
+        some = _PRESSURE.read_text(encoding="ascii").partition("\n")[0]
+    except OSError:
+        return 0.0
+    return int(some.rpartition("total=")[2]) / 1e6
