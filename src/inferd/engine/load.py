@@ -25,6 +25,7 @@ from inferd.engine.model.generation_config import GenerationDefaults, load_gener
 from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.placement import num_threads, usable_cores
 from inferd.engine.prepare import Limits, Preparer
+from inferd.engine.room import Room
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampler
 from inferd.engine.scheduler import Scheduler
@@ -43,10 +44,11 @@ Progress = Callable[[str, int, int], None]
 _WORTH_SHARING_BYTES = 64 * 1024 * 1024
 
 
-def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine:
+def create_backend(name: str, config: ModelConfig, progress: Progress, room: Room | None = None) -> Engine:
     """Load the model ``config.source`` names and make it ready to serve.
 
-    ``progress(phase, done, total)`` is told how far it is. Raises ModelLoadError with the file or
+    ``progress(phase, done, total)`` is told how far it is. ``room``: memory for the weights, where it was asked for before.
+    Raises ModelLoadError with the file or
     field at fault and the remedy.
     """
     phases = _Phases()
@@ -56,7 +58,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Engine
     phases.done("resolve")
     defaults = load_generation_defaults(folder)
     # A large vocabulary takes a second to read, as long as the weights: side by side.
-    with ThreadPoolExecutor(1, "inferd-tokenizer") as pool:
+    with ThreadPoolExecutor(1, "inferd-tokenizer") as pool, native.packing_into(room):
         reading = pool.submit(_read_text_parts, folder, config.chat_template)
         decoder = load_model(
             folder,

@@ -15,6 +15,7 @@ import torch  # before the kernels, which then share its OpenMP threads
 from torch import Tensor
 
 from inferd.engine.forms import Form
+from inferd.engine.room import Room
 
 if TYPE_CHECKING:
     from inferd import _kernels as kernels
@@ -39,12 +40,13 @@ ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
 
 
 class _Switch:
-    """Whether the kernels are used; turned off by ``using_level("none")`` only."""
+    """Whether the kernels are used, turned off by ``using_level("none")`` only; and where weights are put."""
 
-    __slots__ = ("on",)
+    __slots__ = ("on", "room")
 
     def __init__(self, on: bool) -> None:
         self.on = on
+        self.room: Room | None = None
 
 
 _switch = _Switch(BUILT)
@@ -111,8 +113,7 @@ class PackedWeight:
         self.dtype = first.dtype
         self._code = CODES[first.dtype]
         panels = -(-self.out_features // kernels.PANEL)
-        self.data = torch.empty(panels * kernels.PANEL * self.in_features, dtype=self.dtype)
-        prefer_large_pages(self.data)
+        self.data = room_for(panels * kernels.PANEL * self.in_features * self.dtype.itemsize).view(self.dtype)
         row = 0
         for w in weights:
             w = w if w.stride(1) == 1 else w.contiguous()
@@ -291,8 +292,28 @@ class PackedInts:
         return _linear(self.described, x, self.out_features, out_dtype, activation)
 
 
+@contextmanager
+def packing_into(room: Room | None) -> Iterator[None]:
+    """Weights that are packed meanwhile lie in ``room``, as long as it lasts."""
+    if room is None or not _switch.on or level() == "generic":  # whose products are torch's
+        if room is not None:
+            room.close()
+        yield
+        return
+    _switch.room = room
+    try:
+        yield
+    finally:
+        _switch.room = None
+        room.close()
+
+
 def room_for(count: int) -> Tensor:
     """uint8 [count], not cleared, in large pages where the system has them."""
+    place = None if _switch.room is None else _switch.room.take(count)
+    if place is not None and count:
+        memory, begin = place
+        return torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=begin)
     data = torch.empty(count, dtype=torch.uint8)
     prefer_large_pages(data)
     return data

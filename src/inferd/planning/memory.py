@@ -12,12 +12,10 @@ from pathlib import Path
 import msgspec
 
 from inferd.config import Config, ModelConfig, SequenceConfig
-from inferd.engine.forms import Rule
 from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes, kv_bytes_per_token, plan_arena
-from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, is_ignorable, read_config
+from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, read_config
 from inferd.engine.model.config import DecoderConfig, Source
-from inferd.engine.safetensors import read_table, weight_files
-from inferd.engine.stored.layout import Layout, layouts, served_bytes
+from inferd.engine.taken import taken_bytes
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.planning.predictive import plan_predictive
 from inferd.registry.artifact import Artifact, artifact_of
@@ -96,7 +94,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     dims = read_config(source)
     dtype = dtype_name(config.dtype, dims.dtype, on_cpu=not config.device.startswith("cuda"), source=source)
     itemsize = ITEM_BYTES[dtype]
-    weights_bytes = _weights_bytes(folder, source, dims, itemsize, config.quantization)
+    weights_bytes = taken_bytes(folder, source, dims, itemsize, config.quantization)
     draft_weights, draft_per_token = _draft(config)
     weights_bytes += draft_weights
     beside = free - weights_bytes - RUNTIME_BYTES
@@ -286,7 +284,7 @@ def _draft(config: ModelConfig) -> tuple[int, int]:
     per_token = kv_bytes_per_token(
         num_layers=dims.num_layers, num_kv_heads=dims.num_kv_heads, head_dim=dims.head_dim, itemsize=itemsize
     )
-    return _weights_bytes(folder, source, dims, itemsize, "auto"), per_token
+    return taken_bytes(folder, source, dims, itemsize, "auto"), per_token
 
 
 def _loads_alone(name: str, model: ModelConfig) -> bool:
@@ -295,41 +293,6 @@ def _loads_alone(name: str, model: ModelConfig) -> bool:
     except ModelLoadError:
         return False
     return True
-
-
-def _weights_bytes(folder: Path, source: Source, dims: DecoderConfig, itemsize: int, asked: str) -> int:
-    """Bytes of the tensors the model takes: in its own number format, as the integers they are stored as, or as those that
-    ``asked`` makes of them."""
-    tables = {}
-    for path in weight_files(folder):
-        try:
-            tables.update(read_table(path))
-        except OSError as error:
-            raise ModelLoadError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
-    ignorable = is_ignorable(dims)
-    taken = [name for name in tables if not ignorable(name)]
-    if dims.tie_word_embeddings and not any(name.endswith(("embed_tokens.weight", "wte.weight")) for name in taken):
-        taken += [name for name in tables if name == "lm_head.weight"]  # the other name of the one tensor
-    used = {name: tables[name] for name in taken}
-    stored = {} if source.quantization is None else layouts(source.quantization, used, str(folder))
-    if asked not in ("int8", "int4"):
-        return served_bytes(used, stored, itemsize, lambda layout: layout.is_integer and asked == "auto")
-    rule, turned = Rule(asked, dims.hidden_size), dims.architecture == "GPT2LMHeadModel"
-
-    def saved(name: str, rows: int, columns: int) -> int:
-        """Of a matrix that is made integers."""
-        if turned and not name.endswith(("wte.weight", "lm_head.weight")):
-            rows, columns = columns, rows
-        form = rule.form(name)
-        return 0 if form is None else rows * columns * itemsize - form.nbytes(rows, columns)
-
-    def keeps(layout: Layout) -> bool:
-        return layout.is_integer and f"int{layout.bits}" == asked
-
-    parts = {layout.tensor(part) for layout in stored.values() for part in layout.parts}
-    plain = [(name, *entry.shape) for name, entry in used.items() if name not in parts and len(entry.shape) == 2]
-    made = [(f"{one.name}.weight", one.out_features, one.in_features) for one in stored.values() if not keeps(one)]
-    return served_bytes(used, stored, itemsize, keeps) - sum(saved(*matrix) for matrix in (*plain, *made))
 
 
 def _size(count: int) -> str:

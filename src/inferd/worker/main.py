@@ -105,10 +105,13 @@ def _created(name: str, artifact: Artifact, config: ModelConfig, progress: Progr
         from inferd.predict.load import load_predictor
 
         return load_predictor(name, artifact, config, progress)
+    from inferd.engine.room import weights_room
+
+    room = weights_room(config)  # the system finds it while torch is imported
     from inferd.engine.load import create_backend as create
 
     # ``add`` takes what the engine's own ``prepare`` returned, which the interface calls an object.
-    return create(name, config, progress)
+    return create(name, config, progress, room)
 
 
 class Worker:

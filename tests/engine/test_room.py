@@ -1,0 +1,90 @@
+"""Memory for weights that is asked for in advance: whole, cleared, each part somebody's own."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferd.config import ModelConfig
+from inferd.engine import native
+from inferd.engine.room import Room, weights_room
+
+pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no large pages to ask for")
+MB = 1 << 20
+
+
+@given(st.lists(st.integers(1, 9 * MB), max_size=12), st.integers(0, 40 * MB))
+@settings(max_examples=15, deadline=None)
+def test_parts_are_cleared_and_apart_and_what_is_written_stays(sizes: list[int], total: int) -> None:
+    room = Room(total)
+    parts: list[tuple[int, int]] = []
+    end = 0
+    for size in sizes:
+        place = room.take(size)
+        if place is None:
+            assert end + size + 64 > total  # only where it does not fit
+            continue
+        memory, begin = place
+        assert begin >= end and begin % 64 == 0
+        end = begin + size
+        assert memory[begin:end:4096] == bytes(-(-size // 4096))
+        memory[begin:end] = b"\xff" * size
+        parts.append((begin, end))
+    room.close()
+    assert room.take(1) is None
+    for first, last in parts:
+        assert memory[first:last] == b"\xff" * (last - first)
+
+
+def test_what_is_taken_while_pages_are_touched_is_not_cleared_afterwards() -> None:
+    room = Room(128 * MB)
+    written = []
+    while (place := room.take(MB)) is not None:
+        memory, begin = place
+        memory[begin : begin + MB] = b"\xff" * MB
+        written.append(begin)
+    room.close()
+    assert len(written) == 128
+    assert memory[:] == b"\xff" * (128 * MB)
+
+
+def test_the_rest_goes_back_and_what_was_taken_outlives_the_room() -> None:
+    room = Room(64 * MB)
+    with native.packing_into(room):
+        weight = native.PackedWeight([torch.eye(64)]) if native.BUILT and native.level() != "generic" else None
+    if weight is None:
+        pytest.skip("weights are not packed here")
+    rows = torch.arange(64)
+    before = weight.rows(rows)
+    memory, size = room._memory, 64 * MB
+    del room
+    assert memory[size - 8 :] == bytes(8)  # readable, and not resident: see below
+    with open("/proc/self/smaps") as file:
+        resident = _resident(file.read(), weight.data.data_ptr())
+    assert resident < 8 * MB
+    assert torch.equal(weight.rows(rows), before) and torch.equal(before, torch.eye(64))
+
+
+def _resident(smaps: str, address: int) -> int:
+    """Bytes in memory of the mapping that holds ``address``."""
+    inside = False
+    for line in smaps.splitlines():
+        word = line.split()[0]
+        if "-" in word and not word.endswith(":"):
+            first, last = (int(part, 16) for part in word.split("-"))
+            inside = first <= address < last
+        elif inside and word == "Rss:":
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no such mapping")
+
+
+def test_small_models_and_those_that_are_not_there_get_no_room(tmp_path: Path) -> None:
+    assert weights_room(ModelConfig(source="demo")) is None
+    assert weights_room(ModelConfig(source=os.fspath(tmp_path))) is None
+    assert weights_room(ModelConfig(source="demo", device="cuda")) is None
