@@ -272,14 +272,32 @@ inline void pack_ints(int bits, const int8_t* values, const uint16_t* scale, con
                 if (group) reinterpret_cast<uint16_t*>(head + lay.scale_at)[column] = row < out ? scale[at] : uint16_t(0);
                 if (zero) reinterpret_cast<uint8_t*>(head + lay.zero_at)[column] = uint8_t((row < out ? zero[at] : 0) + lay.middle);
             }
-            for (int64_t first = 0; first < lay.steps; first += 16)  // few steps at a time, so that what is written stays in L1
-                for (int64_t column = 0; column < kPanel; column++)
-                    for (int64_t k = first; k < least(lay.steps, first + 16); k++) {
-                        const int64_t row = panel * kPanel + column, from = begin + k * lay.step;
-                        uint32_t lane = four(row, from, end);
-                        if (bits == 4) lane = (lane & 0x0f0f0f0fu) | (four(row, from + 4, end) & 0x0f0f0f0fu) << 4;
-                        lanes[k * kPanel + column] = lane;
+            int64_t k = 0;
+            if ((panel + 1) * kPanel <= out)  // whole blocks of columns and lanes are turned in registers
+                for (const int64_t fours = bits == 8 ? 1 : 2; (k * fours + Vec::width) * 4 <= end - begin; k += Vec::width / fours)
+                    for (int64_t column = 0; column < kPanel; column += Vec::width) {
+                        const int8_t* corner = values + (panel * kPanel + column) * in + begin + k * lay.step;
+                        Vec block[Vec::width];
+#pragma GCC unroll 16
+                        for (int i = 0; i < Vec::width; i++) block[i] = Vec::lanes(reinterpret_cast<const uint32_t*>(corner + i * in));
+                        Vec::transpose(block);
+                        uint32_t turned[Vec::width][Vec::width];
+#pragma GCC unroll 16
+                        for (int i = 0; i < Vec::width; i++) block[i].store_lanes(turned[i]);
+                        for (int64_t i = 0; i < Vec::width / fours; i++)
+                            for (int64_t j = 0; j < Vec::width; j++) {
+                                uint32_t lane = turned[i * fours][j] ^ flip;
+                                if (bits == 4) lane = (lane & 0x0f0f0f0fu) | ((turned[i * fours + 1][j] ^ flip) & 0x0f0f0f0fu) << 4;
+                                lanes[(k + i) * kPanel + column + j] = lane;
+                            }
                     }
+            for (; k < lay.steps; k++)
+                for (int64_t column = 0; column < kPanel; column++) {
+                    const int64_t row = panel * kPanel + column, from = begin + k * lay.step;
+                    uint32_t lane = four(row, from, end);
+                    if (bits == 4) lane = (lane & 0x0f0f0f0fu) | (four(row, from + 4, end) & 0x0f0f0f0fu) << 4;
+                    lanes[k * kPanel + column] = lane;
+                }
         }
 }
 

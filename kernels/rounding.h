@@ -20,34 +20,47 @@ inline Fit fit_nibbles(const float* x, int64_t n) {
         lowest = Vec::max(lowest, Vec::zero() - v);
     }
     const float high = highest.top(), low = -lowest.top();
-    Fit best{tiny, 8.0f, __builtin_inff()};
-    for (const float part : shrink) {
-        float scale = (high - low) * part / top;
-        scale = scale > tiny ? scale : tiny;
-        float zero = __builtin_rintf(top / 2 - (high + low) / 2 / scale);
-        zero = zero < 0 ? 0 : zero > top ? top : zero;
-        const Vec from = Vec::all(-zero), to = Vec::all(top - zero);
-        for (int pass = 0; pass < 3; pass++) {
-            const Vec inverse = Vec::all(1.0f / scale), step = Vec::all(scale);
-            Vec both = Vec::zero(), squares = Vec::zero(), errors = Vec::zero();
-            for (int64_t j = 0; j < n; j += Vec::width) {
-                const Vec v = Vec::load(x + j), q = Vec::min(to, Vec::max(from, Vec::round(v * inverse)));
-                if (pass < 2) {
-                    both = Vec::fma(v, q, both);
-                    squares = Vec::fma(q, q, squares);
-                } else {
-                    const Vec miss = v - q * step;
-                    errors = Vec::fma(miss, miss, errors);
-                }
-            }
-            if (pass == 2) {
-                const float error = errors.sum();
-                if (error < best.error) best = {scale, zero, error};
-            } else {
-                const float sum = squares.sum(), fitted = sum > 0 ? both.sum() / sum : scale;
-                scale = fitted > tiny ? fitted : tiny;
+    constexpr int ranges = 5;
+    float scale[ranges], zero[ranges];
+    for (int r = 0; r < ranges; r++) {
+        scale[r] = (high - low) * shrink[r] / top;
+        scale[r] = scale[r] > tiny ? scale[r] : tiny;
+        zero[r] = __builtin_rintf(top / 2 - (high + low) / 2 / scale[r]);
+        zero[r] = zero[r] < 0 ? 0 : zero[r] > top ? top : zero[r];
+    }
+    // All ranges side by side: each is a chain of sums that wait for each other.
+    for (int pass = 0; pass < 2; pass++) {
+        Vec inverse[ranges], both[ranges], squares[ranges];
+        for (int r = 0; r < ranges; r++) inverse[r] = Vec::all(1.0f / scale[r]), both[r] = squares[r] = Vec::zero();
+        for (int64_t j = 0; j < n; j += Vec::width) {
+            const Vec v = Vec::load(x + j);
+#pragma GCC unroll 5
+            for (int r = 0; r < ranges; r++) {
+                const Vec q = Vec::min(Vec::all(top - zero[r]), Vec::max(Vec::all(-zero[r]), Vec::round(v * inverse[r])));
+                both[r] = Vec::fma(v, q, both[r]);
+                squares[r] = Vec::fma(q, q, squares[r]);
             }
         }
+        for (int r = 0; r < ranges; r++) {
+            const float sum = squares[r].sum(), fitted = sum > 0 ? both[r].sum() / sum : scale[r];
+            scale[r] = fitted > tiny ? fitted : tiny;
+        }
+    }
+    Vec inverse[ranges], errors[ranges];
+    for (int r = 0; r < ranges; r++) inverse[r] = Vec::all(1.0f / scale[r]), errors[r] = Vec::zero();
+    for (int64_t j = 0; j < n; j += Vec::width) {
+        const Vec v = Vec::load(x + j);
+#pragma GCC unroll 5
+        for (int r = 0; r < ranges; r++) {
+            const Vec q = Vec::min(Vec::all(top - zero[r]), Vec::max(Vec::all(-zero[r]), Vec::round(v * inverse[r])));
+            const Vec miss = v - q * Vec::all(scale[r]);
+            errors[r] = Vec::fma(miss, miss, errors[r]);
+        }
+    }
+    Fit best{tiny, 8.0f, __builtin_inff()};
+    for (int r = 0; r < ranges; r++) {
+        const float error = errors[r].sum();
+        if (error < best.error) best = {scale[r], zero[r], error};
     }
     return best;
 }

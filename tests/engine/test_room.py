@@ -31,7 +31,8 @@ def test_parts_are_cleared_and_apart_and_what_is_written_stays(sizes: list[int],
             assert end + size + 64 > total  # only where it does not fit
             continue
         memory, begin = place
-        assert begin >= end and begin % 64 == 0
+        assert begin >= end
+        assert begin % 64 == 0
         end = begin + size
         assert memory[begin:end:4096] == bytes(-(-size // 4096))
         memory[begin:end] = b"\xff" * size
@@ -68,7 +69,8 @@ def test_the_rest_goes_back_and_what_was_taken_outlives_the_room() -> None:
     with open("/proc/self/smaps") as file:
         resident = _resident(file.read(), weight.data.data_ptr())
     assert resident < 8 * MB
-    assert torch.equal(weight.rows(rows), before) and torch.equal(before, torch.eye(64))
+    assert torch.equal(weight.rows(rows), before)
+    assert torch.equal(before, torch.eye(64))
 
 
 def _resident(smaps: str, address: int) -> int:
