@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from inferd.engine import retention
 from inferd.engine.blocks import BlockPool, block_key
 
 
@@ -30,7 +36,7 @@ def test_eviction_forgets_the_least_recently_released_prefix_first() -> None:
     # "a" is used again, so "b" is now the oldest.
     a = pool.find(b"a")
     assert a is not None
-    pool.share([a])
+    pool.reuse([a])
     pool.release([a])
     pool.allocate(1)
     assert pool.find(b"b") is None
@@ -81,62 +87,160 @@ def test_keys_differ_by_salt_parent_and_tokens() -> None:
     assert len(keys) == 5
 
 
-def test_a_reused_prefix_stays_twice_as_long_as_one_that_was_not() -> None:
+def one_block(pool: BlockPool, key: bytes) -> bool:
+    """A request for one block, alone; whether it was cached."""
+    block = pool.find(key)
+    if block is None:
+        (fresh,) = pool.allocate(1)
+        pool.publish(fresh, key)
+        pool.release([fresh])
+        return False
+    pool.reuse([block])
+    pool.release([block])
+    return True
+
+
+def test_a_prefix_that_was_reused_stays_longer_than_one_that_was_not() -> None:
     pool = BlockPool(8)
-    for key in range(8):
+    for number in range(7):
+        one_block(pool, bytes([number]))
+    assert one_block(pool, bytes([1]))
+    for number in range(100, 108):
+        one_block(pool, bytes([number]))
+    assert [number for number in range(7) if pool.find(bytes([number])) is not None] == [1]
+
+
+def test_of_what_comes_back_too_late_for_all_a_part_is_kept() -> None:
+    """Three times as many others come between two uses of a block as the cache holds: by recency nothing were ever reused."""
+    pool, draw = BlockPool(64), random.Random(1)
+    due: dict[int, tuple[int, float]] = {}  # when -> which, and how likely it comes once more
+    hits = []
+    for now in range(20_000):
+        number, chance = due.pop(now, (now, 0.25))
+        is_hit = one_block(pool, block_key(b"", [number]))
+        if number != now and now > 10_000:
+            hits.append(is_hit)
+        if draw.random() < chance:
+            due[next(at for at in itertools.count(now + 200) if at not in due)] = (number, 0.5)
+    assert sum(hits) > 0.2 * len(hits)
+    pool.check()
+
+
+def test_a_fork_is_no_use_of_its_own() -> None:
+    """Several answers to one request share its blocks, but it was one request that asked for them."""
+    pool = BlockPool(4)
+    for key in (b"a", b"b"):
         (block,) = pool.allocate(1)
-        pool.publish(block, bytes([key]))
-        pool.release([block])
-        if key == 1:
+        pool.publish(block, key)
+        if key == b"a":
             pool.share([block])
             pool.release([block])
-    gone = []
-    for _ in range(8):
-        before = {key for key in range(8) if pool.find(bytes([key])) is not None}
-        pool.allocate(1)
-        (key,) = before - {key for key in range(8) if pool.find(bytes([key])) is not None}
-        gone.append(key)
-    # Ages, the youngest first: 0 for key 7, and so on to 6 for key 1 and 8 for key 0. Key 1's counts 3, as key 4's is.
-    assert gone == [0, 2, 3, 4, 1, 5, 6, 7]
+        pool.release([block])
+    pool.allocate(3)
+    assert pool.find(b"a") is None
 
 
-CHAINS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=40)
+def test_only_what_can_be_found_is_shared_again() -> None:
+    pool = BlockPool(2)
+    with pytest.raises(ValueError, match="shared while it is free"):
+        pool.share([0])
+    (block,) = pool.allocate(1)
+    with pytest.raises(ValueError, match="without a key"):
+        pool.reuse([block])
 
 
-@settings(max_examples=150)
+@contextmanager
+def learning_from_few() -> Iterator[None]:
+    """What is worth how much is learnt anew after every few blocks, so that short traffic shows it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retention, "SAMPLED", 16)
+        patch.setattr(retention, "_PRIOR_CHANCE", 0.01)
+        yield
+
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+CHAINS = st.lists(PROMPTS, min_size=1, max_size=60)
+
+
+class PlainCache:
+    """Keys only, and all of them looked at to find the one that goes."""
+
+    def __init__(self, size: int) -> None:
+        self.retention = retention.Retention(size)
+        self.kept: dict[bytes, tuple[int, int]] = {}  # uses, idle since
+
+    def ask(self, keys: list[bytes], size: int) -> None:
+        """A request from its beginning to its end."""
+        found = list(itertools.takewhile(lambda key: key in self.kept, keys))
+        uses = {}
+        for key in found:
+            self.retention.asked(key)
+            uses[key] = min(self.kept.pop(key)[0] + 1, retention.MOST_USES)
+        while len(self.kept) + len(keys) > size:
+            self._evict()
+        for key in keys[len(found) :]:
+            uses[key] = self.retention.computed(key)
+        at = self.retention.released(list(uses.items()))
+        self.kept |= {key: (count, at) for key, count in uses.items()}
+
+    def _evict(self) -> None:
+        once = [at for uses, at in self.kept.values() if uses == 1]
+        least: tuple[float, int, int, int] | None = None
+        for key, (uses, at) in self.kept.items():
+            if uses > 1 or at in (min(once), max(once)):
+                this = (self.retention.worth(uses, at), uses, at, -len(key))
+                if least is None or this < least:
+                    least, gone = this, key
+        self.retention.evicted(gone, self.kept.pop(gone)[0])
+
+
+@settings(max_examples=80)
 @given(CHAINS, st.integers(6, 12))
+@learning_from_few()
 def test_eviction_follows_a_plain_twin_and_leaves_no_end_without_its_beginning(
     prompts: list[list[int]], num_blocks: int
 ) -> None:
-    """Requests one after the other, each a path through a tree of blocks. The twin knows keys only, and looks at
-    every one of them to find the one that goes: largest age, half of it where the block was reused; of two, that one
-    which was not."""
-    pool = BlockPool(num_blocks)
-    cached: dict[bytes, tuple[int, bool]] = {}  # key -> (when released, reused)
-    releases = 0
+    """Requests one after the other, each a path through a tree of blocks."""
+    pool, plain = BlockPool(num_blocks), PlainCache(num_blocks)
     for prompt in prompts:
         keys = [bytes(prompt[: i + 1]) for i in range(len(prompt))]
         hits = [block for block in map(pool.find, keys) if block is not None]
-        assert len(hits) == next((i for i, key in enumerate(keys) if key not in cached), len(keys))
-        pool.share(hits)
-        held = set(keys[: len(hits)])
-        for key in held:
-            del cached[key]
+        pool.reuse(hits)
         fresh = pool.allocate(len(keys) - len(hits))
-        while len(cached) + len(keys) > num_blocks:
-            age = {key: (releases - at) / (2 if again else 1) for key, (at, again) in cached.items()}
-            del cached[max(age, key=lambda key: (age[key], not cached[key][1]))]
         for key, block in zip(keys[len(hits) :], fresh, strict=True):
             pool.publish(block, key)
         pool.release([*hits, *fresh])
-        for key in reversed(keys):
-            releases += 1
-            cached[key] = (releases, key in held)
+        plain.ask(keys, num_blocks)
         pool.check()
-        found = {key for key in cached if pool.find(key) is not None}
-        assert found == set(cached)
-        assert pool.num_cached == len(cached)
-        assert all(key[:-1] in cached for key in cached if len(key) > 1)
+        assert {key for key in plain.kept if pool.find(key) is not None} == set(plain.kept)
+        assert pool.num_cached == len(plain.kept)
+        assert all(key[:-1] in plain.kept for key in plain.kept if len(key) > 1)
+
+
+@settings(max_examples=80)
+@given(st.lists(st.tuples(PROMPTS, st.integers(0, 3)), min_size=1, max_size=60), st.integers(12, 24))
+@learning_from_few()
+def test_requests_side_by_side_leave_no_end_without_its_beginning(
+    requests: list[tuple[list[int], int]], num_blocks: int
+) -> None:
+    """Each stays while some others come and go; what it asks for is computed at once."""
+    pool, seen = BlockPool(num_blocks), set()
+    open_requests: list[list[int]] = []
+    for prompt, length in requests:
+        keys = [bytes(prompt[: i + 1]) for i in range(len(prompt))]
+        while len(open_requests) > length or pool.num_available < len(keys):
+            pool.release(open_requests.pop(0))
+        hits = [block for block in map(pool.find, keys) if block is not None]
+        pool.reuse(hits)
+        while pool.num_available < len(keys) - len(hits):
+            pool.release(open_requests.pop(0))
+        fresh = pool.allocate(len(keys) - len(hits))
+        for key, block in zip(keys[len(hits) :], fresh, strict=True):
+            pool.publish(block, key)
+        open_requests.append([*hits, *fresh])
+        seen.update(keys)
+        pool.check()
+        assert all(pool.find(key[:-1]) is not None for key in seen if len(key) > 1 and pool.find(key) is not None)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -178,7 +282,7 @@ class PoolMachine(RuleBasedStateMachine):
     def revive(self, number: int) -> None:
         block = self.pool.find(number.to_bytes(4, "big"))
         if block is not None:
-            self.pool.share([block])
+            self.pool.reuse([block])
             self.owners.append([block])
 
     @rule(data=st.data())

@@ -203,7 +203,7 @@ class DraftModel:
                 block = self.pool.find(mirror.block_key(i, self._block_size))
                 if block is None:
                     break
-                self.pool.share([block])
+                self.pool.reuse([block])
                 mirror.blocks.append(block)
             mirror.num_hashed = len(mirror.blocks)
             mirror.num_computed = len(mirror.blocks) * self._block_size

@@ -426,7 +426,7 @@ class Scheduler:
             sequence.num_charged = len(sequence.tokens)
             if place != BATCH:
                 self._usual_prefill += (gap - self._usual_prefill) * (0.1 if self._usual_prefill else 1.0)
-        self.pool.share(hits)
+        self.pool.reuse(hits)
         sequence.blocks = hits
         sequence.num_computed = num_hit
         sequence.num_hashed = len(hits)
