@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -47,6 +49,17 @@ def model() -> ModelReport:
 
 def artifacts() -> set[str]:
     return {replica.artifact for replica in model().replicas}
+
+
+def answer_of(url: str) -> object:
+    answer = httpx.post(f"{url}/v2/models/m/infer", json=BODY, timeout=30)
+    return answer.json()["outputs"][0]["data"][0] if answer.status_code == 200 else answer.text
+
+
+def is_kept(file: Path) -> bool:
+    """Whether the server has a whole copy of it, and of no other."""
+    copies = list((file.parent / "state" / "kept").glob(f"*/*/source/{file.name}"))
+    return len(copies) == 1 and copies[0].read_bytes() == file.read_bytes()
 
 
 class Clients:
@@ -156,9 +169,49 @@ def test_a_model_that_could_not_be_loaded_is_tried_again_by_a_reload(
         put(file, 2)
         code, said = inferd("reload")
         assert (code, model().state) == (0, "ready"), said
-        # No memory for two copies: the old one stays, as the new file is not even begun with.
+        # No memory for two copies: a new file that turns out to be broken when the old one has gone brings the old one back.
+        until_now(lambda: is_kept(file), "its file is kept")
+        broken = onnx.load(good)
+        broken.graph.node[0].op_type = "NoSuchOperator"
+        file.write_bytes(broken.SerializeToString())
+        assert inferd("reload")[0] == 1
+        until_now(lambda: model().state == "ready", "what served before is back")
+        assert answer_of(server.url) == 2.0
+        # The old one stays where the new file need not even be begun with.
         file.write_bytes(good.read_bytes()[:-20])
         (before,) = [replica.pid for replica in model().replicas]
         assert inferd("models", "load", "m")[0] == 1
         assert [replica.pid for replica in model().replicas] == [before]
-        assert httpx.post(f"{server.url}/v2/models/m/infer", json=BODY, timeout=10).status_code == 200
+        assert answer_of(server.url) == 2.0
+
+
+def test_a_worker_that_dies_comes_back_as_what_it_was_whatever_lies_there_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
+    file = tmp_path / "m.onnx"
+    put(file, 1)
+
+    def dies(file_is: float | None, answers: float) -> None:
+        (before,) = model().replicas
+        assert before.pid is not None
+        os.kill(before.pid, signal.SIGKILL)
+        until_now(lambda: model().replicas[0].restarts > before.restarts and model().state == "ready", "it is back")
+        assert (answer_of(server.url), model().replicas[0].artifact) == (answers, before.artifact), file_is
+
+    with serving(tmp_path, {"m": {"source": str(file)}}) as server:
+        until_now(lambda: is_kept(file), "its file is kept")
+        (kept,) = (tmp_path / "state" / "kept").glob("*/*")
+        file.write_bytes(b"broken")
+        dies(None, 1.0)
+        dies(None, 1.0)
+        put(file, 2)  # which nobody has asked for
+        dies(2, 1.0)
+        file.unlink()
+        dies(None, 1.0)
+        put(file, 3)
+        assert inferd("reload")[0] == 0
+        assert answer_of(server.url) == 3.0
+        until_now(lambda: is_kept(file) and not kept.exists(), "the new one is kept instead")
+        dies(3, 3.0)
+    assert not list((tmp_path / "state" / "kept").iterdir())

@@ -6,15 +6,13 @@ user. A socket left by a killed server is replaced; one that answers is another 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from inferd.errors import ConfigError
+from inferd.state.folder import alone
 
 _MAX_PATH_BYTES = 100  # the kernel takes 104 to 108, by platform
 _BACKLOG = 64
@@ -57,7 +55,7 @@ def open_control_socket(data_dir: Path, port: int) -> ControlSocket:
     try:
         for made in (data_dir, folder):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _alone(folder) as directory:
+        with alone(folder) as directory:
             found = os.fstat(directory)
             if found.st_uid != os.geteuid():
                 raise NoControlSocketError(f"{folder} belongs to another user")
@@ -66,17 +64,6 @@ def open_control_socket(data_dir: Path, port: int) -> ControlSocket:
             return ControlSocket(_bound(path, directory, data_dir), path)
     except OSError as error:
         raise NoControlSocketError(f"{path}: {error.strerror or error}") from None
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[int]:
-    """A descriptor of the folder, held by one starting server at a time: looking and replacing is one act."""
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
-        yield directory
-    finally:
-        os.close(directory)
 
 
 def _bound(path: Path, directory: int, data_dir: Path) -> socket.socket:

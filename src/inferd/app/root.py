@@ -26,6 +26,7 @@ from inferd import clock
 from inferd.app.change import changed_settings, refuse_empty, refuse_restarts
 from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_control_socket
 from inferd.app.departure import Departure
+from inferd.app.kept_folder import kept_folder
 from inferd.cache.open import open_cache
 from inferd.config import Config, ModelConfig
 from inferd.errors import InternalError, ModelLoadError
@@ -170,7 +171,8 @@ async def serve(
         control = Control(config, emit)
         await control.start()
         stack.push_async_callback(control.close)
-        router = Router(_bound(config), emit, command=command, patience=patience, plan=plan)
+        keep_below = stack.enter_context(kept_folder(data_folder(config.state) / "kept"))
+        router = Router(_bound(config), emit, command=command, patience=patience, plan=plan, keep_below=keep_below)
         stack.push_async_callback(router.stop)
         await router.start()  # before the imports below: the workers' own take longer
         await asyncio.to_thread(_import_parts)

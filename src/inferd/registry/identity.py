@@ -51,9 +51,9 @@ def identity_of_files(files: Iterable[Path]) -> str:
 
 def _files(config: ModelConfig) -> Iterator[tuple[str, Path]]:
     """Every file that decides what the model computes, under a name that does not depend on where its folder lies."""
-    yield from _source_files(config.source)
+    yield from source_files(config.source)
     if config.speculation.draft is not None:
-        for label, file in _source_files(config.speculation.draft):
+        for label, file in source_files(config.speculation.draft):
             yield f"draft:{label}", file
     named = [config.chat_template, *(tensor.labels_file for tensor in (*config.inputs, *config.outputs))]
     settings: list[object] = [config.options]
@@ -69,7 +69,8 @@ def _files(config: ModelConfig) -> Iterator[tuple[str, Path]]:
             yield f"{name}:{label}", path
 
 
-def _source_files(source: str) -> Iterator[tuple[str, Path]]:
+def source_files(source: str) -> Iterator[tuple[str, Path]]:
+    """A source's own files, each under its name below the source's folder; none of what is not known here."""
     if is_code(source):
         path = _code_file(source.rpartition(":")[0])
         if path is not None:

@@ -32,6 +32,10 @@ def is_code(source: str) -> bool:
     return bool(_CODE.fullmatch(source)) and not Path(source).expanduser().exists()
 
 
+def is_bundled(source: str) -> bool:
+    return source in _BUNDLED
+
+
 def resolve(source: str, progress: Progress = silent) -> Path:
     """The file or folder that is the model, downloaded first where ``source`` is a hub id.
 

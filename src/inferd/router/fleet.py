@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
@@ -18,6 +19,7 @@ from inferd import clock
 from inferd.config import ModelConfig, RemoteConfig
 from inferd.errors import InferdError, ModelLoadError, Unavailable, UpstreamFailed, from_failure
 from inferd.events import BreakerChanged, Emit, ModelUnloaded, ReplicaChanged
+from inferd.router.keepsake import Keepsake
 from inferd.router.member import Member
 from inferd.router.outlier import Outliers
 from inferd.router.replica import Kind, LocalReplica, Replica, ReplicaOwner
@@ -90,7 +92,9 @@ class Fleet:
         command: Sequence[str],
         patience: Patience,
         may_surge: Callable[[Member], bool],
+        keep_below: Path | None = None,
     ) -> None:
+        self._keep_below = keep_below
         self._name = name
         self._config = config
         self._loads = config  # what the next worker is started with
@@ -279,7 +283,7 @@ class Fleet:
 
     async def stop(self) -> None:
         self.halt()
-        await asyncio.gather(*(member.replica.stop() for member in self._members.values()))
+        await asyncio.gather(*(_stop(member.replica) for member in self._members.values()))
 
     # -- one at a time ----------------------------------------------------------------------
 
@@ -465,15 +469,18 @@ class Fleet:
 
         if not is_remote(config.source):
             await asyncio.to_thread(artifact_of, config)
-        await self._retire(old)
+        assert isinstance(old.replica, LocalReplica)
+        keepsake = old.replica.keepsake
+        await self._retire(old, with_keepsake=False)
         self._loads, self._bound = config, None
         try:
             await self._loaded(self._add_locals(1))
         except ModelLoadError:
             if isinstance(old.made_from, ModelConfig):
                 self._loads = old.made_from
-                self._add_locals(1)
+                self._add_local(await keepsake.to_load(), keepsake)
             raise
+        await keepsake.close()
 
     async def _loaded(self, members: Sequence[Member]) -> None:
         """Wait until all are ready. Raises ModelLoadError when one cannot be; then it is gone again."""
@@ -503,11 +510,15 @@ class Fleet:
             config = self._loads
             if self._bound is not None:
                 config = msgspec.structs.replace(config, memory_bytes=self._bound)
-            replica = LocalReplica(
-                self._name, self._free_index(), config, self._owner, self._emit, self._command, self._patience
-            )
-            added.append(self._add(replica, self._loads))
+            added.append(self._add_local(config, Keepsake(self._name, config, self._keep_below)))
         return added
+
+    def _add_local(self, first: ModelConfig, keepsake: Keepsake) -> Member:
+        """``first``: what its first worker is started with."""
+        replica = LocalReplica(
+            self._name, self._free_index(), first, self._owner, self._emit, self._command, self._patience, keepsake
+        )
+        return self._add(replica, self._loads)
 
     def _add_remote(self, remote: RemoteConfig) -> Member:
         from inferd.router.remote_replica import RemoteReplica  # not needed where every model is here
@@ -527,7 +538,7 @@ class Fleet:
             index += 1
         return index
 
-    async def _retire(self, member: Member) -> None:
+    async def _retire(self, member: Member, *, with_keepsake: bool = True) -> None:
         """No more requests for it; when it has none, or ``drain_s`` is over, it stops and is forgotten."""
         replica = member.replica
         member.is_leaving = True
@@ -539,12 +550,18 @@ class Fleet:
                 async with asyncio.timeout(self._config.drain_s):
                     await self._until(lambda: not replica.num_in_flight)
             self._owner.hand_back(replica)
-        await replica.stop()
+        await (_stop(replica) if with_keepsake else replica.stop())
         if self._members.get(member.index) is member:
             del self._members[member.index]
         self.ready_since.pop(member.index, None)
         self._outliers[member.kind].forget(member.index)
         self._owner.members_changed()
+
+
+async def _stop(replica: Replica) -> None:
+    await replica.stop()
+    if isinstance(replica, LocalReplica):
+        await replica.keepsake.close()
 
 
 def _is_known(member: Member) -> bool:

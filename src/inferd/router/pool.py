@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from random import Random
 
 import msgspec
@@ -60,7 +61,7 @@ _TELL_EVERY_S = 0.02
 class Pool:
     """Accepts requests for one model and ends each exactly once.
 
-    ``demand`` is called when a request waits and the model is not in memory. ``may_surge`` is the fleet's.
+    ``demand`` is called when a request waits and the model is not in memory. ``may_surge`` and ``keep_below`` are the fleet's.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Pool:
         demand: Callable[[Pool], None],
         may_surge: Callable[[Pool, Member], bool],
         on_idle: Callable[[Pool], None],
+        keep_below: Path | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -81,7 +83,9 @@ class Pool:
         self._demand = demand
         self._on_idle = on_idle
         self._queue = RequestQueue(config.queue)
-        self.fleet = Fleet(name, config, self, emit, command, patience, lambda member: may_surge(self, member))
+        self.fleet = Fleet(
+            name, config, self, emit, command, patience, lambda member: may_surge(self, member), keep_below
+        )
         self.outlook = Outlook(name, config, self._queue, self.fleet)
         self._prefixes = PrefixIndex(MAX_PREFIXES)
         self._budget = RetryBudget(config.retry.budget)

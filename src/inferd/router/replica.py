@@ -11,9 +11,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import msgspec
+
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, InternalError, Overloaded, Unavailable, from_failure
 from inferd.events import Emit
+from inferd.router.keepsake import Keepsake
 from inferd.router.ticket import Ticket
 from inferd.types import (
     CLASSES,
@@ -166,6 +169,7 @@ class LocalReplica:
         "_in_flight",
         "_model",
         "_owner",
+        "_source",
         "_supervisor",
         "capacity",
         "errands",
@@ -173,6 +177,7 @@ class LocalReplica:
         "index",
         "info",
         "is_ready",
+        "keepsake",
         "outstanding",
         "region",
     )
@@ -186,10 +191,15 @@ class LocalReplica:
         emit: Emit,
         command: Sequence[str],
         patience: Patience,
+        keepsake: Keepsake,
     ) -> None:
         self._model = model
+        self._source = config.source
         self._owner = owner
-        self._supervisor = Supervisor(model, index, config, self, emit, command=command, patience=patience)
+        self._supervisor = Supervisor(
+            model, index, config, self, emit, command=command, patience=patience, again=keepsake.to_load
+        )
+        self.keepsake = keepsake
         self._in_flight: dict[str, Ticket] = {}
         self.errands: dict[str, Errand] = {}  # in flight as well, on the short way
         self._by_class = [0] * len(CLASSES)
@@ -385,7 +395,8 @@ class LocalReplica:
     # -- the supervisor's owner -------------------------------------------------------------
 
     def worker_ready(self, info: ModelInfo) -> None:
-        self.info = info
+        self.keepsake.loaded(info.artifact)
+        self.info = info if info.source == self._source else msgspec.structs.replace(info, source=self._source)
         self.capacity = max(2 * info.max_num_seqs, info.max_num_seqs + 8)
         self.is_ready = True
         self._owner.replica_ready(self)

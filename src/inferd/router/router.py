@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferd.config import Config, ModelConfig
@@ -32,7 +33,7 @@ class Router:
     """Takes requests for its models and ends each exactly once.
 
     ``command`` starts a worker process, ``patience`` says how long to wait for it and ``plan`` what a model
-    takes; tests give others. Must be made and used inside a running event loop.
+    takes; tests give others. ``keep_below``: a folder to keep models' files in, as they were loaded (``keepsake``). Must be made and used inside a running event loop.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Router:
         command: Sequence[str] = WORKER_COMMAND,
         patience: Patience = Patience(),
         plan: Plan = plan_model,
+        keep_below: Path | None = None,
     ) -> None:
+        self._keep_below = keep_below
         self._emit = emit
         self._command = command
         self._patience = patience
@@ -71,6 +74,7 @@ class Router:
             demand=self._loading.demand,
             may_surge=self._loading.may_surge,
             on_idle=self._loading.became_idle,
+            keep_below=self._keep_below,
         )
 
     # -- work -------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from inferd.config import StateConfig
@@ -44,3 +47,19 @@ def make_folder(folder: Path) -> Path:
             param="state.data_dir",
         ) from None
     return folder
+
+
+def descriptor_of(folder: Path) -> int:
+    """Raises OSError, also where the folder is a link."""
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[int]:
+    """A descriptor of the folder, held by one process at a time: looking and replacing is one act. Raises OSError."""
+    descriptor = descriptor_of(folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)

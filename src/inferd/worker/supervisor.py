@@ -13,7 +13,7 @@ import logging
 import random
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -88,7 +88,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Supervisor:
-    """One replica's worker through all its lives."""
+    """One replica's worker through all its lives. ``again`` says what one after the first is started with."""
 
     def __init__(
         self,
@@ -100,10 +100,12 @@ class Supervisor:
         *,
         command: Sequence[str] = WORKER_COMMAND,
         patience: Patience = Patience(),
+        again: Callable[[], Awaitable[ModelConfig]] | None = None,
     ) -> None:
         self._model = model
         self._replica = replica
         self._config = config
+        self._again = again
         self._owner = owner
         self._emit = emit
         self._command = command
@@ -191,6 +193,10 @@ class Supervisor:
                 await asyncio.wait_for(self._leaving.wait(), delay)
             if self._leaving.is_set():
                 return
+            if self._again is not None:
+                self._config = await self._again()
+                if self._leaving.is_set():
+                    return
             self.restarts += 1
             self._begin()
 

@@ -1,0 +1,76 @@
+"""What one replica loaded, kept for its next life: a worker that dies comes back as what it was, whatever lies there now.
+
+A file that is replaced is brought by a reload, on purpose and beside the old one; a death must bring neither a new version
+nor, where the new file is broken, the model's end. How files are kept is the registry's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import shutil
+from pathlib import Path
+
+from inferd.config import ModelConfig
+
+_log = logging.getLogger("inferd.router")
+
+
+class Keepsake:
+    """``below``: the folder to keep files in; None: none are kept."""
+
+    def __init__(self, model: str, config: ModelConfig, below: Path | None) -> None:
+        self._model = model
+        self._config = config
+        self._below = below
+        self._artifact = ""  # what is kept, or is being kept
+        self._kept: ModelConfig | None = None
+        self._folder: Path | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    def loaded(self, artifact: str) -> None:
+        """A worker is ready with these files: keep them, in the background."""
+        if self._below is None or not artifact or artifact == self._artifact or self._keeping is not None:
+            return
+        self._artifact = artifact
+        self._keeping = asyncio.get_running_loop().create_task(self._keep(artifact, self._below / secrets.token_hex(8)))
+
+    async def _keep(self, artifact: str, folder: Path) -> None:
+        from inferd.registry.kept import keep  # when the model serves: nobody waits for it
+
+        try:
+            before, self._kept = self._folder, await asyncio.to_thread(keep, self._config, artifact, folder)
+            self._folder = folder
+            if before is not None:
+                await asyncio.to_thread(shutil.rmtree, before, True)
+        finally:
+            self._keeping = None
+
+    async def to_load(self) -> ModelConfig:
+        """What the next worker is started with."""
+        if self._keeping is not None:
+            await asyncio.wait((self._keeping,))
+        if self._kept is None:
+            return self._config
+        from inferd.registry.identity import identity_of
+
+        if await asyncio.to_thread(identity_of, self._config) == self._artifact:
+            return self._config
+        if await asyncio.to_thread(identity_of, self._kept) != self._artifact:
+            return self._config
+        _log.warning(
+            "%s: its files were replaced and nobody has asked for the new ones (inferd models load %s), so the worker "
+            "is started with those that it served",
+            self._model,
+            self._model,
+        )
+        return self._kept
+
+    async def close(self) -> None:
+        """Nothing is kept any more."""
+        if self._keeping is not None:
+            await asyncio.wait((self._keeping,))
+        if self._folder is not None:
+            folder, self._folder, self._kept, self._below = self._folder, None, None, None
+            await asyncio.to_thread(shutil.rmtree, folder, True)
