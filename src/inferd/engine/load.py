@@ -22,7 +22,7 @@ from inferd.engine.draft_load import load_draft
 from inferd.engine.engine import Engine
 from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes, memory_plan, plan_arena
 from inferd.engine.model.generation_config import GenerationDefaults, load_generation_defaults
-from inferd.engine.model.load import Decoder, load_model
+from inferd.engine.model.load import Decoder, kept_weights, load_model
 from inferd.engine.placement import num_threads, usable_cores
 from inferd.engine.prepare import Limits, Preparer
 from inferd.engine.room import Room
@@ -57,9 +57,12 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
     folder = check_folder(resolve(config.source, progress))
     phases.done("resolve")
     defaults = load_generation_defaults(folder)
+    on_cpu = device.type == "cpu"
+    kept = kept_weights(folder, config.quantization, config.quantization_cache_bytes) if on_cpu else None
     # A large vocabulary takes a second to read, as long as the weights: side by side.
-    with ThreadPoolExecutor(1, "inferd-tokenizer") as pool, native.packing_into(room):
+    with ThreadPoolExecutor(2, "inferd-read") as pool, native.packing_into(room):
         reading = pool.submit(_read_text_parts, folder, config.chat_template)
+        digesting = pool.submit(_digest_of_files, folder)
         decoder = load_model(
             folder,
             dtype=config.dtype,
@@ -67,10 +70,11 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
             progress=progress,
             num_positions=config.max_model_len,
             quantization=config.quantization,
-            kept_bytes=config.quantization_cache_bytes,
+            kept=kept,
         )
         phases.done("weights")
         tokenizer, template = reading.result()
+        digest = digesting.result()
     phases.done("tokenizer_after_weights")
     _check_tokenizer(tokenizer, decoder, folder)
     if config.threads is None and decoder.weights_bytes < _WORTH_SHARING_BYTES:
@@ -131,7 +135,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
         max_num_seqs=config.scheduler.max_num_seqs,
         eos_token_ids=tuple(sorted(eos_ids)),
         has_chat_template=template is not None,
-        fingerprint=_fingerprint(folder, decoder, attention, config.kv_cache.dtype),
+        fingerprint=_fingerprint(digest, decoder, attention, config.kv_cache.dtype),
         attention=attention,
         memory=memory_plan(
             arena,
@@ -164,6 +168,8 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
     if config.speculation.method != "none":
         guesser = draft.with_cache(config, num_blocks, num_tokens) if draft is not None else None
         speculation = Speculation(config, scheduler, max_model_len, guesser)
+    if kept is not None:
+        kept.finish()  # in the background, from now on: before, it would take cores from what must be done
     return Engine(
         info=info, preparer=preparer, runner=runner, scheduler=scheduler, sampler=sampler, speculation=speculation
     )
@@ -242,15 +248,20 @@ def _warm_up(runner: Runner, scheduler: Scheduler, vocab_size: int, max_model_le
     scheduler.pool.clear_cache()
 
 
-def _fingerprint(folder: Path, decoder: Decoder, attention: str, kv_dtype: str) -> str:
-    """A digest of what decides the answers: weights' identity (headers and sizes, not every byte),
-    number format, kernels."""
-    digest = hashlib.blake2b(digest_size=6)
+def _digest_of_files(folder: Path) -> bytes:
+    """Of small files every byte; of the weights headers and sizes."""
+    digest = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.glob("*.json")):
         digest.update(path.name.encode() + path.read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             digest.update(f"{path.name}:{path.stat().st_size}".encode() + file.read(65536))
+    return digest.digest()
+
+
+def _fingerprint(files: bytes, decoder: Decoder, attention: str, kv_dtype: str) -> str:
+    """A digest of what decides the answers: the files, number format, kernels."""
+    digest = hashlib.blake2b(files, digest_size=6)
     digest.update(f"{decoder.dtype}:{decoder.quantization}:{attention}:{torch.__version__}".encode())
     if kv_dtype != "auto":
         digest.update(f":kv {kv_dtype}".encode())

@@ -52,13 +52,13 @@ def load_model(
     progress: Progress | None = None,
     num_positions: int | None = None,
     quantization: Literal["auto", "none", "int8", "int4"] = "auto",
-    kept_bytes: int = 0,
+    kept: KeptWeights | None = None,
 ) -> Decoder:
     """Read a checkpoint. ``num_positions``: length of the rotary tables; None: the checkpoint's maximum.
 
     ``quantization``: what becomes of the integers of a quantised checkpoint. auto: they are computed with as they are;
     none: they are made numbers; int8, int4: those of so many bits are kept, and all others are quantised here (``forms``).
-    ``kept_bytes``: how much memory on disk may hold what was quantised here, for the next time; 0: nothing is kept.
+    ``kept``: what was quantised before (``kept_weights``); whoever gives it ends it.
 
     Raises ModelLoadError naming the file, the field or the tensor at fault.
     """
@@ -78,7 +78,6 @@ def load_model(
             "leave quantization out.",
             param="quantization",
         )
-    kept = _kept(folder, quantization, kept_bytes) if quantization in ("int8", "int4") and kept_bytes else None
     weights = Weights(
         folder,
         dtype=getattr(torch, name),
@@ -97,14 +96,13 @@ def load_model(
     else:
         decoder = LlamaDecoder(config, FAMILIES[architecture], weights, longest)
     weights.check_all_taken(is_ignorable(config))
-    if kept is not None:
-        kept.finish()
     return decoder
 
 
-def _kept(folder: Path, asked: str, limit_bytes: int) -> KeptWeights | None:
-    """Weights that were quantised before; None where there are no kernels, whose layout they have."""
-    if not native.BUILT:
+def kept_weights(folder: Path, asked: str, limit_bytes: int) -> KeptWeights | None:
+    """Weights of this checkpoint that were quantised before, and room on disk for them; None where nothing is quantised or
+    kept, and where there are no kernels, whose layout they have."""
+    if not native.BUILT or asked not in ("int8", "int4") or not limit_bytes:
         return None
     key = f"{identity_of_files(weight_files(folder))} {asked} {rounding.VERSION} {native.ints_layout()}"
     return KeptWeights(kept_folder(), key, limit_bytes)
