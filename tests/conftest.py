@@ -25,6 +25,9 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 # One compute thread per test process: the suite runs in parallel, and results repeat.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Triton's kernels are run by its interpreter, on the CPU; `make gpu-check` says 0. It has to be said before Triton is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Keys and usage of whoever runs the tests are none of their business, nor are other test processes'.
 _DATA = tempfile.mkdtemp(prefix="inferd-tests-")
 atexit.register(shutil.rmtree, _DATA, ignore_errors=True)

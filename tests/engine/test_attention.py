@@ -43,7 +43,7 @@ class Rows:
     count: int
 
 
-def arena(shape: Shape, num_blocks: int, seed: int) -> KVCache:
+def arena(shape: Shape, num_blocks: int, seed: int, *, in_rows: bool = False) -> KVCache:
     """A cache full of noise: what is not a sequence's own must not matter."""
     cache = KVCache(
         num_layers=1,
@@ -54,6 +54,7 @@ def arena(shape: Shape, num_blocks: int, seed: int) -> KVCache:
         dtype=shape.dtype,
         device=torch.device("cpu"),
         in_bytes=shape.in_bytes,
+        in_rows=in_rows,
     )
     noise = torch.Generator().manual_seed(seed)
     slots = torch.arange(num_blocks * shape.block_size)

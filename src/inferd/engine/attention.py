@@ -12,7 +12,7 @@ The reference here is plain torch and the oracle of the others.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ class KVCache:
     block_size / lane, head_dim, lane], in the model's number format ``dtype``; or, where ``in_bytes``, as 8-bit
     integers with a float32 scale for each token and head of the values, and for each token, head and
     ``KEY_GROUP`` columns of the keys (whose channels differ more: Liu et al. 2024).
+
+    ``in_rows``: both lie as [num_blocks, kv_heads, block_size, head_dim], as a GPU's threads read them side by side.
     """
 
     __slots__ = (
@@ -55,6 +57,7 @@ class KVCache:
         "dtype",
         "head_dim",
         "in_bytes",
+        "in_rows",
         "key_groups",
         "key_scales",
         "keys",
@@ -75,7 +78,9 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         in_bytes: bool = False,
+        in_rows: bool = False,
     ) -> None:
+        self.in_rows = in_rows
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
@@ -89,6 +94,8 @@ class KVCache:
         heads = (num_blocks, num_kv_heads)
         key_shape = (*heads, head_dim // lane, block_size, lane)
         value_shape = (*heads, -(-block_size // lane), head_dim, lane)
+        if in_rows:
+            key_shape = value_shape = (*heads, block_size, head_dim)
 
         def arenas(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
             # Not cleared: what was never written is never read, and untouched pages cost no memory.
@@ -107,23 +114,29 @@ class KVCache:
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """k and v [T, kv_heads, head_dim] to the slots [T]."""
         block, offset = slots // self.block_size, slots % self.block_size
-        keys, values = self.keys[layer], self.values[layer]
-        lane = keys.shape[-1]
+        keys, values, lane = self.keys[layer], self.values[layer], self.keys[layer].shape[-1]
         if self.in_bytes:
             k, key_scale = to_bytes(k, self.key_groups)
             v, value_scale = to_bytes(v, 1)
             self.key_scales[layer][block, :, :, offset] = key_scale
             self.value_scales[layer][block, :, offset] = value_scale.squeeze(-1)
             k = k + 128  # unsigned, as the kernels want one side
+        if self.in_rows:
+            keys[block, :, offset], values[block, :, offset] = k.to(keys.dtype), v.to(values.dtype)
+            return
         keys[block, :, :, offset] = k.reshape(*k.shape[:2], -1, lane).to(keys.dtype)
         values[block, :, offset // lane, :, offset % lane] = v.to(values.dtype)
 
     def read(self, layer: int, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first ``length`` keys and values of a sequence with these blocks: float32 [kv_heads, length, head_dim]."""
         heads, dim, size = self.num_kv_heads, self.head_dim, self.block_size
-        k = self.keys[layer][table].permute(1, 0, 3, 2, 4).reshape(heads, -1, dim)[:, :length].float()
-        v = self.values[layer][table].permute(1, 0, 2, 4, 3).reshape(heads, len(table), -1, dim)[:, :, :size]
-        v = v.reshape(heads, -1, dim)[:, :length].float()
+        k, v = self.keys[layer][table], self.values[layer][table]
+        if self.in_rows:
+            k, v = k.transpose(0, 1), v.transpose(0, 1)
+        else:
+            k = k.permute(1, 0, 3, 2, 4)
+            v = v.permute(1, 0, 2, 4, 3).reshape(heads, len(table), -1, dim)[:, :, :size]
+        k, v = (part.reshape(heads, -1, dim)[:, :length].float() for part in (k, v))
         if self.in_bytes:
             scale = self.key_scales[layer][table].permute(1, 0, 3, 2).reshape(heads, -1, self.key_groups)[:, :length]
             k = (k - 128) * scale.repeat_interleave(dim // self.key_groups, -1)
@@ -168,6 +181,28 @@ class Attention(Protocol):
         Causal. ``window``: a row sees only the last ``window`` keys, itself included. ``softcap``:
         scores become ``softcap * tanh(scores / softcap)`` before the mask.
         """
+        ...
+
+
+@runtime_checkable
+class ProjectedAttention(Attention, Protocol):
+    """One that also norms, rotates and writes what a projection gives, in fewer launches than a call for each."""
+
+    def projected(
+        self,
+        layer: int,
+        qkv: Tensor,
+        num_heads: int,
+        *,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        table: tuple[Tensor, Tensor] | None,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """qkv [T, (heads + 2 kv_heads) * D] -> [T, heads, D]. ``norms``: weights [D] of each query's and each key's head,
+        normed by ``eps``; ``table``: cosines and sines of the rotation."""
         ...
 
 
@@ -271,9 +306,16 @@ def native_available(dtype: torch.dtype, head_dim: int, *, in_bytes: bool = Fals
     return native.takes_dtype(dtype) and head_dim % (4 if in_bytes else 2) == 0 and 2 <= head_dim <= 256
 
 
-def create_attention(kind: Literal["auto", "reference", "native"], cache: KVCache, batch: FlatBatch) -> Attention:
+AttentionKind = Literal["auto", "reference", "native", "triton"]
+
+
+def create_attention(kind: AttentionKind, cache: KVCache, batch: FlatBatch) -> Attention:
     """The backend for one step. ``auto``: native where it is available, else the reference."""
-    on_cpu = cache.keys[0].is_cpu
+    if kind == "triton":
+        from inferd.engine.cuda.attention import TritonAttention  # with it comes Triton
+
+        return TritonAttention(cache, batch)
+    on_cpu = cache.keys[0].is_cpu and not cache.in_rows
     if kind == "native" or (
         kind == "auto" and on_cpu and native_available(cache.dtype, cache.head_dim, in_bytes=cache.in_bytes)
     ):

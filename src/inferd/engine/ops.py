@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inferd.engine import native
+from inferd.engine.cuda import switch
 from inferd.engine.quantized import QuantizedWeight, product, stacked
 
 if TYPE_CHECKING:
@@ -141,6 +142,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last axis, computed in float32 (Zhang & Sennrich 2019)."""
     if native.takes_rms_norm(x, weight):
         return native.rms_norm(x, weight, eps)
+    if switch.takes(x):
+        from inferd.engine.cuda import rows
+
+        return rows.rms_norm(x, weight, eps)
     y = x.float()
     y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
     return (y * weight.float()).to(x.dtype)
@@ -150,6 +155,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """``r = x + residual``; returns (rms_norm(r), r)."""
     if x.dim() == 2 and native.takes_rms_norm(x, weight) and residual.dtype == x.dtype and residual.is_contiguous():
         return native.add_rms_norm(x, residual, weight, eps)
+    if x.dim() == 2 and switch.takes(x):
+        from inferd.engine.cuda import rows
+
+        return rows.add_rms_norm(x, residual, weight, eps)
     residual = x + residual
     return rms_norm(residual, weight, eps), residual
 
@@ -168,6 +177,10 @@ def gate_and_mul(gate_up: Tensor, activation: str) -> Tensor:
     """[T, 2I] -> [T, I]: activation(first half) * second half. ``activation``: "silu", "gelu" or "gelu_tanh"."""
     if gate_up.dim() == 2 and native.takes(gate_up) and gate_up.stride(1) == 1:
         return native.gate_and_mul(gate_up, activation)
+    if gate_up.dim() == 2 and switch.takes(gate_up):
+        from inferd.engine.cuda import rows
+
+        return rows.gate_and_mul(gate_up, activation)
     gate, up = gate_up.chunk(2, dim=-1)
     if activation == "silu":
         return F.silu(gate) * up

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inferd.engine import ops
-from inferd.engine.attention import Attention, FlatBatch
+from inferd.engine.attention import Attention, FlatBatch, ProjectedAttention
 from inferd.engine.model.config import DecoderConfig, Family, MoE
 from inferd.engine.model.products import merge, product
 from inferd.engine.model.rope_tables import tables
@@ -159,7 +159,10 @@ class Layer:
     def _attend(self, h: Tensor, batch: FlatBatch, attention: Attention) -> Tensor:
         config = self.config
         rows, heads, kv_heads, dim = h.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
-        q, k, v = torch.split(self.qkv(h), [heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
+        qkv = self.qkv(h)
+        if isinstance(attention, ProjectedAttention) and self.family.qk_norm != "full":
+            return self.out(self._attend_projected(qkv, attention).view(rows, heads * dim))
+        q, k, v = torch.split(qkv, [heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
         if self.family.qk_norm == "full":
             q, k = self._norm_qk(q, k)
         q, k, v = q.view(rows, heads, dim), k.view(rows, kv_heads, dim), v.view(rows, kv_heads, dim)
@@ -177,6 +180,21 @@ class Layer:
             softcap=config.attention_softcap,
         )
         return self.out(out.reshape(rows, heads * dim))
+
+    def _attend_projected(self, qkv: Tensor, attention: ProjectedAttention) -> Tensor:
+        config = self.config
+        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        return attention.projected(
+            self.index,
+            qkv,
+            config.num_heads,
+            norms=norms,
+            eps=config.norm_eps,
+            table=self.table,
+            scale=config.attention_scale,
+            window=config.windows[self.index],
+            softcap=config.attention_softcap,
+        )
 
     def _norm_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         assert self.q_norm is not None

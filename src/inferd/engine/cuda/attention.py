@@ -1,0 +1,179 @@
+"""Paged attention in Triton: which tensors go to the kernels, in tiles of what size.
+
+What is computed is said by ``engine.attention.ReferenceAttention``, the twin. Tiles and splits depend on shapes alone, never
+on lengths, so a launch can be recorded in a graph and replayed for other sequences.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from inferd.engine.attention import FlatBatch, KVCache
+from inferd.engine.cuda import switch
+from inferd.engine.cuda.kernels import attention as kernels
+from inferd.engine.cuda.kernels import rows as row_kernels
+
+_LEAST = 16  # rows, columns and depth of a product in Triton
+_DECODE_KEYS, _PREFILL_KEYS = 64, 64  # at a time
+_PREFILL_ROWS = 64  # of queries times heads that share their keys
+_MOST_SPLITS = 64
+
+
+def pad(size: int, least: int = _LEAST) -> int:
+    """The next power of two that is not below ``least``."""
+    return max(least, 1 << (size - 1).bit_length())
+
+
+@cache
+def num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def num_splits(num_programs: int, num_processors: int) -> int:
+    """In how many parts a sequence's keys are attended to, so that every processor has two programs; a power of two."""
+    wanted = 2 * num_processors // max(num_programs, 1)
+    return min(1 << max(wanted, 1).bit_length() - 1, _MOST_SPLITS)
+
+
+class TritonAttention:
+    """Implements ``Attention``, and ``ProjectedAttention``: norms of heads, rotation and writing in one call before it."""
+
+    __slots__ = ("batch", "cache")
+
+    def __init__(self, cache: KVCache, batch: FlatBatch) -> None:
+        assert cache.in_rows, "these kernels read keys and values as rows"
+        self.cache = cache
+        self.batch = batch
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        self.cache.write(layer, self.batch.slots, k, v)
+        return self._attend(layer, q, scale, window, softcap)
+
+    def projected(
+        self,
+        layer: int,
+        qkv: Tensor,
+        num_heads: int,
+        *,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        table: tuple[Tensor, Tensor] | None,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """qkv [T, (heads + 2 kv_heads) * D] -> [T, heads, D]. ``norms``: weights [D] for each query's and key's head;
+        ``table``: cosines and sines [positions, R/2] of the rotation."""
+        cache, batch = self.cache, self.batch
+        rows, dim = qkv.shape[0], cache.head_dim
+        assert qkv.stride(1) == 1
+        queries = torch.empty((rows, num_heads, dim), dtype=qkv.dtype, device=qkv.device)
+        q_norm, k_norm = norms or (None, None)
+        cos, sin = table or (None, None)
+        key_scales, value_scales = _scales(cache, layer)
+        row_kernels.turn_and_write[(rows, num_heads + 2 * cache.num_kv_heads)](
+            qkv,
+            queries,
+            q_norm,
+            k_norm,
+            cos,
+            sin,
+            batch.positions,
+            batch.slots,
+            cache.keys[layer],
+            cache.values[layer],
+            key_scales,
+            value_scales,
+            qkv.stride(0),
+            eps,
+            HEADS=num_heads,
+            KV_HEADS=cache.num_kv_heads,
+            D=dim,
+            D_PAD=pad(dim),
+            SIZE=cache.block_size,
+            HALF=0 if cos is None else cos.shape[1],
+            NORMS=q_norm is not None,
+            IN_BYTES=cache.in_bytes,
+            GROUPS=cache.key_groups,
+            num_warps=1,
+        )
+        return self._attend(layer, queries, scale, window, softcap)
+
+    def _attend(self, layer: int, q: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
+        cache, batch = self.cache, self.batch
+        rows, heads, dim = q.shape
+        if q.stride(2) != 1 or q.stride(1) != dim:
+            q = q.contiguous()
+        group = heads // cache.num_kv_heads
+        one_each = batch.num_sequences == rows
+        of_sequence = 1 if one_each else max(_PREFILL_ROWS // group, 1)
+        tiles = rows if one_each else rows // of_sequence + batch.num_sequences
+        splits = num_splits(tiles * cache.num_kv_heads, num_processors(q.device))
+        out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+        parts = parts_max = parts_sum = None
+        if splits > 1:
+            parts = torch.empty((rows, heads, splits, dim), dtype=torch.float32, device=q.device)
+            parts_max, parts_sum = torch.empty((2, rows, heads, splits), dtype=torch.float32, device=q.device)
+        key_scales, value_scales = _scales(cache, layer)
+        tall = pad(of_sequence * group)
+        kernels.attend[(tiles, cache.num_kv_heads, splits)](
+            q,
+            cache.keys[layer],
+            cache.values[layer],
+            key_scales,
+            value_scales,
+            out,
+            parts,
+            parts_max,
+            parts_sum,
+            batch.query_start,
+            batch.seq_len,
+            batch.block_table,
+            batch.block_table.stride(0),
+            q.stride(0),
+            batch.num_sequences,
+            scale,
+            window or 0,
+            softcap or 0.0,
+            KV_HEADS=cache.num_kv_heads,
+            GROUP=group,
+            D=dim,
+            D_PAD=pad(dim),
+            SIZE=cache.block_size,
+            ROWS=of_sequence,
+            ONE_EACH=one_each,
+            M=tall,
+            N=_DECODE_KEYS if one_each else _PREFILL_KEYS,
+            SPLITS=splits,
+            HAS_WINDOW=window is not None,
+            HAS_SOFTCAP=softcap is not None,
+            IN_BYTES=cache.in_bytes,
+            GROUPS=cache.key_groups,
+            WIDE=switch.is_interpreted() and q.dtype == torch.bfloat16,
+            num_warps=4 if tall * pad(dim) <= 64 * 128 else 8,
+            num_stages=3 if pad(dim) <= 128 else 2,
+        )
+        if splits > 1:
+            kernels.combine[(rows * heads,)](
+                parts, parts_max, parts_sum, out, D=dim, D_PAD=pad(dim), SPLITS=splits, num_warps=4
+            )
+        return out
+
+
+def _scales(cache: KVCache, layer: int) -> tuple[Tensor | None, Tensor | None]:
+    return (cache.key_scales[layer], cache.value_scales[layer]) if cache.in_bytes else (None, None)
