@@ -519,9 +519,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["auto", "none", "int8", "int4"],
+        Literal["auto", "none", "int8", "int4", "fp8"],
         Meta(
-            description="Weights as integers: int8 or int4 made when the model loads, from any checkpoint; auto: as the checkpoint has them; none: as numbers, whatever the checkpoint has."
+            description="Weights as integers: int8 or int4 (CPU) made when the model loads, from any checkpoint; fp8: numbers of 8 bits (CUDA); auto: as the checkpoint has them; none: as numbers, whatever the checkpoint has."
         ),
     ] = "auto"
     quantization_cache_bytes: Annotated[
@@ -545,8 +545,10 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         ),
     ] = None
     attention: Annotated[
-        Literal["auto", "reference", "native"],
-        Meta(description="Attention backend; auto: the native kernels where they are built, else plain torch."),
+        Literal["auto", "reference", "native", "triton"],
+        Meta(
+            description="Attention backend; auto: the native kernels where they are built (CPU), Triton's where it is installed (CUDA), else plain torch."
+        ),
     ] = "auto"
     chat_template: Annotated[
         str | None, Meta(description="Path of a Jinja chat template that replaces the checkpoint's own.")

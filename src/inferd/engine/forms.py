@@ -27,15 +27,18 @@ class Form:
     bits: int  # 4 or 8
     group_size: int  # inputs that share a scale; 0: all of an output
     has_zero: bool  # groups have zero points
+    is_float: bool = False  # numbers of 8 bits with a point (e4m3), on CUDA
 
     @property
     def name(self) -> str:
+        if self.is_float:
+            return "fp8"
         return f"int{self.bits}" + (f"/{self.group_size}" if self.group_size else "")
 
     @property
     def has_total(self) -> bool:
         """Whether outputs have the sums of their integers, for activations with zero points."""
-        return not self.group_size and not self.has_zero
+        return not self.group_size and not self.has_zero and not self.is_float
 
     def packed_bytes(self, out: int, size: int, panel: int = 1) -> int:
         """Memory of the integers of a matrix [out, size], with the scales (2 bytes) and zero points of groups; see
@@ -54,13 +57,15 @@ class Form:
 class Rule:
     """What becomes of a model's matrices by their names."""
 
-    asked: str  # what the configuration says: auto, none, int8 or int4
+    asked: str  # what the configuration says: auto, none, int8, int4 or fp8
     hidden_size: int
 
     def form(self, name: str) -> Form | None:
         """The form of the matrix ``name``; None: it stays as it is."""
-        if self.asked not in ("int8", "int4") or not name.endswith(".weight") or _NUMBERS.search(name):
+        if self.asked not in ("int8", "int4", "fp8") or not name.endswith(".weight") or _NUMBERS.search(name):
             return None
+        if self.asked == "fp8":
+            return Form(8, 0, False, is_float=True)
         if self.hidden_size < NARROW:
             return Form(8, 64, False)
         return Form(4, 64, True) if self.asked == "int4" and not _TABLES.search(name) else Form(8, 0, False)

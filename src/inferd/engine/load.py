@@ -9,18 +9,20 @@ import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from inferd import clock
 from inferd.config import ModelConfig
 from inferd.engine import native
-from inferd.engine.attention import KVCache, native_available
+from inferd.engine.attention import AttentionKind, KVCache, native_available
 from inferd.engine.blocks import BlockPool
 from inferd.engine.chat_template import ChatTemplate
+from inferd.engine.cuda import switch
 from inferd.engine.draft_load import load_draft
 from inferd.engine.engine import Engine
-from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes, memory_plan, plan_arena
+from inferd.engine.memory import FREE_SHARE, RUNTIME_BYTES, available_bytes, headroom_bytes, memory_plan, plan_arena
 from inferd.engine.model.generation_config import GenerationDefaults, load_generation_defaults
 from inferd.engine.model.load import Decoder, kept_weights, load_model
 from inferd.engine.placement import num_threads, usable_cores
@@ -35,6 +37,9 @@ from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import ModelLoadError
 from inferd.registry.source import check_folder, resolve
 from inferd.types import ModelInfo, SamplingParams
+
+if TYPE_CHECKING:
+    from inferd.engine.cuda.load import DeviceLoad
 
 Progress = Callable[[str, int, int], None]
 
@@ -83,30 +88,31 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
     dims = decoder.config
     draft = load_draft(config, folder, device, progress)
     weights_bytes = decoder.weights_bytes + (draft.decoder.weights_bytes if draft is not None else 0)
+    attention = _attention(config, decoder, device)
+    gpu = _device_load(config, decoder, attention, device) if attention == "triton" else None
     arena = plan_arena(
         config,
         dims,
         itemsize=decoder.dtype.itemsize,
         weights_bytes=weights_bytes,
-        free_bytes=_free_bytes(device),
+        free_bytes=_free_bytes(device) if gpu is None else gpu.free_bytes(),
+        share=FREE_SHARE if gpu is None else 1.0,
         draft_bytes_per_token=draft.kv_bytes_per_token if draft is not None else 0,
     )
     max_model_len, num_blocks = arena.max_model_len, arena.num_blocks
     cache = KVCache(
         num_layers=dims.num_layers,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks + (gpu is not None),  # the last is nobody's: rows that fill a graph up write to it
         block_size=config.kv_cache.block_size,
         num_kv_heads=dims.num_kv_heads,
         head_dim=dims.head_dim,
         dtype=decoder.dtype,
         device=device,
         in_bytes=config.kv_cache.dtype == "int8",
+        in_rows=gpu is not None,
     )
-    attention = config.attention
-    if attention == "auto":
-        takes = native_available(decoder.dtype, dims.head_dim, in_bytes=cache.in_bytes)
-        attention = "native" if device.type == "cpu" and takes else "reference"
-    runner = Runner(decoder, cache, attention, device, config.scheduler.max_num_batched_tokens)
+    on_device = None if gpu is None else gpu.steps(cache, max_model_len)
+    runner = Runner(decoder, cache, attention, device, config.scheduler.max_num_batched_tokens, on_device)
     blocks = BlockPool(num_blocks)
     tpot_ms = config.objectives.tpot_ms
     scheduler = Scheduler(
@@ -210,6 +216,35 @@ def _device(wanted: str) -> torch.device:
             param="device",
         )
     return device
+
+
+def _attention(config: ModelConfig, decoder: Decoder, device: torch.device) -> AttentionKind:
+    """What attends; ``auto`` settled. Raises ModelLoadError for what does not compute on this device."""
+    if config.attention == "auto":
+        if device.type == "cuda":
+            return "triton" if switch.takes_device(device) else "reference"
+        in_bytes = config.kv_cache.dtype == "int8"
+        is_native = native_available(decoder.dtype, decoder.config.head_dim, in_bytes=in_bytes)
+        return "native" if is_native else "reference"
+    runs_on = {"native": "cpu", "triton": "cuda"}.get(config.attention)
+    if runs_on is not None and runs_on != device.type:
+        raise ModelLoadError(
+            f"attention is {config.attention!r}, which computes on {runs_on} only, but the device is {device}. Set attention to auto.",
+            param="attention",
+        )
+    if config.attention == "triton" and not switch.installed():
+        raise ModelLoadError(
+            "attention is 'triton', but Triton is not installed, which torch's CUDA builds bring. Install it, or set attention to auto.",
+            param="attention",
+        )
+    return config.attention
+
+
+def _device_load(config: ModelConfig, decoder: Decoder, kind: AttentionKind, device: torch.device) -> DeviceLoad:
+    from inferd.engine.cuda.device import CudaDevice
+    from inferd.engine.cuda.load import DeviceLoad
+
+    return DeviceLoad(config, decoder, kind, CudaDevice(device))
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -16,7 +16,7 @@ from inferd.engine.model.config import DecoderConfig
 from inferd.errors import ModelLoadError
 from inferd.types import MemoryPlan
 
-_FREE_SHARE = 0.25  # of the memory that is free now; the rest is for activations and other programs
+FREE_SHARE = 0.25  # of the memory that is free now; the rest is for activations and other programs
 
 _LEAST_SAMPLED_ROWS = 32  # of a step, so that a server of few sequences has room to speculate
 
@@ -102,13 +102,14 @@ def plan_arena(
     weights_bytes: int,
     free_bytes: int,
     draft_bytes_per_token: int = 0,
+    share: float = FREE_SHARE,
 ) -> Arena:
     """The size of a model's KV cache. The planner and the loader both ask here, so they agree.
 
     ``free_bytes``: memory that is free beside the weights and the worker itself. ``memory_bytes`` of the
     model bounds weights, cache and headroom together, and where nothing else is said the cache gets what
     the others leave of it. A draft model's blocks are as many as the target's: a token takes ``draft_bytes_per_token``
-    more, and ``weights_bytes`` are of both. Raises ModelLoadError with the remedy when not even one sequence fits.
+    more, and ``weights_bytes`` are of both. ``share``: of what is free that a cache may take whose size is left to us. Raises ModelLoadError with the remedy when not even one sequence fits.
     """
     size = config.kv_cache.block_size
     per_token = kv_bytes_per_token(
@@ -141,6 +142,7 @@ def plan_arena(
             max_model_len=max_model_len,
             max_num_seqs=config.scheduler.max_num_seqs,
             free_bytes=free_bytes,
+            share=share,
         )
     except ModelLoadError as error:
         if cache is config.kv_cache:
@@ -176,11 +178,17 @@ def _max_model_len(asked: int | None, cache: KVCacheConfig, trained: int, bytes_
 
 
 def plan_blocks(
-    config: KVCacheConfig, *, bytes_per_token: int, max_model_len: int, max_num_seqs: int, free_bytes: int
+    config: KVCacheConfig,
+    *,
+    bytes_per_token: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    free_bytes: int,
+    share: float = FREE_SHARE,
 ) -> int:
     """Number of blocks in the arena.
 
-    Unset: room for ``max_num_seqs`` sequences of full length, but at most a quarter of free memory;
+    Unset: room for ``max_num_seqs`` sequences of full length, but at most ``share`` of free memory;
     never less than one sequence of full length where that fits at all. Raises ModelLoadError when it
     does not.
     """
@@ -193,8 +201,8 @@ def plan_blocks(
         blocks = config.memory_bytes // per_block
         asked = f"kv_cache.memory_bytes = {config.memory_bytes}"
     else:
-        share = int(free_bytes * _FREE_SHARE) // per_block
-        blocks = max(min(one_sequence * max_num_seqs, share), min(one_sequence, free_bytes // per_block))
+        most = int(free_bytes * share) // per_block
+        blocks = max(min(one_sequence * max_num_seqs, most), min(one_sequence, free_bytes // per_block))
         asked = f"{free_bytes} bytes of free memory"
     if blocks < one_sequence:
         fits = max((blocks - 1) * config.block_size, 0)

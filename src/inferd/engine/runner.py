@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from inferd.engine import native
-from inferd.engine.attention import FlatBatch, KVCache, create_attention
+from inferd.engine.attention import AttentionKind, FlatBatch, KVCache, create_attention
 from inferd.engine.model.load import Decoder
 from inferd.engine.native_decoder import native_decoder
 from inferd.engine.scheduler import Step
+
+if TYPE_CHECKING:
+    from inferd.engine.cuda.steps import StepsOnDevice
 
 
 class Runner:
     """The model, its KV arena, and the way from a ``Step`` to hidden states."""
 
-    __slots__ = ("_native", "attention_kind", "cache", "decoder", "device")
+    __slots__ = ("_native", "_on_device", "attention_kind", "cache", "decoder", "device")
 
     def __init__(
         self,
         decoder: Decoder,
         cache: KVCache,
-        attention_kind: Literal["auto", "reference", "native"],
+        attention_kind: AttentionKind,
         device: torch.device,
         max_rows: int = 0,
+        on_device: StepsOnDevice | None = None,
     ) -> None:
-        """``max_rows``: of a step, where known; memory for its activations is then taken once."""
+        """``max_rows``: of a step, where known; memory for its activations is then taken once. ``on_device``: who brings
+        steps to a device and computes them there."""
         self.decoder = decoder
         self.cache = cache
         self.attention_kind = attention_kind
         self.device = device
-        self._native = native_decoder(decoder, cache, max_rows) if attention_kind != "reference" else None
+        self._on_device = on_device
+        is_native = attention_kind in ("auto", "native") and on_device is None
+        self._native = native_decoder(decoder, cache, max_rows) if is_native else None
 
     @property
     def is_one_call(self) -> bool:
@@ -51,7 +58,7 @@ class Runner:
         """
         self.cache.copy_blocks(step.copies)
         batch = self._flatten(step)
-        if wanted is not None and len(wanted) < len(batch.token_ids):
+        if wanted is not None and self._on_device is None and len(wanted) < len(batch.token_ids):
             batch.wanted = self._tensor(np.array(wanted, dtype=np.int64))
         return batch
 
@@ -59,6 +66,8 @@ class Runner:
         """Hidden states [T, H] of the batch's rows."""
         if self._native is not None and native.is_on():
             return self._native.forward(batch)
+        if self._on_device is not None:
+            return self._on_device.compute(batch)
         return self.decoder.forward(batch, create_attention(self.attention_kind, self.cache, batch))
 
     def logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
@@ -96,6 +105,8 @@ class Runner:
             row[: len(blocks)] = blocks
         by_row = np.array([tokens, positions, slots], dtype=np.int64)
         by_sequence = np.array(ends + lengths, dtype=np.int32)
+        if self._on_device is not None:
+            return self._on_device.stage(by_row, by_sequence, table)
         return FlatBatch(
             token_ids=self._tensor(by_row[0]),
             positions=self._tensor(by_row[1]),

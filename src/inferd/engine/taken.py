@@ -30,7 +30,7 @@ def taken_bytes(folder: Path, source: Source, dims: DecoderConfig, itemsize: int
         taken += [name for name in tables if name == "lm_head.weight"]  # the other name of the one tensor
     used = {name: tables[name] for name in taken}
     stored = {} if source.quantization is None else layouts(source.quantization, used, str(folder))
-    if asked not in ("int8", "int4"):
+    if asked not in ("int8", "int4", "fp8"):
         return served_bytes(used, stored, itemsize, lambda layout: layout.is_integer and asked == "auto")
     rule, turned = Rule(asked, dims.hidden_size), dims.architecture == "GPT2LMHeadModel"
 

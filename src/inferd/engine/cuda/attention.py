@@ -19,7 +19,7 @@ from inferd.engine.cuda.kernels import rows as row_kernels
 _LEAST = 16  # rows, columns and depth of a product in Triton
 _DECODE_KEYS, _PREFILL_KEYS = 64, 64  # at a time
 _PREFILL_ROWS = 64  # of queries times heads that share their keys
-_MOST_SPLITS = 64
+_MOST_SPLITS, _CHUNK_SPLITS = 64, 8
 
 
 def pad(size: int, least: int = _LEAST) -> int:
@@ -34,9 +34,12 @@ def num_processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def num_splits(num_programs: int, num_processors: int) -> int:
-    """In how many parts a sequence's keys are attended to, so that every processor has two programs; a power of two."""
+def num_splits(num_programs: int, num_processors: int, *, is_decode: bool) -> int:
+    """In how many parts a sequence's keys are attended to, so that every processor has two programs: a power of two, and
+    1 or 8 where batches differ from step to step, as each number is compiled for."""
     wanted = 2 * num_processors // max(num_programs, 1)
+    if not is_decode:
+        return _CHUNK_SPLITS if 2 * wanted >= _CHUNK_SPLITS else 1
     return min(1 << max(wanted, 1).bit_length() - 1, _MOST_SPLITS)
 
 
@@ -123,7 +126,7 @@ class TritonAttention:
         one_each = batch.num_sequences == rows
         of_sequence = 1 if one_each else max(_PREFILL_ROWS // group, 1)
         tiles = rows if one_each else rows // of_sequence + batch.num_sequences
-        splits = num_splits(tiles * cache.num_kv_heads, num_processors(q.device))
+        splits = num_splits(tiles * cache.num_kv_heads, num_processors(q.device), is_decode=one_each)
         out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
         parts = parts_max = parts_sum = None
         if splits > 1:

@@ -51,14 +51,14 @@ def load_model(
     device: torch.device,
     progress: Progress | None = None,
     num_positions: int | None = None,
-    quantization: Literal["auto", "none", "int8", "int4"] = "auto",
+    quantization: Literal["auto", "none", "int8", "int4", "fp8"] = "auto",
     kept: KeptWeights | None = None,
 ) -> Decoder:
     """Read a checkpoint. ``num_positions``: length of the rotary tables; None: the checkpoint's maximum.
 
     ``quantization``: what becomes of the integers of a quantised checkpoint. auto: they are computed with as they are;
-    none: they are made numbers; int8, int4: those of so many bits are kept, and all others are quantised here (``forms``).
-    ``kept``: what was quantised before (``kept_weights``); whoever gives it ends it.
+    none: they are made numbers; int8, int4: those of so many bits are kept, and all others are quantised here (``forms``); fp8:
+    all are numbers of 8 bits, on CUDA. ``kept``: what was quantised before (``kept_weights``); whoever gives it ends it.
 
     Raises ModelLoadError naming the file, the field or the tensor at fault.
     """
@@ -72,12 +72,7 @@ def load_model(
             "transposed. Take the unquantised checkpoint.",
             param="quantization_config",
         )
-    if quantization in ("int8", "int4") and device.type != "cpu":
-        raise ModelLoadError(
-            f"quantization is {quantization!r}, which is computed on the CPU only, but the device is {device}. Set device to cpu, or "
-            "leave quantization out.",
-            param="quantization",
-        )
+    _check_quantization(quantization, device)
     weights = Weights(
         folder,
         dtype=getattr(torch, name),
@@ -97,6 +92,22 @@ def load_model(
         decoder = LlamaDecoder(config, FAMILIES[architecture], weights, longest)
     weights.check_all_taken(is_ignorable(config))
     return decoder
+
+
+def _check_quantization(asked: str, device: torch.device) -> None:
+    """Raises ModelLoadError where weights cannot be computed with as asked."""
+    if asked == "int4" and device.type != "cpu":
+        problem = (
+            f"which is computed on the CPU only, but the device is {device}. Set device to cpu, or take int8 or fp8."
+        )
+    elif asked == "fp8" and device.type != "cuda":
+        problem = f"which is computed on CUDA only, but the device is {device}. Set device to cuda, or take int8."
+    elif asked == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        problem = f"which needs compute capability 8.9 or higher, but {device} has {capability}. Take int8."
+    else:
+        return
+    raise ModelLoadError(f"quantization is {asked!r}, {problem}", param="quantization")
 
 
 def kept_weights(folder: Path, asked: str, limit_bytes: int) -> KeptWeights | None:

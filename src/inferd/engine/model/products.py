@@ -52,6 +52,8 @@ def product(
             [change(weights.lend(name, *shape)) for name, shape in parts], None if bias is None else [bias]
         )
     stored = [weights.lend_for(form, name, shape, width) for name, shape in parts]
+    if weights.device.type == "cuda":
+        return _on_cuda(stored, form, change, bias, weights)
     if weights.kept is None or not native.takes_dtype(weights.dtype):
         return ops.Linear.quantized(_rounded(stored, form, change), bias, dtype=weights.dtype)
     out = sum(tensor.numel() for tensor in stored) // width
@@ -62,6 +64,15 @@ def product(
     for part, tensor in packed.parts.items():
         weights.kept.hold(f"{label}.{part}", tensor)
     return ops.Linear.packed(packed, weights.dtype)
+
+
+def _on_cuda(
+    stored: list[Tensor], form: Form, change: Callable[[Tensor], Tensor], bias: Tensor | None, weights: Weights
+) -> ops.Linear:
+    from inferd.engine.cuda import eight_bit
+
+    parts = [eight_bit.rounded_to(form, change(tensor.to(weights.device))) for tensor in stored]
+    return eight_bit.EightBitLinear.of(eight_bit.stacked(parts), bias, weights.dtype)
 
 
 def _rounded(stored: list[Tensor], form: Form, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:

@@ -20,7 +20,8 @@ def _scales(pointer, base, offset, d, GROUPS: tl.constexpr, COLUMNS: tl.constexp
     )
 
 
-@triton.jit
+# What changes from step to step is not compiled for: a step would wait for the compiler.
+@triton.jit(do_not_specialize=["table_stride", "num_sequences"])
 def attend(
     q,  # [T, heads, D], rows q_stride apart
     keys,  # [blocks, kv_heads, SIZE, D]
@@ -138,7 +139,7 @@ def attend(
     if SPLITS == 1:
         tl.store(
             out + where[:, None] * D + d[None, :],
-            (sums / total[:, None]).to(out.dtype.element_ty),
+            (sums / tl.where(total > 0.0, total, 1.0)[:, None]).to(out.dtype.element_ty),
             mask=is_row[:, None] & (d < D)[None, :],
         )
     else:

@@ -1,0 +1,43 @@
+"""What loading does on a CUDA device that it does not on a processor: measure memory, record graphs."""
+
+from __future__ import annotations
+
+from inferd.config import ModelConfig
+from inferd.engine.attention import AttentionKind, KVCache
+from inferd.engine.cuda.device import Device
+from inferd.engine.cuda.memory import bytes_for_cache
+from inferd.engine.cuda.steps import StepsOnDevice, can_record, graph_sizes
+from inferd.engine.memory import most_sampled_rows
+from inferd.engine.model.load import Decoder
+
+
+class DeviceLoad:
+    """One model on its way to one device."""
+
+    __slots__ = ("_config", "_decoder", "_device", "_kind", "_sizes")
+
+    def __init__(self, config: ModelConfig, decoder: Decoder, kind: AttentionKind, device: Device) -> None:
+        self._config, self._decoder, self._kind, self._device = config, decoder, kind, device
+        self._sizes = graph_sizes(config.scheduler.max_num_seqs) if can_record(decoder, kind) else ()
+
+    def free_bytes(self) -> int:
+        """What the KV cache may have."""
+        dims, config = self._decoder.config, self._config
+        return bytes_for_cache(
+            self._decoder,
+            self._kind,
+            self._device,
+            max_rows=config.scheduler.max_num_batched_tokens,
+            max_sampled=most_sampled_rows(config),
+            max_positions=min(config.max_model_len or dims.max_position_embeddings, dims.max_position_embeddings),
+            block_size=config.kv_cache.block_size,
+            num_graphs=len(self._sizes),
+        )
+
+    def steps(self, cache: KVCache, max_model_len: int) -> StepsOnDevice:
+        """Ready to compute steps, with its graphs recorded. The cache's last block must be nobody's."""
+        rows = self._config.scheduler.max_num_batched_tokens
+        steps = StepsOnDevice(self._decoder, cache, self._kind, self._device, max_rows=rows)
+        if self._sizes:
+            steps.record(self._sizes, -(-max_model_len // cache.block_size) + 1)
+        return steps

@@ -1,0 +1,76 @@
+"""How much of a device's memory the KV cache may have: what is left after the largest step was computed once.
+
+The planner's arithmetic knows the model but not the device's libraries, which take memory of their own with their first call.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from inferd.engine.attention import AttentionKind, FlatBatch, KVCache, create_attention
+from inferd.engine.cuda.device import Device
+from inferd.engine.model.load import Decoder
+
+_MARGIN = 0.04  # of the device's memory: pieces that the allocator cannot use, and what other programs take meanwhile
+_GRAPH_BYTES = 16 << 20  # of a recorded graph beside its activations: an assumption, not yet measured
+_LOGITS_COPIES = 4  # the sampler's, beside the logits: as ``headroom_bytes`` counts them
+
+
+def bytes_for_cache(
+    decoder: Decoder,
+    kind: AttentionKind,
+    device: Device,
+    *,
+    max_rows: int,
+    max_sampled: int,
+    max_positions: int,
+    block_size: int,
+    num_graphs: int,
+) -> int:
+    """Bytes of device memory that blocks may take. Computes a step of ``max_rows`` tokens, ``max_sampled`` of them with logits,
+    over a cache of one block: what it holds is nonsense, what it takes is not."""
+    peak = device.peak_bytes(
+        lambda: _largest_step(decoder, kind, device, max_rows, max_sampled, max_positions, block_size)
+    )
+    kept = int(device.total_bytes() * _MARGIN) + num_graphs * _GRAPH_BYTES
+    if num_graphs:
+        kept += peak  # the graphs' own pool, at most as much as a larger step takes
+    return max(device.free_bytes() - peak - kept, 0)
+
+
+def _largest_step(
+    decoder: Decoder,
+    kind: AttentionKind,
+    device: Device,
+    max_rows: int,
+    max_sampled: int,
+    max_positions: int,
+    block_size: int,
+) -> None:
+    dims, where = decoder.config, device.where
+    cache = KVCache(
+        num_layers=dims.num_layers,
+        num_blocks=1,
+        block_size=block_size,
+        num_kv_heads=dims.num_kv_heads,
+        head_dim=dims.head_dim,
+        dtype=decoder.dtype,
+        device=where,
+        in_rows=True,
+    )
+    rows = max_rows
+    positions = torch.arange(rows, device=where) % max_positions
+    batch = FlatBatch(
+        token_ids=torch.zeros_like(positions),
+        positions=positions,
+        query_start=torch.tensor([0, rows], dtype=torch.int32, device=where),
+        seq_len=torch.tensor([rows], dtype=torch.int32, device=where),
+        block_table=torch.zeros((1, -(-rows // block_size)), dtype=torch.int32, device=where),
+        slots=positions % block_size,
+        num_sequences=1,
+    )
+    with torch.inference_mode():
+        hidden = decoder.forward(batch, create_attention(kind, cache, batch))
+        logits = decoder.logits(hidden[torch.zeros(max_sampled, dtype=torch.int64, device=where)])
+        copies = [logits.clone() for _ in range(_LOGITS_COPIES - 1)]
+    del copies
