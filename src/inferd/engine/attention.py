@@ -92,8 +92,8 @@ class KVCache:
         if head_dim % lane:  # the kernels take no such heads
             lane = 1
         heads = (num_blocks, num_kv_heads)
-        key_shape = (*heads, head_dim // lane, block_size, lane)
-        value_shape = (*heads, -(-block_size // lane), head_dim, lane)
+        key_shape: tuple[int, ...] = (*heads, head_dim // lane, block_size, lane)
+        value_shape: tuple[int, ...] = (*heads, -(-block_size // lane), head_dim, lane)
         if in_rows:
             key_shape = value_shape = (*heads, block_size, head_dim)
 

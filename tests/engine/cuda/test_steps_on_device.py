@@ -174,10 +174,10 @@ def test_what_waits_for_the_device_is_not_recorded(decoder: Decoder, tmp_path: P
     assert can_record(load("gpt2", tmp_path / "g"), "triton")
 
 
-def model(**scheduler: int) -> ModelConfig:
+def model(max_num_seqs: int) -> ModelConfig:
     return ModelConfig(
         source="somewhere",
-        scheduler=SchedulerConfig(**scheduler),
+        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=64),
         kv_cache=KVCacheConfig(block_size=_SIZE),
         max_model_len=30,
     )
@@ -186,7 +186,7 @@ def model(**scheduler: int) -> ModelConfig:
 def test_the_cache_has_what_the_largest_step_leaves(decoder: Decoder) -> None:
     """Less a margin, and as much again for graphs, whose activations stay."""
     free, total, peak = 500 << 20, 1000 << 20, 30 << 20
-    config = model(max_num_seqs=4, max_num_batched_tokens=64)
+    config = model(max_num_seqs=4)
 
     def left(**other: int) -> int:
         device = FakeDevice(**{"free": free, "total": total, "peak": peak, **other})
@@ -200,7 +200,7 @@ def test_the_cache_has_what_the_largest_step_leaves(decoder: Decoder) -> None:
 def test_a_loaded_model_has_its_graphs(decoder: Decoder) -> None:
     device = FakeDevice()
     cache = cache_of(decoder, spare=1)
-    brought = DeviceLoad(model(max_num_seqs=3, max_num_batched_tokens=64), decoder, "triton", device).steps(cache, 30)
+    brought = DeviceLoad(model(max_num_seqs=3), decoder, "triton", device).steps(cache, 30)
     assert brought.sizes == (1, 2, 3)
     runner = Runner(decoder, cache, "triton", torch.device("cpu"), on_device=brought)
     run(runner, step_of((sequence(0, 5), 0, 1), (sequence(1, 5), 0, 1)))

@@ -97,7 +97,9 @@ def test_keys_may_be_split_among_programs(
 
 
 def test_more_programs_mean_fewer_splits() -> None:
-    assert [num_splits(programs, 132) for programs in (1, 8, 64, 132, 264, 5000)] == [64, 32, 4, 2, 1, 1]
+    programs = (1, 8, 64, 132, 264, 5000)
+    assert [num_splits(n, 132, is_decode=True) for n in programs] == [64, 32, 4, 2, 1, 1]
+    assert [num_splits(n, 132, is_decode=False) for n in programs] == [8, 8, 8, 1, 1, 1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,7 +119,7 @@ def by_calls(
 ) -> Tensor:
     """What ``projected`` does, in the plain calls of ``ops`` and the twin."""
     widths = [shape.heads * shape.head_dim, *[shape.kv_heads * shape.head_dim] * 2]
-    q, k, v = (part.unflatten(1, (-1, shape.head_dim)) for part in torch.split(qkv, widths, dim=1))
+    q, k, v = (part.view(len(qkv), -1, shape.head_dim) for part in torch.split(qkv, widths, dim=1))
     if norms is not None:
         with native.using_level("none"):
             q, k = (_norm(x, weight) for x, weight in zip((q, k), norms, strict=True))

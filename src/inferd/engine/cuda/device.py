@@ -54,20 +54,20 @@ class CudaDevice:
 
     def __init__(self, where: torch.device) -> None:
         self.where = where
-        self._pool: tuple[int, int] | None = None  # graphs share their memory: only one is computed at a time
+        self._pool = torch.cuda.graph_pool_handle()  # graphs share their memory: only one is computed at a time
 
     def pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.where))
+        event: Mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        torch.cuda.current_stream(self.where).record_event(event)  # type: ignore[arg-type]
         return event
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         with torch.cuda.device(self.where):
             # First without recording: kernels are compiled and libraries set up, which a graph cannot have in it.
-            aside = torch.cuda.Stream(self.where)
+            aside = torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]
             aside.wait_stream(torch.cuda.current_stream(self.where))
             with torch.cuda.stream(aside):
                 for _ in range(2):
@@ -77,7 +77,6 @@ class CudaDevice:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
                 result = compute()
-            self._pool = graph.pool()
         return graph.replay, result
 
     def free_bytes(self) -> int:

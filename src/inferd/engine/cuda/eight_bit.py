@@ -139,6 +139,7 @@ class EightBitLinear(ops.Linear):
     """A product whose weight stays in 8 bits on the device."""
 
     __slots__ = ("_eight",)
+    _eight: EightBits
 
     @classmethod
     def of(cls, weight: EightBits, bias: Tensor | None, dtype: torch.dtype) -> EightBitLinear:
