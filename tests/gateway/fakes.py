@@ -446,6 +446,7 @@ class Running(Told):
         self.loop = asyncio.get_running_loop()
         self.app = create_app(self.router, self._config, self.emit, metrics=lambda: b"# metrics\n", **self._app)
         server = self._config.server if isinstance(self._config, Config) else self._config
+        server = msgspec.structs.replace(server, port=0)  # the usual one may be somebody's
         self.server = HttpServer(self.app, server, emit=self.emit)
         self.port = self.server.port
         self._started.set()
