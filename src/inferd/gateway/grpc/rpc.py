@@ -124,7 +124,7 @@ class Rpc(Stream):
             self._need = PREFIX_BYTES
             self._begun_at = clock.now()
             if self.keeps or self.wanted:
-                self.connection.kept_no_more(self)
+                self.connection.grants.kept_no_more(self)
             self._message(message, is_compressed)
             if self.is_told:
                 return

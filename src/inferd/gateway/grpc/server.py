@@ -27,7 +27,8 @@ from inferd.gateway.grpc.streams import METHOD as STREAM_INFER
 from inferd.gateway.grpc.streams import Streams
 from inferd.gateway.grpc.wire import Head, Refusal, path_of, refusal_of, shown
 from inferd.gateway.health import is_ready
-from inferd.gateway.http2.connection import MAX_HEADER_BYTES, Connection
+from inferd.gateway.http2.blocks import MAX_HEADER_BYTES
+from inferd.gateway.http2.connection import Connection
 from inferd.gateway.http2.hpack import Header
 from inferd.gateway.http2.request import read_request
 from inferd.gateway.http2.stream import Stream

@@ -1,30 +1,27 @@
 """One client's HTTP/2 connection: frames within limits, flow control both ways, and when to give up.
 
 Knows framing and time (RFC 9113), nothing of what is served. Every frame that a read brought is looked at in one go, and
-what is answered in one turn of the loop leaves in one write. A header block is
-looked up before it is read: clients send the same few again and again, and a block means the same as long as HPACK's
-table does not change.
+what is answered in one turn of the loop leaves in one write.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from inferd import clock
 from inferd.gateway.http2 import frames as f
+from inferd.gateway.http2.blocks import MAX_HEADER_BYTES, HeaderBlocks
 from inferd.gateway.http2.floods import Allowance
 from inferd.gateway.http2.frames import Fault
-from inferd.gateway.http2.hpack import Decoder, Header, HpackError
+from inferd.gateway.http2.grants import Grants
+from inferd.gateway.http2.host import Host
 from inferd.gateway.http2.stream import Stream
 from inferd.gateway.upgrade import Guest
 
-MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_STREAMS: Final = 1024
 WINDOW: Final = 4 * 1024 * 1024  # of the connection; what is kept of what comes is the streams' to bound
-MAX_KEPT_BYTES: Final = 16 * 1024 * 1024  # of large messages of one connection that are not complete, but for one
 WRITE_AHEAD_BYTES: Final = 256 * 1024
 GATHER_BYTES: Final = 64 * 1024  # of answers, which are written before the loop's turn is over
 HANDSHAKE_S: Final = 10.0
@@ -35,9 +32,6 @@ MIN_PING_S: Final = 5.0  # between a client's pings to which nothing was said in
 MAX_HASTY_PINGS: Final = 3
 FAREWELL_S: Final = 1.0  # for a peer to read why it is sent away, or to hear that no further stream is wanted
 
-_MAX_KNOWN: Final = 64  # header blocks of one connection that are remembered
-_MAX_KNOWN_BYTES: Final = 1536
-_MAX_PIECES: Final = 32  # frames that a header block may come in
 _RESETS: Final = (1000, 200.0)  # streams that a client gives up: at once, and per second
 _ODDITIES: Final = (1000, 100.0)  # frames without content, SETTINGS, PRIORITY, of kinds that nobody knows
 _OURS: Final = b"inferd.."  # in our pings
@@ -50,40 +44,11 @@ _SETTINGS: Final = f.settings(((f.MAX_CONCURRENT_STREAMS, MAX_STREAMS), (f.MAX_H
 _WELCOME: Final = _SETTINGS + f.window_update(0, WINDOW - f.FIRST_WINDOW)
 
 
-class Host(Protocol):
-    """The server, as a connection sees it."""
-
-    connections: set[Guest]
-
-    def soon(self, call: Callable[[], None], /) -> object:
-        """Call it at the end of this turn of the loop."""
-
-    @property
-    def send_s(self) -> float:
-        """Seconds that a client may take nothing of what is said to it."""
-
-    def has_room(self) -> bool:
-        """Whether there may be one more connection."""
-
-    def read_head(self, headers: Sequence[Header] | None) -> object | None:
-        """What a header block means, for as long as it is remembered; None of them: they were too large. None: they
-        are malformed."""
-
-    def open(self, connection: Connection, number: int, head: object) -> Stream:
-        """A stream begins."""
-
-    def connection_gone(self, connection: Connection) -> None: ...
-
-
 class Connection(Guest):
     """Serves the streams of one client."""
 
     __slots__ = (
-        "_block",
-        "_block_since",
-        "_block_stream",
-        "_block_was_end",
-        "_decoder",
+        "_blocks",
         "_expected",
         "_goodbye",
         "_has_heard",
@@ -93,12 +58,9 @@ class Connection(Guest):
         "_is_begun",
         "_is_calm",
         "_is_ended",
-        "_kept_bytes",
-        "_known",
         "_last_seen",
         "_leave_at",
         "_made_at",
-        "_num_pieces",
         "_oddities",
         "_out",
         "_out_bytes",
@@ -113,10 +75,9 @@ class Connection(Guest):
         "_stuck_since",
         "_timer",
         "_transport",
-        "_version",
-        "_waiting",
         "asked_at",
         "first_window",
+        "grants",
         "has_said",
         "is_writable",
         "line",
@@ -134,23 +95,15 @@ class Connection(Guest):
         self._soon = host.soon
         self._out: list[bytes] = []  # written, and not yet given to the transport
         self._out_bytes = 0
-        self._decoder = Decoder()
-        self._known: dict[bytes, object] = {}
-        self._version = 0  # of the decoder's table, under which blocks are known
+        self._blocks = HeaderBlocks()
         self._rest = b""  # of a frame that has not come whole
         self._is_begun = False  # the preface has come
         self._is_ended = False  # a GOAWAY says why; nothing more is read
         self._expected: int | None = f.SETTINGS  # the only kind of frame that may come next
         self._last_seen = 0  # the last stream that the client has begun
-        self._block: bytearray | None = None  # of headers that go on in further frames
-        self._block_stream = 0
-        self._block_was_end = False
-        self._block_since = 0.0
-        self._num_pieces = 0
         self._receivable = WINDOW
         self._owed = 0  # of the window, and not given back yet
-        self._kept_bytes = 0  # granted to streams whose message is not complete
-        self._waiting: deque[Stream] = deque()  # for that
+        self.grants = Grants()
         self._resets = Allowance(*_RESETS, now)
         self._oddities = Allowance(*_ODDITIES, now)
         self._hasty_pings = 0
@@ -335,41 +288,29 @@ class Connection(Guest):
         if flags & f.END_HEADERS:
             self._block_complete(number, data[start:stop], is_end)
             return
-        self._block = bytearray(data[start:stop])
-        self._block_stream, self._block_was_end = number, is_end
-        self._block_since = clock.now()
-        self._num_pieces = 1
+        self._blocks.begin(number, data[start:stop], is_end, clock.now())
         self._expected = f.CONTINUATION
 
-    def _continuation(self, number: int, payload: bytes, is_end: bool) -> None:
-        block = self._block
-        if block is None or number != self._block_stream:
-            raise Fault(f.PROTOCOL_ERROR, "CONTINUATION of no headers")
-        block += payload
-        self._num_pieces += 1
-        if len(block) > MAX_HEADER_BYTES or self._num_pieces > _MAX_PIECES:
-            raise Fault(f.ENHANCE_YOUR_CALM, "headers without end")
-        if is_end:
-            self._block, self._expected, self._block_since = None, None, 0.0
-            self._block_complete(number, bytes(block), self._block_was_end)
+    def _continuation(self, number: int, payload: bytes, is_last: bool) -> None:
+        self._blocks.go_on(number, payload)
+        if is_last:
+            self._expected = None
+            self._block_complete(number, *self._blocks.whole())
 
     def _block_complete(self, number: int, block: bytes, is_end: bool) -> None:
         if number <= self._last_seen:
             self._trailers(number, block, is_end)
             return
-        head = self._known.get(block)
+        head = self._blocks.known.get(block)
         if head is None:
-            headers = self._decoded(block)
+            headers = self._blocks.decode(block)
             self._last_seen = number
             head = self._host.read_head(headers)
             if head is None:
                 self.write(f.reset(number, f.PROTOCOL_ERROR))
                 self._odd()
                 return
-            if self._version == self._decoder.version and len(block) <= _MAX_KNOWN_BYTES:
-                if len(self._known) >= _MAX_KNOWN:
-                    self._known.clear()
-                self._known[block] = head
+            self._blocks.remember(block, head)
         self._last_seen = number
         if self._goodbye is not None and number > self._goodbye:
             return  # it has been told that nobody looks
@@ -384,24 +325,9 @@ class Connection(Guest):
                 stream.heard_all = True
                 stream.data(b"", 0, 0, True)
 
-    def _decoded(self, block: bytes) -> Sequence[Header] | None:
-        """Afterwards ``_version`` is the table's if the block has not changed it."""
-        decoder = self._decoder
-        before = decoder.version
-        try:
-            headers = decoder.decode(block, MAX_HEADER_BYTES)
-        except HpackError as error:
-            raise Fault(f.COMPRESSION_ERROR, str(error)) from None
-        if decoder.version != before:
-            self._known.clear()  # what stood for a header stands for another one now
-            self._version = -1
-        else:
-            self._version = before
-        return headers
-
     def _trailers(self, number: int, block: bytes, is_end: bool) -> None:
         """Headers behind a request's body: read, as the table has to be kept, and used by nobody."""
-        headers = self._decoded(block)
+        headers = self._blocks.decode(block)
         stream = self.streams.get(number)
         if stream is None:
             self._odd()  # we had answered without waiting for them, or it is a stream that was given up
@@ -531,36 +457,11 @@ class Connection(Guest):
 
     # -- streams ----------------------------------------------------------------------------
 
-    def grant(self, stream: Stream) -> None:
-        """Let what a stream wants come, or line it up."""
-        if self._waiting or (self._kept_bytes and self._kept_bytes + stream.wanted > MAX_KEPT_BYTES):
-            self._waiting.append(stream)
-        else:
-            self._grant(stream)
-
-    def _grant(self, stream: Stream) -> None:
-        size, stream.wanted = stream.wanted, 0
-        stream.keeps += size
-        self._kept_bytes += size
-        stream.granted(size)
-
-    def kept_no_more(self, stream: Stream) -> None:
-        """Its message is complete, or of no interest."""
-        self._kept_bytes -= stream.keeps
-        stream.keeps = stream.wanted = 0
-        while self._waiting:
-            first = self._waiting[0]
-            if first.wanted and self._kept_bytes and self._kept_bytes + first.wanted > MAX_KEPT_BYTES:
-                return
-            self._waiting.popleft()
-            if first.wanted and not first.is_over:
-                self._grant(first)
-
     def stream_over(self, stream: Stream) -> None:
         """Both sides have said everything, or one has given up."""
         self.streams.pop(stream.id, None)
         if stream.keeps or stream.wanted:
-            self.kept_no_more(stream)
+            self.grants.kept_no_more(stream)
         if self._goodbye is not None and not self.streams:
             self._leave(is_calm=True)
 
@@ -622,7 +523,7 @@ class Connection(Guest):
         if self._expected == f.SETTINGS:
             if now - self._made_at > HANDSHAKE_S:
                 self._transport.abort()
-        elif self._block_since and now - self._block_since > HEADER_S:
+        elif self._blocks.since and now - self._blocks.since > HEADER_S:
             self._end(f.ENHANCE_YOUR_CALM, "headers that do not end")
         elif self._shut_at and self._goodbye is None and now - self._shut_at > FAREWELL_S:
             self._say_goodbye()
@@ -664,7 +565,7 @@ class Connection(Guest):
         """Nothing that is under way will be heard."""
         for stream in tuple(self.streams.values()):
             self._lose(stream)
-        self._waiting.clear()
+        self.grants.clear()
 
 
 def _unpadded(data: bytes, start: int, stop: int) -> tuple[int, int]:

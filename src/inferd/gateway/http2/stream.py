@@ -98,7 +98,7 @@ class Stream(ABC):
         """``size`` bytes are wanted that will be kept until they are complete: let them come as soon as the
         connection keeps few enough."""
         self.wanted = size
-        self.connection.grant(self)
+        self.connection.grants.grant(self)
 
     def granted(self, size: int) -> None:
         """The peer may send so many bytes more."""
