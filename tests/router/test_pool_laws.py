@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Coroutine
-from random import Random
 from typing import Any
 from unittest import mock
 
@@ -262,7 +261,7 @@ class PoolMachine(RuleBasedStateMachine):
                 may_surge=lambda pool, member: True,
                 on_idle=lambda pool: None,
             )
-            pool._random = Random(0)
+            pool._placement._random.seed(0)
             pool.start()
             return pool
 
@@ -331,7 +330,7 @@ class PoolMachine(RuleBasedStateMachine):
         try:
             stream = self._do(self.pool.submit, request, relay)
         except InvalidRequest:
-            assert is_live or name in self.pool._losers
+            assert is_live or name in self.pool._tries.losers
         except Overloaded:
             assert len(self.pool._queue) >= 2
         except Unavailable:
@@ -454,7 +453,7 @@ class PoolMachine(RuleBasedStateMachine):
         live = set(self.streams) - over
         waiting = {ticket.request.id for ticket in pool._live.values() if ticket.is_waiting}
         running = {ticket.request.id for ticket in pool._live.values() if ticket.runner is not None}
-        resting = set(pool._resting)
+        resting = set(pool._tries.resting)
         assert live == set(pool._live) == waiting | running | resting
         assert len(live) == len(waiting) + len(running) + len(resting), "in two places at once"
         assert len(pool._queue) == len(waiting)
@@ -482,15 +481,15 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def who_lost_a_race_is_forgotten_when_the_replica_is_done(self) -> None:
         working = {
-            name for member in self.members for name in self.pool._losers if member.replica.ticket(name) is not None
+            name for member in self.members for name in self.pool._tries.losers if member.replica.ticket(name) is not None
         }
-        assert self.pool._losers == working
+        assert self.pool._tries.losers == working
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
         if self.pool._suspect is None and not self.is_aborted:
             able = [member for member in self.members if member.can_take and member.kind == "local"]
-            waiting = [t for t in self.pool._live.values() if t.is_waiting and t.request.id not in self.pool._losers]
+            waiting = [t for t in self.pool._live.values() if t.is_waiting and t.request.id not in self.pool._tries.losers]
             assert not [t for t in waiting for member in able if member.replica.has_room(t)]
 
     @invariant()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -18,28 +18,27 @@ import msgspec
 from inferd import clock
 from inferd.config import ModelConfig
 from inferd.errors import (
-    DeadlineExceeded,
     InferdError,
     InvalidRequest,
     Overloaded,
     Unavailable,
     WorkerDied,
 )
-from inferd.events import Emit, QueueChanged, RequestEnded, RequestRefused, Retried, StepDone
-from inferd.router.affinity import PrefixIndex, text_of
-from inferd.router.budget import RetryBudget
+from inferd.events import Emit, RequestEnded, RequestRefused, Retried, StepDone
+from inferd.router.continuation import continuation, is_continuable, noted
+from inferd.router.ends import timed, told, too_late, was_too_late
 from inferd.router.fleet import Fleet
 from inferd.router.member import Member
 from inferd.router.outlook import Outlook, Verdict
-from inferd.router.policy import choose
+from inferd.router.placement import Placement
 from inferd.router.queue import RequestQueue
 from inferd.router.replica import LocalReplica, Replica
-from inferd.router.seats import Seats
 from inferd.router.status import Applied, ModelStatus
 from inferd.router.stream import Stream
+from inferd.router.teller import Teller
 from inferd.router.ticket import Ticket
+from inferd.router.tries import Tries
 from inferd.types import (
-    Continuation,
     End,
     Failure,
     GenerateRequest,
@@ -48,14 +47,10 @@ from inferd.types import (
     Relayed,
     Request,
     StepStats,
-    Timings,
 )
 from inferd.worker.supervisor import Patience
 
 MAX_KILLS = 2  # workers that a request may have been in when they died
-MAX_PREFIXES = 20_000
-_REST_S = (0.025, 2.0)  # before another try: at first, doubled with each, and at the longest
-_TELL_EVERY_S = 0.02
 
 
 class Pool:
@@ -87,20 +82,16 @@ class Pool:
             name, config, self, emit, command, patience, lambda member: may_surge(self, member), keep_below
         )
         self.outlook = Outlook(name, config, self._queue, self.fleet)
-        self._prefixes = PrefixIndex(MAX_PREFIXES)
-        self._budget = RetryBudget(config.retry.budget)
-        self._random = Random()
+        random = Random()
+        self._tries = Tries(name, config.retry, self.outlook, random, emit, self._rested)
+        self._placement = Placement(config, self.fleet, self._tries.losers, random)
+        self._teller = Teller(name, self._queue, self.fleet, lambda: len(self._tries.resting), emit)
         self._live: dict[str, Ticket] = {}
-        self._seats = Seats()
         self._num_transits = 0  # on the short way, each known to its replica
-        self._resting: dict[str, asyncio.TimerHandle] = {}
-        self._losers: set[str] = set()  # have ended, and a replica still works on them
         self._num_accepted = 0
         self._suspect: Ticket | None = None  # in flight, and not yet cleared by an output
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._is_telling = False
-        self._told_at = 0.0
         self._is_stopped = False
         self.last_used_at = clock.now()
         self.idle = asyncio.Event()  # nothing is waiting or in flight
@@ -113,12 +104,12 @@ class Pool:
         """Raises Overloaded when the queue is full or the deadline cannot be met, Unavailable when the model
         cannot be served."""
         now = clock.now()
-        if request.id in self._live or request.id in self._losers:
+        if request.id in self._live or request.id in self._tries.losers:
             raise InvalidRequest(f"A request with the id {request.id!r} is already running.", param="request_id")
         if not request.arrived_at:
             request = msgspec.structs.replace(request, arrived_at=now)
         if request.deadline_s is not None and request.arrived_at + request.deadline_s <= now:
-            raise _too_late(request)
+            raise too_late(request)
         stream = Stream(
             request.id,
             lambda: self._cancel(ticket),
@@ -126,8 +117,8 @@ class Pool:
             is_whole=isinstance(request, GenerateRequest) and not request.stream,
         )
         ticket = Ticket(request, stream, self._num_accepted, now + self.config.queue.timeout_s, relay)
-        self._budget.note(now)
-        able = () if self._is_stopped or len(self._queue) else self._able(ticket, self.fleet.takers(now))
+        self._tries.budget.note(now)
+        able = () if self._is_stopped or len(self._queue) else self._placement.able(ticket, self.fleet.takers(now))
         if not able:
             self._check(ticket, now)
         self._num_accepted += 1
@@ -135,7 +126,7 @@ class Pool:
         self.idle.clear()
         if able:
             self._dispatch(ticket, able, now)
-            self._tell()
+            self._teller.tell()
         else:
             self._queue.push(ticket)
             self._pump()
@@ -181,8 +172,7 @@ class Pool:
         if ticket.is_waiting:
             self._queue.remove(ticket)
             self._end(ticket, End("cancelled"))
-        elif (resting := self._resting.pop(request_id, None)) is not None:
-            resting.cancel()
+        elif self._tries.wake(request_id):
             self._end(ticket, End("cancelled"))
         else:
             for replica in (ticket.runner, ticket.reserve):
@@ -213,48 +203,32 @@ class Pool:
                 if not takers:
                     break
                 ticket = self._queue.pop(
-                    accepts=lambda t, takers=takers: bool(self._able(t, takers)),  # type: ignore[misc]
+                    accepts=lambda t, takers=takers: bool(self._placement.able(t, takers)),  # type: ignore[misc]
                     with_suspects=self._suspect is None,
                 )
                 if ticket is None:
                     break
-                self._dispatch(ticket, self._able(ticket, takers), now)
+                self._dispatch(ticket, self._placement.able(ticket, takers), now)
             if len(self._queue):
                 if self.outlook.may_be_woken:
                     self._demand(self)
                 self._arm(now)
-        self._tell()
-
-    def _able(self, ticket: Ticket, takers: Iterable[Member]) -> list[Member]:
-        request_id, region = ticket.request.id, ticket.request.region
-        able = [
-            m
-            for m in takers
-            if m.replica.runs(ticket) and m.replica.has_room(ticket) and (not region or m.region == region)
-        ]
-        seat = self._seats.of(ticket.request)
-        if seat is not None and any(member.replica is seat for member in self.fleet.members):
-            able = [member for member in able if member.replica is seat]
-        if request_id in self._losers:  # the one that still works on an earlier try cannot tell them apart
-            able = [member for member in able if member.replica.ticket(request_id) is None]
-        if len(able) > 1:
-            return [member for member in able if not member.is_shunned] or able
-        return able
+        self._teller.tell()
 
     def _dispatch(self, ticket: Ticket, able: Sequence[Member], now: float) -> None:
         """Give it to one of the replicas that can take it."""
-        member = able[0] if len(able) == 1 else self._choose(ticket, able, now)
+        member = able[0] if len(able) == 1 else self._placement.choose(ticket, able, now)
         if ticket.is_suspect:
             self._suspect = ticket
         ticket.attempts += 1
         ticket.dispatched_at = now
         if ticket.first_dispatched_at is None:
             ticket.first_dispatched_at = now
-            if self.config.resume_streams and member.kind == "local" and _is_continuable(ticket.request):
+            if self.config.resume_streams and member.kind == "local" and is_continuable(ticket.request):
                 ticket.token_ids = []
         ticket.runner = member.replica
         ticket.replica = member.index
-        self._seats.take(ticket.request, member.replica)
+        self._placement.seats.take(ticket.request, member.replica)
         self.fleet.begin(member, now)
         member.replica.dispatch(ticket)
         if ticket.stream.is_paused:
@@ -262,37 +236,6 @@ class Pool:
         if self.config.retry.hedge_after_s is not None and ticket.request.idempotent:
             loop = asyncio.get_running_loop()
             loop.call_later(self.config.retry.hedge_after_s, self._hedge, ticket, ticket.attempts)
-
-    def _choose(self, ticket: Ticket, able: Sequence[Member], now: float) -> Member:
-        """``able`` is not empty. Those that failed it before come last."""
-        if ticket.avoid:
-            able = [member for member in able if member.index not in ticket.avoid] or able
-        request, routing = ticket.request, self.config.routing
-        text = b""
-        if routing.prefix_affinity and ticket.is_local and self.config.scheduler.prefix_caching:
-            text = text_of(request, ticket.relay)
-        prefer = self._prefixes.best(request.tenant, text) if text else None
-        chosen = self._chosen(able, now, prefer=prefer, session=request.session)
-        if text:
-            self._prefixes.note(request.tenant, text, chosen.index)
-        return chosen
-
-    def _chosen(
-        self, able: Sequence[Member], now: float, *, prefer: Mapping[int, int] | None = None, session: str = ""
-    ) -> Member:
-        routing = self.config.routing
-        chosen = choose(
-            able,
-            random=self._random,
-            now=now,
-            prefer=prefer,
-            session=session,
-            slack=routing.affinity_slack,
-            ready_since=self.fleet.ready_since,
-            slow_start_s=routing.slow_start_s,
-        )
-        assert chosen is not None, "those that can take it cannot"
-        return chosen
 
     def _arm(self, now: float) -> None:
         """Look again when the next ticket has waited too long, or a breaker lets a request through."""
@@ -315,7 +258,7 @@ class Pool:
     def _expire(self, ticket: Ticket, now: float) -> None:
         request = ticket.request
         if ticket.deadline_at <= now:
-            self._fail(ticket, _too_late(request))
+            self._fail(ticket, too_late(request))
             return
         self._emit(RequestRefused(model=self.name, reason="queue_timeout", tenant=request.tenant))
         error = Overloaded(
@@ -344,17 +287,17 @@ class Pool:
             return None
         takers = self.fleet.takers(now)
         if len(takers) > 1:
-            return self._chosen([member for member in takers if not member.is_shunned] or takers, now)
+            return self._placement.pick([member for member in takers if not member.is_shunned] or takers, now)
         return takers[0] if takers else None
 
     def transit_begins(self, member: Member, now: float) -> None:
-        self._budget.note(now)
+        self._tries.budget.note(now)
         self._num_transits += 1
         if self._num_transits == 1:
             self.idle.clear()
         self.fleet.begin(member, now)
-        if not self._is_telling:
-            self._tell()
+        if not self._teller.is_telling:
+            self._teller.tell()
 
     def transit_ended(self, ended: RequestEnded, now: float) -> None:
         """It was answered."""
@@ -364,8 +307,8 @@ class Pool:
         self._emit(ended)
         if not self._num_transits and not self._live:
             self._now_idle()
-        if not self._is_telling:
-            self._tell()
+        if not self._teller.is_telling:
+            self._teller.tell()
         self._made_room()
 
     def take_over(
@@ -386,25 +329,7 @@ class Pool:
 
     # -- second tries -----------------------------------------------------------------------
 
-    def _may_retry(self, ticket: Ticket, now: float) -> bool:
-        if ticket.attempts >= self.config.retry.max_attempts or not ticket.request.idempotent:
-            return False
-        if self.outlook.why_not(ticket, now)[0] is not None:
-            return False
-        is_granted = self._budget.take(now)
-        self._emit(Retried(model=self.name, kind="retry", granted=is_granted))
-        return is_granted
-
-    def _rest(self, ticket: Ticket) -> None:
-        """Another try in a moment: not at once, and not when everybody else tries again."""
-        shortest, longest = _REST_S
-        delay = min(longest, shortest * 2.0 ** (ticket.attempts - 1)) * self._random.random()
-        ticket.runner = None
-        loop = asyncio.get_running_loop()
-        self._resting[ticket.request.id] = loop.call_later(delay, self._rested, ticket)
-
     def _rested(self, ticket: Ticket) -> None:
-        del self._resting[ticket.request.id]
         self._wait_again(ticket)
         self._reconsider()
 
@@ -416,53 +341,20 @@ class Pool:
 
     def _hedge(self, ticket: Ticket, attempt: int) -> None:
         """Nothing came for ``hedge_after_s``: ask a second one, and take the answer that begins first."""
-        stream, runner = ticket.stream, ticket.runner
-        if (
-            stream.is_over
-            or stream.is_closed
-            or stream.progress.has_output
-            or runner is None
-            or ticket.reserve is not None
-            or ticket.attempts != attempt
-            or attempt >= self.config.retry.max_attempts
-        ):
+        runner = ticket.runner
+        if runner is None or not self._tries.may_hedge(ticket, attempt):
             return
         now = clock.now()
-        able = [m for m in self._able(ticket, self.fleet.takers(now)) if m.replica is not runner]
-        if not able:
+        able = [m for m in self._placement.able(ticket, self.fleet.takers(now)) if m.replica is not runner]
+        if not able or not self._tries.grant("hedge", now):
             return
-        is_granted = self._budget.take(now)
-        self._emit(Retried(model=self.name, kind="hedge", granted=is_granted))
-        if not is_granted:
-            return
-        member = self._choose(ticket, able, now)
+        member = self._placement.choose(ticket, able, now)
         ticket.attempts += 1
         ticket.reserve = member.replica
         self.fleet.begin(member, now)
         member.replica.dispatch(ticket)
         ticket.replica = runner.index
-        self._tell()
-
-    def _take_word(self, ticket: Ticket, replica: Replica) -> None:
-        """Of two replicas, this one has begun to answer: the other one's work is for nothing."""
-        other = ticket.reserve if replica is ticket.runner else ticket.runner
-        ticket.runner, ticket.reserve, ticket.replica = replica, None, replica.index
-        if other is not None:
-            self._losers.add(ticket.request.id)
-            other.cancel(ticket.request.id)
-
-    def _is_out(self, ticket: Ticket, replica: Replica) -> bool:
-        """Whether the replica's part of a request ended without ending the request: it has been let go, or
-        another one still works on it."""
-        if ticket.reserve is replica:
-            ticket.reserve = None
-        elif ticket.runner is replica and ticket.reserve is not None:
-            ticket.runner, ticket.reserve = ticket.reserve, None
-            ticket.replica = ticket.runner.index
-        elif ticket.runner is replica:
-            return False
-        self._losers.discard(ticket.request.id)
-        return True
+        self._teller.tell()
 
     def _clear(self, ticket: Ticket) -> None:
         """A suspect produced something or ended: the next one may go."""
@@ -478,7 +370,7 @@ class Pool:
         if replica.info is not None:
             self.outlook.info = replica.info
         self.outlook.load_error = None
-        self._prefixes.forget(replica.index)
+        self._placement.forget(replica.index)
         self.fleet.ready(member)
         self._settle()
         self._pump()
@@ -501,17 +393,17 @@ class Pool:
                 has_news = output.deltas or output.prompt is not None or output.prediction is not None
                 is_word = has_news or (end is not None and end.outcome == "done")
                 if is_word and replica in (ticket.runner, ticket.reserve):
-                    self._take_word(ticket, replica)
+                    self._tries.take_word(ticket, replica)
                 else:
                     if end is not None:
-                        self._is_out(ticket, replica)
+                        self._tries.is_out(ticket, replica)
                     continue
             if output.deltas or output.prediction is not None or end is not None:
                 self._clear(ticket)
                 if not ticket.stream.progress.has_output:
                     self._note_first(ticket, replica, now)
             if ticket.token_ids is not None:
-                output = _noted(ticket, output)
+                output = noted(ticket, output)
             if end is None:
                 ticket.stream.push(output, now)
             else:
@@ -531,10 +423,10 @@ class Pool:
             replica.release(ticket)
         if ticket.runner is not replica or ticket.reserve is not None:
             if replica in (ticket.runner, ticket.reserve) and (end is None or end.outcome == "done"):
-                self._take_word(ticket, replica)
+                self._tries.take_word(ticket, replica)
             else:
                 if end is not None:
-                    self._is_out(ticket, replica)
+                    self._tries.is_out(ticket, replica)
                     self._made_room()
                 return
         is_cleared = ticket is self._suspect
@@ -546,7 +438,7 @@ class Pool:
             if is_cleared and len(self._queue):
                 self._pump()
             return
-        if end.outcome == "failed" and not _was_too_late(end):
+        if end.outcome == "failed" and not was_too_late(end):
             member = self.fleet.member_of(replica)
             if member is not None:
                 self.fleet.failed(member, ticket.dispatched_at, now, "an answer broke off")
@@ -568,12 +460,12 @@ class Pool:
         if counts and member is not None:
             self.fleet.failed(member, ticket.dispatched_at, now, error.message)
         self._clear(ticket)
-        if not self._is_out(ticket, replica):
+        if not self._tries.is_out(ticket, replica):
             ticket.avoid = (*ticket.avoid, replica.index)
             if ticket.stream.is_closed:
                 self._end(ticket, End("cancelled"))
-            elif retry and self._may_retry(ticket, now):
-                self._rest(ticket)
+            elif retry and self._tries.may_retry(ticket, now):
+                self._tries.rest(ticket)
             elif isinstance(error, Overloaded | Unavailable):
                 self._refuse(ticket, error)
             else:
@@ -591,10 +483,10 @@ class Pool:
         member = self.fleet.member_of(replica)
         if member is not None and tickets:
             self.fleet.failed(member, None, clock.now(), reason)
-        self._prefixes.forget(replica.index)
+        self._placement.forget(replica.index)
         for ticket in tickets:
             self._clear(ticket)
-            if self._is_out(ticket, replica):
+            if self._tries.is_out(ticket, replica):
                 continue
             ticket.kills += 1
             self._run_again(ticket, "The model's worker stopped")
@@ -606,18 +498,18 @@ class Pool:
         for ticket in replica.release_all():
             replica.cancel(ticket.request.id)
             self._clear(ticket)
-            if not self._is_out(ticket, replica):
+            if not self._tries.is_out(ticket, replica):
                 self._run_again(ticket, "The model's replica was replaced")
 
     def _run_again(self, ticket: Ticket, what_happened: str) -> None:
         """The replica is gone: elsewhere, or nowhere."""
         request = ticket.request
-        can_continue = bool(ticket.token_ids) and ticket.seed is not None
+        so_far = continuation(ticket)
         if ticket.stream.is_closed:
             self._end(ticket, End("cancelled", ticket.stream.progress.usage))
         elif self._is_stopped:
             self._refuse_or_fail(ticket, self.outlook.unavailable())
-        elif ticket.stream.progress.has_output and not can_continue and not ticket.stream.is_whole:
+        elif ticket.stream.progress.has_output and so_far is None and not ticket.stream.is_whole:
             self._fail(
                 ticket,
                 WorkerDied(
@@ -634,15 +526,13 @@ class Pool:
                     code="poison_request",
                 ),
             )
-        elif can_continue:
+        elif so_far is not None:
             assert isinstance(request, GenerateRequest)
-            assert ticket.seed is not None
-            so_far = Continuation(token_ids=tuple(ticket.token_ids or ()), seed=ticket.seed)
             ticket.request = msgspec.structs.replace(request, resumes=so_far)
             ticket.relay = None  # a remote server could only begin anew
             self._emit(Retried(model=self.name, kind="continuation", granted=True))
             self._wait_again(ticket)
-        elif ticket.stream.progress.has_output and not self._may_retry(ticket, clock.now()):
+        elif ticket.stream.progress.has_output and not self._tries.may_retry(ticket, clock.now()):
             self._fail(
                 ticket,
                 WorkerDied(f"{what_happened} before the answer was complete, and it may not be tried again now."),
@@ -689,26 +579,7 @@ class Pool:
         now = clock.now()
         request, stream = ticket.request, ticket.stream
         del self._live[request.id]
-        arrived, told, first_at = request.arrived_at, end.timings, stream.progress.first_at
-        if first_at is None and isinstance(last, Relayed) and last.data:
-            first_at = now
-        first_token = told.first_token
-        if first_token is None and first_at is not None:
-            first_token = first_at - arrived
-        end = End(
-            end.outcome,
-            end.usage,
-            Timings(
-                None if ticket.first_dispatched_at is None else ticket.first_dispatched_at - arrived,
-                told.tokenized,
-                told.scheduled,
-                first_token,
-                told.finished if told.finished is not None else now - arrived,
-                told.steps_s,
-            ),
-            end.failure,
-            end.num_preemptions,
-        )
+        end = timed(end, ticket, last, now)
         ticket.runner = None
         if isinstance(last, Relayed):
             stream.relay(Relayed(request.id, last.head, last.data, end), now)
@@ -721,10 +592,10 @@ class Pool:
         if num_tokens or end.outcome != "done":  # else the replica did not say
             self._queue.settle(ticket, num_tokens)
         self.last_used_at = now
-        self._emit(_ended(ticket, end))
+        self._emit(told(ticket, end))
         if self.is_idle:
             self._now_idle()
-        self._tell()
+        self._teller.tell()
 
     def _now_idle(self) -> None:
         self.idle.set()
@@ -741,15 +612,13 @@ class Pool:
             self._timer = None
         for ticket in self._queue.clear():
             self._refuse_or_fail(ticket, error)
-        for resting in self._resting.values():
-            resting.cancel()
-        self._resting.clear()
+        self._tries.wake_all()
         for member in self.fleet.members:
             for ticket in member.replica.release_all():
                 member.replica.cancel(ticket.request.id)
         for ticket in list(self._live.values()):
             self._fail(ticket, error)
-        self._losers.clear()
+        self._tries.losers.clear()
         self.settled.set()
         self.fleet.halt()
 
@@ -774,8 +643,8 @@ class Pool:
         old, self.config = self.config, config
         self.outlook.config = config
         self._queue.configure(config.queue)
-        if old.retry.budget != config.retry.budget:
-            self._budget = RetryBudget(config.retry.budget)
+        self._placement.config = config
+        self._tries.configure(config.retry)
         applied = await self.fleet.fit(config)
         names = [name for name in IN_PLACE_FIELDS if getattr(old, name) != getattr(config, name)]
         if names:
@@ -820,34 +689,7 @@ class Pool:
 
     @property
     def status(self) -> ModelStatus:
-        return self.outlook.status(len(self._resting))
-
-    def _tell(self) -> None:
-        """QueueChanged for everything that happens in a moment: in a turn of the event loop, or, when there
-        are many of those, in ``_TELL_EVERY_S``."""
-        if not self._is_telling:
-            self._is_telling = True
-            loop = asyncio.get_running_loop()
-            due_s = self._told_at + _TELL_EVERY_S - clock.now()
-            if due_s <= 0:
-                loop.call_soon(self._told)
-            else:
-                loop.call_later(due_s, self._told)
-
-    def _told(self) -> None:
-        self._is_telling = False
-        self._told_at = clock.now()
-        critical, interactive, normal, batch = self._queue.by_class
-        self._emit(
-            QueueChanged(
-                model=self.name,
-                waiting=len(self._queue) + len(self._resting),
-                in_flight=sum(member.replica.num_in_flight for member in self.fleet.members),
-                waiting_by_class=(critical, interactive, normal, batch),
-                waiting_tokens=self._queue.num_tokens,
-                waiting_bytes=self._queue.num_bytes,
-            )
-        )
+        return self.outlook.status(len(self._tries.resting))
 
 
 IN_PLACE_FIELDS = (
@@ -864,55 +706,3 @@ IN_PLACE_FIELDS = (
     "versions",
 )
 """What a model takes over while it runs; the rest is the fleet's to bring about."""
-
-
-def _is_continuable(request: Request) -> bool:
-    """An answer of one choice, token by token: another worker can go on with it."""
-    return isinstance(request, GenerateRequest) and request.width == 1 and not request.sampling.use_beam_search
-
-
-def _too_late(request: Request) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"The request's deadline of {request.deadline_s:g} s passed while it waited. "
-        "Allow more time, or try when the server is less busy."
-    )
-
-
-def _was_too_late(end: End) -> bool:
-    """Its own deadline ended it, which says nothing of the replica."""
-    return end.failure is not None and end.failure.kind == DeadlineExceeded.kind
-
-
-def _noted(ticket: Ticket, output: Output) -> Output:
-    """Remember what a worker that goes on must know; of its report the reader has heard already."""
-    assert ticket.token_ids is not None
-    for delta in output.deltas:
-        ticket.token_ids.extend(delta.token_ids)
-    if output.prompt is None:
-        return output
-    request = ticket.request
-    if isinstance(request, GenerateRequest) and request.resumes is not None:
-        return Output(output.request_id, output.deltas, None, output.end)
-    ticket.seed = 0 if isinstance(request, GenerateRequest) and request.sampling.is_greedy else output.prompt.seed
-    return output
-
-
-def _ended(ticket: Ticket, end: End) -> RequestEnded:
-    request, progress = ticket.request, ticket.stream.progress
-    sampling = request.sampling if isinstance(request, GenerateRequest) else None
-    return RequestEnded(
-        model=request.model,
-        replica=ticket.replica,
-        request_id=request.id,
-        tenant=request.tenant,
-        outcome=end.outcome,
-        finish_reasons=tuple([reason for _, reason in sorted(progress.finish_reasons.items())]),
-        error_kind=end.failure.kind if end.failure is not None else None,
-        usage=end.usage,
-        timings=end.timings,
-        inter_token_s=tuple(progress.inter_token_s),
-        n=sampling.n if sampling is not None else 1,
-        max_tokens=sampling.max_tokens if sampling is not None else None,
-        priority=request.priority,
-        num_preemptions=end.num_preemptions,
-    )

@@ -1,0 +1,86 @@
+"""Which of a model's replicas a request goes to: who can take it, and who of those is best.
+
+Knows where sequences sit and which prefixes were sent where. The choice among equals is ``policy``'s; who may get requests at
+all, the fleet's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from random import Random
+
+from inferd.config import ModelConfig
+from inferd.router.affinity import PrefixIndex, text_of
+from inferd.router.fleet import Fleet
+from inferd.router.member import Member
+from inferd.router.policy import choose
+from inferd.router.seats import Seats
+from inferd.router.ticket import Ticket
+
+MAX_PREFIXES = 20_000
+
+
+class Placement:
+    """``config`` is the model's of now; ``losers`` are requests on which a replica works in vain."""
+
+    __slots__ = ("_fleet", "_losers", "_prefixes", "_random", "config", "seats")
+
+    def __init__(self, config: ModelConfig, fleet: Fleet, losers: Collection[str], random: Random) -> None:
+        self.config = config
+        self._fleet = fleet
+        self._losers = losers
+        self._random = random
+        self._prefixes = PrefixIndex(MAX_PREFIXES)
+        self.seats = Seats()
+
+    def able(self, ticket: Ticket, takers: Iterable[Member]) -> list[Member]:
+        """Those of the takers that can take it."""
+        request_id, region = ticket.request.id, ticket.request.region
+        able = [
+            m
+            for m in takers
+            if m.replica.runs(ticket) and m.replica.has_room(ticket) and (not region or m.region == region)
+        ]
+        seat = self.seats.of(ticket.request)
+        if seat is not None and any(member.replica is seat for member in self._fleet.members):
+            able = [member for member in able if member.replica is seat]
+        if request_id in self._losers:  # the one that still works on an earlier try cannot tell them apart
+            able = [member for member in able if member.replica.ticket(request_id) is None]
+        if len(able) > 1:
+            return [member for member in able if not member.is_shunned] or able
+        return able
+
+    def choose(self, ticket: Ticket, able: Sequence[Member], now: float) -> Member:
+        """``able`` is not empty. Those that failed it before come last."""
+        if ticket.avoid:
+            able = [member for member in able if member.index not in ticket.avoid] or able
+        request, routing = ticket.request, self.config.routing
+        text = b""
+        if routing.prefix_affinity and ticket.is_local and self.config.scheduler.prefix_caching:
+            text = text_of(request, ticket.relay)
+        prefer = self._prefixes.best(request.tenant, text) if text else None
+        chosen = self.pick(able, now, prefer=prefer, session=request.session)
+        if text:
+            self._prefixes.note(request.tenant, text, chosen.index)
+        return chosen
+
+    def pick(
+        self, able: Sequence[Member], now: float, *, prefer: Mapping[int, int] | None = None, session: str = ""
+    ) -> Member:
+        routing = self.config.routing
+        chosen = choose(
+            able,
+            random=self._random,
+            now=now,
+            prefer=prefer,
+            session=session,
+            slack=routing.affinity_slack,
+            ready_since=self._fleet.ready_since,
+            slow_start_s=routing.slow_start_s,
+        )
+        assert chosen is not None, "those that can take it cannot"
+        return chosen
+
+    def forget(self, index: int) -> None:
+        """The replica with this index is another one now: its cache is empty."""
+        self._prefixes.forget(index)

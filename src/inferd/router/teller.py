@@ -1,0 +1,57 @@
+"""Tells how many requests wait and run: once for all that happens in a moment, however much that is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from inferd import clock
+from inferd.events import Emit, QueueChanged
+from inferd.router.fleet import Fleet
+from inferd.router.queue import RequestQueue
+
+_TELL_EVERY_S = 0.02
+
+
+class Teller:
+    """``num_resting``: requests that wait for another try beside the queue."""
+
+    __slots__ = ("_emit", "_fleet", "_model", "_num_resting", "_queue", "_told_at", "is_telling")
+
+    def __init__(
+        self, model: str, queue: RequestQueue, fleet: Fleet, num_resting: Callable[[], int], emit: Emit
+    ) -> None:
+        self._model = model
+        self._queue = queue
+        self._fleet = fleet
+        self._num_resting = num_resting
+        self._emit = emit
+        self._told_at = 0.0
+        self.is_telling = False
+
+    def tell(self) -> None:
+        """QueueChanged for everything that happens in a moment: in a turn of the event loop, or, when there
+        are many of those, in ``_TELL_EVERY_S``."""
+        if not self.is_telling:
+            self.is_telling = True
+            loop = asyncio.get_running_loop()
+            due_s = self._told_at + _TELL_EVERY_S - clock.now()
+            if due_s <= 0:
+                loop.call_soon(self._told)
+            else:
+                loop.call_later(due_s, self._told)
+
+    def _told(self) -> None:
+        self.is_telling = False
+        self._told_at = clock.now()
+        critical, interactive, normal, batch = self._queue.by_class
+        self._emit(
+            QueueChanged(
+                model=self._model,
+                waiting=len(self._queue) + self._num_resting(),
+                in_flight=sum(member.replica.num_in_flight for member in self._fleet.members),
+                waiting_by_class=(critical, interactive, normal, batch),
+                waiting_tokens=self._queue.num_tokens,
+                waiting_bytes=self._queue.num_bytes,
+            )
+        )
