@@ -92,7 +92,7 @@ class Bench:
 
         def way(method: Method, draft: DraftModel | None) -> Speculation:
             settings = msgspec.structs.replace(config, speculation=SpeculationConfig(method=method))
-            return Speculation(settings, scheduler, length, draft)
+            return Speculation(settings, scheduler, length, draft, loaded.tell_time)
 
         self.ways: dict[str, Speculation | None] = {"none": None, "prompt lookup": way("prompt_lookup", None)}
         if draft is not None:

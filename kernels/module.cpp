@@ -2,16 +2,19 @@
 // (inferd/engine/native.py) has checked formats and shapes. The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 #include "decoder.h"
+#include "drafting.h"
 #include "table.h"
 
 namespace nb = nanobind;
@@ -205,6 +208,22 @@ NB_MODULE(_kernels, m) {
                              {at<int64_t>(token_ids), at<int64_t>(positions), at<int64_t>(slots), at<int32_t>(query_start), at<int32_t>(seq_len),
                               at<int32_t>(block_table), table_stride, sequences, rows, at<int64_t>(wanted), num_wanted},
                              at(embedded), at(out), threads);
+            },
+            nogil());
+    nb::class_<Drafter>(m, "Drafter")
+        .def(
+            "__init__",
+            [](Drafter* self, Decoder& decoder, const Weights& head, int dtype, int64_t hidden, int64_t vocab, int64_t block_size, float divisor,
+               float softcap) { new (self) Drafter(decoder, head, Dtype(dtype), hidden, vocab, block_size, divisor, softcap); },
+            nb::keep_alive<1, 2>(), nb::kw_only(), "decoder"_a, "head"_a, "dtype"_a, "hidden"_a, "vocab"_a, "block_size"_a, "divisor"_a, "softcap"_a)
+        .def(
+            "guess",
+            [](Drafter& self, std::vector<std::vector<int64_t>> pending, std::vector<std::vector<int64_t>> blocks, std::vector<int64_t> start,
+               std::vector<int64_t> most, std::vector<float> bounds, std::vector<float> chances, float least, float least_mean, int threads) {
+                if (chances.size() != bounds.size() + 1) throw std::invalid_argument("one chance more than bounds is needed");
+                Drafted found = self.guess(*active, {std::move(pending), std::move(blocks), std::move(start), std::move(most)},
+                                           {std::move(bounds), std::move(chances), least, least_mean}, threads);
+                return std::make_tuple(std::move(found.tokens), std::move(found.surenesses), found.passes);
             },
             nogil());
     m.def(

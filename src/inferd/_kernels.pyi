@@ -230,6 +230,35 @@ class Decoder:
         /,
     ) -> None: ...
 
+class Drafter:
+    """Guesses with a decoder that it keeps alive; the head it copies (kernels/drafting.h)."""
+
+    def __init__(
+        self,
+        *,
+        decoder: Decoder,
+        head: Weights,
+        dtype: int,
+        hidden: int,
+        vocab: int,
+        block_size: int,
+        divisor: float,
+        softcap: float,
+    ) -> None: ...
+    def guess(
+        self,
+        pending: list[list[int]],
+        blocks: list[list[int]],
+        start: list[int],
+        most: list[int],
+        bounds: tuple[float, ...],
+        chances: tuple[float, ...],
+        least: float,
+        least_mean: float,
+        threads: int,
+        /,
+    ) -> tuple[list[list[int]], list[list[float]], int]: ...
+
 def rotary(
     dtype: int,
     x: int,

@@ -10,3 +10,6 @@ now: Callable[[], float] = time.monotonic
 
 wall: Callable[[], float] = time.time
 """Seconds since the epoch, for people and for ``created`` fields; never for durations."""
+
+computing: Callable[[], float] = time.thread_time
+"""Seconds that the calling thread has computed: other programs on the host do not count, neither do other threads."""

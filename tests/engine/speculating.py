@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from inferd.engine.draft import DraftModel, Guess
+from inferd.engine.draft import DraftModel
+from inferd.engine.draft_passes import Guess, Rule
 from inferd.engine.engine import Engine
 from inferd.engine.sequence import Sequence
 from inferd.engine.speculation import Speculation
@@ -73,17 +74,26 @@ class Prophet(DraftModel):
     def gap(self, sequence: Sequence) -> int:
         return 1
 
-    def begin(self, guesses: list[Guess]) -> list[Guess]:
-        self.go_on(guesses)
-        return guesses
-
-    def go_on(self, guesses: list[Guess]) -> None:
+    def guess(self, guesses: list[Guess], rule: Rule) -> int:
+        passes = 0
         for guess in guesses:
-            rest = self._answer_of(guess.sequence)[guess.sequence.num_outputs + len(guess.tokens) :]
-            token = rest[0] if rest else 5
-            is_error = self._random.random() < self._error_rate
-            guess.tokens.append((token + 1) % 200 if is_error else token)
-            guess.sureness = 1.0
+            chance = 1.0
+            while len(guess.tokens) < guess.most:
+                rest = self._answer_of(guess.sequence)[guess.sequence.num_outputs + len(guess.tokens) :]
+                token = rest[0] if rest else 5
+                is_error = self._random.random() < self._error_rate
+                guess.surenesses.append(self._sureness())
+                chance *= rule.chance(guess.surenesses[-1])
+                if chance < rule.least:
+                    break
+                guess.tokens.append((token + 1) % 200 if is_error else token)
+                if chance < rule.least_mean:
+                    break
+            passes = max(passes, len(guess.surenesses))
+        return passes
+
+    def _sureness(self) -> float:
+        return 1.0
 
     def settle(self, sequence: Sequence, num_right: int) -> None:
         pass

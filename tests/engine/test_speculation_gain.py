@@ -11,7 +11,7 @@ from tests.engine.speculating import Prophet
 
 from inferd.config import ModelConfig, SchedulerConfig
 from inferd.engine.blocks import BlockPool
-from inferd.engine.draft import Guess
+from inferd.engine.draft_passes import Guess, Rule
 from inferd.engine.scheduler import Scheduler, Slice
 from inferd.engine.sequence import Sequence
 from inferd.engine.speculation import Speculation
@@ -117,11 +117,13 @@ class _Guesser(Prophet):
         super().__init__(lambda sequence: [], 0, 0.0)
         self.world = world
 
-    def go_on(self, guesses: list[Guess]) -> None:
-        self.world.now += self.world.pass_s
-        super().go_on(guesses)
-        for guess in guesses:
-            guess.sureness = self.world.random.random() / 2 + 0.5
+    def guess(self, guesses: list[Guess], rule: Rule) -> int:
+        passes = super().guess(guesses, rule)
+        self.world.now += self.world.pass_s * passes
+        return passes
+
+    def _sureness(self) -> float:
+        return self.world.random.random() / 2 + 0.5
 
 
 @settings(max_examples=25, deadline=None)

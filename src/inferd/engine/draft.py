@@ -10,32 +10,11 @@ rejection sampler would accept a guess that was not drawn itself just as often (
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-
-import numpy as np
-import torch
-from torch import Tensor
-
-from inferd.engine.attention import FlatBatch
 from inferd.engine.blocks import BlockPool
+from inferd.engine.draft_passes import Guess, Rule, native_passes, run_natively, run_stepwise
 from inferd.engine.runner import Runner
 from inferd.engine.scheduler import Slice, Step
 from inferd.engine.sequence import Sequence
-
-
-@dataclass(slots=True)
-class Guess:
-    """What is guessed for one sequence in one step."""
-
-    sequence: Sequence
-    most: int  # tokens
-    tokens: list[int] = field(default_factory=list)
-    sureness: float = 0.0  # of the last one: its share of what it and the second likeliest have, 0.5 to 1
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.tokens) >= self.most
 
 
 class _Mirror(Sequence):
@@ -47,49 +26,8 @@ class _Mirror(Sequence):
     used_at: int
 
 
-class _Pass:
-    """One row for each of some guesses, as tensors that move on by a token."""
-
-    __slots__ = ("_block_size", "_blocks", "_lengths", "_positions", "_slots", "_tokens", "batch", "guesses")
-
-    def __init__(self, guesses: list[Guess], mirrors: list[_Mirror], block_size: int) -> None:
-        """The row behind everything that is known, of guesses that have their first token."""
-        self.guesses = guesses
-        self._block_size = block_size
-        count = len(guesses)
-        self._tokens = np.array([guess.tokens[-1] for guess in guesses], dtype=np.int64)
-        self._positions = np.array([len(m.tokens) + len(g.tokens) - 1 for g, m in zip(guesses, mirrors, strict=True)])
-        self._lengths = (self._positions + 1).astype(np.int32)
-        self._blocks = np.zeros((count, max(len(m.blocks) for m in mirrors)), dtype=np.int32)
-        for row, mirror in zip(self._blocks, mirrors, strict=True):
-            row[: len(mirror.blocks)] = mirror.blocks
-        self._slots = np.empty(count, dtype=np.int64)
-        self._place()
-        self.batch = FlatBatch(
-            token_ids=torch.from_numpy(self._tokens),
-            positions=torch.from_numpy(self._positions),
-            query_start=torch.arange(count + 1, dtype=torch.int32),
-            seq_len=torch.from_numpy(self._lengths),
-            block_table=torch.from_numpy(self._blocks),
-            slots=torch.from_numpy(self._slots),
-            num_sequences=count,
-        )
-
-    def move(self) -> None:
-        """To each guess's latest token."""
-        self._tokens[:] = [guess.tokens[-1] for guess in self.guesses]
-        self._positions += 1
-        self._lengths += 1
-        self._place()
-
-    def _place(self) -> None:
-        size = self._block_size
-        for i, at in enumerate(self._positions.tolist()):
-            self._slots[i] = self._blocks[i, at // size] * size + at % size
-
-
 class DraftModel:
-    """Guesses for many sequences together, a token of each per pass."""
+    """Guesses for many sequences together, a token of each per pass (``draft_passes``)."""
 
     def __init__(self, runner: Runner, pool: BlockPool, vocab_size: int, *, max_len: int, prefix_caching: bool) -> None:
         self.pool = pool
@@ -100,7 +38,7 @@ class DraftModel:
         self._mirrors: dict[Sequence, _Mirror] = {}
         self._block_size = runner.cache.block_size
         self._clock = 0  # of uses
-        self._pass: _Pass | None = None
+        self._native = native_passes(runner, vocab_size)
 
     def gap(self, sequence: Sequence) -> int:
         """Tokens that must be computed before the first guess. Looks the prefix cache up the first time."""
@@ -119,38 +57,31 @@ class DraftModel:
                 budget -= count
         if step.slices:
             self._runner.run(step)
-            self._computed(step)
+            for part in step.slices:
+                self._computed(part.sequence, part.start + part.count)
 
-    def begin(self, guesses: list[Guess]) -> list[Guess]:
-        """The first token of each; what is missing before it is computed along. Returns those that got one: where
-        blocks are short, not all do."""
+    def guess(self, guesses: list[Guess], rule: Rule) -> int:
+        """Fill the guesses, computing first what is missing before them; number of passes. Where blocks are short, some
+        stay empty."""
         self._clock += 1
-        self._pass = None
-        served, step = [], Step()
+        served: list[Guess] = []
+        mirrors: list[_Mirror] = []
         for guess in guesses:
             mirror = self._use(guess.sequence)
             mirror.num_ahead = 0
-            known = len(mirror.tokens)
-            if self._reserve(mirror, known + guess.most - 1):
+            if self._reserve(mirror, len(mirror.tokens) + guess.most - 1):
                 served.append(guess)
-                step.slices.append(Slice(mirror, mirror.num_computed, known - mirror.num_computed))
-        if served:
-            hidden = self._runner.run(step)
-            self._computed(step)
-            self._say(served, self._runner.logits(hidden, _last_rows(step)))
-        return served
-
-    def go_on(self, guesses: list[Guess]) -> None:
-        """One token more of each; they are among those of the pass before."""
-        if self._pass is not None and len(self._pass.guesses) == len(guesses):
-            self._pass.move()
+                mirrors.append(mirror)
+        if not served:
+            return 0
+        if self._native is not None and self._runner.one_call is not None:
+            passes = run_natively(self._native, served, mirrors, rule)
         else:
-            mirrors = [self._mirrors[guess.sequence] for guess in guesses]
-            self._pass = _Pass(guesses, mirrors, self._block_size)
-        for guess in guesses:
-            self._mirrors[guess.sequence].num_ahead = len(guess.tokens)
-        hidden = self._runner.compute(self._pass.batch)
-        self._say(guesses, self._runner.decoder.logits(hidden))
+            passes = run_stepwise(self._runner, self._vocab_size, served, mirrors, rule)
+        for guess, mirror in zip(served, mirrors, strict=True):
+            mirror.num_ahead = len(guess.surenesses) - 1
+            self._computed(mirror, len(mirror.tokens))
+        return passes
 
     def settle(self, sequence: Sequence, num_right: int) -> None:
         """So many of the guesses were right: their KV stays."""
@@ -165,24 +96,14 @@ class DraftModel:
         if mirror is not None:
             self.pool.release(mirror.blocks)
 
-    # -- passes -----------------------------------------------------------------------------
-
-    def _say(self, guesses: list[Guess], logits: Tensor) -> None:
-        values, ids = logits[:, : self._vocab_size].topk(2, dim=-1)
-        for guess, (first, second), (token, _) in zip(guesses, values.tolist(), ids.tolist(), strict=True):
-            guess.tokens.append(token)
-            guess.sureness = 1.0 / (1.0 + math.exp(second - first)) if second - first > -50 else 1.0
-
-    def _computed(self, step: Step) -> None:
-        for part in step.slices:
-            mirror = part.sequence
-            mirror.num_computed = part.start + part.count
-            while self._prefix_caching and mirror.num_hashed < mirror.num_computed // self._block_size:
-                i = mirror.num_hashed
-                self.pool.publish(mirror.blocks[i], mirror.block_key(i, self._block_size))
-                mirror.num_hashed = i + 1
-
     # -- books ------------------------------------------------------------------------------
+
+    def _computed(self, mirror: Sequence, end: int) -> None:
+        mirror.num_computed = end
+        while self._prefix_caching and mirror.num_hashed < end // self._block_size:
+            i = mirror.num_hashed
+            self.pool.publish(mirror.blocks[i], mirror.block_key(i, self._block_size))
+            mirror.num_hashed = i + 1
 
     def _open(self, sequence: Sequence) -> _Mirror:
         mirror = self._mirrors[sequence] = _Mirror(
@@ -225,11 +146,3 @@ class DraftModel:
         if missing > 0:
             mirror.blocks += self.pool.allocate(missing)
         return True
-
-
-def _last_rows(step: Step) -> list[int]:
-    rows, at = [], -1
-    for part in step.slices:
-        at += part.count
-        rows.append(at)
-    return rows

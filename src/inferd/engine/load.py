@@ -173,7 +173,10 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
     speculation = None
     if config.speculation.method != "none":
         guesser = draft.with_cache(config, num_blocks, num_tokens) if draft is not None else None
-        speculation = Speculation(config, scheduler, max_model_len, guesser)
+        # One thread's own time is steadier than the clock's; where several compute it would leave out the others.
+        is_alone = device.type == "cpu" and torch.get_num_threads() == 1
+        tell_time = clock.computing if is_alone else clock.now
+        speculation = Speculation(config, scheduler, max_model_len, guesser, tell_time)
     if kept is not None:
         kept.finish()  # in the background, from now on: before, it would take cores from what must be done
     return Engine(

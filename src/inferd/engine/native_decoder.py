@@ -53,6 +53,11 @@ class NativeDecoder:
             self._add(layer)
         self._plan.reserve(max_rows)
 
+    @property
+    def plan(self) -> kernels.Decoder:
+        """What the kernels know the decoder by; it lives no longer than this object."""
+        return self._plan
+
     def _add(self, layer: Layer) -> None:
         assert isinstance(layer.feed_forward, FeedForward)
         config, cache, i = layer.config, self._cache, layer.index

@@ -11,7 +11,7 @@ from torch import Tensor
 from inferd.engine import native
 from inferd.engine.attention import AttentionKind, FlatBatch, KVCache, create_attention
 from inferd.engine.model.load import Decoder
-from inferd.engine.native_decoder import native_decoder
+from inferd.engine.native_decoder import NativeDecoder, native_decoder
 from inferd.engine.scheduler import Step
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class Runner:
         self._native = native_decoder(decoder, cache, max_rows) if is_native else None
 
     @property
-    def is_one_call(self) -> bool:
-        """Whether a step's layers are one call of the kernels, not many out of Python."""
-        return self._native is not None
+    def one_call(self) -> NativeDecoder | None:
+        """What computes a step's layers in one call; None where the kernels do not, or are not on."""
+        return self._native if native.is_on() else None
 
     def run(self, step: Step) -> Tensor:
         """Compute the step's rows: hidden states [T, H], rows in the order of its slices."""

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from inferd import clock
 from inferd.config import ModelConfig
-from inferd.engine.draft import DraftModel, Guess
+from inferd.engine.draft import DraftModel
+from inferd.engine.draft_passes import Guess, Rule
 from inferd.engine.memory import most_sampled_rows
 from inferd.engine.prompt_lookup import NGrams
 from inferd.engine.scheduler import Scheduler, Slice, Step
 from inferd.engine.sequence import Sequence
-from inferd.engine.speculation_gain import Acceptance, BatchCost, Chances, Costs, affordable
+from inferd.engine.speculation_gain import Acceptance, BatchCost, Chances, Costs, affordable, least_chance
 
 _LEAST_CHUNK = 64  # tokens that a draft model computes at least when it is behind
 _EXPLORE_EVERY = 16  # drafts that were found not to pay; one of so many is made all the same
@@ -45,7 +46,7 @@ class Speculation:
     ) -> None:
         self.draft = draft
         self.costs = Costs()
-        self._tell_time = tell_time
+        self.tell_time = tell_time
         self._most = config.speculation.max_tokens
         self._most_rows = most_sampled_rows(config)
         self._looks_up = config.speculation.method in ("auto", "prompt_lookup")
@@ -77,7 +78,7 @@ class Speculation:
         self._cost = None
         self._is_try = False
         self._drafting_s = 0.0
-        self._began = began = self._tell_time()
+        self._began = began = self.tell_time()
         decodes = [part for part in step.slices if part.count == 1 and part.catches_up and part.sequence.num_outputs]
         if not decodes or len(decodes) < len(step.slices):
             return  # beside a prompt a row's cost is not known apart, nor what came of it
@@ -99,7 +100,7 @@ class Speculation:
                 rest.append(part)
         if self.draft is not None and rest:
             self._guess(rest, worth_s, row_s)
-        self._drafting_s = self._tell_time() - began
+        self._drafting_s = self.tell_time() - began
 
     def settle(self, part: Slice, num_right: int, was_wrong: bool) -> None:
         """Of the slice's tentative tokens the first ``num_right`` were drawn; ``was_wrong``: and the next was not."""
@@ -119,7 +120,7 @@ class Speculation:
         cost = self._cost
         if cost is None:
             return
-        seconds = self._tell_time() - self._began
+        seconds = self.tell_time() - self._began
         computing_s = seconds - self._drafting_s if self._is_try else seconds
         if self.num_drafted:
             cost.note_rows(self._num_decodes, self.num_drafted, computing_s)
@@ -185,30 +186,21 @@ class Speculation:
             Guess(part.sequence, min(self._room(part.sequence), self.draft.max_len - len(part.sequence.tokens)))
             for part in level
         ]
-        going = self.draft.begin(guesses)
-        chances: dict[Sequence, tuple[float, list[Acceptance]]] = {guess.sequence: (1.0, []) for guess in guesses}
-        while going:
-            expected, alive = 0.0, []
-            for guess in going:
-                before, classes = chances[guess.sequence]
-                acceptance = self._surenesses[guess.sureness]
-                before *= acceptance.chance
-                if affordable(before, worth_s, row_s):
-                    classes.append(acceptance)
-                    chances[guess.sequence] = before, classes
-                    if not guess.is_full:
-                        alive.append(guess)
-                        expected += before
-            going = alive
-            if not going or not self._pays(chance * expected / len(going), len(going), worth_s, row_s):
-                break
-            began = self._tell_time()
-            self.draft.go_on(going)
-            self._note_pass(len(going), self._tell_time() - began)
+        pass_s = self._pass_s.get(_size(len(level)), 0.0) / len(level)
+        rule = Rule(
+            self._surenesses.bounds,
+            self._surenesses.chances,
+            least=least_chance(worth_s, row_s),
+            least_mean=least_chance(worth_s * chance, row_s + pass_s),
+        )
+        began = self.tell_time()
+        passes = self.draft.guess(guesses, rule)
+        if passes:
+            self._note_pass(len(level), (self.tell_time() - began) / passes)
         for part, guess in zip(level, guesses, strict=True):
-            classes = chances[guess.sequence][1]
-            if classes:
-                self._add(part, guess.tokens[: len(classes)], classes, by_model=True)
+            if guess.tokens:
+                classes = [self._surenesses[sureness] for sureness in guess.surenesses[: len(guess.tokens)]]
+                self._add(part, guess.tokens, classes, by_model=True)
 
     def _pays(self, chance: float, count: int, worth_s: float, row_s: float) -> bool:
         """Whether a pass of the draft model over so many sequences is worth its time, by what is expected of it."""
@@ -241,11 +233,11 @@ class Speculation:
             budget = max(budget, int(worth_s * self._num_decodes / each_s))
         budget = min(budget, self._scheduler.config.max_num_batched_tokens)
         before = sum(map(self.draft.gap, chosen))
-        began = self._tell_time()
+        began = self.tell_time()
         self.draft.catch_up(chosen, budget)
         count = before - sum(map(self.draft.gap, chosen))
         if count > 0:
-            self._prompt_token_s = _usual(each_s, (self._tell_time() - began) / count)
+            self._prompt_token_s = _usual(each_s, (self.tell_time() - began) / count)
 
     def _add(self, part: Slice, tokens: list[int], chances: list[Acceptance], *, by_model: bool) -> bool:
         self._scheduler.speculate(part, tuple(tokens[: self._rows_left]))

@@ -54,16 +54,21 @@ class Acceptance:
 class Chances:
     """``Acceptance`` by something that is known of a token beforehand: how long a match is, how sure a model was."""
 
-    __slots__ = ("_bounds", "_classes")
+    __slots__ = ("_classes", "bounds")
 
     def __init__(self, bounds: tuple[float, ...], expected: tuple[float, ...]) -> None:
         """``expected``: for values below the first bound, from each bound to the next, and from the last."""
         assert len(expected) == len(bounds) + 1
-        self._bounds = bounds
+        self.bounds = bounds
         self._classes = [Acceptance(value) for value in expected]
 
+    @property
+    def chances(self) -> tuple[float, ...]:
+        """Of values below the first bound, from each bound to the next, and from the last."""
+        return tuple(acceptance.chance for acceptance in self._classes)
+
     def __getitem__(self, value: float) -> Acceptance:
-        return self._classes[bisect_right(self._bounds, value)]
+        return self._classes[bisect_right(self.bounds, value)]
 
 
 class BatchCost:
@@ -170,6 +175,11 @@ class Costs:
         return known
 
 
+def least_chance(worth_s: float, cost_s: float) -> float:
+    """Of a token that is to be worth computing along: the chance that it is right, and all before it."""
+    return max(_LEAST_CHANCE, _MARGIN * cost_s / worth_s if worth_s > 0.0 else 1.0)
+
+
 def affordable(chance: float, worth_s: float, row_s: float) -> bool:
     """Whether a token that is right with this chance (and all before it) should be computed along."""
-    return chance >= _LEAST_CHANCE and chance * worth_s > _MARGIN * row_s
+    return chance >= least_chance(worth_s, row_s)

@@ -253,6 +253,11 @@ class LlamaDecoder:
         assert branch is not None
         return ops.add_rms_norm(branch, residual, self.norm, self.config.norm_eps)[0]
 
+    @property
+    def head(self) -> ops.Linear:
+        """The product whose results are logits, before ``logits_divisor`` and ``final_softcap``."""
+        return self._head
+
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._head(hidden, torch.float32)
         if self.config.logits_divisor != 1.0:
