@@ -172,7 +172,7 @@ def questions(count: int, temperature: float, max_tokens: int, *, is_chat: bool)
 
 
 def quoting(engine: Engine, count: int, share: float, scripts: dict[int, list[int]]) -> list[GenerateRequest]:
-    """Pages of the documentation, and answers that quote runs of 24 tokens of them, with new words between."""
+    """Pages of the documentation, and answers that quote runs of 8 to 40 tokens of them, with new words between."""
     tokenizer, vocab_size = engine._preparer.tokenizer, engine._sampler._vocab_size
     pages = [page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))]
     length = engine.info.max_model_len
@@ -182,10 +182,12 @@ def quoting(engine: Engine, count: int, share: float, scripts: dict[int, list[in
         prompt = tokenizer.encode(pages[i % len(pages)], False)[: min(600, length // 2)]
         script: list[int] = []
         while len(script) < 160:
-            at = draw.randrange(max(len(prompt) - 24, 1))
+            length_of_quote = draw.randint(8, 40)
+            at = draw.randrange(max(len(prompt) - length_of_quote, 1))
             if share > 0:
-                script += prompt[at : at + 24]
-            script += [draw.randrange(vocab_size) for _ in range(round(24 / share - 24) if share else 24)]
+                script += prompt[at : at + length_of_quote]
+            num_new = round(length_of_quote / share - length_of_quote) if share else length_of_quote
+            script += [draw.randrange(vocab_size) for _ in range(num_new)]
         seed = 1000 * round(share * 100) + i
         scripts[seed] = script
         requests.append(

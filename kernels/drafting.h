@@ -13,14 +13,19 @@
 
 namespace inferd {
 
-// When a token is kept and a pass follows. A token's chance is that of its sureness (`chances[i]` from `bounds[i - 1]` on) times
-// those before it.
+// When a token is kept and a pass follows (engine/speculation_gain.py has the reasons). A token's chance is that of its sureness
+// (`chances[i]` from `bounds[i - 1]` on) times those before it.
 struct DraftRule {
     std::vector<float> bounds, chances;
-    float least;       // chance that a token must have to be kept
-    float least_mean;  // that kept tokens must have in the mean for another pass over their sequences
+    double next_chance;      // of a token of which nothing is known but that those before it are right
+    double tokens, seconds;  // expected of the step so far, without these guesses
+    double row_s, pass_s;    // seconds of one more row of the step, and of a pass
+    double least, least_per_s;  // chance that any token must have; and for each second that it takes
 
     float chance(float sureness) const { return chances[size_t(std::upper_bound(bounds.begin(), bounds.end(), sureness) - bounds.begin())]; }
+    // Chance that a token must have for so many seconds not to make the step slower per token.
+    double bar(double cost_s) const { return std::max(least, cost_s * std::max(least_per_s, tokens / seconds)); }
+    void add(double chance) { tokens += chance, seconds += row_s; }
 };
 
 // What each of some sequences needs: tokens that are known and not computed, where the first of them stands, the blocks (which have
@@ -45,31 +50,34 @@ class Drafter {
           softcap_(softcap) {}
     Drafter(const Drafter&) = delete;
 
-    Drafted guess(const Kernels& k, const DraftWork& work, const DraftRule& rule, int threads) {
+    Drafted guess(const Kernels& k, const DraftWork& work, DraftRule rule, int threads) {
         const size_t count = work.pending.size();
         Drafted found{std::vector<std::vector<int64_t>>(count), std::vector<std::vector<float>>(count)};
         if (count == 0) return found;
         check(work);
         std::vector<size_t> going(count);
-        std::vector<float> chance(count, 1.0f);
+        std::vector<double> chance(count, 1.0);
         for (size_t i = 0; i < count; i++) going[i] = i;
         gather(work, found, going, true);
         while (true) {
             compute(k, threads);
             found.passes++;
-            float expected = 0;
+            rule.seconds += rule.pass_s;
+            double expected = 0;
             std::vector<size_t> alive;
             for (size_t row = 0; row < going.size(); row++) {
                 const size_t i = going[row];
                 found.surenesses[i].push_back(sureness_[row]);
                 chance[i] *= rule.chance(sureness_[row]);
-                if (!(chance[i] >= rule.least)) continue;
+                if (!(chance[i] >= rule.bar(rule.row_s))) continue;
+                rule.add(chance[i]);
                 found.tokens[i].push_back(token_[row]);
                 if (int64_t(found.tokens[i].size()) >= work.most[i]) continue;
                 expected += chance[i];
                 alive.push_back(i);
             }
-            if (alive.empty() || !(expected >= rule.least_mean * float(alive.size()))) return found;
+            const double share = 1.0 / double(std::max<size_t>(alive.size(), 1));
+            if (alive.empty() || !(rule.next_chance * expected * share >= rule.bar(rule.row_s + rule.pass_s * share))) return found;
             going = std::move(alive);
             gather(work, found, going, false);
         }

@@ -219,10 +219,11 @@ NB_MODULE(_kernels, m) {
         .def(
             "guess",
             [](Drafter& self, std::vector<std::vector<int64_t>> pending, std::vector<std::vector<int64_t>> blocks, std::vector<int64_t> start,
-               std::vector<int64_t> most, std::vector<float> bounds, std::vector<float> chances, float least, float least_mean, int threads) {
+               std::vector<int64_t> most, std::vector<float> bounds, std::vector<float> chances, double next_chance, double tokens,
+               double seconds, double row_s, double pass_s, double least, double least_per_s, int threads) {
                 if (chances.size() != bounds.size() + 1) throw std::invalid_argument("one chance more than bounds is needed");
                 Drafted found = self.guess(*active, {std::move(pending), std::move(blocks), std::move(start), std::move(most)},
-                                           {std::move(bounds), std::move(chances), least, least_mean}, threads);
+                                           {std::move(bounds), std::move(chances), next_chance, tokens, seconds, row_s, pass_s, least, least_per_s}, threads);
                 return std::make_tuple(std::move(found.tokens), std::move(found.surenesses), found.passes);
             },
             nogil());

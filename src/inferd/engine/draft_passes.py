@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from inferd.engine.native import CODES
 from inferd.engine.runner import Runner
 from inferd.engine.scheduler import Slice, Step
 from inferd.engine.sequence import Sequence
+from inferd.engine.speculation_gain import Outlook
 
 if TYPE_CHECKING:
     from inferd import _kernels as kernels
@@ -35,8 +37,9 @@ class Rule:
 
     bounds: tuple[float, ...]  # of surenesses: ``chances[i]`` is that from ``bounds[i - 1]`` to below ``bounds[i]``
     chances: tuple[float, ...]
-    least: float  # chance that a token must have to be kept
-    least_mean: float  # that kept tokens must have in the mean for another pass over their sequences
+    next_chance: float  # of a token of which nothing is known but that those before it are right
+    outlook: Outlook  # of the step, without these guesses
+    pass_s: float
 
     def chance(self, sureness: float) -> float:
         return self.chances[bisect_right(self.bounds, sureness)]
@@ -83,8 +86,13 @@ def run_natively(drafter: kernels.Drafter, guesses: list[Guess], views: list[Seq
         [guess.most for guess in guesses],
         rule.bounds,
         rule.chances,
-        rule.least,
-        rule.least_mean,
+        rule.next_chance,
+        rule.outlook.tokens,
+        rule.outlook.seconds,
+        rule.outlook.row_s,
+        rule.pass_s,
+        rule.outlook.least,
+        rule.outlook.least_per_s,
         torch.get_num_threads(),
     )
     for guess, found, sure in zip(guesses, tokens, surenesses, strict=True):
@@ -97,20 +105,25 @@ def run_stepwise(runner: Runner, vocab_size: int, guesses: list[Guess], views: l
     step = Step([Slice(view, view.num_computed, len(view.tokens) - view.num_computed) for view in views])
     logits = runner.logits(runner.run(step), _last_rows(step))
     going = list(zip(guesses, views, [1.0] * len(guesses), strict=True))
-    passes = 1
+    outlook = copy(rule.outlook)
+    passes = 0
     under_way: _Pass | None = None
     while True:
+        passes += 1
+        outlook.seconds += rule.pass_s
         alive, expected = [], 0.0
         for (guess, view, before), (token, sureness) in zip(going, _likeliest(logits, vocab_size), strict=True):
             guess.surenesses.append(sureness)
             chance = before * rule.chance(sureness)
-            if chance < rule.least:
+            if chance < outlook.bar(outlook.row_s):
                 continue
+            outlook.add(chance)
             guess.tokens.append(token)
             if len(guess.tokens) < guess.most:
                 alive.append((guess, view, chance))
                 expected += chance
-        if not alive or expected < rule.least_mean * len(alive):
+        share = 1.0 / max(len(alive), 1)
+        if not alive or rule.next_chance * expected * share < outlook.bar(outlook.row_s + rule.pass_s * share):
             return passes
         if under_way is not None and len(alive) == len(going):
             under_way.move()
@@ -118,7 +131,6 @@ def run_stepwise(runner: Runner, vocab_size: int, guesses: list[Guess], views: l
             under_way = _Pass([guess for guess, _, _ in alive], [view for _, view, _ in alive], runner)
         going = alive
         logits = runner.decoder.logits(runner.compute(under_way.batch))
-        passes += 1
 
 
 class _Pass:

@@ -19,7 +19,7 @@ from inferd.engine.memory import most_sampled_rows
 from inferd.engine.prompt_lookup import NGrams
 from inferd.engine.scheduler import Scheduler, Slice, Step
 from inferd.engine.sequence import Sequence
-from inferd.engine.speculation_gain import Acceptance, BatchCost, Chances, Costs, affordable, least_chance
+from inferd.engine.speculation_gain import Acceptance, BatchCost, Chances, Costs, Outlook
 
 _LEAST_CHUNK = 64  # tokens that a draft model computes at least when it is behind
 _EXPLORE_EVERY = 16  # drafts that were found not to pay; one of so many is made all the same
@@ -90,16 +90,16 @@ class Speculation:
         if self._rows_left <= 0 or not cost.may_try():
             return
         self._is_try = True
-        worth_s, row_s = cost.plain_s(len(decodes)) / len(decodes), cost.row_s(len(decodes))
+        outlook = Outlook(len(decodes), cost.plain_s(len(decodes)), cost.row_s(len(decodes)))
         rest = []
         for part in decodes:
             most = self._room(part.sequence)
             if most <= 0:
                 continue
-            if not self._look_up(part, most, worth_s, row_s):
+            if not self._look_up(part, most, outlook):
                 rest.append(part)
         if self.draft is not None and rest:
-            self._guess(rest, worth_s, row_s)
+            self._guess(rest, outlook)
         self._drafting_s = self.tell_time() - began
 
     def settle(self, part: Slice, num_right: int, was_wrong: bool) -> None:
@@ -146,7 +146,7 @@ class Speculation:
             return 0
         return min(self._most, wanted - 1, self._max_model_len - len(sequence.tokens) - 1)
 
-    def _look_up(self, part: Slice, most: int, worth_s: float, row_s: float) -> bool:
+    def _look_up(self, part: Slice, most: int, outlook: Outlook) -> bool:
         sequence = part.sequence
         text = self._texts.get(sequence)
         if text is None:
@@ -157,19 +157,20 @@ class Speculation:
         length, tokens = text.find(sequence.tokens, most)
         if not length:
             return False
-        chances = []
+        before: list[Acceptance] = []
         chance = 1.0
         for count in range(len(tokens)):
             acceptance = self._matches[length + count]  # what was right makes the match longer
+            if count == 0 and self.draft is not None and acceptance.chance < self._any_guess.chance:
+                return False
             chance *= acceptance.chance
-            if not affordable(chance, worth_s, row_s):
+            if chance < outlook.bar(outlook.row_s):
                 break
-            chances.append(acceptance)
-        if not chances or (self.draft is not None and chances[0].chance < self._any_guess.chance):
-            return False
-        return self._add(part, tokens[: len(chances)], chances, by_model=False)
+            outlook.add(chance)
+            before.append(acceptance)
+        return bool(before) and self._add(part, tokens[: len(before)], before, by_model=False)
 
-    def _guess(self, parts: list[Slice], worth_s: float, row_s: float) -> None:
+    def _guess(self, parts: list[Slice], outlook: Outlook) -> None:
         assert self.draft is not None
         level: list[Slice] = []
         behind: list[Slice] = []
@@ -178,20 +179,20 @@ class Speculation:
                 continue
             (level if self.draft.gap(part.sequence) <= self._most + 1 else behind).append(part)
         if behind:
-            self._catch_up([part.sequence for part in behind], worth_s, row_s)
+            self._catch_up([part.sequence for part in behind], outlook)
         chance = self._any_guess.chance
-        if not level or not self._pays(chance, len(level), worth_s, row_s):
+        if not level or not self._pays(chance, len(level), outlook):
             return
         guesses = [
             Guess(part.sequence, min(self._room(part.sequence), self.draft.max_len - len(part.sequence.tokens)))
             for part in level
         ]
-        pass_s = self._pass_s.get(_size(len(level)), 0.0) / len(level)
         rule = Rule(
             self._surenesses.bounds,
             self._surenesses.chances,
-            least=least_chance(worth_s, row_s),
-            least_mean=least_chance(worth_s * chance, row_s + pass_s),
+            next_chance=chance,
+            outlook=outlook,
+            pass_s=self._pass_s.get(_size(len(level)), 0.0),
         )
         began = self.tell_time()
         passes = self.draft.guess(guesses, rule)
@@ -202,10 +203,10 @@ class Speculation:
                 classes = [self._surenesses[sureness] for sureness in guess.surenesses[: len(guess.tokens)]]
                 self._add(part, guess.tokens, classes, by_model=True)
 
-    def _pays(self, chance: float, count: int, worth_s: float, row_s: float) -> bool:
+    def _pays(self, chance: float, count: int, outlook: Outlook) -> bool:
         """Whether a pass of the draft model over so many sequences is worth its time, by what is expected of it."""
         pass_s = self._pass_s.get(_size(count))
-        if pass_s is None or affordable(chance, worth_s, row_s + pass_s / count):
+        if pass_s is None or chance >= outlook.bar(outlook.row_s + pass_s / count):
             return True
         self._num_found_unworthy += 1
         return self._num_found_unworthy % _EXPLORE_EVERY == 0
@@ -214,12 +215,15 @@ class Speculation:
         size = _size(count)
         self._pass_s[size] = _usual(self._pass_s.get(size), seconds)
 
-    def _catch_up(self, sequences: list[Sequence], worth_s: float, row_s: float) -> None:
+    def _catch_up(self, sequences: list[Sequence], outlook: Outlook) -> None:
         """Let the draft model compute what it lacks of sequences whose answers will be long enough to repay it."""
         assert self.draft is not None
         each_s = self._prompt_token_s
         count = len(sequences)
-        saved_s = self._any_guess.chance * worth_s - row_s - self._pass_s.get(_size(count), 0.0) / count  # by a guess
+        worth_s = outlook.seconds / outlook.tokens
+        saved_s = (
+            self._any_guess.chance * worth_s - outlook.row_s - self._pass_s.get(_size(count), 0.0) / count
+        )  # by a guess
         chosen = []
         for sequence in sequences:
             left = min((sequence.sampling.max_tokens or 0) - sequence.num_outputs, self._answer_len)

@@ -175,11 +175,28 @@ class Costs:
         return known
 
 
-def least_chance(worth_s: float, cost_s: float) -> float:
-    """Of a token that is to be worth computing along: the chance that it is right, and all before it."""
-    return max(_LEAST_CHANCE, _MARGIN * cost_s / worth_s if worth_s > 0.0 else 1.0)
+class Outlook:
+    """What a step is expected to give and to take, tentative tokens included.
 
+    One more token is worth its seconds where its chance exceeds what these would give otherwise: by the tokens per second of
+    plain steps, with a margin as both are estimates, and by those of the step at hand, since a text that is guessed well now will
+    be in the next step too, where guesses begin anew with better chances.
+    """
 
-def affordable(chance: float, worth_s: float, row_s: float) -> bool:
-    """Whether a token that is right with this chance (and all before it) should be computed along."""
-    return chance >= least_chance(worth_s, row_s)
+    __slots__ = ("least", "least_per_s", "row_s", "seconds", "tokens")
+
+    def __init__(self, num_decodes: int, plain_s: float, row_s: float) -> None:
+        self.tokens = float(num_decodes)
+        self.seconds = plain_s
+        self.row_s = row_s
+        self.least = _LEAST_CHANCE
+        self.least_per_s = _MARGIN * num_decodes / plain_s
+
+    def bar(self, cost_s: float) -> float:
+        """Chance that a token must have to be worth so many seconds."""
+        return max(self.least, cost_s * max(self.least_per_s, self.tokens / self.seconds))
+
+    def add(self, chance: float) -> None:
+        """A token is computed along that is right with this chance (and all before it)."""
+        self.tokens += chance
+        self.seconds += self.row_s

@@ -19,6 +19,7 @@ from inferd.engine.draft_passes import Guess, Rule
 from inferd.engine.model.load import load_model
 from inferd.engine.runner import Runner
 from inferd.engine.sequence import Sequence
+from inferd.engine.speculation_gain import Outlook
 from inferd.types import SamplingParams
 
 pytestmark = pytest.mark.skipif(not native.BUILT, reason="inferd was installed without its compiled kernels")
@@ -27,10 +28,14 @@ NAMES = ("llama2-mha", "llama-biases", "qwen2", "gemma2", "granite")
 RULES = st.builds(
     Rule,
     bounds=st.just((0.6, 0.8, 0.95)),
-    chances=st.tuples(*[st.floats(0.2, 1.0)] * 4),
-    least=st.floats(0.0, 0.7),
-    least_mean=st.floats(0.0, 0.7),
+    chances=st.tuples(
+        *[st.floats(0.25, 1.0, width=32)] * 4
+    ),  # as the kernels hold them: a chance may stand right at the bar
+    next_chance=st.floats(0.2, 1.0),
+    outlook=st.builds(Outlook, st.integers(1, 8), st.floats(0.001, 0.01), st.floats(0.0, 0.001)),
+    pass_s=st.floats(0.0, 0.001),
 )
+FREE = Rule((), (1.0,), 1.0, Outlook(1, 1.0, 0.0), 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +120,11 @@ def test_guesses_are_the_models_own_likeliest_tokens(models: object, prompt: lis
     one, twin = models("qwen2")
     guess = Guess(sequence("s", prompt), most)
     with torch.inference_mode():
-        assert one.guess([guess], Rule((), (1.0,), 0.0, 0.0)) == most
+        assert one.guess([guess], FREE) == most
         said = list(prompt)
         for token, sureness in zip(guess.tokens, guess.surenesses, strict=True):
             alone = Guess(sequence("s", said), 1)
-            twin.guess([alone], Rule((), (1.0,), 0.0, 0.0))
+            twin.guess([alone], FREE)
             twin.forget(alone.sequence)
             assert alone.tokens == [token]
             assert alone.surenesses == pytest.approx([sureness], abs=1e-5)
@@ -131,6 +136,6 @@ def test_work_that_does_not_fit_its_blocks_is_refused(models: object) -> None:
     assert callable(models)
     drafter = models("qwen2")[0]._native
     with pytest.raises(ValueError, match="blocks that hold both"):
-        drafter.guess([[5, 6]], [[0]], [0], [4], (), (1.0,), 0.0, 0.0, 1)
+        drafter.guess([[5, 6]], [[0]], [0], [4], (), (1.0,), 1.0, 1.0, 1.0, 0.0, 0.0, 0.1, 1.0, 1)
     with pytest.raises(ValueError, match="one chance more"):
-        drafter.guess([[5]], [[0]], [0], [1], (0.5,), (1.0,), 0.0, 0.0, 1)
+        drafter.guess([[5]], [[0]], [0], [1], (0.5,), (1.0,), 1.0, 1.0, 1.0, 0.0, 0.0, 0.1, 1.0, 1)
