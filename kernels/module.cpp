@@ -1,6 +1,7 @@
 // inferd._kernels: the tables of level.cpp for Python. Tensors come as addresses and sizes; whoever calls
 // (inferd/engine/native.py) has checked formats and shapes. The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -15,6 +16,7 @@
 
 #include "decoder.h"
 #include "drafting.h"
+#include "lookup.h"
 #include "table.h"
 
 namespace nb = nanobind;
@@ -227,6 +229,7 @@ NB_MODULE(_kernels, m) {
                 return std::make_tuple(std::move(found.tokens), std::move(found.surenesses), found.passes);
             },
             nogil());
+    nb::class_<Lookup>(m, "Lookup").def(nb::init<int64_t, int64_t, int64_t>()).def("find", &Lookup::find);
     m.def(
         "rotary",
         [](int dtype, uintptr_t x, int64_t stride, int64_t rows, int64_t heads, int64_t head_dim, uintptr_t positions, uintptr_t cos,

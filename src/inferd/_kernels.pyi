@@ -264,6 +264,12 @@ class Drafter:
         /,
     ) -> tuple[list[list[int]], list[list[float]], int]: ...
 
+class Lookup:
+    """The text of one sequence, and where it has occurred before (kernels/lookup.h)."""
+
+    def __init__(self, shortest_kept: int, longest: int, most_looked_at: int, /) -> None: ...
+    def find(self, more: list[int], count: int, /) -> tuple[int, list[int]]: ...
+
 def rotary(
     dtype: int,
     x: int,

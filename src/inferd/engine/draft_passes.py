@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -76,7 +77,7 @@ def native_passes(runner: Runner, vocab_size: int) -> kernels.Drafter | None:
     )
 
 
-def run_natively(drafter: kernels.Drafter, guesses: list[Guess], views: list[Sequence], rule: Rule) -> int:
+def run_natively(drafter: kernels.Drafter, guesses: list[Guess], views: Seq[Sequence], rule: Rule) -> int:
     """Fill the guesses; number of passes. ``views``: what the draft has computed of each sequence, and its blocks, which
     have room for all guesses but the last."""
     tokens, surenesses, passes = drafter.guess(
@@ -100,7 +101,7 @@ def run_natively(drafter: kernels.Drafter, guesses: list[Guess], views: list[Seq
     return passes
 
 
-def run_stepwise(runner: Runner, vocab_size: int, guesses: list[Guess], views: list[Sequence], rule: Rule) -> int:
+def run_stepwise(runner: Runner, vocab_size: int, guesses: list[Guess], views: Seq[Sequence], rule: Rule) -> int:
     """``run_natively`` pass by pass, on any device and for any decoder."""
     step = Step([Slice(view, view.num_computed, len(view.tokens) - view.num_computed) for view in views])
     logits = runner.logits(runner.run(step), _last_rows(step))
@@ -138,7 +139,7 @@ class _Pass:
 
     __slots__ = ("_block_size", "_blocks", "_guesses", "_lengths", "_positions", "_slots", "_tokens", "batch")
 
-    def __init__(self, guesses: list[Guess], views: list[Sequence], runner: Runner) -> None:
+    def __init__(self, guesses: list[Guess], views: Seq[Sequence], runner: Runner) -> None:
         """The row behind everything that is known, of guesses that have their first token."""
         self._guesses = guesses
         self._block_size = runner.cache.block_size

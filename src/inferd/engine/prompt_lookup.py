@@ -2,47 +2,84 @@
 
 Answers that quote, correct or continue their prompt repeat long parts of it (prompt lookup decoding, Saxena 2023). For
 one sequence this keeps where each pair of tokens ended, chained from the latest to the earliest as LZ77's
-compressors do, and finds the longest recent occurrence of the sequence's own end. Knows token ids; no tensor.
+compressors do, and finds the longest recent occurrence of the sequence's own end. Where a quote breaks off with one
+other token, the text may go on behind it: that is tried at the next token. Knows token ids; no tensor.
+
+The kernels do the same without Python between tokens (kernels/lookup.h); the class here is the oracle of the tests, and
+what is used where there are no kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Protocol
+
+from inferd.engine.native import BUILT
+
+if TYPE_CHECKING:
+    from inferd import _kernels as kernels
+else:
+    from inferd.engine.native import kernels
 
 SHORTEST = 2  # tokens that must be equal before a continuation is believed at all
+RESUMED = 1  # the length of a match that goes on behind one other token
 LONGEST = 32  # as far back as occurrences are compared
+_KEPT = 4  # equal tokens after which a place is returned to
 _MOST_LOOKED_AT = 8  # occurrences, latest first
 
 
-class NGrams:
-    """The pairs of one sequence's tokens, which only ever grow."""
+class Finder(Protocol):
+    """One sequence's text, which only ever grows."""
 
-    __slots__ = ("_before", "_last")
+    def find(self, tokens: Seq[int], count: int) -> tuple[int, list[int]]:
+        """(number of tokens that are equal, ``count`` tokens that followed them); (0, []) where there is nothing.
+
+        ``tokens``: the whole sequence. Of the latest occurrences the longest counts, of equally long ones the latest.
+        An occurrence that runs into the end of the sequence goes on with itself: a period is drafted for as long as
+        is asked. Where nothing is equal but was at the last call, ``RESUMED`` and what follows if the text since then
+        stands for as many tokens there.
+        """
+        ...
+
+
+def finder() -> Finder:
+    return NativeNGrams() if BUILT else NGrams()
+
+
+class NGrams:
+    """The pairs of one sequence's tokens."""
+
+    __slots__ = ("_before", "_last", "_quote")
 
     def __init__(self) -> None:
         self._last: dict[tuple[int, int], int] = {}  # pair -> where it ended last
         self._before: list[int] = [0]  # by position: where the pair that ends here ended before; 0: nowhere
+        self._quote: tuple[int, int] | None = None  # where the place that was last found, and the text, ended then
 
-    def extend(self, tokens: Seq[int]) -> None:
-        """Take what ``tokens``, the whole sequence, has more than at the last call."""
+    def find(self, tokens: Seq[int], count: int) -> tuple[int, list[int]]:
         last, before = self._last, self._before
         for at in range(len(before), len(tokens)):
             pair = (tokens[at - 1], tokens[at])
             before.append(last.get(pair, 0))
             last[pair] = at
-
-    def find(self, tokens: Seq[int], count: int) -> tuple[int, list[int]]:
-        """(number of tokens that are equal, ``count`` tokens that followed them); (0, []) where there is nothing.
-
-        ``tokens`` is the sequence as given to ``extend``. Of the latest occurrences the longest counts, of equally
-        long ones the latest. An occurrence that runs into the end of the sequence goes on with itself: a period
-        is drafted for as long as is asked.
-        """
         end = len(tokens) - 1
-        if end < SHORTEST:
+        best, best_at = self._longest(tokens, end)
+        if not best and self._quote is not None:
+            at = self._quote[0] + end - self._quote[1]
+            if at < end:
+                best, best_at = RESUMED, at
+        self._quote = (best_at, end) if best >= _KEPT else None
+        if not best:
             return 0, []
+        found = list(tokens[best_at + 1 : best_at + 1 + count])
+        while len(found) < count:
+            found += found[: count - len(found)]
+        return best, found
+
+    def _longest(self, tokens: Seq[int], end: int) -> tuple[int, int]:
+        """Equal tokens and where they end, of the latest occurrences."""
         best, best_at = 0, 0
-        at = self._before[end]
+        at = self._before[end] if end >= 0 else 0
         for _ in range(_MOST_LOOKED_AT):
             if not at:
                 break
@@ -54,9 +91,19 @@ class NGrams:
                 if length == LONGEST:
                     break
             at = self._before[at]
-        if not best:
-            return 0, []
-        found = list(tokens[best_at + 1 : best_at + 1 + count])
-        while len(found) < count:
-            found += found[: count - len(found)]
-        return best, found
+        return best, best_at
+
+
+class NativeNGrams:
+    """``NGrams`` by the kernels."""
+
+    __slots__ = ("_known", "_lookup")
+
+    def __init__(self) -> None:
+        self._known = 0
+        self._lookup = kernels.Lookup(_KEPT, LONGEST, _MOST_LOOKED_AT)
+
+    def find(self, tokens: Seq[int], count: int) -> tuple[int, list[int]]:
+        more = list(tokens[self._known :])
+        self._known = len(tokens)
+        return self._lookup.find(more, count)

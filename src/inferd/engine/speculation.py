@@ -16,7 +16,7 @@ from inferd.config import ModelConfig
 from inferd.engine.draft import DraftModel
 from inferd.engine.draft_passes import Guess, Rule
 from inferd.engine.memory import most_sampled_rows
-from inferd.engine.prompt_lookup import NGrams
+from inferd.engine.prompt_lookup import Finder, finder
 from inferd.engine.scheduler import Scheduler, Slice, Step
 from inferd.engine.sequence import Sequence
 from inferd.engine.speculation_gain import Acceptance, BatchCost, Chances, Costs, Outlook
@@ -52,10 +52,10 @@ class Speculation:
         self._looks_up = config.speculation.method in ("auto", "prompt_lookup")
         self._scheduler = scheduler
         self._max_model_len = max_model_len
-        self._texts: dict[Sequence, NGrams] = {}
+        self._texts: dict[Sequence, Finder] = {}
         self._drafted: dict[Sequence, _Drafted] = {}
-        # By equal tokens before it: 2, 3, 4, 5-6, 7-9, 10-15, 16 and more.
-        self._matches = Chances((3, 4, 5, 7, 10, 16), (0.35, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9))
+        # By equal tokens before it: none but before another one, 2, 3, 4, 5-6, 7-9, 10-15, 16 and more.
+        self._matches = Chances((2, 3, 4, 5, 7, 10, 16), (0.3, 0.35, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9))
         self._surenesses = Chances((0.6, 0.7, 0.8, 0.9, 0.95, 0.99), (0.35, 0.45, 0.55, 0.65, 0.8, 0.9, 0.95))
         self._any_guess = Acceptance(0.6)  # of a draft model's first tokens, before it is known how sure it is
         self._pass_s: dict[int, float] = {}  # seconds of a draft model's pass, by number of sequences
@@ -79,10 +79,14 @@ class Speculation:
         self._is_try = False
         self._drafting_s = 0.0
         self._began = began = self.tell_time()
-        decodes = [part for part in step.slices if part.count == 1 and part.catches_up and part.sequence.num_outputs]
-        if not decodes or len(decodes) < len(step.slices):
-            return  # beside a prompt a row's cost is not known apart, nor what came of it
-        is_random = any(not part.sequence.sampling.is_greedy for part in decodes)
+        decodes, is_random = step.slices, False
+        for part in decodes:
+            sequence = part.sequence
+            if part.count != 1 or part.start + 1 != len(sequence.tokens) or not sequence.num_outputs:
+                return  # beside a prompt a row's cost is not known apart, nor what came of it
+            is_random = is_random or not sequence.sampling.is_greedy
+        if not decodes:
+            return
         self._cost = cost = self.costs.at(len(decodes), is_random=is_random)
         self._num_decodes = self._num_taken = len(decodes)
         budget = self._scheduler.config.max_num_batched_tokens - step.num_tokens
@@ -126,8 +130,8 @@ class Speculation:
             cost.note_rows(self._num_decodes, self.num_drafted, computing_s)
         else:
             cost.note_plain(self._num_decodes, computing_s)
-        if self._is_try:
-            cost.note_try(self._num_decodes, self._num_taken, seconds)
+        if self._is_try and cost.note_try(self._num_decodes, self._num_taken, seconds):
+            self.costs.pause_above(cost)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence is over. Idempotent."""
@@ -150,10 +154,9 @@ class Speculation:
         sequence = part.sequence
         text = self._texts.get(sequence)
         if text is None:
-            text = self._texts[sequence] = NGrams()
+            text = self._texts[sequence] = finder()
         if not self._looks_up:
             return False
-        text.extend(sequence.tokens)
         length, tokens = text.find(sequence.tokens, most)
         if not length:
             return False

@@ -21,7 +21,8 @@ _SIZES = (1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28, 37, 48, 63)  # batches from one t
 _KEEP = 0.94  # of earlier steps, at each: about the last sixteen count
 _ENOUGH = 2  # plain steps of a size before anything is compared with them
 _FIRST = 12.0  # weight of steps before their gain is judged,
-_MOST_LOST = 8.0  # if they have not cost the time of so many plain steps before
+_MOST_LOST = 8.0  # if they have not cost the time of so many plain steps before; for one sequence,
+_LEAST_LOST = 2.0  # and never less than this
 _HICCUP = 3.0  # times what is usual: a step that took longer did so because of another program
 _LEAST_GAIN = 0.985
 _REPAID = 60  # plain steps for each whose time was lost by trying: so trials cost less than 2 %
@@ -80,7 +81,6 @@ class BatchCost:
 
     __slots__ = (
         "_good",
-        "_least",
         "_lost_s",
         "_plain_s",
         "_rows_rows",
@@ -88,13 +88,16 @@ class BatchCost:
         "_since_plain",
         "_spent",
         "_tries",
+        "is_random",
+        "least",
         "num_plain",
         "off_for",
     )
 
-    def __init__(self, least: int) -> None:
-        """``least``: the class's smallest batch."""
-        self._least = least
+    def __init__(self, least: int, *, is_random: bool = False) -> None:
+        """``least``: the class's smallest batch. ``is_random``: whether some of it are drawn at random."""
+        self.least = least
+        self.is_random = is_random
         self._plain_s = 0.0  # seconds of a step of that size without tentative tokens
         self.num_plain = 0
         self.off_for = 0  # steps for which nothing is tried
@@ -106,7 +109,7 @@ class BatchCost:
 
     def plain_s(self, num_decodes: int) -> float:
         """Seconds of a step without tentative tokens."""
-        return float(self._plain_s * (num_decodes / self._least) ** 0.5)
+        return float(self._plain_s * (num_decodes / self.least) ** 0.5)
 
     def row_s(self, num_decodes: int) -> float:
         """Seconds that one more row costs. Before it was ever tried: little of what a token is worth in a small batch,
@@ -120,6 +123,11 @@ class BatchCost:
         """Tokens per second of steps that might speculate, relative to plain steps."""
         return self._good / self._spent if self._spent else 1.0
 
+    @property
+    def is_gaining(self) -> bool:
+        """Whether steps that might speculate were seen to bring something, without a pause since."""
+        return self._tries >= 2.0 and self.gain > 1.0
+
     def may_try(self) -> bool:
         """Whether this step may speculate. Asked once for each step."""
         if self.num_plain < _ENOUGH:
@@ -131,7 +139,7 @@ class BatchCost:
         return self._since_plain <= _PLAIN_EVERY
 
     def note_plain(self, num_decodes: int, seconds: float) -> None:
-        seconds *= (self._least / num_decodes) ** 0.5
+        seconds *= (self.least / num_decodes) ** 0.5
         if self.num_plain >= _ENOUGH:  # a hiccup of the machine counts for little
             seconds = min(max(seconds, 0.5 * self._plain_s), _HICCUP * self._plain_s)
         self.num_plain += 1
@@ -144,8 +152,8 @@ class BatchCost:
         self._rows_s = self._rows_s * _KEEP + num_rows * (min(seconds, _HICCUP * plain_s) - plain_s)
         self._rows_rows = self._rows_rows * _KEEP + num_rows * num_rows
 
-    def note_try(self, num_decodes: int, num_tokens: int, seconds: float) -> None:
-        """A step that might speculate gave so many tokens in ``seconds``, everything included."""
+    def note_try(self, num_decodes: int, num_tokens: int, seconds: float) -> bool:
+        """A step that might speculate gave so many tokens in ``seconds``, everything included. Whether a pause begins."""
         step_s = self.plain_s(num_decodes)
         plain_s = step_s * num_tokens / num_decodes
         seconds = min(seconds, _HICCUP * max(plain_s, step_s))
@@ -154,9 +162,18 @@ class BatchCost:
         self._tries = self._tries * _KEEP + 1.0
         self._lost_s += seconds - plain_s
         lost = self._lost_s / step_s
-        if lost > _MOST_LOST or (self._tries >= _FIRST and self.gain < _LEAST_GAIN):
-            self.off_for = int(min(max(lost * _REPAID, _SHORTEST_PAUSE), _LONGEST_PAUSE))
-            self._good = self._spent = self._tries = self._lost_s = 0.0
+        # A step of many sequences tells as much as many steps of one, and costs more than it where it is wasted.
+        is_over = lost > max(_MOST_LOST / self.least**0.5, _LEAST_LOST) or (
+            self._tries >= _FIRST / self.least**0.5 and self.gain < _LEAST_GAIN
+        )
+        if is_over:
+            self.pause(int(min(max(lost * _REPAID, _SHORTEST_PAUSE), _LONGEST_PAUSE)))
+        return is_over
+
+    def pause(self, steps: int) -> None:
+        """Try nothing for so many steps, and then judge afresh."""
+        self.off_for = max(self.off_for, steps)
+        self._good = self._spent = self._tries = self._lost_s = 0.0
 
 
 class Costs:
@@ -171,8 +188,16 @@ class Costs:
         size = _SIZES[bisect_right(_SIZES, num_decodes) - 1]
         known = self._costs.get((size, is_random))
         if known is None:
-            known = self._costs[size, is_random] = BatchCost(size)
+            known = self._costs[size, is_random] = BatchCost(size, is_random=is_random)
         return known
+
+    def pause_above(self, cost: BatchCost) -> None:
+        """What did not pay for some sequences will not for more of them, whose rows cost more and bring less: larger batches
+        that were not found to gain by it wait as long."""
+        for size in _SIZES[_SIZES.index(cost.least) + 1 :]:
+            larger = self.at(size, is_random=cost.is_random)
+            if not larger.is_gaining:
+                larger.pause(cost.off_for)
 
 
 class Outlook:
