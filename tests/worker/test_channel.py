@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.worker.watching import until
 
 from inferd.types import Delta, Output, PredictRequest
-from inferd.worker import channel as channel_module
-from inferd.worker.channel import LARGE_BYTES, BlockingChannel, Channel, ChannelError, Frames, _frames
+from inferd.worker import asynchronous
+from inferd.worker.asynchronous import LARGE_BYTES, Channel, _frames
+from inferd.worker.channel import BlockingChannel, ChannelError, Frames
 from inferd.worker.messages import (
     HEADER,
     MAX_FRAME_BYTES,
@@ -147,7 +148,7 @@ def test_a_peer_that_does_not_read_makes_the_channel_unwritable_until_it_does() 
 
 
 def test_a_peer_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "MAX_UNSENT_BYTES", 1024 * 1024)
+    monkeypatch.setattr(asynchronous, "MAX_UNSENT_BYTES", 1024 * 1024)
 
     async def scenario(ends: Ends) -> None:
         for _ in range(10):
@@ -160,7 +161,7 @@ def test_a_peer_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_messages_that_fit_no_frame_together_leave_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "MAX_FRAME_BYTES", 64)
+    monkeypatch.setattr(asynchronous, "MAX_FRAME_BYTES", 64)
 
     async def scenario(ends: Ends) -> None:
         sent: list[ToWorker] = [Cancel(str(i) * 20) for i in range(9)]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import inferd
-from inferd.worker.channel import Channel
+from inferd.worker.asynchronous import Channel
 from inferd.worker.messages import FromWorker, ToWorker
 
 # -P: a worker started in a model's folder must not import what lies there.

@@ -1,0 +1,18 @@
+"""What a worker process imports before it knows its model: its memory is every small model's memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_NOT_NEEDED = ("asyncio", "ssl", "torch", "numpy", "uvloop")
+
+
+def test_a_worker_starts_without_what_only_gateways_and_some_models_need() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "import sys, inferd.worker.main; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not set(_NOT_NEEDED) & set(told.stdout.split())
