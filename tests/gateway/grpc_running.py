@@ -14,7 +14,7 @@ import uvloop
 from tests.gateway.fakes import FakeRouter, FakeStatus, FakeStream, Told, info
 from tests.gateway.grpc_messages import message_type
 
-from inferd.config import ServerConfig
+from inferd.config import Config, ServerConfig
 from inferd.gateway.grpc.server import GrpcServer
 from inferd.gateway.listener import reserve
 from inferd.gateway.server import create_app
@@ -71,7 +71,7 @@ class PredictingRouter(FakeRouter):
 class GrpcRunning(Told):
     """Its listener, and what it told its observer."""
 
-    def __init__(self, router: PredictingRouter, config: ServerConfig, app: dict[str, Any]) -> None:
+    def __init__(self, router: PredictingRouter, config: Config | ServerConfig, app: dict[str, Any]) -> None:
         self.router = router
         super().__init__()
         self._config = config
@@ -86,9 +86,10 @@ class GrpcRunning(Told):
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         gateway = create_app(self.router, self._config, self.emit, **self._app)
-        reserved = reserve(self._config)
+        server = self._config.server if isinstance(self._config, Config) else self._config
+        reserved = reserve(server)
         assert reserved is not None
-        self.server = GrpcServer(gateway, self._config, reserved)
+        self.server = GrpcServer(gateway, server, reserved)
         await self.server.start()
         self.port = self.server.port
         self._started.set()
@@ -129,7 +130,7 @@ class GrpcRunning(Told):
 
 @contextlib.contextmanager
 def running(
-    router: PredictingRouter | None = None, config: ServerConfig | None = None, **app: Any
+    router: PredictingRouter | None = None, config: Config | ServerConfig | None = None, **app: Any
 ) -> Iterator[GrpcRunning]:
     """``app``: what ``create_app`` gets besides router and configuration."""
     chosen = config if config is not None else ServerConfig(port=0, grpc_port=0, grace_s=1)

@@ -19,7 +19,8 @@ from tests.gateway.grpc_running import SERVICE, with_parameters
 from tests.gateway.test_short_way_of_predictions import MODEL, Held, Narrow, told
 from tests.worker.watching import until
 
-from inferd.config import Config, ModelConfig, ServerConfig
+from inferd.cache.memory import MemoryCache
+from inferd.config import Config, ModelCacheConfig, ModelConfig, ServerConfig
 from inferd.events import Event, HttpServed, RequestEnded
 from inferd.gateway.grpc.server import GrpcServer
 from inferd.gateway.grpc.short_way import ShortWay
@@ -72,10 +73,10 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(folder: Path, door: OpenDoor | None) -> AsyncIterator[Site]:
+async def site(folder: Path, door: OpenDoor | None, cached: bool) -> AsyncIterator[Site]:
     file = folder / "twice.py"
     file.write_text(MODEL)
-    model = ModelConfig(source=f"{file}:Model", allow_code=True)
+    model = ModelConfig(source=f"{file}:Model", allow_code=True, cache=ModelCacheConfig(enabled=cached))
     config = Config(server=ServerConfig(port=0, grpc_port=0, grace_s=5), models={"twice": model})
     events: list[Event] = []
     router = Router(config, events.append)
@@ -85,7 +86,11 @@ async def site(folder: Path, door: OpenDoor | None) -> AsyncIterator[Site]:
         assert not router.load_failures()
         reserved = reserve(config.server)
         assert reserved is not None
-        server = GrpcServer(create_app(router, config, events.append, door=door), config.server, reserved)
+        server = GrpcServer(
+            create_app(router, config, events.append, door=door, cache=MemoryCache(config.cache)),
+            config.server,
+            reserved,
+        )
         await server.start()
         serving = asyncio.create_task(server.serve())
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -96,9 +101,11 @@ async def site(folder: Path, door: OpenDoor | None) -> AsyncIterator[Site]:
         await router.stop()
 
 
-def through(folder: Path, then: Callable[[Site], Awaitable[None]], door: OpenDoor | None = None) -> None:
+def through(
+    folder: Path, then: Callable[[Site], Awaitable[None]], door: OpenDoor | None = None, *, cached: bool = False
+) -> None:
     async def main() -> None:
-        async with site(folder, door) as made:
+        async with site(folder, door, cached) as made:
             await then(made)
 
     asyncio.run(main())
@@ -218,3 +225,11 @@ def test_a_quota_is_kept_on_the_short_way(tmp_path: Path, departed: list[str]) -
         assert len(departed) == 2
 
     through(tmp_path, then, door)
+
+
+def test_a_model_whose_answers_are_kept_takes_the_ordinary_way(tmp_path: Path, departed: list[str]) -> None:
+    async def then(made: Site) -> None:
+        told = [(await made.ask(asking()))[3]["x-inferd-cache"] for _ in range(2)]
+        assert (told, departed) == (["miss", "hit"], [])
+
+    through(tmp_path, then, cached=True)

@@ -6,6 +6,7 @@ through as it came, and the worker's answer goes back as it is. Knows no tensor.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -48,9 +49,13 @@ async def predict(room: Room, call: Call, model: ModelStatus, asked: Asked, *, t
     Raises InvalidRequest, QuotaExceeded, IdempotencyConflict, what the router raises and what the request failed with.
     """
     check_task(model, task)
+    return await repeated(room, call, model, asked, lambda: computed(room, call, model, asked))
 
-    async def compute() -> Response:
-        return await computed(room, call, model, asked)
+
+async def repeated(
+    room: Room, call: Call, model: ModelStatus, asked: Asked, compute: Callable[[], Awaitable[Response]]
+) -> Answer:
+    """What ``compute`` answers, or what it answered when the same was asked before."""
 
     def question() -> Question:
         info = model.info

@@ -223,12 +223,12 @@ def note(call: Call, failure: InferdError | None, num_bytes: int) -> None:
 
 
 def trailers_of(call: Call, failure: InferdError | None) -> Headers:
-    """What goes with the status: the request's id, how much quota is left, when to come back."""
+    """What goes with the status: the request's id, how much quota is left, when to come back, whether it is an earlier answer."""
     headers = call.permit.headers() if call.permit is not None else ()
     if failure is not None:
         headers += error_headers(failure)
     told = [header for header in headers if header[0] != b"connection"]
-    return ((b"x-request-id", call.request_id.encode("ascii")), *told)
+    return ((b"x-request-id", call.request_id.encode("ascii")), *told, *call.common_headers)
 
 
 def defect(call: Call) -> InternalError:

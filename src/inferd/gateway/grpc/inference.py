@@ -16,10 +16,11 @@ from inferd.gateway.generation import check_end, note_end
 from inferd.gateway.grpc.envelope import Envelope, read_envelope
 from inferd.gateway.grpc.statuses import Unsupported
 from inferd.gateway.grpc.texts import completed, completions, writes_texts
-from inferd.gateway.http import Call
+from inferd.gateway.http import Answer, Call, Response
+from inferd.gateway.idempotency import once
 from inferd.gateway.kserve import Served, asked_of, drawn_version, find_served
 from inferd.gateway.kserve_rest import task_of
-from inferd.gateway.predictions import check_task, submit
+from inferd.gateway.predictions import Asked, check_task, repeated, submit
 from inferd.gateway.room import Room
 from inferd.gateway.upstream import Stream
 from inferd.predict.codecs.protowire import sized
@@ -28,18 +29,49 @@ from inferd.types import Output
 
 DIALECT: Final = "v2.grpc"
 
+_CONTENT_TYPE: Final = b"application/grpc"  # of kept answers: nobody else can read them
+_ONCE: Final = b"idempotency-key"
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 _IS_LAST: Final = sized(4, parameter_entry("triton_final_response", True))
 _IS_NOT_LAST: Final = sized(4, parameter_entry("triton_final_response", False))
 
 
 async def model_infer(room: Room, call: Call, body: bytes, left: float | None) -> bytes:
-    """Raises what ``predictions.predict`` raises, and Unsupported where one answer is not enough."""
+    """With an ``idempotency-key`` in the metadata, or of a model whose answers are kept, it may be the answer of an earlier
+    call. Raises what ``predictions.predict`` raises, and Unsupported where one answer is not enough."""
     envelope = read_envelope(body)
     served = _find(room, call, envelope)
     if writes_texts(served.status):
-        return await completed(room, call, served, envelope, body, left, answer_head(served, envelope))
-    return await only_answer(call, served.name, _submitted(room, call, served, envelope, body, left))
+        head = answer_head(served, envelope)
+        if call.header(_ONCE) is None:
+            return await completed(room, call, served, envelope, body, left, head)
+
+        async def complete() -> Response:
+            return _response(await completed(room, call, served, envelope, body, left, head))
+
+        asks = f"{served.status.name} {served.asked} {DIALECT}\n".encode()
+        return _body(call, await once(room, call, asks + body, served.status.name, complete))
+    asked = _asked(served, envelope, body, left)
+    name = served.status.name
+    if call.header(_ONCE) is None and not room.caching_of(name).enabled:
+        return await only_answer(call, served.name, submit(room, call, served.status, asked))
+
+    async def compute() -> Response:
+        return _response(await only_answer(call, served.name, submit(room, call, served.status, asked)))
+
+    return _body(call, await repeated(room, call, served.status, asked, compute))
+
+
+def _response(answer: bytes) -> Response:
+    """As those who keep answers know them."""
+    return Response(200, answer, _CONTENT_TYPE)
+
+
+def _body(call: Call, answer: Answer) -> bytes:
+    """What is said of the answer beside it goes into the trailing metadata."""
+    assert isinstance(answer, Response)
+    call.common_headers = answer.headers
+    return answer.body
 
 
 async def only_answer(call: Call, name: str, stream: Stream) -> bytes:
@@ -110,8 +142,13 @@ def _named(room: Room, call: Call, envelope: Envelope) -> Served:
 
 
 def _submitted(room: Room, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None) -> Stream:
+    return submit(room, call, served.status, _asked(served, envelope, body, left))
+
+
+def _asked(served: Served, envelope: Envelope, body: bytes, left: float | None) -> Asked:
+    """Raises InvalidRequest."""
     check_task(served.status, task_of(served))
     asked = asked_of(DIALECT, body, envelope.parameters, version=served.asked)
     if left is not None and (asked.timeout is None or left < asked.timeout):
         asked = msgspec.structs.replace(asked, timeout=left)
-    return submit(room, call, served.status, asked)
+    return asked

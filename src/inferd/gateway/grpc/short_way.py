@@ -112,7 +112,7 @@ class ShortWay(Unary):
             return False
         model = envelope.model
         config = room.config.models.get(model)
-        if config is None or (envelope.version and envelope.version != config.version):
+        if config is None or config.cache.enabled or (envelope.version and envelope.version != config.version):
             return False
         if envelope.parameters and not _SPECIAL.isdisjoint(envelope.parameters):
             return False
