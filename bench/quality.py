@@ -20,7 +20,8 @@ from pathlib import Path
 
 import torch
 
-from inferd.engine.calibrate.checkpoint import Wish, quantise
+from inferd.engine.calibrate.checkpoint import quantise
+from inferd.engine.calibrate.wish import Wish
 from inferd.engine.calibrate.measure import read_text
 from inferd.engine.model.load import load_model
 from inferd.engine.perplexity import Perplexity, measuring, perplexity

@@ -18,7 +18,7 @@ LEVELS = [*native.levels(), "none"]
 def loss(weight: Tensor, found: QuantizedWeight) -> float:
     """Mean squared error, as a part of the weight's own square."""
     rows = found.rows(torch.arange(weight.shape[0]))
-    return float((rows - weight.float()).square().sum() / weight.float().square().sum())
+    return float((rows - weight.float()).square().sum() / weight.float().square().sum().clamp(min=1e-30))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -30,16 +30,17 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
 @click.argument("source")
 @click.option(
     "--method",
-    type=click.Choice(["int8", "int4", "gptq"]),
-    required=True,
-    help="int8 and int4 need no text; gptq rounds what a text shows to matter with more care.",
+    type=click.Choice(["tuned", "gptq", "int4", "int8"]),
+    default=None,
+    help="tuned (where there is --data) learns the integers that answer most like the model did; gptq rounds what a text shows to "
+    "matter with more care; int4 and int8 (where there is no --data) need no text.",
 )
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="The folder to write.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, dir_okay=False),
     default=None,
-    help="A UTF-8 text of the kind the model is for: calibrates gptq, and its last fifth measures the result.",
+    help="A UTF-8 text of the kind the model is for: calibrates, and its last fifth measures the result.",
 )
 @click.option(
     "--max-perplexity-change", "max_change", type=_Share(), default=None, help="Fail when more is lost: 0.02 or 2%."
@@ -58,7 +59,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
     type=click.IntRange(min=1),
     default=128,
     show_default=True,
-    help="Windows of text that gptq calibrates with.",
+    help="Windows of text to calibrate with.",
 )
 @click.option("--context", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens of a window.")
 @click.option(
@@ -69,10 +70,16 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
     is_flag=True,
     help="8 bits for the products that lose most in 4, as many as --max-perplexity-change asks for.",
 )
+@click.option(
+    "--tuning-tokens",
+    type=click.IntRange(min=0),
+    default=None,
+    help="Of tuned: tokens that are learned from. Without it a million, or as many as an hour or so allows.",
+)
 @click.option("--act-order", is_flag=True, help="gptq takes inputs by size, the largest first.")
 def command(
     source: str,
-    method: str,
+    method: str | None,
     output: Path,
     data: Path | None,
     max_change: float | None,
@@ -83,6 +90,7 @@ def command(
     context: int,
     damping: float,
     mixed: bool,
+    tuning_tokens: int | None,
     act_order: bool,
 ) -> int:
     """Write a quantised checkpoint of the model SOURCE (a folder, a hub id or 'demo').
@@ -92,21 +100,23 @@ def command(
 
     \b
     Examples:
-      inferd quantize ./my-model --method int8 --output ./my-model-int8
-      inferd quantize ./my-model --method gptq --data text.txt --output ./my-model-int4 --max-perplexity-change 2%
+      inferd quantize ./my-model --output ./my-model-int8
+      inferd quantize ./my-model --data text.txt --output ./my-model-int4 --max-perplexity-change 2%
       inferd serve ./my-model-int4
     """
-    from inferd.engine.calibrate.checkpoint import Wish, quantise
+    from inferd.engine.calibrate.checkpoint import quantise
+    from inferd.engine.calibrate.wish import Wish
     from inferd.registry.source import check_folder, resolve
 
     wish = Wish(
-        method=method,  # type: ignore[arg-type]
+        method=method or ("int8" if data is None else "tuned"),  # type: ignore[arg-type]
         bits=int(bits),
         group_size=group_size,
         symmetric=symmetric,
         num_samples=samples,
         context=context,
         damping=damping,
+        tuning_tokens=tuning_tokens,
         by_size=act_order,
         mixed=mixed,
         max_change=max_change,

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 from inferd.cli.main import cli, main
 from inferd.engine.calibrate import checkpoint
-from inferd.engine.calibrate.checkpoint import Method, Wish, quantise
+from inferd.engine.calibrate.checkpoint import quantise
 from inferd.engine.calibrate.layers import observed_layers
 from inferd.engine.calibrate.measure import measure
+from inferd.engine.calibrate.wish import Method, Wish
 from inferd.engine.model.architecture import read_config
 from inferd.engine.model.config import FAMILIES, Source
 from inferd.engine.perplexity import Perplexity
@@ -46,7 +47,7 @@ def run(model: Path, output: Path, text: Path | None, **wish: Any) -> Any:
     return quantise(model, output, Wish(**wish), data=text, source="tiny", progress=silent)
 
 
-@pytest.mark.parametrize("method", ["int8", "int4", "gptq"])
+@pytest.mark.parametrize("method", ["int8", "int4", "gptq", "tuned"])
 def test_what_is_written_has_the_perplexity_on_its_card(
     tiny_model: Path, text: Path, tmp_path: Path, method: Method
 ) -> None:
@@ -153,7 +154,7 @@ def test_the_products_that_lose_most_get_more_bits_until_enough_is_kept(
     again = measure(str(tmp_path / "mixed"), text, context=64, progress=silent)
     plain = measure(str(tiny_model), text, context=64, progress=silent)
     assert abs(again.change(plain)) < 0.2
-    with pytest.raises(InvalidRequest, match="Mixed widths are of gptq in 4 bits"):
+    with pytest.raises(InvalidRequest, match="Mixed widths are of tuned and gptq in 4 bits"):
         run(tiny_model, tmp_path / "other", text, method="int4", mixed=True, max_change=0.1)
 
 

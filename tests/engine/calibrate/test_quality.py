@@ -14,7 +14,8 @@ from training.corpus import exchanges
 from training.dialogue import render
 
 from inferd import models
-from inferd.engine.calibrate.checkpoint import Wish, quantise
+from inferd.engine.calibrate.checkpoint import quantise
+from inferd.engine.calibrate.wish import Wish
 
 CONTEXT = 256
 

@@ -19,11 +19,13 @@ def card(result: Result) -> str:
     if result.wide:
         integers += f" ({result.wide_share:.0%} of the weights int8)"
     integers += "" if form.bits == 8 else ", symmetric" if form.symmetric else ", with zero points"
+    gptq = f"GPTQ (Frantar et al. 2022), {result.num_calibration:,} tokens of calibration, damping {wish.damping:g}"
+    gptq += ", columns by size" if wish.by_size else ""
     method = {
         "int8": "to the nearest",
         "int4": "to the nearest on each group's best grid",
-        "gptq": f"GPTQ (Frantar et al. 2022), {result.num_calibration:,} tokens of calibration, damping {wish.damping:g}"
-        + (", columns by size" if wish.by_size else ""),
+        "gptq": gptq,
+        "tuned": f"{gptq}, then integers and scales learned from the original's answers to these tokens",
     }[wish.method]
     rows = [
         ("made from", result.source),

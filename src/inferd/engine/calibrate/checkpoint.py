@@ -8,25 +8,29 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from inferd.engine.calibrate.card import card
-from inferd.engine.calibrate.gptq import gptq
-from inferd.engine.calibrate.layers import observed_layers
+from inferd.engine.calibrate.fitting import (
+    Job,
+    Loss,
+    gptq_products,
+    rounded_products,
+    stored_scales,
+    tuned_products,
+)
 from inferd.engine.calibrate.measure import read_text
-from inferd.engine.calibrate.observe import Observed
-from inferd.engine.calibrate.rounding import Form, nearest
+from inferd.engine.calibrate.rounding import Form
+from inferd.engine.calibrate.wish import Wish
 from inferd.engine.model.architecture import GPT, dtype_name, read_config
-from inferd.engine.model.config import FAMILIES, DecoderConfig, Source
+from inferd.engine.model.config import DecoderConfig, Source
 from inferd.engine.model.load import load_model
 from inferd.engine.perplexity import Perplexity, measuring, perplexity
-from inferd.engine.quantized import QuantizedWeight
 from inferd.engine.safetensors import weight_files
 from inferd.engine.stored.writing import Shards, description, stored_parts
 from inferd.engine.tokenizer import Tokenizer
@@ -34,41 +38,11 @@ from inferd.engine.weights import Weights
 from inferd.errors import InvalidRequest, ModelLoadError, QualityError
 
 Progress = Callable[[str, int, int], None]
-Method = Literal["int8", "int4", "gptq"]
 
 _CARRIED = (".json", ".jinja", ".model", ".txt")
 """Files beside the weights that belong to the model: configuration, tokenizer, chat template, licence."""
 
-_NARROW, _NARROW_GROUP = 512, 64
-"""Models whose hidden states are narrower than this have 8 bits in groups: sums of so few terms do not average errors out, and
-activations that share a scale with fewer others lose less (docs/quantisation.md)."""
-
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # of the weights that mixed widths try in 8 bits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What is asked for. Lengths in tokens."""
-
-    method: Method
-    bits: int = 4  # of gptq
-    group_size: int = 32  # of 4 bits
-    symmetric: bool = False  # of 4 bits: without zero points
-    num_samples: int = 128  # windows of calibration
-    context: int = 512  # of a window, in calibration and measurement
-    damping: float = 0.01
-    by_size: bool = False  # gptq's act-order
-    mixed: bool = False  # the products that lose most in 4 bits get 8, as many as max_change asks for
-    held_out: float = 0.2  # the end of the text, that is for measuring alone
-    most_measured: int = 100_000  # tokens
-    max_change: float | None = None  # of perplexity, as a part of it: more is a failure
-
-    def form(self, hidden_size: int, widths: Collection[int]) -> Form:
-        """What the weights of products with so many inputs become."""
-        if self.method == "int4" or (self.method == "gptq" and self.bits == 4):
-            return Form(4, self.group_size, self.symmetric)
-        in_groups = hidden_size < _NARROW and all(width % _NARROW_GROUP == 0 for width in widths)
-        return Form(8, _NARROW_GROUP if in_groups else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +91,15 @@ class _Texts:
                 "Give a longer text, or a smaller context.",
                 param="data",
             )
-        # Spread over the text, not its beginning alone.
-        starts = [
-            i * (count - 1) // max(min(count, wish.num_samples) - 1, 1) for i in range(min(count, wish.num_samples))
-        ]
-        self.windows = torch.tensor([self.leading + calibration[s * fresh : (s + 1) * fresh] for s in starts])
+        self._calibration, self._fresh, self.num_windows = calibration, fresh, count
+        self.windows = self.spread(wish.num_samples)
+
+    def spread(self, count: int) -> Tensor:
+        """So many windows, spread over the text's beginning, or all there are: [N, context] of token ids."""
+        all_of_them, fresh = self.num_windows, self._fresh
+        count = min(count, all_of_them)
+        starts = [i * (all_of_them - 1) // max(count - 1, 1) for i in range(count)]
+        return torch.tensor([self.leading + self._calibration[s * fresh : (s + 1) * fresh] for s in starts])
 
 
 def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, source: str, progress: Progress) -> Result:
@@ -134,8 +112,8 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
         raise InvalidRequest(
             f"{output} exists already and is not empty. Name another folder, or remove it.", param="output"
         )
-    if data is None and (wish.method == "gptq" or wish.max_change is not None):
-        what = "gptq calibrates" if wish.method == "gptq" else "max_perplexity_change measures"
+    if data is None and (wish.calibrates or wish.max_change is not None):
+        what = f"{wish.method} calibrates" if wish.calibrates else "max_perplexity_change measures"
         raise InvalidRequest(f"{what} on a text. Give one with --data.", param="data")
     config, open_weights = _opened(folder)
     widths = _widths(open_weights())
@@ -144,14 +122,14 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
     context = min(wish.context, config.max_position_embeddings)
     texts = None if data is None else _Texts(data, Tokenizer.load(folder), wish, context)
     before = None if texts is None else _measured(folder, texts, context, progress, "before")
-    if wish.mixed and (wish.method != "gptq" or form.bits != 4 or wish.max_change is None):
+    if wish.mixed and (not wish.calibrates or form.bits != 4 or wish.max_change is None):
         raise InvalidRequest(
-            "Mixed widths are of gptq in 4 bits, as far as --max-perplexity-change asks for.", param="mixed"
+            "Mixed widths are of tuned and gptq in 4 bits, as far as --max-perplexity-change asks for.", param="mixed"
         )
     making = output.with_name(output.name + ".unfinished")
     shutil.rmtree(making, ignore_errors=True)
     try:
-        losses: dict[tuple[str, ...], _Loss] = {}
+        losses: dict[tuple[str, ...], Loss] = {}
         for share in _SHARES if wish.mixed else (0.0,):
             shutil.rmtree(making, ignore_errors=True)
             making.mkdir(parents=True)
@@ -178,7 +156,7 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
             data_digest="" if texts is None else texts.digest,
             wide=tuple(sorted(wide)),
             wide_share=counts.wide_weights / max(counts.weights, 1),
-            num_calibration=0 if texts is None or wish.method != "gptq" else texts.windows.numel(),
+            num_calibration=0 if texts is None or not wish.calibrates else texts.windows.numel(),
         )
         _judge(result)
         (making / "README.md").write_text(card(result), encoding="utf-8")
@@ -236,15 +214,7 @@ def _check_groups(widths: dict[str, int], form: Form, folder: Path) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Loss:
-    """What a product loses: the squared change of its outputs as a part of the outputs' own squares."""
-
-    share: float
-    num_weights: int
-
-
-def _widest(losses: dict[tuple[str, ...], _Loss], share: float) -> frozenset[str]:
+def _widest(losses: dict[tuple[str, ...], Loss], share: float) -> frozenset[str]:
     """The names of the products that lose most, up to this share of all weights."""
     room = share * sum(loss.num_weights for loss in losses.values())
     found: list[str] = []
@@ -261,7 +231,7 @@ class _Counts:
     weights: int = 0  # quantised
     wide_weights: int = 0
     stored_bits: int = 0
-    losses: dict[tuple[str, ...], _Loss] = field(default_factory=dict)  # by the names of a product's parts
+    losses: dict[tuple[str, ...], Loss] = field(default_factory=dict)  # by the names of a product's parts
 
     @property
     def bits(self) -> float:
@@ -283,42 +253,23 @@ def _write(
     weights = open_weights()
     products = [name for name in weights if _is_product(name, weights.stored(name))]
     shards, counts = Shards(making), _Counts()
-    scale_dtype = weights.stored(products[0]).dtype
+    scale_dtype = stored_scales(weights.stored(products[0]).dtype)
     form = replace(form, scale_dtype=scale_dtype)
 
-    def put(name: str, quantised: QuantizedWeight) -> None:
+    def note(names: tuple[str, ...], loss: Loss) -> None:
+        counts.losses[names] = loss
+
+    if texts is None or wish.method in ("int8", "int4"):
+        fitted = rounded_products(weights, products, form, progress)
+    else:
+        job = Job(config, open_weights, texts.windows, texts.spread, form, wide, wish, note, progress)
+        fitted = tuned_products(job, weights) if wish.method == "tuned" else gptq_products(job, weights)
+    for name, quantised in fitted:
         for part, tensor in stored_parts(name, quantised, scale_dtype, packed=name in wide).items():
             shards.add(part, tensor)
             counts.stored_bits += 8 * tensor.nbytes
         counts.weights += quantised.values.numel()
         counts.wide_weights += quantised.values.numel() if name in wide else 0
-
-    if wish.method == "gptq":
-        assert texts is not None
-        progress("calibrating", 0, config.num_layers)
-        layers = observed_layers(open_weights, config, FAMILIES[config.architecture], texts.windows)
-        for done, observed in enumerate(layers):
-            for product in observed:
-                numbers: list[Tensor] = []
-                lost = of = 0.0
-                for name, _ in product.parts:
-                    weight = weights.stored(f"{name}.weight").float()
-                    mine = Form(8, 0, scale_dtype=scale_dtype) if name in wide else form
-                    quantised = _fitted(weight, product, mine, wish)
-                    put(name, quantised)
-                    numbers.append(quantised.rows(torch.arange(quantised.values.shape[0])))
-                    off = numbers[-1] - weight
-                    lost += float(((off @ product.moments) * off).sum())
-                    of += float(((weight @ product.moments) * weight).sum())
-                names = tuple(name for name, _ in product.parts)
-                counts.losses[names] = _Loss(lost / max(of, 1e-30), sum(part.numel() for part in numbers))
-                product.replace(numbers)
-            progress("calibrating", done + 1, config.num_layers)
-    else:
-        for done, name in enumerate(products):
-            weight = weights.stored(name).float()
-            put(name.removesuffix(".weight"), nearest(weight, form))
-            progress("quantising", done + 1, len(products))
     for name in weights:
         if name not in products:
             shards.add(name, weights.stored(name))
@@ -331,12 +282,6 @@ def _write(
     whole["quantization_config"] = description(form.bits, form.group_size, symmetric=form.symmetric, wide=sorted(wide))
     (making / "config.json").write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return counts
-
-
-def _fitted(weight: Tensor, product: Observed, form: Form, wish: Wish) -> QuantizedWeight:
-    if product.num_rows == 0:  # an expert that no calibration token was sent to
-        return nearest(weight, form)
-    return gptq(weight, product.moments, form, damping=wish.damping, by_size=wish.by_size)
 
 
 def _measured(folder: Path, texts: _Texts, context: int, progress: Progress, which: str) -> Perplexity:
@@ -362,5 +307,5 @@ def _judge(result: Result) -> None:
     assert result.after is not None
     raise QualityError(
         f"Perplexity went from {result.before.value:.4g} to {result.after.value:.4g} on {result.data}, {change:+.2%}, and "
-        f"--max-perplexity-change allows {most:+.2%}. Nothing was written. Take --method gptq, smaller groups or int8, or allow more."
+        f"--max-perplexity-change allows {most:+.2%}. Nothing was written. Take --method tuned, smaller groups, --mixed or int8, or allow more."
     )

@@ -1,8 +1,8 @@
-"""Grids of small integers for rows of weights: which scale and zero point lose least.
+"""Grids of small integers for the rows of a weight, as a checkpoint stores them.
 
-The range of a group is not simply its extremes: a slightly smaller one rounds all others finer and clips few. Every row of
-every group takes, of a few ranges tried, the one with the least squared error, each input weighted by ``importance`` where
-that is known (how large it is in the calibration data: the error of a product is that of its weights times its inputs).
+Says what integers a checkpoint is to have (``Form``) and applies ``engine.rounding`` to them: which scale and zero point lose
+least is found there, here by ``importance`` where that is known (how large an input is in the calibration data: the error of a
+product is that of its weights times its inputs).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inferd.engine import rounding
 from inferd.engine.quantized import QuantizedWeight
 
-_SHRINKS = tuple(1.0 - 0.025 * i for i in range(17))  # of the extremes: 1 to 0.6
 _ROWS = 1024  # at once
 
 
@@ -39,55 +39,35 @@ class Form:
         return self.group_size == 0 or inputs % self.group_size == 0
 
 
-def grid(group: Tensor, form: Form, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The best scale [out] and zero point [out], float32, for a group's weights [out, n].
+def grid(groups: Tensor, form: Form, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The best scales and zero points [...], float32, for groups of weights [..., n].
 
-    ``importance`` [n]: of each input's error.
+    ``importance``: of each input's error; broadcasts over the groups.
     """
-    lowest, highest = group.amin(1).clamp(max=0), group.amax(1).clamp(min=0)
-    best = torch.full_like(lowest, torch.inf)
-    scale, zero = torch.ones_like(lowest), torch.zeros_like(lowest)
-    for shrink in _SHRINKS if form.bits < 8 else (1.0,):
-        if form.symmetric:
-            # The integers reach one further below than above: either end may be the one that fits.
-            reach = torch.maximum(highest / form.high, -lowest / -form.low)
-            tried, at = reach * shrink, torch.zeros_like(lowest)
-        else:
-            tried = (highest - lowest) * shrink / (form.high - form.low)
-            at = (form.low - lowest * shrink / tried.clamp(min=1e-30)).round().clamp(form.low, form.high)
-        tried = tried.clamp(min=1e-7).to(form.scale_dtype).float()
-        lost = (to_grid(group, tried, at, form) - group).square()
-        lost = lost.sum(1) if importance is None else lost @ importance
-        better = lost < best
-        best = torch.where(better, lost, best)
-        scale, zero = torch.where(better, tried, scale), torch.where(better, at, zero)
-    return scale, zero
+    if form.bits == 8:
+        scale = rounding.fitted_bytes(groups, form.scale_dtype)
+        return scale, torch.zeros_like(scale)
+    return rounding.fitted_nibbles(groups, symmetric=form.symmetric, importance=importance, dtype=form.scale_dtype)
 
 
-def to_integers(weight: Tensor, scale: Tensor, zero: Tensor, form: Form) -> Tensor:
-    """[out, n] -> the nearest integers, float32."""
-    return (weight / scale.unsqueeze(1) + zero.unsqueeze(1)).round().clamp(form.low, form.high)
-
-
-def to_grid(weight: Tensor, scale: Tensor, zero: Tensor, form: Form) -> Tensor:
-    """[out, n] -> the nearest numbers that the grid has."""
-    return (to_integers(weight, scale, zero, form) - zero.unsqueeze(1)) * scale.unsqueeze(1)
+def storable(scale: Tensor, form: Form) -> Tensor:
+    """The nearest scales that the checkpoint can store."""
+    return rounding.storable(scale, form.scale_dtype)
 
 
 def nearest(weight: Tensor, form: Form, importance: Tensor | None = None) -> QuantizedWeight:
-    """Every weight [out, in] to the nearest number of its group's best grid."""
+    """Every weight [out, in] to the nearest number of its group's best grid. ``importance`` [in]."""
     out, inputs = weight.shape
     size = form.group_size or inputs
     values = torch.empty((out, inputs), dtype=torch.int8)
     scale, zero = torch.empty((out, inputs // size)), torch.empty((out, inputs // size))
+    spread = None if importance is None else importance.view(-1, size)
     for first in range(0, out, _ROWS):
         rows = slice(first, min(first + _ROWS, out))
-        for g in range(inputs // size):
-            columns = slice(g * size, (g + 1) * size)
-            part = weight[rows, columns].float()
-            mine = None if importance is None else importance[columns]
-            scale[rows, g], zero[rows, g] = grid(part, form, mine)
-            values[rows, columns] = to_integers(part, scale[rows, g], zero[rows, g], form).to(torch.int8)
+        groups = weight[rows].float().view(-1, inputs // size, size)
+        scale[rows], zero[rows] = grid(groups, form, spread)
+        whole = rounding.to_integers(groups, scale[rows], zero[rows], form.bits)
+        values[rows] = whole.view(-1, inputs).to(torch.int8)
     return made(values, scale, zero, form)
 
 

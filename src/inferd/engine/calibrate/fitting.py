@@ -1,0 +1,127 @@
+"""The integers of a model's products, product by product, by each method. Knows tensors by name, no files that are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inferd.engine import ops
+from inferd.engine.calibrate.gptq import gptq
+from inferd.engine.calibrate.layers import observed_layers
+from inferd.engine.calibrate.observe import Observed
+from inferd.engine.calibrate.rounding import Form, nearest
+from inferd.engine.calibrate.tuning import tuned
+from inferd.engine.calibrate.wish import Wish
+from inferd.engine.model.config import FAMILIES, DecoderConfig
+from inferd.engine.model.llama import LlamaDecoder
+from inferd.engine.quantized import QuantizedWeight
+from inferd.engine.weights import Weights
+
+Progress = Callable[[str, int, int], None]
+Fitted = Iterator[tuple[str, QuantizedWeight]]
+"""Names without ".weight"."""
+
+# Where nobody said from how many tokens tuning learns:
+_TUNING_TOKENS = 1 << 20
+_MOST_WORK = 4e14  # multiplications and additions, eight for each weight and token
+_MOST_EPOCHS = 12  # of texts that are short: more learn nothing new
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a product loses: the squared change of its outputs as a part of the outputs' own squares."""
+
+    share: float
+    num_weights: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What calibration needs to know."""
+
+    config: DecoderConfig
+    open_weights: Callable[[], Weights]
+    windows: Tensor  # [N, length] of token ids
+    spread: Callable[[int], Tensor]  # so many of them, or all there are
+    form: Form
+    wide: frozenset[str]  # products that have 8 bits instead
+    wish: Wish
+    note: Callable[[tuple[str, ...], Loss], None]  # told each product's loss, by the names of its parts
+    progress: Progress
+
+    def form_of(self, name: str) -> Form:
+        return Form(8, 0, scale_dtype=self.form.scale_dtype) if name in self.wide else self.form
+
+
+def stored_scales(dtype: torch.dtype) -> torch.dtype:
+    """The format of scales beside weights of this one: 16 bits, of which float16 has the finer numbers."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+
+
+def rounded_products(weights: Weights, products: Sequence[str], form: Form, progress: Progress) -> Fitted:
+    """To the nearest, without data."""
+    for done, name in enumerate(products):
+        yield name.removesuffix(".weight"), nearest(weights.stored(name).float(), form)
+        progress("quantising", done + 1, len(products))
+
+
+def gptq_products(job: Job, weights: Weights) -> Fitted:
+    """GPTQ, layer by layer; each sees what those before it became."""
+    job.progress("calibrating", 0, job.config.num_layers)
+    family = FAMILIES[job.config.architecture]
+    layers = observed_layers(job.open_weights, job.config, family, job.windows)
+    for done, observed in enumerate(layers):
+        for product in observed:
+            numbers: list[Tensor] = []
+            lost = of = 0.0
+            for name, _ in product.parts:
+                weight = weights.stored(f"{name}.weight").float()
+                quantised = _fitted(weight, product, job.form_of(name), job.wish)
+                yield name, quantised
+                numbers.append(quantised.rows(torch.arange(quantised.values.shape[0])))
+                off = numbers[-1] - weight
+                lost += float(((off @ product.moments) * off).sum())
+                of += float(((weight @ product.moments) * weight).sum())
+            names = tuple(name for name, _ in product.parts)
+            job.note(names, Loss(lost / max(of, 1e-30), sum(part.numel() for part in numbers)))
+            product.replace(numbers)
+        job.progress("calibrating", done + 1, job.config.num_layers)
+
+
+def _fitted(weight: Tensor, product: Observed, form: Form, wish: Wish) -> QuantizedWeight:
+    if product.num_rows == 0:  # an expert that no calibration token was sent to
+        return nearest(weight, form)
+    return gptq(weight, product.moments, form, damping=wish.damping, by_size=wish.by_size)
+
+
+def tuned_products(job: Job, weights: Weights) -> Fitted:
+    """GPTQ, then all of them learned together. The whole model is in memory, in float32 and several times."""
+    quantised = dict(gptq_products(job, weights))
+    tokens = job.wish.tuning_tokens
+    if tokens is None:
+        num_weights = sum(each.values.numel() for each in quantised.values())
+        tokens = min(_TUNING_TOKENS, int(_MOST_WORK / (8 * num_weights)))
+    length = job.windows.shape[1]
+    lessons = job.spread(max(1, tokens // length))
+    epochs = min(round(tokens / lessons.numel()), _MOST_EPOCHS)
+
+    def open_model(around: Callable[..., ops.Linear] | None) -> LlamaDecoder:
+        config = job.config
+        mine = job.open_weights()
+        mine.dtype, mine.around = torch.float32, around
+        return LlamaDecoder(config, FAMILIES[config.architecture], mine, length)
+
+    if epochs:
+        forms = {name: job.form_of(name) for name in quantised}
+        quantised, _ = tuned(
+            open_model,
+            quantised,
+            forms,
+            lessons,
+            epochs=epochs,
+            progress=lambda done, total: job.progress("tuning", done, total),
+        )
+    yield from quantised.items()

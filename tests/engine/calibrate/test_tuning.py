@@ -1,0 +1,134 @@
+"""Learned integers: what the student computes, and that it never ends worse than it began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inferd.engine import ops
+from inferd.engine.calibrate.rounding import Form, nearest
+from inferd.engine.calibrate.tuning import tuned
+from inferd.engine.model.architecture import read_config
+from inferd.engine.model.config import FAMILIES, Source
+from inferd.engine.model.llama import LlamaDecoder
+from inferd.engine.quantized import QuantizedWeight
+from inferd.engine.weights import Weights
+
+FORM = Form(4, 16, False, torch.float16)
+
+
+class Student:
+    """A model, and its products rounded to the nearest."""
+
+    def __init__(self, folder: Path, form: Form = FORM) -> None:
+        self._folder = folder
+        self._config = read_config(Source(folder / "config.json"))
+        weights = self._weights()
+        names = [name.removesuffix(".weight") for name in weights if name.endswith("_proj.weight")]
+        self.quantised = {name: nearest(weights.stored(f"{name}.weight").float(), form) for name in names}
+        self.forms = dict.fromkeys(names, form)
+        self.windows = torch.randint(3, 250, (16, 40), generator=torch.Generator().manual_seed(0))
+
+    def _weights(self) -> Weights:
+        return Weights(self._folder, dtype=torch.float32, device=torch.device("cpu"))
+
+    def open(self, around: Callable[..., ops.Linear] | None) -> LlamaDecoder:
+        weights = self._weights()
+        weights.around = around
+        return LlamaDecoder(self._config, FAMILIES[self._config.architecture], weights, 40)
+
+    def learn(self, epochs: int) -> Any:
+        return tuned(self.open, self.quantised, self.forms, self.windows, epochs=epochs, progress=lambda *_: None)
+
+
+def test_answers_come_closer_to_the_original_s_and_grids_stay_grids(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd.engine.calibrate.tuning._LATENT_STEP", 0.05)
+    student = Student(tiny_model)
+    student.windows = student.windows[:3]  # so few that none is kept: a model of random weights has nothing else to learn
+    found, divergence = student.learn(30)
+    assert divergence.after < 0.7 * divergence.before
+    assert found.keys() == student.quantised.keys()
+    changed = 0
+    for name, weight in found.items():
+        before = student.quantised[name]
+        assert int(weight.values.min()) >= -8
+        assert int(weight.values.max()) <= 7
+        assert torch.equal(weight.scale.half().float(), weight.scale)
+        assert weight.zero is not None
+        assert torch.equal(weight.zero, before.zero)
+        changed += int((weight.values != before.values).sum())
+    assert changed > 0
+
+
+def test_without_lessons_nothing_changes(tiny_model: Path) -> None:
+    student = Student(tiny_model)
+    found, divergence = student.learn(0)
+    assert divergence.after == divergence.before > 0
+    for name, weight in found.items():
+        assert torch.equal(weight.values, student.quantised[name].values)
+        assert torch.equal(weight.scale, student.quantised[name].scale)
+
+
+def test_steps_that_only_harm_are_thrown_away(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.engine.calibrate.tuning._LATENT_STEP", 20.0)
+    monkeypatch.setattr("inferd.engine.calibrate.tuning._SCALE_STEP", 20.0)
+    student = Student(tiny_model)
+    found, divergence = student.learn(1)
+    assert divergence.after == divergence.before
+    assert all(torch.equal(found[name].values, weight.values) for name, weight in student.quantised.items())
+
+
+def test_the_student_that_is_examined_is_the_model_that_is_written(tiny_model: Path) -> None:
+    """The divergence is that of a plain decoder with the integers' numbers, attention and all."""
+    student = Student(tiny_model)
+    _, divergence = student.learn(0)
+
+    def numbers(parts: list[tuple[str, int]], biases: list[torch.Tensor] | None, inner: ops.Linear) -> ops.Linear:
+        if parts[0][0] not in student.quantised:
+            return inner
+        return ops.Linear.stack([dense(student.quantised[name]) for name, _ in parts], biases)
+
+    kept = student.windows[4::8]
+    answers = [_answers(student.open(around), kept) for around in (None, numbers)]
+    exact = (answers[0].exp() * (answers[0] - answers[1])).sum(-1).mean()
+    assert divergence.before == pytest.approx(float(exact), rel=1e-3)
+
+
+def dense(weight: QuantizedWeight) -> torch.Tensor:
+    return weight.rows(torch.arange(weight.values.shape[0]))
+
+
+def _answers(model: LlamaDecoder, windows: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities by the paged attention that serves, one window at a time."""
+    from inferd.engine.attention import FlatBatch, KVCache, create_attention
+
+    length, config = windows.shape[1], model.config
+    found = []
+    for ids in windows:
+        cache = KVCache(
+            num_layers=config.num_layers,
+            num_blocks=3,
+            block_size=16,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        batch = FlatBatch(
+            token_ids=ids,
+            positions=torch.arange(length),
+            query_start=torch.tensor([0, length], dtype=torch.int32),
+            seq_len=torch.tensor([length], dtype=torch.int32),
+            block_table=torch.arange(3, dtype=torch.int32).view(1, 3),
+            slots=torch.arange(length),
+            num_sequences=1,
+        )
+        with torch.inference_mode():
+            found.append(model.logits(model.forward(batch, create_attention("auto", cache, batch))).log_softmax(-1))
+    return torch.stack(found)
