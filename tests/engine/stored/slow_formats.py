@@ -5,7 +5,8 @@ Nothing here is shared with ``inferd.engine.stored``: integers are put into word
 GPTQ: AutoGPTQ's ``pack``: input i's integer of output o lies in word [i // n, o] at bit (i % n) * bits, n = 32 / bits; zero
 points of group g in word [g, o // n] at bit (o % n) * bits, less one in the first format. AWQ: llm-awq's GEMM layout: the
 i-th nibble of word [input, c] is output 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]. compressed-tensors: integers plus 2**(bits - 1)
-along a row; zero points along outputs.
+along a row; zero points along outputs. EETQ: FasterTransformer's cutlass_preprocessors.cc for
+Turing to Ada, one byte after the other through its four steps.
 """
 
 from __future__ import annotations
@@ -132,3 +133,20 @@ def packed(grid: Grid, *, symmetric: bool) -> dict[str, Tensor]:
     if grid.group_of != sorted(grid.group_of):
         tensors["weight_g_idx"] = torch.tensor(grid.group_of, dtype=torch.int32)
     return tensors
+
+
+def eetq(values: list[list[int]], scale: Tensor) -> dict[str, Tensor]:
+    """``values`` [out][in] from -128 to 127, a scale for each output."""
+    out, inputs = len(values), len(values[0])
+    # Rows are inputs here: each place w of sixteen takes the input that the kernel's loads will want there.
+    source = [16 * (i // 16) + 8 * (i % 16 % 4 // 2) + i % 2 + 2 * (i % 16 // 4) for i in range(inputs)]
+    columns = [[values[o][i] for i in source] for o in range(out)]
+    laid: list[int] = [0] * (out * inputs)
+    for o in range(out):
+        for i in range(inputs):
+            tile = i // 64
+            laid[o // 2 * inputs * 2 + tile * 128 + o % 2 * 64 + i % 64] = columns[o][i] + 128
+    for first in range(0, len(laid), 4):
+        laid[first + 1], laid[first + 2] = laid[first + 2], laid[first + 1]
+    stored = torch.tensor([byte - 256 if byte > 127 else byte for byte in laid], dtype=torch.int8)
+    return {"weight": stored.view(inputs, out), "weight_scales": scale.half()}

@@ -271,7 +271,12 @@ def test_a_bias_of_zeros_that_a_quantiser_left_is_no_stranger_but_another_is(tmp
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "'marlin' layout"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),
         ({"quant_method": "awq", "bits": 4, "version": "GEMV"}, "'gemv' layout"),
+        ({"quant_method": "awq", "bits": 4, "checkpoint_format": "gemv_fast"}, "'gemv_fast' layout"),
         ({"quant_method": "awq", "bits": 8}, "bits is 8"),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:gptqmodel"}, "auto_round:gptqmodel"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type 'mx_fp'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "by modelopt in 'NVFP4'"),
+        ({"quant_method": "eetq", "weights": "int4"}, "by eetq in 'int4'"),
         (compressed(4, "marlin-24"), "in the format 'marlin-24'"),
         (compressed(4, "nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
         (compressed(2), "num_bits is 2"),
@@ -301,6 +306,86 @@ def test_the_file_that_first_checkpoints_have_beside_config_json_is_read(tmp_pat
     assert found.label == "awq, int4, groups of 128"
     (tmp_path / "quant_config.json").unlink()
     assert read_quantization(tmp_path / "config.json", {}) is None
+
+
+@given(st.sampled_from([2, 6, 16]), st.sampled_from([64, 128, 192]), st.integers(0, 10**6))
+def test_eetq(tmp_path_factory: Any, out: int, inputs: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    values = torch.randint(-127, 128, (out, inputs), generator=draw)
+    scale = (torch.rand(out, generator=draw) * 0.02 + 0.001).half().float()
+    config = {"quant_method": "eetq", "weights": "int8", "modules_to_not_convert": ["lm_head"]}
+    weights = opened(tmp_path_factory.mktemp("eetq"), slow.eetq(values.tolist(), scale), config)
+    check(weights, values * scale.unsqueeze(1), bits=8)
+
+
+def test_eetq_as_a_wish_alone_leaves_numbers(tmp_path: Path) -> None:
+    weight = torch.randn(4, 64)
+    weights = opened(tmp_path, {"weight": weight}, {"quant_method": "eetq"})
+    assert weights.integers([("m.x", 4)], 64) is None
+    assert torch.equal(weights.lend("m.x.weight", 4, 64), weight)
+
+
+def test_eetq_of_a_width_that_its_kernels_do_not_take_is_named(tmp_path: Path) -> None:
+    parts = {"weight": torch.zeros(96, 4, dtype=torch.int8), "weight_scales": torch.ones(4).half()}
+    with pytest.raises(ModelLoadError, match=r"m\.x\.weight.* multiple of 64 inputs"):
+        opened(tmp_path, parts, {"quant_method": "eetq"})
+
+
+@pytest.mark.parametrize("packing", ["auto_round:auto_gptq", "auto_round:gptq", None])
+def test_auto_round_in_gptq_s_layout(tmp_path: Path, packing: str | None) -> None:
+    grid = slow.random_grid(16, 32, 4, 4, seed=11)
+    config: dict[str, Any] = {"quant_method": "auto-round", "bits": 4, "group_size": 8, "sym": False, "iters": 200}
+    tensors = slow.gptq(grid, version=1)
+    del tensors["g_idx"]  # which it does not write
+    check(opened(tmp_path, tensors, config | ({"packing_format": packing} if packing else {})), grid.weight(), bits=4)
+
+
+def test_auto_round_in_awq_s_layout(tmp_path: Path) -> None:
+    grid = slow.random_grid(16, 32, 4, 4, seed=12)
+    config = {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 4, "group_size": 8}
+    check(opened(tmp_path, slow.awq(grid), config), grid.weight(), bits=4)
+
+
+def test_awq_as_gptqmodel_describes_it(tmp_path: Path) -> None:
+    grid = slow.random_grid(16, 32, 4, 4, seed=13)
+    config = {"quant_method": "awq", "checkpoint_format": "gemm", "bits": 4, "group_size": 8, "pack_dtype": "int32"}
+    check(opened(tmp_path, slow.awq(grid), config), grid.weight(), bits=4)
+
+
+def test_modules_of_other_widths_and_none_are_told_by_their_tensors(tmp_path: Path) -> None:
+    """GPTQModel's ``dynamic``: some modules in 8 bits, some left as they were."""
+    narrow, wide = slow.random_grid(16, 32, 4, 4, seed=14), slow.random_grid(16, 32, 2, 8, seed=15)
+    tensors = {f"m.a.{part}": tensor for part, tensor in slow.gptq(narrow, version=1).items()}
+    tensors |= {f"m.b.{part}": tensor for part, tensor in slow.gptq(wide, version=1).items()}
+    tensors["m.c.weight"] = torch.ones(16, 32)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    dynamic = {"+:m\\.b": {"bits": 8, "group_size": 16}, "-:m\\.c": {}}
+    quantization = declared({**GPTQ, "dynamic": dynamic}, tmp_path)
+    weights = Weights(tmp_path, dtype=torch.float32, device=torch.device("cpu"), quantization=quantization)
+    for name, bits, expected in (("m.a", 4, narrow.weight()), ("m.b", 8, wide.weight())):
+        found = weights.integers([(name, 16)], 32)
+        assert found is not None
+        assert found[0].weight.bits == bits
+        assert torch.allclose(found[0].dense(torch.float32), expected, rtol=1e-6, atol=1e-8)
+    assert weights.integers([("m.c", 16)], 32) is None
+    assert torch.equal(weights.take("m.c.weight", 16, 32), torch.ones(16, 32))
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_modelopt_in_fp8(tmp_path: Path, is_beside: bool) -> None:
+    weight = torch.randn(8, 16)
+    stored = (weight / 0.01).clamp(-448, 448).to(torch.float8_e4m3fn)
+    parts = {"weight": stored, "weight_scale": torch.tensor(0.01), "input_scale": torch.tensor(1.0)}
+    save_file({f"m.x.{part}": tensor for part, tensor in parts.items()}, tmp_path / "model.safetensors")
+    said: dict[str, Any] = {"quant_algo": "FP8", "kv_cache_quant_algo": None}
+    if is_beside:
+        beside = {"producer": {"name": "modelopt"}, "quantization": {**said, "exclude_modules": ["lm_head"]}}
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+        quantization = read_quantization(tmp_path / "config.json", {})
+    else:
+        quantization = declared({"quant_method": "modelopt", **said, "ignore": ["lm_head"]})
+    weights = Weights(tmp_path, dtype=torch.float32, device=torch.device("cpu"), quantization=quantization)
+    assert torch.allclose(weights.lend("m.x.weight", 8, 16), stored.float() * 0.01)
 
 
 def test_a_configuration_without_quantised_tensors_is_refused(tmp_path: Path) -> None:

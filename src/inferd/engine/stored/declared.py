@@ -7,7 +7,9 @@ Formats that are read, with the name that config.json gives them under ``quantiz
 | gptq | AutoGPTQ's and GPTQModel's layout, 4 and 8 bits, with and without act-order, zero points v1 and v2 | Frantar et al. 2022 |
 | awq | AutoAWQ's GEMM layout, 4 bits | Lin et al. 2023 |
 | compressed-tensors | pack-quantized, int-quantized, float-quantized, naive-quantized | vLLM's llm-compressor |
-| fp8, fbgemm_fp8 | float8_e4m3 with scales per tensor, row or block | DeepSeek-AI 2024 |
+| fp8, fbgemm_fp8, modelopt (FP8) | float8_e4m3 with scales per tensor, row or block | DeepSeek-AI 2024 |
+| auto-round | in GPTQ's or AWQ's layout, as packing_format says | Cheng et al. 2023 |
+| eetq | int8 with a scale per output, in the order of FasterTransformer's kernels | NetEase Fuxi |
 
 Whatever else there is, is refused here, by name and with what to do instead, before anything is read.
 """
@@ -22,12 +24,14 @@ from typing import Any, Literal
 
 from inferd.errors import ModelLoadError
 
-Method = Literal["gptq", "awq", "compressed-tensors", "fp8"]
+Method = Literal["gptq", "awq", "compressed-tensors", "fp8", "eetq"]
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+_BESIDE = (("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "modelopt"))
+_AUTO_ROUND = {"auto_round:auto_gptq": "gptq", "auto_round:gptq": "gptq", "auto_round:auto_awq": "awq", "auto_round:awq": "awq"}
 _REMEDY = (
-    "inferd reads gptq (4 and 8 bits), awq (GEMM), compressed-tensors (pack-, int-, float- and naive-quantized) and fp8 "
-    "checkpoints. Take the model's unquantised checkpoint: quantization: int8 or int4 quantises it when it is loaded, and "
+    "inferd reads gptq (4 and 8 bits), awq (GEMM), auto-round in these, compressed-tensors (pack-, int-, float- and "
+    "naive-quantized), eetq and fp8 checkpoints. Take the model's unquantised checkpoint: quantization: int8 or int4 quantises it when it is loaded, and "
     "'inferd quantize' writes a checkpoint."
 )
 
@@ -81,10 +85,12 @@ def read_quantization(path: Path, config: dict[str, Any]) -> Quantization | None
     if not found and isinstance(text, dict):
         found = text.get("quantization_config")
     if not found:
-        for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+        for name, method in _BESIDE:
             path_beside = path.with_name(name)
             if path_beside.is_file():
-                return _read(path_beside, {"quant_method": method, **_object(path_beside)})
+                beside = _object(path_beside)
+                inner = beside.get("quantization")
+                return _read(path_beside, {"quant_method": method, **(inner if isinstance(inner, dict) else beside)})
         return None
     if not isinstance(found, dict):
         raise ModelLoadError(
@@ -114,6 +120,16 @@ def _read(path: Path, found: dict[str, Any]) -> Quantization:
             return _compressed(path, found)
         case "fp8" | "fbgemm_fp8":
             return _fp8(path, found)
+        case "modelopt" if found.get("quant_algo") == "FP8":
+            return _fp8(path, found)
+        case "auto-round" | "intel/auto-round":
+            return _auto_round(path, found)
+        case "eetq":
+            if found.get("weights", "int8") != "int8":
+                raise _refused(path, f"the checkpoint is quantised by eetq in {found['weights']!r}, but only int8 is read")
+            return Quantization("eetq", "eetq, int8, whole rows")
+        case "modelopt":
+            raise _refused(path, f"the checkpoint is quantised by modelopt in {found.get('quant_algo')!r} (quant_algo)")
     raise _refused(path, f"the checkpoint is quantised by {method or 'a method it does not name'}, which is not read")
 
 
@@ -133,11 +149,21 @@ def _gptq(path: Path, found: dict[str, Any]) -> Quantization:
 
 def _awq(path: Path, found: dict[str, Any]) -> Quantization:
     bits = _bits(path, found, "bits" if "bits" in found else "w_bit", (4,))
-    version = str(found.get("version") or found.get("format") or "gemm").lower()
+    named = (found.get(key) for key in ("version", "checkpoint_format", "format"))
+    version = str(next((name for name in named if name), "gemm")).lower()
     if version != "gemm":
         raise _refused(path, f"the checkpoint is in AWQ's {version!r} layout (version)")
     group = _group(path, found, "group_size" if "group_size" in found else "q_group_size")
     return Quantization("awq", _label("awq", bits, group))
+
+
+def _auto_round(path: Path, found: dict[str, Any]) -> Quantization:
+    packing = found.get("packing_format", "auto_round:auto_gptq")
+    method = _AUTO_ROUND.get(packing) if isinstance(packing, str) else None
+    if method is None or found.get("data_type", "int") != "int":
+        kind = f"packing_format {packing!r}, data_type {found.get('data_type', 'int')!r}"
+        raise _refused(path, f"the checkpoint is quantised by auto-round with {kind}")
+    return _gptq(path, found) if method == "gptq" else _awq(path, found)
 
 
 def _fp8(path: Path, found: dict[str, Any]) -> Quantization:

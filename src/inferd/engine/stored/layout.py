@@ -10,6 +10,7 @@ by the same layouts as the loader, so they agree.
 | awq | qweight int32 [in, out * bits / 32], qzeros int32 [groups, out * bits / 32], scales [groups, out] |
 | packed | weight_packed int32 [out, in * bits / 32], weight_scale [out, groups], weight_shape [2], weight_zero_point int32 [out * bits / 32, groups], weight_g_idx int32 [in] |
 | int8 | weight int8 [out, in], weight_scale [out, groups] or of the whole, weight_zero_point int8 like the scale |
+| eetq | weight int8 [in, out] as kernels read it, weight_scales [out] |
 | fp8 | weight float8_e4m3 [out, in], weight_scale or weight_scale_inv: of the whole, of rows, or of blocks |
 """
 
@@ -22,9 +23,10 @@ from typing import Literal
 
 from inferd.engine.safetensors import Entry
 from inferd.engine.stored.declared import Quantization
+from inferd.engine.stored.packing import EETQ_TILE
 from inferd.errors import ModelLoadError
 
-Kind = Literal["gptq", "awq", "packed", "int8", "fp8"]
+Kind = Literal["gptq", "awq", "packed", "int8", "fp8", "eetq"]
 
 _FLOATS = ("F16", "BF16", "F32", "F8_E8M0")
 _PARTS: dict[Kind, tuple[str, ...]] = {
@@ -33,6 +35,7 @@ _PARTS: dict[Kind, tuple[str, ...]] = {
     "packed": ("weight_packed", "weight_scale"),
     "int8": ("weight", "weight_scale"),
     "fp8": ("weight",),
+    "eetq": ("weight", "weight_scales"),
 }
 _MAY: dict[Kind, tuple[str, ...]] = {
     "gptq": ("g_idx",),
@@ -40,6 +43,7 @@ _MAY: dict[Kind, tuple[str, ...]] = {
     "packed": ("weight_shape", "weight_zero_point", "weight_g_idx"),
     "int8": ("weight_zero_point",),
     "fp8": ("weight_scale", "weight_scale_inv"),
+    "eetq": (),
 }
 # Scales of activations and of 8-bit caches made by others: here activations are quantised as they come, each row with a
 # scale of its own, which is never coarser.
@@ -89,7 +93,7 @@ def layouts(quantization: Quantization, table: Mapping[str, Entry], where: str) 
         kind = _kind(quantization, table, tensor, part)
         if kind is not None:
             found[name] = _Reader(quantization, table, where, name, kind).layout()
-    if not found:
+    if not found and quantization.method != "eetq":  # which servers also take for a wish, to be fulfilled at load
         raise ModelLoadError(
             f"{where}: config.json says the checkpoint is quantised ({quantization.label}), but no tensor is. "
             "Its configuration and its weights do not belong together."
@@ -103,6 +107,8 @@ def _kind(quantization: Quantization, table: Mapping[str, Entry], tensor: str, p
     if part == "weight_packed":
         return "packed"
     if part == "weight":
+        if quantization.method == "eetq":
+            return "eetq" if table[tensor].dtype == "I8" else None
         return {"I8": "int8", "F8_E4M3": "fp8"}.get(table[tensor].dtype)  # type: ignore[return-value]
     return None
 
@@ -143,6 +149,8 @@ class _Reader:
                 return self._awq()
             case "packed":
                 return self._packed()
+            case "eetq":
+                return self._eetq()
         return self._plain()
 
     def _gptq(self) -> Layout:
@@ -182,6 +190,13 @@ class _Reader:
         if ordered:
             self._same("weight_g_idx", ("I32", "I64"), (inputs,))
         return self._made(out, inputs, bits, (rows, groups), zeros=zeros, order=ordered)
+
+    def _eetq(self) -> Layout:
+        inputs, out = self._matrix("weight", ("I8",))
+        if inputs % EETQ_TILE or out % 2:
+            raise self._wrong("weight", f"must have a multiple of {EETQ_TILE} inputs and an even number of outputs")
+        self._same("weight_scales", _FLOATS, (out,))
+        return self._made(out, inputs, 8, (out, 1), zeros=False)
 
     def _plain(self) -> Layout:
         out, inputs = self._matrix("weight", ("I8", "F8_E4M3"))

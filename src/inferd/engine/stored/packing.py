@@ -2,6 +2,7 @@
 
 A word holds 32 / bits integers, the first in its lowest bits. GPTQ packs along inputs or outputs, compressed-tensors along
 inputs (weights) and outputs (zero points), both in order; AWQ's GEMM layout packs outputs in the order of ``AWQ_ORDER``.
+EETQ's bytes lie as FasterTransformer's kernels for Turing to Ada read them (``straighten_eetq``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from torch import Tensor
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of a word's eight outputs lies in its i-th nibble, counted from the lowest (Lin et al. 2023, llm-awq's kernel)."""
+
+EETQ_TILE = 64
+_EETQ_ORDER = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)  # which of sixteen inputs lies in each place
 
 
 def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
@@ -45,3 +49,17 @@ def unshuffle_awq(values: Tensor) -> Tensor:
     """[..., n] as unpacked from AWQ's words -> in the order of the outputs."""
     place = torch.tensor(AWQ_ORDER).argsort()
     return values.view(*values.shape[:-1], -1, 8)[..., place].flatten(-2)
+
+
+def straighten_eetq(stored: Tensor) -> Tensor:
+    """int8 [in, out] as stored -> int8 [out, in].
+
+    What was done to the matrix, in this order (cutlass_preprocessors.cc): its inputs were permuted by sixteens, it was
+    transposed, the outputs were interleaved by twos in tiles of ``EETQ_TILE`` inputs, 128 was added, and of every four bytes the
+    two in the middle changed places.
+    """
+    inputs, out = stored.shape
+    octets = stored.contiguous().view(torch.uint8).view(-1, 4)[:, (0, 2, 1, 3)]
+    signed = (octets ^ 128).view(torch.int8)
+    rows = signed.reshape(out // 2, inputs // EETQ_TILE, 2, EETQ_TILE).transpose(1, 2).reshape(out, -1, 16)
+    return rows[..., torch.tensor(_EETQ_ORDER).argsort()].reshape(out, inputs)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from inferd.engine.quantized import QuantizedWeight
 from inferd.engine.stored.layout import Layout
-from inferd.engine.stored.packing import unpack, unshuffle_awq
+from inferd.engine.stored.packing import straighten_eetq, unpack, unshuffle_awq
 from inferd.errors import ModelLoadError
 
 Read = Callable[[str], Tensor]
@@ -79,6 +79,9 @@ def read_integers(layout: Layout, zero_offset: int, read: Read, where: str) -> I
             )
             scale = part("weight_scale").float()
             groups = part("weight_g_idx").long() if layout.has_order else None
+        case "eetq":
+            values = straighten_eetq(part("weight"))
+            scale = part("weight_scales").float()
         case _:
             values = part("weight")
             zero = part("weight_zero_point") if layout.has_zeros else None
@@ -88,7 +91,7 @@ def read_integers(layout: Layout, zero_offset: int, read: Read, where: str) -> I
         raise ModelLoadError(
             f"{where}: the scales of '{layout.name}' have elements that are not finite. Download the checkpoint again."
         )
-    if layout.kind == "int8":
+    if layout.kind in ("int8", "eetq"):
         signed = values
     else:
         signed = (values ^ half).view(torch.int8) if layout.bits == 8 else (values.to(torch.int8) - half)
