@@ -3,7 +3,7 @@
     python -m bench.quality --model DIR --data TEXT [--data TEXT ...] [--own 40000] [--methods none,int8,int4]
 
 Methods: ``none`` the checkpoint as it is; ``int8``, ``int4`` made at load; ``file-int8``, ``file-int4``, ``gptq-8``, ``gptq-4``,
-``gptq-4/64`` (groups of 64), ``gptq-mixed`` (8 bits where needed for +2 %) written by ``inferd quantize`` with the first four
+``gptq-4/64`` (groups of 64), ``gptq-mixed`` (8 bits where needed for +2 %), ``tuned`` (and ``tuned-mixed``) written by ``inferd quantize`` with the first four
 fifths of the text and measured on the rest; ``kv-int8`` keeps the cache alone in 8 bits. ``--own N`` adds a text of N tokens that the model
 writes itself (temperature 1, seeded): the one kind that a small model knows, and where the logarithm of the change is the
 divergence (Kullback and Leibler) between the two models' answers.
@@ -15,27 +15,29 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from inferd.engine.calibrate.checkpoint import quantise
-from inferd.engine.calibrate.wish import Wish
 from inferd.engine.calibrate.measure import read_text
+from inferd.engine.calibrate.wish import Wish
 from inferd.engine.model.load import load_model
 from inferd.engine.perplexity import Perplexity, measuring, perplexity
 from inferd.engine.safetensors import weight_files
 from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import QualityError
 
-WISHES: dict[str, dict[str, object]] = {
-    "file-int8": {"method": "int8"},
-    "file-int4": {"method": "int4"},
-    "gptq-8": {"method": "gptq", "bits": 8},
-    "gptq-4": {"method": "gptq"},
-    "gptq-4/64": {"method": "gptq", "group_size": 64},
-    "gptq-mixed": {"method": "gptq", "mixed": True, "max_change": 0.02},
+WISHES = {
+    "file-int8": Wish(method="int8"),
+    "file-int4": Wish(method="int4"),
+    "gptq-8": Wish(method="gptq", bits=8),
+    "gptq-4": Wish(method="gptq"),
+    "gptq-4/64": Wish(method="gptq", group_size=64),
+    "gptq-mixed": Wish(method="gptq", mixed=True, max_change=0.02),
+    "tuned": Wish(method="tuned"),
+    "tuned-mixed": Wish(method="tuned", mixed=True, max_change=0.02),
 }
 METHODS = ("none", "int8", "int4", "kv-int8", *WISHES)
 HELD_OUT = 0.2
@@ -67,7 +69,9 @@ def own_text(model: Path, num_tokens: int) -> str:
     return "\n\n".join(pieces)
 
 
-def rows(model: Path, text: Path, methods: list[str], *, context: int, most: int) -> Iterator[Row]:
+def rows(
+    model: Path, text: Path, methods: list[str], *, context: int, most: int, tuning_tokens: int | None = None
+) -> Iterator[Row]:
     tokenizer = Tokenizer.load(model)
     leading = tokenizer.encode("")
     ids = tokenizer.encode(read_text(text), add_special_tokens=False)
@@ -84,7 +88,9 @@ def rows(model: Path, text: Path, methods: list[str], *, context: int, most: int
             yield Row(method, size, before, 0.0)
         elif method in WISHES:
             with tempfile.TemporaryDirectory() as folder:
-                wish = Wish(context=context, most_measured=most, held_out=HELD_OUT, **WISHES[method])  # type: ignore[arg-type]
+                wish = replace(
+                    WISHES[method], context=context, most_measured=most, held_out=HELD_OUT, tuning_tokens=tuning_tokens
+                )
                 try:
                     result = quantise(
                         model, Path(folder) / "out", wish, data=text, source=model.name, progress=lambda *_: None
@@ -111,6 +117,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--most", type=int, default=30_000, help="tokens measured")
+    parser.add_argument("--tuning-tokens", type=int, default=None, help="as of 'inferd quantize'")
     asked = parser.parse_args()
     methods = asked.methods.split(",")
     unknown = sorted(set(methods) - set(METHODS))
@@ -124,7 +131,10 @@ def main() -> None:
                 texts.append(Path(folder) / "its own writing")
                 texts[-1].write_text(own_text(model, asked.own))
             for text in texts:
-                for row in rows(model, text, methods, context=asked.context, most=asked.most):
+                found = rows(
+                    model, text, methods, context=asked.context, most=asked.most, tuning_tokens=asked.tuning_tokens
+                )
+                for row in found:
                     print(
                         f"| {model.name} | {text.name} | {row.method} | {row.size / 1e6:.2f} | {row.found.value:.5g} | {row.change:+.2%} |",
                         flush=True,

@@ -60,6 +60,7 @@ def test_what_is_written_has_the_perplexity_on_its_card(
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"{result.after.value:.5g}" in card
     assert "sha256:" in card
+    assert ("nats a token from the original's answers" in card) == (method == "tuned")
     assert result.after_bytes == (tmp_path / "out" / "model.safetensors").stat().st_size < result.before_bytes
     assert not (tmp_path / "out.unfinished").exists()
     assert (tmp_path / "out" / "tokenizer.json").exists()

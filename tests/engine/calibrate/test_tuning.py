@@ -50,7 +50,9 @@ def test_answers_come_closer_to_the_original_s_and_grids_stay_grids(
 ) -> None:
     monkeypatch.setattr("inferd.engine.calibrate.tuning._LATENT_STEP", 0.05)
     student = Student(tiny_model)
-    student.windows = student.windows[:3]  # so few that none is kept: a model of random weights has nothing else to learn
+    student.windows = student.windows[
+        :3
+    ]  # so few that none is kept: a model of random weights has nothing else to learn
     found, divergence = student.learn(30)
     assert divergence.after < 0.7 * divergence.before
     assert found.keys() == student.quantised.keys()
@@ -61,6 +63,7 @@ def test_answers_come_closer_to_the_original_s_and_grids_stay_grids(
         assert int(weight.values.max()) <= 7
         assert torch.equal(weight.scale.half().float(), weight.scale)
         assert weight.zero is not None
+        assert before.zero is not None
         assert torch.equal(weight.zero, before.zero)
         changed += int((weight.values != before.values).sum())
     assert changed > 0

@@ -37,6 +37,14 @@ def card(result: Result) -> str:
         ("format", "compressed-tensors; inferd, vLLM and transformers read it"),
         ("made with", f"inferd {__version__}"),
     ]  # fmt: skip
+    if result.divergence is not None:
+        before, after = result.divergence.before, result.divergence.after
+        rows.append(
+            (
+                "learned",
+                f"{before:.4f} -> {after:.4f} nats a token from the original's answers, on windows that were not learned from",
+            )
+        )
     lines = [f"# {result.source}, {integers}", "", "| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows), ""]
     if result.before is None or result.after is None:
         return "\n".join([*lines, "Its quality was not measured: no text was given (`--data`).", ""])

@@ -26,6 +26,7 @@ from inferd.engine.calibrate.fitting import (
 )
 from inferd.engine.calibrate.measure import read_text
 from inferd.engine.calibrate.rounding import Form
+from inferd.engine.calibrate.tuning import Divergence
 from inferd.engine.calibrate.wish import Wish
 from inferd.engine.model.architecture import GPT, dtype_name, read_config
 from inferd.engine.model.config import DecoderConfig, Source
@@ -66,6 +67,7 @@ class Result:
     num_calibration: int = 0  # tokens
     wide: tuple[str, ...] = ()  # products that have 8 bits where the others have 4
     wide_share: float = 0.0  # of the weights
+    divergence: Divergence | None = None  # what tuning brought
 
     @property
     def change(self) -> float | None:
@@ -156,6 +158,7 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
             data_digest="" if texts is None else texts.digest,
             wide=tuple(sorted(wide)),
             wide_share=counts.wide_weights / max(counts.weights, 1),
+            divergence=counts.divergence,
             num_calibration=0 if texts is None or not wish.calibrates else texts.windows.numel(),
         )
         _judge(result)
@@ -231,6 +234,7 @@ class _Counts:
     weights: int = 0  # quantised
     wide_weights: int = 0
     stored_bits: int = 0
+    divergence: Divergence | None = None
     losses: dict[tuple[str, ...], Loss] = field(default_factory=dict)  # by the names of a product's parts
 
     @property
@@ -262,7 +266,11 @@ def _write(
     if texts is None or wish.method in ("int8", "int4"):
         fitted = rounded_products(weights, products, form, progress)
     else:
-        job = Job(config, open_weights, texts.windows, texts.spread, form, wide, wish, note, progress)
+
+        def note_divergence(divergence: Divergence) -> None:
+            counts.divergence = divergence
+
+        job = Job(config, open_weights, texts.windows, texts.spread, form, wide, wish, note, note_divergence, progress)
         fitted = tuned_products(job, weights) if wish.method == "tuned" else gptq_products(job, weights)
     for name, quantised in fitted:
         for part, tensor in stored_parts(name, quantised, scale_dtype, packed=name in wide).items():

@@ -13,7 +13,7 @@ from inferd.engine.calibrate.gptq import gptq
 from inferd.engine.calibrate.layers import observed_layers
 from inferd.engine.calibrate.observe import Observed
 from inferd.engine.calibrate.rounding import Form, nearest
-from inferd.engine.calibrate.tuning import tuned
+from inferd.engine.calibrate.tuning import Divergence, tuned
 from inferd.engine.calibrate.wish import Wish
 from inferd.engine.model.config import FAMILIES, DecoderConfig
 from inferd.engine.model.llama import LlamaDecoder
@@ -50,6 +50,7 @@ class Job:
     wide: frozenset[str]  # products that have 8 bits instead
     wish: Wish
     note: Callable[[tuple[str, ...], Loss], None]  # told each product's loss, by the names of its parts
+    note_divergence: Callable[[Divergence], None]
     progress: Progress
 
     def form_of(self, name: str) -> Form:
@@ -116,7 +117,7 @@ def tuned_products(job: Job, weights: Weights) -> Fitted:
 
     if epochs:
         forms = {name: job.form_of(name) for name in quantised}
-        quantised, _ = tuned(
+        quantised, divergence = tuned(
             open_model,
             quantised,
             forms,
@@ -124,4 +125,5 @@ def tuned_products(job: Job, weights: Weights) -> Fitted:
             epochs=epochs,
             progress=lambda done, total: job.progress("tuning", done, total),
         )
+        job.note_divergence(divergence)
     yield from quantised.items()

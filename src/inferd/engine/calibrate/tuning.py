@@ -76,18 +76,21 @@ class _Learned:
 class _Product(ops.Linear):
     """Stands for a product of several matrices while they are learned."""
 
-    __slots__ = ("_biases", "_parts")
+    __slots__ = ("_added", "_parts")
+
+    _parts: Sequence[Callable[[], Tensor]]
+    _added: Tensor | None
 
     @classmethod
     def of(cls, parts: Sequence[Callable[[], Tensor]], bias: Tensor | None, inner: ops.Linear) -> _Product:
         made = cls.__new__(cls)
         made.in_features, made.out_features, made.dtype = inner.in_features, inner.out_features, inner.dtype
-        made._parts, made._biases = parts, bias
+        made._parts, made._added = parts, bias
         return made
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None, activation: str = "") -> Tensor:
         assert not activation
-        return F.linear(x, torch.cat([part() for part in self._parts]), self._biases)
+        return F.linear(x, torch.cat([part() for part in self._parts]), self._added)
 
 
 class _WindowAttention:
@@ -135,7 +138,7 @@ def tuned(
     """``quantised`` products by name, better. ``windows`` [N, length] of token ids; ``forms`` of the products."""
     with native.using_level("none"), torch.inference_mode(False):
         original = open_model(None)
-        goals = torch.cat([_hidden(original, ids) for ids in windows.split(_at_once(windows))])
+        goals = torch.cat([_hidden(original, ids) for ids in torch.split(windows, _at_once(windows))])
         head = original.logits
         learned = {name: _Learned(weight, forms[name]) for name, weight in quantised.items()}
 
@@ -177,7 +180,7 @@ def _taught(
     def examined() -> float:
         with torch.no_grad():
             lost = [
-                _divergence(head, _hidden(model, windows[at]), goals[at]) * len(at) for at in exam.split(size)
+                _divergence(head, _hidden(model, windows[at]), goals[at]) * len(at) for at in torch.split(exam, size)
             ]
         return float(sum(lost)) / len(exam)
 
@@ -186,7 +189,7 @@ def _taught(
     draw = torch.Generator().manual_seed(0)
     done = 0
     for _ in range(epochs):
-        for at in lessons[torch.randperm(len(lessons), generator=draw)].split(size):
+        for at in torch.split(lessons[torch.randperm(len(lessons), generator=draw)], size):
             optimiser.zero_grad()
             _learn(head, _hidden(model, windows[at]), goals[at])
             optimiser.step()
@@ -204,9 +207,9 @@ def _learn(head: Callable[[Tensor], Tensor], hidden: Tensor, goals: Tensor) -> N
     cut = hidden.detach().requires_grad_()
     rows = cut.flatten(0, 1)
     most = max(1, _LOGITS // _vocabulary(head, goals))
-    for mine, goal in zip(rows.split(most), goals.flatten(0, 1).split(most), strict=True):
-        (_divergence(head, mine, goal) * (len(mine) / len(rows))).backward()
-    hidden.backward(cut.grad)
+    for mine, goal in zip(torch.split(rows, most), torch.split(goals.flatten(0, 1), most), strict=True):
+        torch.autograd.backward(_divergence(head, mine, goal) * (len(mine) / len(rows)))
+    torch.autograd.backward(hidden, cut.grad)
 
 
 def _vocabulary(head: Callable[[Tensor], Tensor], goals: Tensor) -> int:

@@ -14,13 +14,16 @@ _NARROW, _NARROW_GROUP = 512, 64
 """Models whose hidden states are narrower than this have 8 bits in groups: sums of so few terms do not average errors out, and
 activations that share a scale with fewer others lose less (docs/quantisation.md)."""
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What is asked for. Lengths in tokens."""
 
     method: Method
     bits: int = 4  # of gptq
-    tuning_tokens: int | None = None  # of tuned: learned from, repetitions counted; None: a million, or what an hour or so allows
+    tuning_tokens: int | None = (
+        None  # of tuned: learned from, repetitions counted; None: a million, or what an hour or so allows
+    )
     group_size: int = 32  # of 4 bits
     symmetric: bool = False  # of 4 bits: without zero points
     num_samples: int = 128  # windows of calibration

@@ -28,7 +28,12 @@ Method = Literal["gptq", "awq", "compressed-tensors", "fp8", "eetq"]
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 _BESIDE = (("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "modelopt"))
-_AUTO_ROUND = {"auto_round:auto_gptq": "gptq", "auto_round:gptq": "gptq", "auto_round:auto_awq": "awq", "auto_round:awq": "awq"}
+_AUTO_ROUND = {
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:gptq": "gptq",
+    "auto_round:auto_awq": "awq",
+    "auto_round:awq": "awq",
+}
 _REMEDY = (
     "inferd reads gptq (4 and 8 bits), awq (GEMM), auto-round in these, compressed-tensors (pack-, int-, float- and "
     "naive-quantized), eetq and fp8 checkpoints. Take the model's unquantised checkpoint: quantization: int8 or int4 quantises it when it is loaded, and "
@@ -126,7 +131,9 @@ def _read(path: Path, found: dict[str, Any]) -> Quantization:
             return _auto_round(path, found)
         case "eetq":
             if found.get("weights", "int8") != "int8":
-                raise _refused(path, f"the checkpoint is quantised by eetq in {found['weights']!r}, but only int8 is read")
+                raise _refused(
+                    path, f"the checkpoint is quantised by eetq in {found['weights']!r}, but only int8 is read"
+                )
             return Quantization("eetq", "eetq, int8, whole rows")
         case "modelopt":
             raise _refused(path, f"the checkpoint is quantised by modelopt in {found.get('quant_algo')!r} (quant_algo)")

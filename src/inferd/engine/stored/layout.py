@@ -23,11 +23,11 @@ from typing import Literal
 
 from inferd.engine.safetensors import Entry
 from inferd.engine.stored.declared import Quantization
-from inferd.engine.stored.packing import EETQ_TILE
 from inferd.errors import ModelLoadError
 
 Kind = Literal["gptq", "awq", "packed", "int8", "fp8", "eetq"]
 
+EETQ_TILE = 64  # inputs that lie together
 _FLOATS = ("F16", "BF16", "F32", "F8_E8M0")
 _PARTS: dict[Kind, tuple[str, ...]] = {
     "gptq": ("qweight", "qzeros", "scales"),

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inferd.engine.stored.layout import EETQ_TILE
+
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of a word's eight outputs lies in its i-th nibble, counted from the lowest (Lin et al. 2023, llm-awq's kernel)."""
 
-EETQ_TILE = 64
 _EETQ_ORDER = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)  # which of sixteen inputs lies in each place
 
 
