@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from inferd.config import ModelConfig, Runtime, model_name
@@ -227,6 +227,7 @@ def test_files_and_classes_have_names(tmp_path: Path) -> None:
     assert model_name("./steps.py:Model") == "Model"
 
 
+@example(data=b"\x80")  # begins like a pickle, and ends
 @given(data=st.binary(max_size=300))
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_have_a_content(tmp_path: Path, data: bytes) -> None:

@@ -63,7 +63,7 @@ def _content(file: BinaryIO) -> Content:
     for offset, magic, content in _MAGIC:
         if head[offset : offset + len(magic)] == magic:
             return content
-    if head[0] == 0x80 and 2 <= head[1] <= 9:
+    if head[0] == 0x80 and len(head) > 1 and 2 <= head[1] <= 9:
         return "pickle"
     # A zip is read from its end, so a zip behind other bytes is one too.
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
