@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from inferd.config import KVCacheConfig
 from inferd.engine.attention import KVCache
-from inferd.engine.memory import available_bytes, kv_bytes_per_token, plan_blocks
+from inferd.engine.memory import kv_bytes_per_token, plan_blocks
+from inferd.engine.resident import available_bytes
 from inferd.errors import ModelLoadError
 
 GIB = 1024**3

@@ -16,3 +16,13 @@ def test_a_worker_starts_without_what_only_gateways_and_some_models_need() -> No
         check=True,
     )
     assert not set(_NOT_NEEDED) & set(told.stdout.split())
+
+
+def test_a_model_that_is_no_archive_is_recognised_without_reading_archives() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "import sys, inferd.cli.serve, inferd.predict.ceiling; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not {"zipfile", "lzma", "inferd.engine.model.config"} & set(told.stdout.split())

@@ -22,11 +22,12 @@ from inferd.engine.chat_template import ChatTemplate
 from inferd.engine.cuda import switch
 from inferd.engine.draft_load import load_draft
 from inferd.engine.engine import Engine
-from inferd.engine.memory import FREE_SHARE, RUNTIME_BYTES, available_bytes, headroom_bytes, memory_plan, plan_arena
+from inferd.engine.memory import FREE_SHARE, RUNTIME_BYTES, headroom_bytes, memory_plan, plan_arena
 from inferd.engine.model.generation_config import GenerationDefaults, load_generation_defaults
 from inferd.engine.model.load import Decoder, kept_weights, load_model
 from inferd.engine.placement import num_threads, usable_cores
 from inferd.engine.prepare import Limits, Preparer
+from inferd.engine.resident import available_bytes
 from inferd.engine.room import Room
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampler

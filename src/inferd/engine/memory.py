@@ -6,9 +6,7 @@ arena gets what the operator said or a share of what is free.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from inferd.config import KVCacheConfig, ModelConfig
@@ -37,22 +35,6 @@ class Arena:
     @property
     def nbytes(self) -> int:
         return self.num_blocks * self.block_size * self.bytes_per_token
-
-
-def available_bytes() -> int:
-    """Memory this process may still take: the kernel's estimate, or less where a cgroup says so."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists():
-        text = limit.read_text().strip()
-        if text != "max":
-            free = min(free, int(text) - int(used.read_text()))
-    return max(free, 0)
 
 
 # Columns of a key that share a scale in a cache of 8-bit integers: channels of keys differ more than those of values.

@@ -1,8 +1,9 @@
-"""What a process holds of the machine's memory. A file of its own, as every worker needs it and nothing else."""
+"""What a process holds of the machine's memory, and what is left. A file of its own, as every worker needs it and nothing else."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def rss_bytes(pid: int | str = "self") -> int:
@@ -12,3 +13,19 @@ def rss_bytes(pid: int | str = "self") -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return 0
+
+
+def available_bytes() -> int:
+    """Memory this process may still take: the kernel's estimate, or less where a cgroup says so."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists():
+        text = limit.read_text().strip()
+        if text != "max":
+            free = min(free, int(text) - int(used.read_text()))
+    return max(free, 0)

@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 
 from inferd.config import Config, ModelConfig, SequenceConfig
-from inferd.engine.memory import RUNTIME_BYTES, available_bytes, headroom_bytes, kv_bytes_per_token, plan_arena
+from inferd.engine.memory import RUNTIME_BYTES, headroom_bytes, kv_bytes_per_token, plan_arena
 from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, read_config
 from inferd.engine.model.config import Source
+from inferd.engine.resident import available_bytes
 from inferd.engine.taken import taken_bytes
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.planning.predictive import plan_predictive

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from inferd import clock
-from inferd.engine.resident import rss_bytes
+from inferd.engine.resident import available_bytes, rss_bytes
 from inferd.predict.contract import Contract
 from inferd.predict.estimate import BatchCost
 from inferd.predict.runtime import Item, Result, Runtime
@@ -98,8 +98,6 @@ def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | N
     contract = runtime.contract
     if not _is_probeable(contract):
         return None
-    from inferd.engine.memory import available_bytes  # most workers have no need of it
-
     free = available_bytes() if memory_bytes is None else memory_bytes
     row = {spec.name: example(spec, has_rows=True) for spec in contract.inputs if not spec.is_optional}
     row_bytes = sum(array.nbytes for array in row.values())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-import zipfile
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -102,6 +101,8 @@ def _ends(file: BinaryIO, size: int) -> bytes:
 
 
 def _zip_content(file: BinaryIO) -> Content:
+    import zipfile  # and four compressors: most models are no archives
+
     try:
         file.seek(0)
         with zipfile.ZipFile(file) as archive:

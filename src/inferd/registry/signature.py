@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -136,6 +135,8 @@ def declared_rows(inputs: Sequence[Value], outputs: Sequence[Value]) -> int:
 
 def _exported(path: Path) -> Signature | None:
     """The program's own list of inputs. Outputs are named by torch when it is loaded."""
+    import zipfile  # most models are no archives
+
     try:
         with zipfile.ZipFile(path) as archive:
             name = next((one for one in archive.namelist() if one.endswith("/models/model.json")), None)
