@@ -7,7 +7,8 @@ Nothing is computed: a step takes what the cost model says (seconds: fixed, and 
 no torch is needed. What decides (admission, chunks, preemption, eviction) is the server's own code. Arrival times are stretched so
 that without a cache the server would be busy for the share ``--load`` of the time. At every capacity:
 
-- blocks reused, beside the ideals of ``bench/reuse.py``: the clairvoyant one and LRU's at this capacity, and the unlimited one;
+- blocks reused, beside the ideals of ``bench/reuse.py``: the clairvoyant one, the best without foresight and LRU's at this
+  capacity, and the unlimited one;
 - time to first token with the prefix cache and without it;
 - requests that run at the same time in the same memory, paged and with contiguous reservations.
 
@@ -28,7 +29,7 @@ from typing import Any
 
 from bench.chart import Line, lines
 from bench.report import markdown
-from bench.reuse import Numbering, clairvoyant, recent, unlimited
+from bench.reuse import Numbering, clairvoyant, recent, statistical, unlimited
 from bench.traces import Arrival, read
 from inferd.benchmark.stats import percentile
 from inferd.config import SchedulerConfig
@@ -185,15 +186,18 @@ def measure(arrivals: Sequence[Arrival], capacities: Sequence[int], options: arg
             max_num_seqs=options.max_num_seqs,
         )
         best, lru = clairvoyant(visits, capacity), recent(visits, capacity)
+        blind = statistical(visits, capacity)
         rows.append(
             {
                 "capacity_blocks": capacity,
                 "reused": found.reused,
                 "reused_share": found.reused / total,
                 "clairvoyant_share": best / total,
+                "statistical_share": blind / total,
                 "recent_share": lru / total,
                 "unlimited_share": most / total,
                 "of_clairvoyant": found.reused / max(best, 1),
+                "of_statistical": found.reused / max(blind, 1.0),
                 "of_recent": found.reused / max(lru, 1),
                 "of_unlimited": found.reused / max(most, 1),
                 "preempted": found.preempted,
@@ -252,15 +256,31 @@ def report(name: str, found: dict[str, object]) -> str:
     assert isinstance(rows, list)
     assert isinstance(held, dict)
     reuse = markdown(
-        ["blocks", "reused", "clairvoyant", "LRU alone", "unlimited", "of clairvoyant", "of LRU", "of unlimited"],
+        [
+            "blocks",
+            "reused",
+            "clairvoyant",
+            "statistical",
+            "LRU alone",
+            "unlimited",
+            "of clairvoyant",
+            "of statistical",
+            "of LRU",
+        ],
         [
             [
                 str(row["capacity_blocks"]),
                 *(
                     f"{row[key]:.1%}"
-                    for key in ("reused_share", "clairvoyant_share", "recent_share", "unlimited_share")
+                    for key in (
+                        "reused_share",
+                        "clairvoyant_share",
+                        "statistical_share",
+                        "recent_share",
+                        "unlimited_share",
+                    )
                 ),
-                *(f"{row[key]:.1%}" for key in ("of_clairvoyant", "of_recent", "of_unlimited")),
+                *(f"{row[key]:.1%}" for key in ("of_clairvoyant", "of_statistical", "of_recent")),
             ]
             for row in rows
         ],
@@ -301,6 +321,7 @@ def picture(name: str, found: dict[str, object]) -> str:
         [
             curve("unlimited", "unlimited_share"),
             curve("clairvoyant", "clairvoyant_share"),
+            curve("best without foresight", "statistical_share"),
             curve("inferd", "reused_share"),
             curve("LRU alone", "recent_share"),
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from itertools import combinations
 
-from bench.reuse import Numbering, Visit, clairvoyant, recent, unlimited
+from bench.reuse import Numbering, Visit, clairvoyant, kept_until, recent, statistical, stays, unlimited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +49,36 @@ def test_the_ideals_are_ordered_and_grow_with_capacity(prompts: list[list[int]],
     visits = visits_of(prompts, answer)
     assert recent(visits, capacity) <= clairvoyant(visits, capacity) <= unlimited(visits)
     assert clairvoyant(visits, capacity) <= clairvoyant(visits, capacity + 1)
+
+
+def by_price(visits: list[Visit], capacity: int) -> float:
+    """The same linear program by its dual: the price of room at which what is gained beyond it is least."""
+    found, distinct = stays(visits, 4)
+    room = sum(min(capacity, number) for number in distinct)
+    groups = [kept_until(stay for stay in found if stay.uses == uses) for uses in range(1, 5)]
+    prices = [0.0, 1e6] + [
+        (b[1] - a[1]) / (b[0] - a[0]) for points in groups for a, b in combinations(points, 2) if b[0] > a[0]
+    ]
+    return min(
+        price * room + sum(max(reused - price * time for time, reused in points) for points in groups)
+        for price in prices
+    )
+
+
+@settings(max_examples=60)
+@given(PROMPTS, st.integers(1, 6), st.integers(1, 5))
+def test_the_statistical_ideal_solves_its_linear_program(prompts: list[list[int]], capacity: int, answer: int) -> None:
+    visits = visits_of(prompts, answer)
+    assert abs(statistical(visits, capacity) - by_price(visits, capacity)) < 1e-6
+    assert statistical(visits, capacity) <= statistical(visits, capacity + 1) + 1e-9
+    assert abs(statistical(visits, 1000) - unlimited(visits)) < 1e-9
+
+
+def test_the_statistical_ideal_keeps_as_many_as_there_is_room_for_their_time() -> None:
+    """A hundred blocks at any time wait for their second visit, the last: room for 25 is room for a quarter of them."""
+    visits = [Visit((block,), 1) for number in range(100, 5000) for block in (number, number - 100)]
+    assert abs(statistical(visits, 25) / unlimited(visits) - 0.25) < 0.01
+    assert recent(visits, 25) == 0
 
 
 @given(PROMPTS)
