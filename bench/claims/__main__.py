@@ -1,7 +1,7 @@
 """The classic claims of inference servers, reproduced: ``python -m bench.claims [NAME ...]``.
 
-    python -m bench.claims                                 all of them, less than two minutes each
-    python -m bench.claims continuous paged --full         two of them, longer
+    python -m bench.claims                                 all of them, less than a minute each
+    python -m bench.claims continuous paged --full         two of them, longer (all: ten minutes)
     python -m bench.claims prefix --model DIR              on another model than the bundled one
 
 Each is measured against its baseline in the same run: the same engine with the feature off, or driven as servers without it
@@ -21,6 +21,12 @@ from bench.claims.claim import NotYetError, Scale
 CLAIMS = ("continuous", "paged", "prefix", "quantisation", "speculation", "window")
 
 
+def bar(share: float, seconds: float, what: str) -> str:
+    """A line that says how far it is, where the time went and what comes."""
+    filled = round(share * 20)
+    return f"[{'#' * filled}{'.' * (20 - filled)}] {share:4.0%} {seconds:4.0f} s  {what}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.claims", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -35,10 +41,15 @@ def main() -> int:
     unknown = [name for name in options.names if name not in CLAIMS]
     if unknown:
         parser.error(f"no such claim: {', '.join(unknown)}; there are {', '.join(CLAIMS)}")
-    scale = Scale(full=options.full, model=options.model, threads=options.threads, text=options.text)
     options.output.mkdir(parents=True, exist_ok=True)
-    all_held = True
-    for name in options.names or CLAIMS:
+    names, all_held, started = options.names or CLAIMS, True, time.perf_counter()
+    for number, name in enumerate(names):
+
+        def show(share: float, what: str, number: int = number, name: str = name) -> None:
+            print(bar((number + share) / len(names), time.perf_counter() - started, f"{name}: {what}"), file=sys.stderr)
+
+        scale = Scale(options.full, options.model, options.threads, options.text, show)
+        scale.say(0, 1, "starting")
         began = time.perf_counter()
         try:
             claim = importlib.import_module(f"bench.claims.{name}").measure(scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,9 +18,15 @@ class Scale:
     model: str  # a checkpoint folder or 'demo'
     threads: int
     text: Path | None = None  # for perplexity
+    progress: Callable[[float, str], None] | None = None  # told how much of a claim is measured, and what comes next
 
     def pick(self, quick: int, full: int) -> int:
         return full if self.full else quick
+
+    def say(self, done: int, total: int, what: str) -> None:
+        """So many parts of ``total`` are measured; now ``what``."""
+        if self.progress is not None:
+            self.progress(done / total, what)
 
 
 @dataclass(frozen=True, slots=True)

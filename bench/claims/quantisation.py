@@ -40,8 +40,11 @@ def measure(scale: Scale) -> Claim:
     settings = ways()
     engines = {name: load(scale, chosen) for name, chosen in settings.items()}
     try:
+        scale.say(0, 3, "a text")
         pieces = _pieces(scale, engines["as it is"])
+        scale.say(1, 3, "perplexity")
         perplexities = {name: perplexity(llm, pieces) for name, llm in engines.items()}
+        scale.say(2, 3, "speed")
         speeds = _speeds(scale, engines)
         weights = {name: llm.info.memory.weights_bytes / 1e6 for name, llm in engines.items()}
         per_token = {name: llm.info.memory.kv_bytes_per_token for name, llm in engines.items()}

@@ -41,15 +41,18 @@ def measure(scale: Scale) -> Claim:
                 settings = {"source": str(path), "threads": scale.threads, "batching": batching}
                 drivers[name] = Driver(msgspec.convert(settings, ModelConfig), profile=False)
             body = body_of(drivers["32, 20 ms"].info)
-            for number in range(scale.pick(5, 9) + 1):
+            turns = scale.pick(5, 7) + 1
+            for number in range(turns):
+                scale.say(number, turns + len(drivers), f"{CLIENTS} clients, round {number + 1} of {turns}")
                 for name, driver in drivers.items():
-                    one = closed_loop(driver, body, CLIENTS, scale.pick(1, 4))
+                    one = closed_loop(driver, body, CLIENTS, scale.pick(1, 2))
                     if number:  # the first is a warm-up, in which the batcher learns what batches cost
                         rounds[name].append(one)
-            for name, driver in drivers.items():
+            for done, (name, driver) in enumerate(drivers.items()):
+                scale.say(turns + done, turns + len(drivers), f"{name}, at {RATE:g} requests/s")
                 if WAYS[name].get("mode") != "static":  # which keeps a lone client waiting for ever
-                    lone[name] = closed_loop(driver, body, 1, scale.pick(2, 10))
-                steady[name] = open_loop(driver, body, RATE, scale.pick(5, 20))
+                    lone[name] = closed_loop(driver, body, 1, scale.pick(2, 5))
+                steady[name] = open_loop(driver, body, RATE, scale.pick(5, 10))
         finally:
             for driver in drivers.values():
                 driver.stop()

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 from bench.__main__ import command
-from bench.claims.__main__ import CLAIMS
+from bench.claims.__main__ import CLAIMS, bar
 from bench.claims.claim import Claim, Scale
-from bench.claims.continuous import lengths, steps
-from bench.claims.paged import CAPACITY, LONGEST, requests
-from bench.prefix_replay import reserved
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -46,17 +43,11 @@ def test_a_full_measurement_is_the_longer_one() -> None:
     assert [Scale(full=full, model="demo", threads=1).pick(2, 5) for full in (False, True)] == [2, 5]
 
 
-def test_the_loads_are_what_their_tables_say() -> None:
-    answers = lengths(200, 1)
-    assert (min(answers), max(answers)) == (4, 128)
-    asked = requests(100)
-    assert all(16 <= len(one.prompt) <= 160 and 8 <= one.answer <= 96 for one in asked)
-    assert reserved(asked, CAPACITY, lambda _: LONGEST) == CAPACITY // LONGEST
-
-
-def test_a_batch_that_waits_for_its_longest_takes_more_steps() -> None:
-    assert steps([2, 8, 2, 8], 2) == 2 + 2 + 8  # one place sees 2, 2 and 8, the other 8
-    assert steps([2, 8], 2) + steps([2, 8], 2) == 16
+def test_progress_tells_the_share_done_and_what_comes() -> None:
+    told: list[tuple[float, str]] = []
+    Scale(True, "demo", 1, progress=lambda share, what: told.append((share, what))).say(1, 4, "this")
+    assert told == [(0.25, "this")]
+    assert bar(0.25, 12.4, "paged: this") == "[#####...............]  25%   12 s  paged: this"
 
 
 def test_words_of_make_bench_lead_to_their_programs() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench.prefix_replay import Cost, at_load, replay, reserved
-from bench.reuse import Numbering, clairvoyant, unlimited
+from bench.reuse import Numbering, clairvoyant, recent
 from bench.traces import Arrival, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,3 +64,13 @@ def test_with_room_real_traffic_reuses_at_least_95_percent_of_the_ideal(shared_d
     visits = [numbering.visit(a.prompt, a.answer) for a in arrivals]
     found = replay(arrivals, num_blocks=12_000, block_size=16, cost=Cost(0.02, 0.0005, 0.001))
     assert found.reused >= 0.95 * clairvoyant(visits, 12_000)
+
+
+@pytest.mark.shared
+def test_with_little_room_real_traffic_reuses_more_than_by_recency(shared_data: Path) -> None:
+    arrivals = read(shared_data / "traces" / "mooncake" / "conversation_trace.jsonl", 4)[:2000]
+    numbering = Numbering(4)
+    visits = [numbering.visit(a.prompt, a.answer) for a in arrivals]
+    found = replay(arrivals, num_blocks=2000, block_size=4, cost=Cost(0.001, 0.0, 0.0))
+    assert found.reused >= 1.3 * recent(visits, 2000)
+    assert found.reused <= clairvoyant(visits, 2000)

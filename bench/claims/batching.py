@@ -1,0 +1,53 @@
+"""The arithmetic of static and continuous batching, over lengths of answers in tokens. Pure; a step computes one token of each row.
+
+A static batch is full before it begins, its prompts are padded to the longest, every row goes on until the longest answer is done, all
+are answered then, and only then the next batch begins. That is what a server does which calls a model's ``generate`` with batches. In a
+continuous batch, whoever is done makes room for the next at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import statistics
+from collections.abc import Sequence
+
+
+def waves(lengths: Sequence[int], batch: int) -> list[Sequence[int]]:
+    """The static batches, in order of arrival; the last may not be full."""
+    return [lengths[i : i + batch] for i in range(0, len(lengths), batch)]
+
+
+def static_steps(answers: Sequence[int], batch: int) -> int:
+    return sum(map(max, waves(answers, batch)))
+
+
+def continuous_steps(answers: Sequence[int], batch: int) -> int:
+    """Every answer takes the place that is free first."""
+    places = [0] * batch
+    for answer in answers:
+        heapq.heapreplace(places, places[0] + answer)
+    return max(places)
+
+
+def in_use(answers: Sequence[int], batch: int, steps: int) -> float:
+    """The share of all rows of all steps that compute a token somebody wants."""
+    return sum(answers) / (batch * steps)
+
+
+def variation(lengths: Sequence[int]) -> float:
+    """The coefficient of variation: standard deviation / mean."""
+    return statistics.pstdev(lengths) / statistics.fmean(lengths)
+
+
+def log_normal(cv: float, count: int, mean: float, seed: int) -> list[int]:
+    """Lengths with a tail like that of real answers, of a given coefficient of variation; 0: all equal."""
+    draw, sigma = random.Random(seed), math.sqrt(math.log1p(cv * cv))
+    mu = math.log(mean) - sigma * sigma / 2
+    return [max(round(draw.lognormvariate(mu, sigma)), 1) for _ in range(count)]
+
+
+def times_fewer(answers: Sequence[int], batch: int) -> float:
+    """Steps of static batching for one of continuous batching."""
+    return static_steps(answers, batch) / continuous_steps(answers, batch)
