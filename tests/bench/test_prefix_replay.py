@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench.prefix_replay import Cost, at_load, replay, reserved
-from bench.reuse import Numbering, clairvoyant, recent
+from bench.reuse import Numbering, clairvoyant, recent, unlimited
 from bench.traces import Arrival, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
