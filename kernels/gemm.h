@@ -8,7 +8,8 @@
 namespace inferd::INFERD_LEVEL {
 
 // c [R, C * width] (+)= a [R, n lanes] * b [n lanes, C * width]. a_stride in bytes, ldb in lanes, ldc in floats.
-template <class E, int R, int C>
+// Slow: see Ahead. More lines are under way at a time to L2 alone than to L1 as well, but each then keeps the tile's own reads of L2 waiting.
+template <class E, int R, int C, bool Slow>
 inline void tile(const char* a, int64_t a_stride, const uint32_t* b, int64_t ldb, int64_t n, float* c, int64_t ldc, bool accumulate,
                  Ahead ahead) {
     Vec acc[R][C];
@@ -20,7 +21,9 @@ inline void tile(const char* a, int64_t a_stride, const uint32_t* b, int64_t ldb
         Vec w[C];
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) w[j] = Vec::lanes(b + k * ldb + j * Vec::width);
-        if (ahead.lines) {
+        if constexpr (Slow)
+            __builtin_prefetch(ahead.at + k * ahead.step, 0, 3);
+        else if (ahead.lines) {
             const char* p = ahead.at + k * ahead.step;
             __builtin_prefetch(p, 0, 2);
             if (ahead.lines > 1) __builtin_prefetch(p + 64, 0, 2);
@@ -42,16 +45,16 @@ inline void tile(const char* a, int64_t a_stride, const uint32_t* b, int64_t ldb
         for (int j = 0; j < C; j++) acc[r][j].store(c + r * ldc + j * Vec::width);
 }
 
-template <class E, int C>
+template <class E, int C, bool Slow = false>
 inline void rows_tile(int rows, const char* a, int64_t a_stride, const uint32_t* b, int64_t ldb, int64_t n, float* c, int64_t ldc,
                       bool accumulate, Ahead ahead) {
     switch (rows) {
-        case 1: return tile<E, 1, C>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
-        case 2: return tile<E, 2, C>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
-        case 3: return tile<E, 3, C>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
-        case 4: return tile<E, 4, C>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
-        case 5: return tile<E, 5, C>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
-        default: return tile<E, 6, C>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
+        case 1: return tile<E, 1, C, Slow>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
+        case 2: return tile<E, 2, C, Slow>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
+        case 3: return tile<E, 3, C, Slow>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
+        case 4: return tile<E, 4, C, Slow>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
+        case 5: return tile<E, 5, C, Slow>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
+        default: return tile<E, 6, C, Slow>(a, a_stride, b, ldb, n, c, ldc, accumulate, ahead);
     }
 }
 
@@ -62,8 +65,9 @@ inline void strip(int rows, const char* a, int64_t a_stride, const uint32_t* b, 
     constexpr int wide = Vec::width * Vec::max_columns;
     int64_t j = 0;
     for (; j + wide <= columns; j += wide) {
-        rows_tile<E, Vec::max_columns>(rows, a, a_stride, b + j, ldb, n, c + j, ldc, accumulate, ahead);
-        ahead.lines = 0;
+        if (ahead.is_slow) rows_tile<E, Vec::max_columns, true>(rows, a, a_stride, b + j, ldb, n, c + j, ldc, accumulate, ahead);
+        else rows_tile<E, Vec::max_columns>(rows, a, a_stride, b + j, ldb, n, c + j, ldc, accumulate, ahead);
+        ahead = {};
     }
     for (; j < columns; j += Vec::width) rows_tile<E, 1>(rows, a, a_stride, b + j, ldb, n, c + j, ldc, accumulate, {});
 }

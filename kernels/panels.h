@@ -17,6 +17,7 @@ struct Ahead {
     const char* at = nullptr;
     int64_t step = 0;
     int lines = 0;
+    bool is_slow = false;  // one line in so long a time that few are under way
 };
 
 template <class T>
@@ -77,7 +78,7 @@ void over_panels(const Weights& w, const LinearArgs& g, int64_t panel_bytes, int
                     if (strips == 1)  // one pass over the weights: stay a little ahead of the stream
                         ahead = {base + INFERD_STREAM_AHEAD, step_bytes, 4};
                     else if (next_base != nullptr && next_base != base)  // fetch the next panel behind this one's arithmetic
-                        ahead = {next_base + panel_bytes / strips * s, step_bytes / strips, strips >= 4 ? 1 : strips >= 2 ? 2 : 4};
+                        ahead = {next_base + panel_bytes / strips * s, step_bytes / strips, strips >= 4 ? 1 : strips >= 2 ? 2 : 4, strips > 4};
                     strip(ready, panel, row, rows, c, ahead);
                     for (int r = 0; r < rows; r++) {
                         const int64_t at = (row + r) * g.out_stride + column;
