@@ -57,6 +57,11 @@ docs: $(VENV)/.dev ## Write the generated pages again
 bench: $(VENV)/.dev ## Measure the server and write a table (bench/README.md)
 	@$(BIN)/python -m bench $(ARGS)
 
+.PHONY: gpu-check
+gpu-check: $(VENV)/.dev ## On a machine with a CUDA device: its tests, then everything that only it can show (docs/gpu.md)
+	@TRITON_INTERPRET=0 $(BIN)/python -m pytest -p no:cacheprovider -m gpu tests/engine/cuda
+	@TRITON_INTERPRET=0 $(BIN)/python -m bench.gpu $(ARGS)
+
 .PHONY: soak
 soak: $(VENV)/.dev ## Every fault and attack with its control, then a long run under load and faults
 	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "soak or not soak" tests/experiments

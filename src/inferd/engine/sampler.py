@@ -210,14 +210,21 @@ def _tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[int]]:
     """The greatest of each row's logits x [R, v], and the token chosen (any where the greatest is not finite)."""
     drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= _TINY_TEMPERATURE]
     best, best_ids = _argmax(x)
-    tokens: list[int] = best_ids.tolist()
-    values: list[float] = best.tolist()
+    values, tokens = _told(best, best_ids)
     alive = [i for i in drawn if math.isfinite(values[i])]
     if alive:
         picked = x if len(alive) == len(rows) else x[alive]
         for i, token in zip(alive, _draw(picked, [rows[i] for i in alive]).tolist(), strict=True):
             tokens[i] = token
     return values, tokens
+
+
+def _told(best: Tensor, ids: Tensor) -> tuple[list[float], list[int]]:
+    """Both on the host. From a device by one copy, as each waits for all that it was asked to do (float64 holds ids exactly)."""
+    if best.is_cpu:
+        return best.tolist(), ids.tolist()
+    values, tokens = torch.stack((best.double(), ids.double())).cpu()
+    return values.tolist(), tokens.long().tolist()
 
 
 def _native_tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[int]]:

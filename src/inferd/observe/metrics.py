@@ -522,6 +522,45 @@ CACHE_CONFIG = Metric(
     _vllm("cache_config_info", "block_size", "num_gpu_blocks"),
 )
 
+# -- GPUs -------------------------------------------------------------------------------------
+
+_GPU = ("gpu", "uuid")
+_GPU_IN_TRITON = ("gpu", "gpu_uuid")
+_WHEN_READ = "driver"  # NVIDIA's library, when the page is asked for
+GPU_DUTY = Metric(
+    "inferd_gpu_duty_cycle",
+    "gauge",
+    "Part of the driver's last sampling period in which a GPU computed, 0 to 1.",
+    _GPU,
+    _WHEN_READ,
+    (Alias("nv_gpu_utilization", _GPU_IN_TRITON),),
+)
+GPU_MEMORY_USED = Metric(
+    "inferd_gpu_memory_used_bytes",
+    "gauge",
+    "Memory of a GPU that is taken, by whomever.",
+    _GPU,
+    _WHEN_READ,
+    (Alias("nv_gpu_memory_used_bytes", _GPU_IN_TRITON),),
+)
+GPU_MEMORY_TOTAL = Metric(
+    "inferd_gpu_memory_total_bytes",
+    "gauge",
+    "Memory of a GPU.",
+    _GPU,
+    _WHEN_READ,
+    (Alias("nv_gpu_memory_total_bytes", _GPU_IN_TRITON),),
+)
+GPU_TEMPERATURE = Metric("inferd_gpu_temperature_celsius", "gauge", "Temperature of a GPU's core.", _GPU, _WHEN_READ)
+GPU_POWER = Metric(
+    "inferd_gpu_power_watts",
+    "gauge",
+    "Power that a GPU draws.",
+    _GPU,
+    _WHEN_READ,
+    (Alias("nv_gpu_power_usage", _GPU_IN_TRITON),),
+)
+
 MODEL_UNLOADS = Metric(
     "inferd_model_unloads_total",
     "counter",

@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import nan
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -42,6 +43,9 @@ from inferd.observe.series import CONTENT_TYPE, Store
 from inferd.observe.statistics import ModelTally, Statistics
 from inferd.types import CLASSES, STEP_PARTS, StepStats
 from inferd.window import Window
+
+if TYPE_CHECKING:
+    from inferd.observe.gpus import Gpus
 
 _NO_REPLICA = "none"
 _OTHER = "other"
@@ -93,6 +97,8 @@ class Observer:
         self._store.value(m.CONFIG_OK).set(1)
         self._store.value(m.STATE_AVAILABLE).set(1)
         self._store.value(m.STATE_OUTAGES)
+        self._gpus: Gpus | None = None
+        self._has_looked_for_gpus = False
         self._store.value(m.TURNED_AWAY)
         form = plain_line if plain else None
         self._log = LineWriter(sys.stderr if stream is None else stream, self._dropped.add, form=form)
@@ -130,7 +136,24 @@ class Observer:
     def render_metrics(self) -> bytes:
         """The body of ``GET /metrics``."""
         self._requests.enter()
+        self._read_gpus()
         return self._store.render().encode() + process_metrics()
+
+    def _read_gpus(self) -> None:
+        if not self._has_looked_for_gpus:  # with the first page, as it may take longer than the start
+            from inferd.observe.gpus import find_gpus
+
+            self._gpus, self._has_looked_for_gpus = find_gpus(), True
+        for gpu in self._gpus.read() if self._gpus is not None else ():
+            for metric, value in (
+                (m.GPU_DUTY, gpu.duty),
+                (m.GPU_MEMORY_USED, gpu.memory_used_bytes),
+                (m.GPU_MEMORY_TOTAL, gpu.memory_total_bytes),
+                (m.GPU_TEMPERATURE, gpu.temperature_c),
+                (m.GPU_POWER, gpu.power_w),
+            ):
+                if value is not None:
+                    self._store.value(metric, str(gpu.index), gpu.uuid).set(float(value))
 
     def tally_of(self, model: str) -> ModelTally:
         """What a model has done since the server started."""
