@@ -15,7 +15,7 @@ from inferd.engine.draft_passes import Guess, Rule
 from inferd.engine.scheduler import Scheduler, Slice
 from inferd.engine.sequence import Sequence
 from inferd.engine.speculation import Speculation
-from inferd.engine.speculation_gain import Chances
+from inferd.engine.speculation_gain import Chances, Costs, Outlook
 from inferd.types import SamplingParams
 
 ANSWER = 200
@@ -193,6 +193,48 @@ def test_what_is_gained_is_found_again_when_the_machine_changes() -> None:
     world.accepted = 0.9
     drafted = [drafted for drafted, _ in world.run(3000)]
     assert sum(drafted[-300:]) > 1500
+
+
+@given(
+    num_decodes=st.integers(1, 64),
+    plain_s=st.floats(1e-4, 0.05),
+    row_share=st.floats(0.01, 0.9),
+    chances=st.lists(st.floats(0.5, 1.0), max_size=20),
+)
+def test_no_token_that_is_taken_makes_the_step_slower_per_token(
+    num_decodes: int, plain_s: float, row_share: float, chances: list[float]
+) -> None:
+    outlook = Outlook(num_decodes, plain_s, row_share * plain_s / num_decodes)
+    chance = 1.0
+    for each in chances:
+        chance *= each
+        before = outlook.tokens / outlook.seconds
+        is_taken = chance >= outlook.bar(outlook.row_s)
+        if is_taken:
+            outlook.add(chance)
+            assert outlook.tokens / outlook.seconds >= before * (1 - 1e-9)
+            assert chance > outlook.row_s * num_decodes / plain_s, "worth more than what plain steps give meanwhile"
+
+
+def test_what_gains_nothing_for_few_is_not_tried_for_more_meanwhile() -> None:
+    costs = Costs()
+    few, more, gaining = (costs.at(size, is_random=False) for size in (2, 16, 37))
+    other = costs.at(16, is_random=True)
+    for cost in (few, more, gaining, other):
+        for _ in range(4):
+            cost.note_plain(cost.least, 0.01)
+    for _ in range(4):
+        assert not gaining.note_try(37, 74, 0.01)
+    tries = 1
+    while not few.note_try(2, 2, 0.013):
+        tries += 1
+    assert tries < 30
+    costs.pause_above(few)
+    assert not few.may_try()
+    assert not more.may_try()
+    assert gaining.may_try(), "which was seen to gain"
+    assert other.may_try(), "whose steps cost something else"
+    assert any(more.may_try() for _ in range(1100)), "in the end it is tried again"
 
 
 def test_chances_are_learned_by_class_and_follow_change() -> None:

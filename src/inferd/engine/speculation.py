@@ -82,7 +82,8 @@ class Speculation:
         decodes, is_random = step.slices, False
         for part in decodes:
             sequence = part.sequence
-            if part.count != 1 or part.start + 1 != len(sequence.tokens) or not sequence.num_outputs:
+            known = len(sequence.tokens)
+            if part.count != 1 or part.start + 1 != known or known == sequence.num_prompt:
                 return  # beside a prompt a row's cost is not known apart, nor what came of it
             is_random = is_random or not sequence.sampling.is_greedy
         if not decodes:

@@ -212,10 +212,10 @@ class Outlook:
 
     def __init__(self, num_decodes: int, plain_s: float, row_s: float) -> None:
         self.tokens = float(num_decodes)
-        self.seconds = plain_s
+        self.seconds = max(plain_s, 1e-9)  # a clock may stand still
         self.row_s = row_s
         self.least = _LEAST_CHANCE
-        self.least_per_s = _MARGIN * num_decodes / plain_s
+        self.least_per_s = _MARGIN * num_decodes / self.seconds
 
     def bar(self, cost_s: float) -> float:
         """Chance that a token must have to be worth so many seconds."""
