@@ -33,6 +33,21 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of every section: keyword only, immutable, an unknown key is an error."""
 
 
+class TlsConfig(Section, frozen=True, kw_only=True):
+    """The certificate that the listeners show; without one they speak plainly."""
+
+    certificate: Annotated[
+        str | None,
+        Meta(
+            description="PEM file with the server's certificate and those that vouch for it: clients speak https and gRPC over TLS. Read again by a reload."
+        ),
+    ] = None
+    key: Annotated[
+        str | None,
+        Meta(description="PEM file with the certificate's key, without a password; unset: it is in the same file."),
+    ] = None
+
+
 class ServerConfig(Section, frozen=True, kw_only=True):
     """Where the server listens and how it behaves towards clients."""
 
@@ -85,6 +100,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
             description="Host names that requests may be addressed to; none: on loopback localhost and addresses, elsewhere any."
         ),
     ] = ()
+    tls: TlsConfig = TlsConfig()
     memory_bytes: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(

@@ -52,6 +52,8 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
 def _server(config: Config) -> Iterator[Problem]:
     if config.server.grpc_port and config.server.grpc_port == config.server.port:
         yield Problem(("server", "grpc_port"), f"{config.server.port} is server.port already; choose another one.")
+    if config.server.tls.key is not None and config.server.tls.certificate is None:
+        yield Problem(("server", "tls", "certificate"), "the key has no certificate; name its file, or no key.")
     for index, origin in enumerate(config.server.cors_origins):
         if origin != "*" and not _is_origin(origin):
             yield Problem(

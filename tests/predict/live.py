@@ -40,7 +40,7 @@ def serving(folder: Path, models: Mapping[str, Mapping[str, Any]], **server: obj
             assert process.stdout is not None
             found = None
             for line in process.stdout:
-                found = re.search(r"inferd is ready at (http://[^\s,]+)(?:, gRPC at (\S+))?", line)
+                found = re.search(r"inferd is ready at (https?://[^\s,]+)(?:, gRPC at (\S+))?", line)
                 if found is not None:
                     break
             assert found is not None, log.read_text()[-3000:]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+from tests.certificates import made_certificate
 from tests.remote.fault_server import CHUNKED, DONE, FaultServer, Flood, Talk, completion, event, piece
 from tests.remote.replicas import Bench, Owner, bench
 
@@ -39,16 +38,7 @@ async def well(talk: Talk) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For 127.0.0.1 alone, its own authority, with its key in the same file."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed, which makes the certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    words += ["-subj", "/CN=far", "-addext", "subjectAltName=IP:127.0.0.1"]
-    words += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run([openssl, *words], check=True, capture_output=True)
-    return folder / "cert.pem"
+    return made_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def secure(certificate: Path) -> ssl.SSLContext:

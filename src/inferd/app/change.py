@@ -26,6 +26,8 @@ def needs_restart(old: Config, new: Config) -> list[str]:
         before, after = getattr(old.server, field), getattr(new.server, field)
         if before != after:
             sentences.append(f"server.{field}: changing {before!r} to {after!r} needs a restart.")
+    if (old.server.tls.certificate is None) != (new.server.tls.certificate is None):
+        sentences.append("server.tls: beginning or ending to use TLS needs a restart; another certificate does not.")
     for section in _FIXED_SECTIONS:
         # Without values: the URLs may hold passwords.
         changed = _changed(getattr(old, section), getattr(new, section))
@@ -49,7 +51,7 @@ def changed_settings(old: Config, new: Config) -> list[str]:
     sentences = [
         f"server.{field} is now {getattr(new.server, field)!r}."
         for field in _changed(old.server, new.server)
-        if field not in _FIXED_SERVER
+        if field not in (*_FIXED_SERVER, "tls")  # of which more is known when it is read
     ]
     for name in sorted(old.tenants.keys() | new.tenants.keys()):
         before, after = old.tenants.get(name), new.tenants.get(name)

@@ -16,6 +16,7 @@ import functools
 import gc
 import logging
 import resource
+import ssl
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -28,7 +29,7 @@ from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_
 from inferd.app.departure import Departure
 from inferd.app.kept_folder import kept_folder
 from inferd.cache.open import open_cache
-from inferd.config import Config, ModelConfig
+from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import InternalError, ModelLoadError
 from inferd.events import Emit, Event, ignore
 from inferd.observe import Observer
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from inferd.app.source import ConfigSource
     from inferd.gateway.listener import HttpServer
     from inferd.gateway.server import Gateway
+    from inferd.gateway.tls import Tls
     from inferd.observe.logs import LogStream
 
 FAREWELL_S = 1.0  # for the last bytes of answers that are over
@@ -140,7 +142,10 @@ async def serve(
     without a key, or its state is not usable; ModelLoadError when no model could be loaded.
     """
     from inferd.gateway.listener import bind, reserve
+    from inferd.gateway.tls import Tls, certificate_of
 
+    certificate = certificate_of(config.server.tls)
+    tls = Tls(certificate) if certificate is not None else None
     departure = Departure()
     async with contextlib.AsyncExitStack() as stack:
         listener = bind(config.server)
@@ -181,7 +186,7 @@ async def serve(
         from inferd.gateway.listener import HttpServer
         from inferd.gateway.server import create_app
 
-        site = Site(config, router, control, observer)
+        site = Site(config, router, control, observer, tls)
         reloader = None if source is None else Reloader(source, site.adopt, emit)
         path = None if source is None else source.path
         actions = Actions(router, control, departure, reloader, lambda: site.config, site.override, path)
@@ -198,7 +203,7 @@ async def serve(
             idempotency=control.idempotency,
         )
         site.gateways.append(create())
-        servers = [HttpServer(site.gateways[0], config.server, listener, emit=emit)]
+        servers = [HttpServer(site.gateways[0], config.server, listener, emit=emit, tls=_listening(tls, "http/1.1"))]
         if control_socket is not None:
             site.gateways.append(create(principal=OPERATOR))
             servers.append(HttpServer(site.gateways[1], config.server, control_socket.listener))
@@ -209,14 +214,14 @@ async def serve(
             await asyncio.to_thread(_import_grpc)
             from inferd.gateway.grpc.server import GrpcServer
 
-            grpc_server = GrpcServer(site.gateways[0], config.server, reserved)
+            grpc_server = GrpcServer(site.gateways[0], config.server, reserved, _listening(tls, "h2"))
             await grpc_server.start()
             grpc_address = _reachable(config.server.host, grpc_server.port)
             listeners.append(grpc_server)
         if reloader is not None and config.server.reload:
             following = asyncio.create_task(reloader.follow())
             stack.callback(following.cancel)
-        ready = Ready(_address(config.server.host, servers[0].port), control.door.needs_keys, grpc_address)
+        ready = Ready(_address(config.server, servers[0].port), control.door.needs_keys, grpc_address)
         await _run(site, listeners, departure, ready, on_ready)
     return 0
 
@@ -224,7 +229,10 @@ async def serve(
 class Site:
     """The parts of a server that runs, and the configuration they have now."""
 
-    def __init__(self, config: Config, router: Router, control: Control, observer: Observer) -> None:
+    def __init__(
+        self, config: Config, router: Router, control: Control, observer: Observer, tls: Tls | None = None
+    ) -> None:
+        self.tls = tls
         self.config = config
         self.router = router
         self.control = control
@@ -254,6 +262,11 @@ class Site:
     async def _adopt(self, config: Config) -> Applied:
         refuse_empty(config)
         refuse_restarts(self.config, config)
+        certificate = None
+        if self.tls is not None:
+            from inferd.gateway.tls import certificate_of
+
+            certificate = await asyncio.to_thread(certificate_of, config.server.tls)
         bound = _bound(config)
         # What models that come and go do meanwhile is theirs: they are known before they are there.
         known, access_log = _replicas(self.config), self.config.server.access_log
@@ -269,9 +282,15 @@ class Site:
         for server in self.servers:
             server.configure(config.server)
         self.observer.configure(_replicas(config), access_log=config.server.access_log)
+        if self.tls is not None and certificate is not None and self.tls.take(certificate):
+            applied.done.append("server.tls: new connections are shown the certificate of now.")
         applied.done.extend(changed_settings(self.config, config))
         self.config = config
         return applied
+
+
+def _listening(tls: Tls | None, protocol: str) -> ssl.SSLContext | None:
+    return None if tls is None else tls.listening(protocol)
 
 
 def _bound(config: Config) -> Config:
@@ -410,9 +429,9 @@ async def _close(servers: Sequence[Listener], serving: Sequence[asyncio.Task[Non
             await task
 
 
-def _address(host: str, port: int) -> str:
+def _address(config: ServerConfig, port: int) -> str:
     """Where a client on this machine finds the server."""
-    return f"http://{_reachable(host, port)}"
+    return f"{'http' if config.tls.certificate is None else 'https'}://{_reachable(config.host, port)}"
 
 
 def _reachable(host: str, port: int) -> str:

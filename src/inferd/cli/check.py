@@ -104,6 +104,7 @@ def examine(file: Path, *, probe: bool, allowed: Mapping[str, bool] = {}) -> Che
     except InferdError as error:
         problems += _lines(error)
     problems += _steps(config)
+    problems += _certificate(config)
     remotes = tuple(
         _remote(name, upstream, probe=probe) for name, model in config.models.items() for upstream in model.upstreams
     )
@@ -150,6 +151,16 @@ def _steps(config: Config) -> list[str]:
             except InferdError as error:
                 found += [f"models.{name}: {line}" for line in _lines(error)]
     return found
+
+
+def _certificate(config: Config) -> list[str]:
+    from inferd.gateway.tls import certificate_of  # most servers have none
+
+    try:
+        certificate_of(config.server.tls)
+    except ConfigError as error:
+        return [f"{error.param}: {error.message}"]
+    return []
 
 
 def _lines(error: InferdError) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import errno
 import logging
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, cast
 
@@ -21,6 +22,7 @@ from inferd.events import ClientTurnedAway, Emit, ignore
 from inferd.gateway.connection import MAX_HEADER_BYTES, NO_ROOM, Connection, Waits
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.http import Receive, Scope, Send
+from inferd.gateway.tls import end_writing, secured
 from inferd.gateway.upgrade import Guest
 
 __all__ = ["MAX_HEADER_BYTES", "HttpServer", "bind"]
@@ -106,9 +108,11 @@ class HttpServer:
         listener: socket.socket | None = None,
         waits: Waits | None = None,
         emit: Emit = ignore,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Binds at once, so that a port in use is known before anything is loaded."""
         self._listener = listener if listener is not None else bind(config)
+        self._tls = tls
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
         self._empty = asyncio.Event()
@@ -147,7 +151,7 @@ class HttpServer:
         if self._listener.family == socket.AF_UNIX:
             make = loop.create_unix_server
         try:
-            server = await make(lambda: Connection(self), sock=self._listener, backlog=BACKLOG)
+            server = await make(lambda: Connection(self), sock=self._listener, backlog=BACKLOG, **secured(self._tls))
             self._look()
             await self._stopping.wait()
             server.close()
@@ -244,7 +248,7 @@ class _TurnedAway(asyncio.Protocol):
         self._gone = gone
         self._timer = asyncio.get_running_loop().call_later(TURNED_AWAY_S, transport.abort)
         transport.write(NO_ROOM)
-        transport.write_eof()
+        end_writing(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -34,6 +35,7 @@ from inferd.gateway.http2.request import read_request
 from inferd.gateway.http2.stream import Stream
 from inferd.gateway.listener import BACKLOG, LOOK_EVERY_S, find_dead_peers, num_files
 from inferd.gateway.server import LAST_WORDS_S, Gateway
+from inferd.gateway.tls import secured
 from inferd.gateway.upgrade import Guest
 
 _TOO_LARGE: Final = Refusal(
@@ -44,8 +46,11 @@ _TOO_LARGE: Final = Refusal(
 class GrpcServer:
     """Serves until ``stop``; calls in flight get ``grace_s``."""
 
-    def __init__(self, gateway: Gateway, config: ServerConfig, reserved: socket.socket) -> None:
+    def __init__(
+        self, gateway: Gateway, config: ServerConfig, reserved: socket.socket, tls: ssl.SSLContext | None = None
+    ) -> None:
         """``reserved`` is bound to the port."""
+        self._tls = tls
         self._gateway = gateway
         self._reserved = reserved
         self._loop = asyncio.get_running_loop()
@@ -81,7 +86,7 @@ class GrpcServer:
         try:
             self._reserved.setblocking(False)
             self._server = await self._loop.create_server(
-                lambda: Connection(self), sock=self._reserved, backlog=BACKLOG
+                lambda: Connection(self), sock=self._reserved, backlog=BACKLOG, **secured(self._tls)
             )
         except OSError as error:
             raise ConfigError(

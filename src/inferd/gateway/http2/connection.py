@@ -18,6 +18,7 @@ from inferd.gateway.http2.frames import Fault
 from inferd.gateway.http2.grants import Grants
 from inferd.gateway.http2.host import Host
 from inferd.gateway.http2.stream import Stream
+from inferd.gateway.tls import end_writing
 from inferd.gateway.upgrade import Guest
 
 MAX_STREAMS: Final = 1024
@@ -38,7 +39,7 @@ _OURS: Final = b"inferd.."  # in our pings
 
 _HTTP1: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
-    b"This port speaks gRPC, over HTTP/2 without TLS; the other one (server.port) speaks HTTP/1.1.\n"
+    b"This port speaks gRPC, over HTTP/2; the other one (server.port) speaks HTTP/1.1.\n"
 )
 _SETTINGS: Final = f.settings(((f.MAX_CONCURRENT_STREAMS, MAX_STREAMS), (f.MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES)))
 _WELCOME: Final = _SETTINGS + f.window_update(0, WINDOW - f.FIRST_WINDOW)
@@ -551,7 +552,7 @@ class Connection(Guest):
         self._is_calm = is_calm
         if self._timer is None:
             self._leave_at = clock.now()
-            self._transport.write_eof()
+            end_writing(self._transport)
             self._timer = asyncio.get_running_loop().call_later(FAREWELL_S, self._cut)
 
     def _cut(self) -> None:
