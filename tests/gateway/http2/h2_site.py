@@ -43,6 +43,9 @@ class Wire:
             self.written += piece
 
     def write_eof(self) -> None: ...
+    def can_write_eof(self) -> bool:
+        return True
+
     def close(self) -> None:
         self.is_closed = True
 
