@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inferd.engine import native
+from inferd.engine.forms import Form
 from inferd.engine.quantized import QuantizedWeight
 from inferd.engine.rounding import rounded_weight
 
@@ -64,3 +65,31 @@ def test_four_bits_fitted_lose_much_less_than_rounding_to_the_nearest() -> None:
     scale = groups.abs().amax(2, keepdim=True) / 7
     nearest = float((groups - (groups / scale).round() * scale).square().sum() / weight.square().sum())
     assert loss(weight, rounded_weight(weight, 4, 32)) < 0.67 * nearest
+
+
+@pytest.mark.skipif(not native.BUILT, reason="inferd was installed without its compiled kernels")
+@pytest.mark.parametrize("level", native.levels())
+@given(
+    pieces=st.lists(st.integers(1, 3), max_size=2),
+    last=st.integers(1, 150),
+    size=st.integers(1, 300),
+    form=st.sampled_from([(8, 0), (8, 64), (4, 0), (4, 32), (4, 64)]),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=20, deadline=None)
+def test_rows_packed_piece_by_piece_lie_where_they_lie_packed_at_once_and_come_out_as_they_were(
+    level: str, pieces: list[int], last: int, size: int, form: tuple[int, int], seed: int
+) -> None:
+    sizes = [count * native.PANEL_ROWS for count in pieces] + [last]
+    weight = torch.randn((sum(sizes), size), generator=torch.Generator().manual_seed(seed))
+    with native.using_level(level):
+        whole = rounded_weight(weight, *form)
+        at_once = native.PackedInts.of(whole)
+        parts = [rounded_weight(part, *form) for part in weight.split(sizes)]
+        kind = Form(*form, has_zero=form[0] == 4)
+        piecewise = native.PackedInts.of_rows(iter(parts), (sum(sizes), size), kind, None)
+        rows = piecewise.rows(torch.arange(sum(sizes)), torch.float32)
+    assert {name: part.tolist() for name, part in piecewise.parts.items()} == {
+        name: part.tolist() for name, part in at_once.parts.items()
+    }
+    assert torch.allclose(rows, whole.stored().rows(torch.arange(sum(sizes))), rtol=1e-6, atol=1e-7)

@@ -7,7 +7,7 @@ was not built, ``takes`` is never true and the torch forms do the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from inferd.engine.quantized import QuantizedWeight
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
+PANEL_ROWS: int = kernels.PANEL if BUILT else 64  # outputs that lie together
 _FORMATS = {8: 2, 4: 3}  # of integers, by their bits
 ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
 
@@ -248,32 +249,40 @@ class PackedInts:
     def of(cls, weight: QuantizedWeight, bias: Tensor | None = None) -> PackedInts:
         """Packs a matrix that ``fits``."""
         out, size = weight.values.shape
-        form = Form(weight.bits, weight.group_size, weight.zero is not None)
-        sizes = cls.sizes((out, size), form)
-        data = room_for(sizes["data"][1])
-        scale, group_scales = torch.zeros(sizes["scale"][1]), None
-        if form.group_size:
-            own, group_scales = weight.scale_parts()
-            scale[:out] = own
-        else:
-            scale[:out] = weight.scale.squeeze(1)
-        values, zero = weight.values.contiguous(), None if weight.zero is None else weight.zero.contiguous()
-        kernels.pack_ints(
-            form.bits,
-            values.data_ptr(),
-            0 if group_scales is None else group_scales.data_ptr(),
-            0 if zero is None else zero.data_ptr(),
-            out,
-            size,
-            form.group_size,
-            data.data_ptr(),
-            torch.get_num_threads(),
-        )
-        parts = {"data": data, "scale": scale}
-        if form.has_total:
-            parts["total"] = torch.zeros(sizes["total"][1], dtype=torch.int32)
-            parts["total"][:out] = values.sum(1, dtype=torch.int32)
-        return cls(parts, (out, size), form, bias)
+        return cls.of_rows([weight], (out, size), Form(weight.bits, weight.group_size, weight.zero is not None), bias)
+
+    @classmethod
+    def of_rows(
+        cls, pieces: Iterable[QuantizedWeight], shape: tuple[int, int], form: Form, bias: Tensor | None
+    ) -> PackedInts:
+        """Packs a matrix [out, in] that comes some rows at a time: multiples of ``PANEL_ROWS``, but for the last."""
+        sizes = cls.sizes(shape, form)
+        parts = {name: torch.zeros(count, dtype=dtype) for name, (dtype, count) in sizes.items() if name != "data"}
+        parts["data"] = room_for(sizes["data"][1])
+        panel_bytes = form.packed_bytes(PANEL_ROWS, shape[1], PANEL_ROWS)
+        first = 0
+        for piece in pieces:
+            out = piece.values.shape[0]
+            assert first % PANEL_ROWS == 0, first
+            own, groups = piece.scale_parts() if form.group_size else (piece.scale.squeeze(1), None)
+            values, zero = piece.values.contiguous(), None if piece.zero is None else piece.zero.contiguous()
+            kernels.pack_ints(
+                form.bits,
+                values.data_ptr(),
+                0 if groups is None else groups.data_ptr(),
+                0 if zero is None else zero.data_ptr(),
+                out,
+                shape[1],
+                form.group_size,
+                parts["data"].data_ptr() + first // PANEL_ROWS * panel_bytes,
+                torch.get_num_threads(),
+            )
+            parts["scale"][first : first + out] = own
+            if form.has_total:
+                parts["total"][first : first + out] = values.sum(1, dtype=torch.int32)
+            first += out
+        assert first == shape[0], (first, shape)
+        return cls(parts, shape, form, bias)
 
     @staticmethod
     def fits(weight: QuantizedWeight) -> bool:

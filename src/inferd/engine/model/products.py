@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from inferd.engine.kept import KeptWeights
 from inferd.engine.quantized import QuantizedWeight, stacked
 from inferd.engine.rounding import rounded_weight
 from inferd.engine.weights import Weights
+
+_AT_ONCE = 1 << 21  # integers that are rounded before they are packed
 
 
 class Reordered(ops.Linear):
@@ -54,15 +56,17 @@ def product(
     stored = [weights.lend_for(form, name, shape, width) for name, shape in parts]
     if weights.device.type == "cuda":
         return _on_cuda(stored, form, change, bias, weights)
-    if weights.kept is None or not native.takes_dtype(weights.dtype):
-        return ops.Linear.quantized(_rounded(stored, form, change), bias, dtype=weights.dtype)
-    out = sum(tensor.numel() for tensor in stored) // width
-    label = f"{form.name} {[out, width]} {'+'.join(name for name, _ in parts)}"
-    packed = _found(weights.kept, label, (out, width), form, bias)
+    shape = (sum(tensor.numel() for tensor in stored) // width, width)
+    if not native.takes_dtype(weights.dtype) or 0 in shape:
+        pieces = [rounded_weight(change(tensor), form.bits, form.group_size) for tensor in stored]
+        return ops.Linear.quantized(pieces, bias, dtype=weights.dtype)
+    label = f"{form.name} {[*shape]} {'+'.join(name for name, _ in parts)}"
+    packed = None if weights.kept is None else _found(weights.kept, label, shape, form, bias)
     if packed is None:
-        packed = native.PackedInts.of(_rounded(stored, form, change), bias)
-    for part, tensor in packed.parts.items():
-        weights.kept.hold(f"{label}.{part}", tensor)
+        packed = native.PackedInts.of_rows(_rounded([change(tensor) for tensor in stored], form), shape, form, bias)
+    if weights.kept is not None:
+        for part, tensor in packed.parts.items():
+            weights.kept.hold(f"{label}.{part}", tensor)
     return ops.Linear.packed(packed, weights.dtype)
 
 
@@ -75,8 +79,15 @@ def _on_cuda(
     return eight_bit.EightBitLinear.of(eight_bit.stacked(parts), bias, weights.dtype)
 
 
-def _rounded(stored: list[Tensor], form: Form, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
-    return stacked([rounded_weight(change(tensor), form.bits, form.group_size) for tensor in stored])
+def _rounded(matrices: list[Tensor], form: Form) -> Iterator[QuantizedWeight]:
+    """Some rows at a time, as they are packed: so their integers take hardly any memory beside, and stay in the caches."""
+    if any(matrix.shape[0] % native.PANEL_ROWS for matrix in matrices[:-1]):
+        yield stacked([rounded_weight(matrix, form.bits, form.group_size) for matrix in matrices])
+        return
+    for matrix in matrices:
+        rows = -(-_AT_ONCE // matrix.shape[1] // native.PANEL_ROWS) * native.PANEL_ROWS
+        for piece in matrix.split(rows):
+            yield rounded_weight(piece, form.bits, form.group_size)
 
 
 def _found(
