@@ -12,6 +12,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 def waves(lengths: Sequence[int], batch: int) -> list[Sequence[int]]:
@@ -46,6 +47,25 @@ def log_normal(cv: float, count: int, mean: float, seed: int) -> list[int]:
     draw, sigma = random.Random(seed), math.sqrt(math.log1p(cv * cv))
     mu = math.log(mean) - sigma * sigma / 2
     return [max(round(draw.lognormvariate(mu, sigma)), 1) for _ in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of decoding by a step's cost: so much for the step, and so much for each row."""
+
+    static: float
+    dropped: float  # static, but finished rows are not computed
+    continuous: float
+
+
+def times(answers: Sequence[int], batch: int, per_step: float, per_row: float) -> Times:
+    steps, wanted = static_steps(answers, batch), per_row * sum(answers)
+    rows = sum(len(wave) * max(wave) for wave in waves(answers, batch))
+    return Times(
+        static=per_step * steps + per_row * rows,
+        dropped=per_step * steps + wanted,
+        continuous=per_step * continuous_steps(answers, batch) + wanted,
+    )
 
 
 def times_fewer(answers: Sequence[int], batch: int) -> float:

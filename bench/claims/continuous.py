@@ -1,7 +1,8 @@
 """Continuous against static batching: a finished sequence's place is taken at once, or when its whole batch has finished.
 
-Two things are said apart. *Steps* follow from the lengths alone (``batching``), and are time where a step takes as long with many rows
-as with few: decoding on a machine that waits for memory. *Tokens per second* are measured here, where rows cost arithmetic, with prompts
+Three things are said apart. *Steps* follow from the lengths alone (``batching``), and are time where a step takes as long with many rows
+as with few: decoding on a machine that waits for memory. What it is where rows cost something follows from a step's measured cost.
+*Tokens per second* are measured here, where rows cost arithmetic, with prompts
 and answers as long as in real traffic (``traffic``), scaled to the model.
 """
 
@@ -13,6 +14,7 @@ from bench.claims.batching import (
     in_use,
     log_normal,
     static_steps,
+    times,
     times_fewer,
     variation,
 )
@@ -20,10 +22,11 @@ from bench.claims.claim import Claim, Scale
 from bench.claims.engine import load, random_prompts, timed
 from bench.claims.static import static_seconds
 from bench.claims.traffic import TRAFFIC, requests
+from bench.prefix_replay import MEASURED
 from bench.report import Figure
 
 BATCH = 32
-MEASURED = ("Azure, chat", "ShareGPT")  # whose prompts and answers fit a small model's context when scaled alike
+RUN = ("Azure, chat", "ShareGPT")  # whose prompts and answers fit a small model's context when scaled alike
 MEAN_ANSWER = 16.0  # tokens
 LONGEST = 1024  # tokens of a prompt with its answer
 MANY = 60_000  # requests for the arithmetic
@@ -36,11 +39,11 @@ STATIC, DROPPED, CONTINUOUS = "static", "static, finished rows dropped", "contin
 def measure(scale: Scale) -> Claim:
     rounds, count = scale.pick(1, 2), scale.pick(96, 160)
     measured: dict[str, dict[str, Figure]] = {}
-    total, done = len(MEASURED) * rounds * 3, 0
+    total, done = len(RUN) * rounds * 3, 0
     settings = {"max_model_len": LONGEST, "scheduler": {"max_num_seqs": BATCH, "prefix_caching": False}}
     with load(scale, settings) as llm:
         timed(llm, random_prompts(llm, [16] * 2, 0), [2, 2])
-        for name in MEASURED:
+        for name in RUN:
             asked = requests(name, count, MEAN_ANSWER, LONGEST, 1)
             found: dict[str, list[float]] = {STATIC: [], DROPPED: [], CONTINUOUS: []}
             for number in range(rounds):
@@ -59,6 +62,8 @@ def measure(scale: Scale) -> Claim:
 
 def judge(measured: dict[str, dict[str, Figure]], count: int) -> Claim:
     lengths = {name: [a for _, a in requests(name, MANY, t.mean_answer(), 1 << 20, 1)] for name, t in TRAFFIC.items()}
+    per_step, _, per_row = MEASURED
+    by_cost = {name: times(answers, BATCH, per_step, per_row) for name, answers in lengths.items()}
     rows, fewer, data = [], {}, {}
     for name, answers in lengths.items():
         steps = static_steps(answers, BATCH), continuous_steps(answers, BATCH)
@@ -72,6 +77,7 @@ def judge(measured: dict[str, dict[str, Figure]], count: int) -> Claim:
                 f"{variation(answers):.2f}",
                 f"{shares[0]:.0%} / {shares[1]:.0%}",
                 f"{fewer[name]:.1f}",
+                f"{by_cost[name].static / by_cost[name].continuous:.1f} / {by_cost[name].dropped / by_cost[name].continuous:.1f}",
                 *("-" if speeds is None else str(speeds[way]) for way in (STATIC, DROPPED, CONTINUOUS)),
                 gains,
             ]
@@ -92,13 +98,15 @@ def judge(measured: dict[str, dict[str, Figure]], count: int) -> Claim:
         f"variation of {', '.join(f'{cv:.2f} ({batch} sequences)' for batch, cv in least.items() if cv)} on, if they are distributed log-normally.",
         baseline=f"static batching: batches of {BATCH} in order of arrival, prompts padded to the longest, all rows computed until the longest answer is done, "
         "everybody answered then. 'Finished rows dropped': neither pads nor computes what nobody wants, and yet takes nobody in. "
-        f"The steps are arithmetic over {MANY} requests; tokens/s are of {count} requests that are all there, on the same engine, "
+        f"The steps are arithmetic over {MANY} requests, and so are the times of a 0.6B model, whose step takes {1e3 * per_step:.1f} ms and "
+        f"{1e3 * per_row:.1f} ms per row on two cores; tokens/s are of {count} requests that are all there, on the same engine, "
         f"lengths scaled to {MEAN_ANSWER:.0f} tokens per answer.",
         head=[
             "answers as in",
             "their variation",
             "rows in use, static / continuous",
             "times fewer steps",
+            "0.6B model: times static / dropped",
             "static, tokens/s",
             "finished rows dropped, tokens/s",
             "continuous, tokens/s",

@@ -11,7 +11,7 @@ SHARED, OWN = 448, 32  # tokens
 
 
 def measure(scale: Scale) -> Claim:
-    count = scale.pick(16, 60)
+    count = scale.pick(16, 40)
     times: dict[tuple[str, bool], list[float]] = {}
     whole: dict[tuple[str, bool], float] = {}
     engines = {caching: load(scale, {"scheduler": {"prefix_caching": caching}}) for caching in (False, True)}

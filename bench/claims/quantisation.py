@@ -116,7 +116,7 @@ def perplexity(llm: LLM, pieces: Sequence[str | list[int]]) -> float:
 
 
 def _pieces(scale: Scale, llm: LLM) -> Sequence[str | list[int]]:
-    count = scale.pick(16, 256)
+    count = scale.pick(16, 160)
     if scale.text is not None:
         text = scale.text.read_text(encoding="utf-8", errors="replace")[: count * CHARACTERS]
         return [text[i : i + CHARACTERS] for i in range(0, len(text) - 1, CHARACTERS)]

@@ -13,6 +13,7 @@ from bench.claims.batching import (
     in_use,
     log_normal,
     static_steps,
+    times,
     times_fewer,
     variation,
 )
@@ -59,6 +60,13 @@ def test_a_batch_that_waits_for_its_longest_takes_more_steps() -> None:
     assert continuous_steps([2, 8, 2, 8], 2) == 2 + 2 + 8  # one place sees 2, 2 and 8, the other 8
     assert static_steps([2, 8, 2, 8], 2) == 16
     assert times_fewer([5] * 64, 8) == 1.0
+
+
+def test_time_is_of_steps_and_of_rows() -> None:
+    found = times([2, 8, 2], 2, per_step=1.0, per_row=10.0)
+    assert found.static == 8 + 2 + 10 * (8 + 8 + 2)
+    assert found.dropped == 8 + 2 + 10 * (2 + 8 + 2)
+    assert found.continuous == 8 + 10 * (2 + 8 + 2)
 
 
 def test_padding_computes_the_longest_of_both_for_everybody() -> None:
