@@ -23,15 +23,8 @@ inline void tile(const char* a, int64_t a_stride, const uint32_t* b, int64_t ldb
         for (int j = 0; j < C; j++) w[j] = Vec::lanes(b + k * ldb + j * Vec::width);
         if constexpr (Slow)
             __builtin_prefetch(ahead.at + k * ahead.step, 0, 3);
-        else if (ahead.lines) {
-            const char* p = ahead.at + k * ahead.step;
-            __builtin_prefetch(p, 0, 2);
-            if (ahead.lines > 1) __builtin_prefetch(p + 64, 0, 2);
-            if (ahead.lines > 2) {
-                __builtin_prefetch(p + 128, 0, 2);
-                __builtin_prefetch(p + 192, 0, 2);
-            }
-        }
+        else
+            ahead.fetch(k);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             Vec x = Vec::spread(lane_at(a + r * a_stride + k * 4));

@@ -40,7 +40,12 @@ struct Ints {  // how a matrix lies in memory
     explicit Ints(const Weights& w) : Ints(w.format == WeightFormat::int8 ? 8 : 4, w.in, w.group, w.has_zero) {}
 };
 
-// Activations as bytes. A sum over a group starts at start - factor * (what the column says: its zero, or its total).
+// Nibbles that are made bytes lose their zero points on the way and are so much larger instead.
+constexpr int32_t kRaised = 16;
+constexpr int64_t kShortGroup = 256;  // inputs whose bytes add up to 16 bits
+
+// Activations as bytes. A sum over a group starts at start + factor * (what an output says: its total), and where outputs say
+// their zero points at factor * zero.
 struct Bytes {
     const int8_t* x;       // [rows][groups * width]
     const float* scale;    // [rows][groups]
@@ -52,165 +57,192 @@ struct Bytes {
 template <class T>
 inline void to_bytes(const Weights& w, const Ints& lay, const T* x, int64_t stride, int64_t row, int8_t* bytes, float* scale, int32_t* start,
                      int32_t* factor) {
+    const float most_steps = w.total ? 255.0f : 127.0f;
     for (int64_t group = 0; group < lay.groups; group++) {
-        const int64_t n = least(lay.group, w.in - group * lay.group);
+        const int64_t n = least(lay.group, w.in - group * lay.group), at = row * lay.groups + group;
         const T* from = x + row * stride + group * lay.group;
-        int8_t* to = bytes + (row * lay.groups + group) * lay.width;
+        int8_t* to = bytes + at * lay.width;
         Vec highest = Vec::zero(), lowest = Vec::zero();  // zero itself is always a byte
         for (int64_t j = 0; j < n; j += Vec::width) {
             const Vec v = load_some(from + j, n - j);
             highest = Vec::max(highest, v);
-            lowest = Vec::max(lowest, Vec::zero() - v);
+            lowest = Vec::min(lowest, v);
         }
-        const float top = highest.top(), bottom = lowest.top();
-        const float range = w.total ? top + bottom : (top > bottom ? top : bottom), most_steps = w.total ? 255.0f : 127.0f;
+        lowest = Vec::zero() - lowest;
+        const float bottom = w.total ? lowest.top() : 0.0f, range = w.total ? highest.top() + bottom : Vec::max(highest, lowest).top();
         const float inverse = range > 0 ? most_steps / range : 0.0f;
         const Vec factors = Vec::all(inverse), zero = w.total ? Vec::round(Vec::all(bottom) * factors) - Vec::all(128.0f) : Vec::zero();
+        const auto whole = [&](Vec v) { return Vec::min(Vec::round(v * factors) + zero, Vec::all(127.0f)); };
+        Vec sums = Vec::zero();
         int64_t j = 0;
-        for (; j + Vec::width <= n; j += Vec::width) (Vec::round(Vec::load(from + j) * factors) + zero).store_bytes(to + j);
+        for (; j + Vec::width <= n; j += Vec::width) {
+            const Vec each = whole(Vec::load(from + j));
+            sums = sums + each;
+            each.store_bytes(to + j);
+        }
+        int32_t sum = Whole::near(sums).sum();
         if (j < n) {
             int8_t part[Vec::width];
-            (Vec::round(load_some(from + j, n - j) * factors) + zero).store_bytes(part);
-            memcpy(to + j, part, size_t(n - j));
+            whole(load_some(from + j, n - j)).store_bytes(part);
+            for (int64_t i = 0; j < n; i++, j++) sum += to[j] = part[i];
         }
-        memset(to + n, 0, size_t(lay.width - n));
-        int32_t sum = 0;
-        for (int64_t i = 0; i < n; i++) sum += to[i];
+        for (; j < lay.width; j++) to[j] = 0;
         float first[Vec::width];
         zero.store(first);
-        const int64_t at = row * lay.groups + group;
         scale[at] = range / most_steps;
-        start[at] = w.has_zero ? 0 : -lay.middle * sum;
-        factor[at] = w.has_zero ? sum : int32_t(first[0]);
+        start[at] = (w.has_zero ? -kRaised : -lay.middle) * sum;
+        factor[at] = w.has_zero ? -sum : -int32_t(first[0]);
     }
 }
 
-// A group of R rows by C vectors of columns, into or onto c. `weights`, `scale` and `ints` begin at the first column.
-template <int Bits, int R, int C>
-__attribute__((noinline)) void group_tile(const Bytes& x, int64_t x_stride, int64_t groups, const char* weights, int64_t steps, const uint16_t* scale, const Whole* ints,
-                       float* c, bool is_first, Ahead ahead) {
+// What a register tile reads of a panel, from its first column on.
+struct Columns {
+    const char* weights;
+    int64_t weights_step;  // bytes from group to group
+    int64_t steps, groups;
+    const char *scales, *zeros;  // of the first group, or null
+    int64_t head_step;           // bytes from group to group
+    const int32_t* total;        // or null
+    const float* own;            // scales of outputs
+    int64_t head_bytes;          // before a group's weights
+    bool is_short;               // groups are
+};
+
+// R rows by C vectors of columns into c, where the sums of groups meet.
+template <int Bits, int R, int C, bool Grouped>
+__attribute__((noinline)) void ints_tile(const Bytes& x, int64_t width, const Columns& of, float* c, Ahead ahead) {
     constexpr int step = Bits == 8 ? 4 : 8;
-    Whole acc[R][C];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        const Whole start = Whole::spread(uint32_t(x.start[r * groups]));
-        const Whole factor = Whole::spread(uint32_t(x.factor[r * groups]));
+    const int64_t groups = Grouped ? of.groups : 1, x_stride = groups * width;
+    for (int64_t group = 0; group < groups; group++) {
+        Whole acc[R][C];
+        if (of.zeros || of.total) {
+            Whole said[C];
 #pragma GCC unroll 4
-        for (int j = 0; j < C; j++) acc[r][j] = ints ? Whole::less_product(start, factor, ints[j]) : start;
-    }
-    for (int64_t k = 0; k < steps; k++) {
-        const uint32_t* lanes = reinterpret_cast<const uint32_t*>(weights) + k * kPanel;
-        const int8_t* from = x.x + k * step;
-        Whole w[C];
-#pragma GCC unroll 4
-        for (int j = 0; j < C; j++) w[j] = Whole::lanes(lanes + j * Vec::width);
-        if (ahead.lines) {
-            const char* p = ahead.at + k * ahead.step;
-            __builtin_prefetch(p, 0, 2);
-            if (ahead.lines > 1) __builtin_prefetch(p + 64, 0, 2);
-            if (ahead.lines > 2) {
-                __builtin_prefetch(p + 128, 0, 2);
-                __builtin_prefetch(p + 192, 0, 2);
-            }
-        }
-        if constexpr (Bits == 4) {
-            Whole low[C];
-#pragma GCC unroll 4
-            for (int j = 0; j < C; j++) low[j] = w[j].low_nibbles(), w[j] = w[j].high_nibbles();
+            for (int j = 0; j < C; j++)
+                said[j] = of.zeros ? Whole::bytes(reinterpret_cast<const uint8_t*>(of.zeros) + group * of.head_step + j * Vec::width)
+                                   : Whole::lanes(of.total + j * Vec::width);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                const Whole a = Whole::spread(lane_at(from + r * x_stride));
+                const Whole start = Whole::spread(of.zeros ? 0 : uint32_t(x.start[r * groups + group]));
+                const Whole factor = Whole::spread(uint32_t(x.factor[r * groups + group]));
 #pragma GCC unroll 4
-                for (int j = 0; j < C; j++) acc[r][j] = Whole::dot(acc[r][j], low[j], a);
+                for (int j = 0; j < C; j++)
+                    acc[r][j] = of.is_short ? Whole::dot_pairs(start, said[j], factor) : Whole::add_product(start, said[j], factor);
             }
-            from += 4;
-        }
+        } else
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            const Whole a = Whole::spread(lane_at(from + r * x_stride));
+            for (int r = 0; r < R; r++) {
+                const Whole start = Whole::spread(uint32_t(x.start[r * groups + group]));
 #pragma GCC unroll 4
-            for (int j = 0; j < C; j++) acc[r][j] = Whole::dot(acc[r][j], w[j], a);
+                for (int j = 0; j < C; j++) acc[r][j] = start;
+            }
+        const uint32_t* lanes = reinterpret_cast<const uint32_t*>(of.weights + group * of.weights_step);
+        const int8_t *from = x.x + group * width, *later = from + 3 * x_stride;  // two, as few registers reach all rows that way
+        const auto spread = [&](int r, int64_t at) __attribute__((always_inline)) {
+            return Whole::spread(lane_at((r < 3 ? from : later) + r % 3 * x_stride + at));
+        };
+        if (ahead.lines == 4) {  // one pass over the weights, heads of groups among them
+            ahead.at = reinterpret_cast<const char*>(lanes) + INFERD_STREAM_AHEAD;
+            for (int64_t i = 0; i < of.head_bytes; i += 64) __builtin_prefetch(ahead.at - of.head_bytes + i, 0, 2);
+        }
+        for (int64_t k = 0; k < of.steps; k++) {
+            Whole w[C];
+#pragma GCC unroll 4
+            for (int j = 0; j < C; j++) w[j] = Whole::lanes(lanes + j * Vec::width);
+            ahead.fetch(k);
+            if constexpr (Bits == 4) {
+                Whole low[C];
+#pragma GCC unroll 4
+                for (int j = 0; j < C; j++) low[j] = w[j].low_nibbles(), w[j] = w[j].high_nibbles();
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    const Whole a = spread(r, 0);
+#pragma GCC unroll 4
+                    for (int j = 0; j < C; j++) acc[r][j] = Whole::dot(acc[r][j], low[j], a);
+                }
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                const Whole a = spread(r, step - 4);
+#pragma GCC unroll 4
+                for (int j = 0; j < C; j++) acc[r][j] = Whole::dot(acc[r][j], w[j], a);
+            }
+            lanes += kPanel;
+            from += step;
+            later += step;
+        }
+        ahead.at += of.steps * ahead.step;
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) {
+            const Vec rest = of.scales ? Vec::halves(reinterpret_cast<const uint16_t*>(of.scales + group * of.head_step) + j * Vec::width) : Vec::all(1.0f);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                float* to = c + r * kPanel + j * Vec::width;
+                const Vec factor = rest * Vec::all(x.scale[r * groups + group]);
+                (group ? Vec::fma(acc[r][j].floats(), factor, Vec::load(to)) : acc[r][j].floats() * factor).store(to);
+            }
         }
     }
 #pragma GCC unroll 4
     for (int j = 0; j < C; j++) {
-        const Vec own = scale ? Vec::halves(scale + j * Vec::width) : Vec::all(1.0f);
+        const Vec own = Vec::load(of.own + j * Vec::width);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             float* to = c + r * kPanel + j * Vec::width;
-            const Vec factor = own * Vec::all(x.scale[r * groups]);
-            (is_first ? acc[r][j].floats() * factor : Vec::fma(acc[r][j].floats(), factor, Vec::load(to))).store(to);
+            (Vec::load(to) * own).store(to);
         }
     }
 }
 
-template <int Bits, int C>
-inline void rows_of_group(int rows, const Bytes& x, int64_t x_stride, int64_t groups, const char* weights, int64_t steps, const uint16_t* scale,
-                          const Whole* ints, float* c, bool is_first, Ahead ahead) {
-    switch (rows) {
-        case 1: return group_tile<Bits, 1, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
-        case 2: return group_tile<Bits, 2, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
-        case 3: return group_tile<Bits, 3, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
-        case 4: return group_tile<Bits, 4, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
-        case 5: return group_tile<Bits, 5, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
-        default: return group_tile<Bits, 6, C>(x, x_stride, groups, weights, steps, scale, ints, c, is_first, ahead);
-    }
-}
-
-// All groups of a panel for up to kRows rows. `from`: the weights in Bits bits, `from_bytes` of them a group; the rest of
-// the panel's words are in `base`.
-template <int Bits>
-inline void ints_strip(const Weights& w, const Ints& lay, const Bytes& all, int64_t row, int rows, int64_t panel, const char* base, const char* from,
-                       int64_t from_bytes, float* c, Ahead ahead) {
+template <int Bits, bool Grouped, int R>
+inline void ints_columns(const Bytes& x, const Ints& lay, Columns of, float* c, Ahead ahead) {
     constexpr int C = Vec::max_columns;
-    const int64_t steps = lay.width / (Bits == 8 ? 4 : 8), x_stride = lay.groups * lay.width;
-    for (int64_t group = 0; group < lay.groups; group++) {
-        const char* head = base + group * lay.group_bytes;
-        const int64_t at = row * lay.groups + group;
-        const Bytes x{all.x + at * lay.width, all.scale + at, all.start + at, all.factor + at};
-        if (ahead.lines == 4 && lay.weights_at) {  // of a later group; the tile fetches weights alone
-            for (int64_t i = 0; i < lay.weights_at; i += 64) __builtin_prefetch(head + INFERD_STREAM_AHEAD + i, 0, 2);
-        }
-        for (int64_t column = 0; column < kPanel; column += C * Vec::width) {
-            Whole ints[C];
-            for (int j = 0; j < C; j++)
-                if (w.has_zero)
-                    ints[j] = Whole::bytes(reinterpret_cast<const uint8_t*>(head + lay.zero_at) + column + j * Vec::width);
-                else if (w.total)
-                    ints[j] = Whole::lanes(reinterpret_cast<const uint32_t*>(w.total) + panel * kPanel + column + j * Vec::width);
-            Ahead here = ahead;
-            if (column > 0)
-                here.lines = 0;
-            else if (here.lines == 4)
-                here.at = from + group * from_bytes + INFERD_STREAM_AHEAD;
-            else
-                here.at += group * steps * here.step;
-            rows_of_group<Bits, C>(rows, x, x_stride, lay.groups, from + group * from_bytes + column * 4, steps,
-                                   w.group ? reinterpret_cast<const uint16_t*>(head + lay.scale_at) + column : nullptr,
-                                   w.has_zero || w.total ? ints : nullptr, c + column, group == 0, here);
-        }
+    for (int64_t column = 0; column < kPanel; column += C * Vec::width) {
+        ints_tile<Bits, R, C, Grouped>(x, lay.width, of, c + column, ahead);
+        ahead.lines = 0;
+        of.weights += C * Vec::width * 4;
+        if (of.scales) of.scales += C * Vec::width * 2;
+        if (of.zeros) of.zeros += C * Vec::width;
+        if (of.total) of.total += C * Vec::width;
+        of.own += C * Vec::width;
     }
-    for (int r = 0; r < rows; r++)
-        for (int64_t j = 0; j < kPanel; j += Vec::width)
-            (Vec::load(c + r * kPanel + j) * Vec::load(w.scale + panel * kPanel + j)).store(c + r * kPanel + j);
 }
 
-// Nibbles of a panel as bytes in the order of 8-bit lanes.
+// All groups of a panel for up to kRows rows.
+template <int Bits, bool Grouped>
+inline void ints_strip(const Ints& lay, const Bytes& all, int64_t row, int rows, const Columns& of, float* c, Ahead ahead) {
+    const int64_t at = row * lay.groups;
+    const Bytes x{all.x + at * lay.width, all.scale + at, all.start + at, all.factor + at};
+    switch (rows) {
+        case 1: return ints_columns<Bits, Grouped, 1>(x, lay, of, c, ahead);
+        case 2: return ints_columns<Bits, Grouped, 2>(x, lay, of, c, ahead);
+        case 3: return ints_columns<Bits, Grouped, 3>(x, lay, of, c, ahead);
+        case 4: return ints_columns<Bits, Grouped, 4>(x, lay, of, c, ahead);
+        case 5: return ints_columns<Bits, Grouped, 5>(x, lay, of, c, ahead);
+        default: return ints_columns<Bits, Grouped, 6>(x, lay, of, c, ahead);
+    }
+}
+
+// Nibbles of a panel as bytes in the order of 8-bit lanes, without their zero points (see kRaised).
 inline void widen(const Ints& lay, const char* base, uint32_t* to) {
-    for (int64_t group = 0; group < lay.groups; group++) {
-        const uint32_t* from = reinterpret_cast<const uint32_t*>(base + group * lay.group_bytes + lay.weights_at);
-        for (int64_t k = 0; k < lay.steps; k++, to += 2 * kPanel)
-            for (int64_t j = 0; j < kPanel; j += Vec::width) {
-                const Whole both = Whole::lanes(from + k * kPanel + j);
-                both.low_nibbles().store(to + j);
-                both.high_nibbles().store(to + kPanel + j);
+    const Whole less_each = Whole::spread(uint32_t(-0x01010101)), raised = Whole::spread(uint32_t(kRaised) * 0x01010101u);
+    for (int64_t group = 0; group < lay.groups; group++, to += lay.steps * 2 * kPanel) {
+        const char* head = base + group * lay.group_bytes;
+        for (int64_t j = 0; j < kPanel; j += Vec::width) {
+            const uint32_t* from = reinterpret_cast<const uint32_t*>(head + lay.weights_at) + j;
+            const Whole more = Whole::add_product(raised, Whole::bytes(reinterpret_cast<const uint8_t*>(head + lay.zero_at) + j), less_each);
+            for (int64_t k = 0; k < lay.steps; k++) {
+                const Whole both = Whole::lanes(from + k * kPanel);
+                Whole::add_bytes(both.low_nibbles(), more).store(to + 2 * k * kPanel + j);
+                Whole::add_bytes(both.high_nibbles(), more).store(to + (2 * k + 1) * kPanel + j);
             }
+        }
     }
 }
 
 template <class T>
 void ints_product(const Weights& w, const LinearArgs& g, int threads) {
-    constexpr int64_t wide_strips = 4;  // from here on nibbles are made bytes once for all strips
+        constexpr int64_t wide_strips = 22;  // from here on nibbles lose their zero points once for all strips
     const Ints lay(w);
     static thread_local Room rooms[4];
     int8_t* bytes = rooms[0].take<int8_t>(g.rows * lay.groups * lay.width);
@@ -221,10 +253,17 @@ void ints_product(const Weights& w, const LinearArgs& g, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (g.rows * w.in > 16384)
     for (int64_t row = 0; row < g.rows; row++) to_bytes(w, lay, x, g.x_stride, row, bytes, scale, start, factor);
     const Bytes all{bytes, scale, start, factor};
+    const bool is_short = w.has_zero && lay.group <= kShortGroup;
+    const auto columns = [&](const char* base, int64_t panel) {
+        return Columns{base + lay.weights_at, lay.group_bytes, lay.steps, lay.groups, w.group ? base + lay.scale_at : nullptr,
+                       w.has_zero ? base + lay.zero_at : nullptr, lay.group_bytes, w.total ? w.total + panel * kPanel : nullptr,
+                       w.scale + panel * kPanel, lay.weights_at, is_short};
+    };
     if (w.format == WeightFormat::int8) {
         over_panels(w, g, lay.panel_bytes, 256, threads, [](const char* base, int64_t) { return base; },
                     [&](const char* base, int64_t panel, int64_t row, int rows, float* c, Ahead ahead) {
-                        ints_strip<8>(w, lay, all, row, rows, panel, base, base + lay.weights_at, lay.group_bytes, c, ahead);
+                        const Columns of = columns(base, panel);
+                        w.group ? ints_strip<8, true>(lay, all, row, rows, of, c, ahead) : ints_strip<8, false>(lay, all, row, rows, of, c, ahead);
                     });
         return;
     }
@@ -234,19 +273,18 @@ void ints_product(const Weights& w, const LinearArgs& g, int threads) {
     };
     over_panels(w, g, lay.panel_bytes, 256, threads,
                 [&](const char* base, int64_t strips) {
-                    if (strips < wide_strips) return Ready{base, nullptr};
+                    if (!w.has_zero || strips < wide_strips) return Ready{base, nullptr};
                     static thread_local Room room;
                     uint32_t* widened = room.take<uint32_t>(lay.groups * lay.steps * 2 * kPanel);
                     widen(lay, base, widened);
                     return Ready{base, reinterpret_cast<const char*>(widened)};
                 },
                 [&](Ready ready, int64_t panel, int64_t row, int rows, float* c, Ahead ahead) {
-                    if (ready.bytes) {
-                        ahead.step /= 2;
-                        ints_strip<8>(w, lay, all, row, rows, panel, ready.base, ready.bytes, lay.width * kPanel, c, ahead);
-                    } else {
-                        ints_strip<4>(w, lay, all, row, rows, panel, ready.base, ready.base + lay.weights_at, lay.group_bytes, c, ahead);
-                    }
+                    Columns of = columns(ready.base, panel);
+                    if (!ready.bytes) return ints_strip<4, true>(lay, all, row, rows, of, c, ahead);
+                    of.weights = ready.bytes, of.weights_step = lay.width * kPanel, of.steps = lay.width / 4, of.zeros = nullptr;
+                    ahead.step /= 2;
+                    ints_strip<8, true>(lay, all, row, rows, of, c, ahead);
                 });
 }
 

@@ -18,6 +18,17 @@ struct Ahead {
     int64_t step = 0;
     int lines = 0;
     bool is_slow = false;  // one line in so long a time that few are under way
+
+    // What belongs to lane k.
+    void fetch(int64_t k) const {
+        const char* p = at + k * step;
+        if (lines > 0) __builtin_prefetch(p, 0, 2);
+        if (lines > 1) __builtin_prefetch(p + 64, 0, 2);
+        if (lines > 2) {
+            __builtin_prefetch(p + 128, 0, 2);
+            __builtin_prefetch(p + 192, 0, 2);
+        }
+    }
 };
 
 template <class T>
@@ -79,6 +90,11 @@ void over_panels(const Weights& w, const LinearArgs& g, int64_t panel_bytes, int
                         ahead = {base + INFERD_STREAM_AHEAD, step_bytes, 4};
                     else if (next_base != nullptr && next_base != base)  // fetch the next panel behind this one's arithmetic
                         ahead = {next_base + panel_bytes / strips * s, step_bytes / strips, strips >= 4 ? 1 : strips >= 2 ? 2 : 4, strips > 4};
+                    const int64_t item = g.out_dtype == Dtype::f32 ? 4 : 2;  // bytes; what is written is in no cache yet
+                    for (int r = 0; r < rows; r++) {
+                        const char* to = static_cast<const char*>(g.out) + ((row + r) * g.out_stride + column) * item;
+                        for (int64_t i = 0; i < count * item; i += 64) __builtin_prefetch(to + i, 1, 3);
+                    }
                     strip(ready, panel, row, rows, c, ahead);
                     for (int r = 0; r < rows; r++) {
                         const int64_t at = (row + r) * g.out_stride + column;

@@ -158,11 +158,22 @@ struct Whole {
     static Whole spread(uint32_t lane) { return of(_mm512_set1_epi32(int(lane))); }
     static Whole bytes(const uint8_t* p) { return of(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
     void store(void* p) const { _mm512_storeu_si512(p, raw()); }
+    static Whole near(Vec x) { return of(_mm512_cvtps_epi32(x.v)); }
     Vec floats() const { return {_mm512_cvtepi32_ps(raw())}; }
     Whole low_nibbles() const { return of(_mm512_and_si512(raw(), _mm512_set1_epi8(15))); }
     Whole high_nibbles() const { return of(_mm512_and_si512(_mm512_srli_epi32(raw(), 4), _mm512_set1_epi8(15))); }
-    // a - b * c of 32-bit integers.
-    static Whole less_product(Whole a, Whole b, Whole c) { return of(_mm512_sub_epi32(a.raw(), _mm512_mullo_epi32(b.raw(), c.raw()))); }
+    // a + b * c of 32-bit integers.
+    static Whole add_product(Whole a, Whole b, Whole c) { return of(_mm512_add_epi32(a.raw(), _mm512_mullo_epi32(b.raw(), c.raw()))); }
+    static Whole add_bytes(Whole a, Whole b) { return of(_mm512_add_epi8(a.raw(), b.raw())); }
+    int32_t sum() const { return _mm512_reduce_add_epi32(raw()); }
+    // acc + the two products of signed numbers of 16 bits.
+    static Whole dot_pairs(Whole acc, Whole a, Whole b) {
+#if defined(__AVX512VNNI__)
+        return of(_mm512_dpwssd_epi32(acc.raw(), a.raw(), b.raw()));
+#else
+        return of(_mm512_add_epi32(acc.raw(), _mm512_madd_epi16(a.raw(), b.raw())));
+#endif
+    }
     // acc + the four products of unsigned bytes with signed ones.
     static Whole dot(Whole acc, Whole u, Whole s) {
 #if defined(__AVX512VNNI__)
@@ -267,10 +278,19 @@ struct Whole {
     static Whole spread(uint32_t lane) { return {_mm256_set1_epi32(int(lane))}; }
     static Whole bytes(const uint8_t* p) { return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))}; }
     void store(void* p) const { _mm256_storeu_si256((__m256i*)p, v); }
+    static Whole near(Vec x) { return {_mm256_cvtps_epi32(x.v)}; }
     Vec floats() const { return {_mm256_cvtepi32_ps(v)}; }
     Whole low_nibbles() const { return {_mm256_and_si256(v, _mm256_set1_epi8(15))}; }
     Whole high_nibbles() const { return {_mm256_and_si256(_mm256_srli_epi32(v, 4), _mm256_set1_epi8(15))}; }
-    static Whole less_product(Whole a, Whole b, Whole c) { return {_mm256_sub_epi32(a.v, _mm256_mullo_epi32(b.v, c.v))}; }
+    static Whole add_product(Whole a, Whole b, Whole c) { return {_mm256_add_epi32(a.v, _mm256_mullo_epi32(b.v, c.v))}; }
+    static Whole add_bytes(Whole a, Whole b) { return {_mm256_add_epi8(a.v, b.v)}; }
+    int32_t sum() const {
+        int32_t part[8], all = 0;
+        store(part);
+        for (const int32_t each : part) all += each;
+        return all;
+    }
+    static Whole dot_pairs(Whole acc, Whole a, Whole b) { return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(a.v, b.v))}; }
     static Whole dot(Whole acc, Whole u, Whole s) {
         // Not maddubs, whose sums of two saturate.
         const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u.v, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(s.v, 8), 8));
@@ -365,10 +385,20 @@ struct Whole {
     static Whole spread(uint32_t lane) { return {Words{lane, lane, lane, lane}}; }
     static Whole bytes(const uint8_t* p) { return {Words{p[0], p[1], p[2], p[3]}}; }
     void store(void* p) const { memcpy(p, &v, 16); }
+    static Whole near(Vec x) {
+        x = Vec::round(x);
+        return {Words{uint32_t(int32_t(x.v[0])), uint32_t(int32_t(x.v[1])), uint32_t(int32_t(x.v[2])), uint32_t(int32_t(x.v[3]))}};
+    }
     Vec floats() const { return {Vec::Floats{float(int32_t(v[0])), float(int32_t(v[1])), float(int32_t(v[2])), float(int32_t(v[3]))}}; }
     Whole low_nibbles() const { return {v & 0x0f0f0f0fu}; }
     Whole high_nibbles() const { return {v >> 4 & 0x0f0f0f0fu}; }
-    static Whole less_product(Whole a, Whole b, Whole c) { return {a.v - b.v * c.v}; }
+    static Whole add_product(Whole a, Whole b, Whole c) { return {a.v + b.v * c.v}; }
+    static Whole add_bytes(Whole a, Whole b) { return {a.v + b.v}; }  // of which none overflows
+    int32_t sum() const { return int32_t(v[0] + v[1] + v[2] + v[3]); }
+    static Whole dot_pairs(Whole acc, Whole a, Whole b) {
+        for (int i = 0; i < 4; i++) acc.v[i] += uint32_t(int16_t(a.v[i]) * int16_t(b.v[i]) + int16_t(a.v[i] >> 16) * int16_t(b.v[i] >> 16));
+        return acc;
+    }
     static Whole dot(Whole acc, Whole u, Whole s) {
         uint8_t x[16];
         int8_t y[16];
