@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.engine.native import BUILT
-from inferd.engine.prompt_lookup import LONGEST, RESUMED, SHORTEST, Finder, NativeNGrams, NGrams
+from inferd.engine.native_lookup import NativeNGrams
+from inferd.engine.prompt_lookup import LONGEST, RESUMED, SHORTEST, Finder, NGrams
 
 FINDERS: list[type[Finder]] = [NGrams, NativeNGrams] if BUILT else [NGrams]
 TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=8)

@@ -5,27 +5,20 @@ one sequence this keeps where each pair of tokens ended, chained from the latest
 compressors do, and finds the longest recent occurrence of the sequence's own end. Where a quote breaks off with one
 other token, the text may go on behind it: that is tried at the next token. Knows token ids; no tensor.
 
-The kernels do the same without Python between tokens (kernels/lookup.h); the class here is the oracle of the tests, and
-what is used where there are no kernels.
+The kernels do the same without Python between tokens (``native_lookup``); the class here is the oracle of the tests, and what is
+used where there are no kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Protocol
-
-from inferd.engine.native import BUILT
-
-if TYPE_CHECKING:
-    from inferd import _kernels as kernels
-else:
-    from inferd.engine.native import kernels
+from typing import Protocol
 
 SHORTEST = 2  # tokens that must be equal before a continuation is believed at all
 RESUMED = 1  # the length of a match that goes on behind one other token
 LONGEST = 32  # as far back as occurrences are compared
-_KEPT = 4  # equal tokens after which a place is returned to
-_MOST_LOOKED_AT = 8  # occurrences, latest first
+KEPT = 4  # equal tokens after which a place is returned to
+MOST_LOOKED_AT = 8  # occurrences, latest first
 
 
 class Finder(Protocol):
@@ -40,10 +33,6 @@ class Finder(Protocol):
         stands for as many tokens there.
         """
         ...
-
-
-def finder() -> Finder:
-    return NativeNGrams() if BUILT else NGrams()
 
 
 class NGrams:
@@ -68,7 +57,7 @@ class NGrams:
             at = self._quote[0] + end - self._quote[1]
             if at < end:
                 best, best_at = RESUMED, at
-        self._quote = (best_at, end) if best >= _KEPT else None
+        self._quote = (best_at, end) if best >= KEPT else None
         if not best:
             return 0, []
         found = list(tokens[best_at + 1 : best_at + 1 + count])
@@ -80,7 +69,7 @@ class NGrams:
         """Equal tokens and where they end, of the latest occurrences."""
         best, best_at = 0, 0
         at = self._before[end] if end >= 0 else 0
-        for _ in range(_MOST_LOOKED_AT):
+        for _ in range(MOST_LOOKED_AT):
             if not at:
                 break
             length = SHORTEST
@@ -92,18 +81,3 @@ class NGrams:
                     break
             at = self._before[at]
         return best, best_at
-
-
-class NativeNGrams:
-    """``NGrams`` by the kernels."""
-
-    __slots__ = ("_known", "_lookup")
-
-    def __init__(self) -> None:
-        self._known = 0
-        self._lookup = kernels.Lookup(_KEPT, LONGEST, _MOST_LOOKED_AT)
-
-    def find(self, tokens: Seq[int], count: int) -> tuple[int, list[int]]:
-        more = list(tokens[self._known :])
-        self._known = len(tokens)
-        return self._lookup.find(more, count)

@@ -16,7 +16,8 @@ from inferd.config import ModelConfig
 from inferd.engine.draft import DraftModel
 from inferd.engine.draft_passes import Guess, Rule
 from inferd.engine.memory import most_sampled_rows
-from inferd.engine.prompt_lookup import Finder, finder
+from inferd.engine.native_lookup import finder
+from inferd.engine.prompt_lookup import Finder
 from inferd.engine.scheduler import Scheduler, Slice, Step
 from inferd.engine.sequence import Sequence
 from inferd.engine.speculation_gain import Acceptance, BatchCost, Chances, Costs, Outlook
