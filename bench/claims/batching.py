@@ -68,6 +68,46 @@ def times(answers: Sequence[int], batch: int, per_step: float, per_row: float) -
     )
 
 
+def arrivals(count: int, per_second: float, seed: int) -> list[float]:
+    """When requests come that know nothing of each other: a Poisson process."""
+    draw, now, found = random.Random(seed), 0.0, []
+    for _ in range(count):
+        now += draw.expovariate(per_second)
+        found.append(now)
+    return found
+
+
+def static_waits(answers: Sequence[int], come: Sequence[float], batch: int, per_step: float, per_row: float) -> float:
+    """Mean seconds from a request's arrival to its answer: the batch fills, the one before it ends, its longest answer is done."""
+    free_at = waited = 0.0
+    for wave, times_of in zip(waves(answers, batch), waves(range(len(come)), batch), strict=True):
+        begin = max(free_at, come[times_of[-1]])
+        free_at = begin + max(wave) * (per_step + per_row * len(wave))
+        waited += sum(free_at - come[i] for i in times_of)
+    return waited / len(answers)
+
+
+def continuous_waits(
+    answers: Sequence[int], come: Sequence[float], batch: int, per_step: float, per_row: float
+) -> float:
+    """The same, where whoever has come is taken in with the next step as long as there is a place."""
+    running: list[tuple[int, int]] = []  # a heap: (step after which it is done, which)
+    now, step, waited, following = 0.0, 0, 0.0, 0
+    while running or following < len(answers):
+        if not running:
+            now = max(now, come[following])
+        while following < len(answers) and come[following] <= now and len(running) < batch:
+            heapq.heappush(running, (step + answers[following], following))
+            following += 1
+        each, count = per_step + per_row * len(running), running[0][0] - step
+        if following < len(answers) and len(running) < batch:  # steps until somebody comes
+            count = min(count, max(math.ceil((come[following] - now) / each), 1))
+        now, step = now + count * each, step + count
+        while running and running[0][0] == step:
+            waited += now - come[heapq.heappop(running)[1]]
+    return waited / len(answers)
+
+
 def times_fewer(answers: Sequence[int], batch: int) -> float:
     """Steps of static batching for one of continuous batching."""
     return static_steps(answers, batch) / continuous_steps(answers, batch)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from bench.chart import Line, lines
 from bench.claims.batching import (
+    arrivals,
     continuous_steps,
+    continuous_waits,
     in_use,
     log_normal,
     static_steps,
+    static_waits,
     times,
     times_fewer,
     variation,
@@ -30,6 +33,8 @@ RUN = ("Azure, chat", "ShareGPT")  # whose prompts and answers fit a small model
 MEAN_ANSWER = 16.0  # tokens
 LONGEST = 1024  # tokens of a prompt with its answer
 MANY = 60_000  # requests for the arithmetic
+COMING = 6_400  # requests that come at random
+LOAD = 0.8  # of what static batching can do
 SPREADS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
 BATCHES = (8, 32, 128)
 CLAIMED = 3.0
@@ -64,6 +69,11 @@ def judge(measured: dict[str, dict[str, Figure]], count: int) -> Claim:
     lengths = {name: [a for _, a in requests(name, MANY, t.mean_answer(), 1 << 20, 1)] for name, t in TRAFFIC.items()}
     per_step, _, per_row = MEASURED
     by_cost = {name: times(answers, BATCH, per_step, per_row) for name, answers in lengths.items()}
+    waits = {}
+    for name, answers in lengths.items():
+        some = answers[:COMING]
+        come = arrivals(len(some), LOAD * len(some) / times(some, BATCH, per_step, per_row).static, 2)
+        waits[name] = [wait(some, come, BATCH, per_step, per_row) for wait in (static_waits, continuous_waits)]
     rows, fewer, data = [], {}, {}
     for name, answers in lengths.items():
         steps = static_steps(answers, BATCH), continuous_steps(answers, BATCH)
@@ -78,6 +88,7 @@ def judge(measured: dict[str, dict[str, Figure]], count: int) -> Claim:
                 f"{shares[0]:.0%} / {shares[1]:.0%}",
                 f"{fewer[name]:.1f}",
                 f"{by_cost[name].static / by_cost[name].continuous:.1f} / {by_cost[name].dropped / by_cost[name].continuous:.1f}",
+                f"{waits[name][0]:.0f} / {waits[name][1]:.0f}",
                 *("-" if speeds is None else str(speeds[way]) for way in (STATIC, DROPPED, CONTINUOUS)),
                 gains,
             ]
@@ -86,6 +97,7 @@ def judge(measured: dict[str, dict[str, Figure]], count: int) -> Claim:
             "variation": variation(answers),
             "in_use": shares,
             "steps": steps,
+            "waits_s": waits[name],
             "tokens_per_s": {} if speeds is None else {way: figure.values for way, figure in speeds.items()},
         }
     drawn = [log_normal(cv, MANY, 200.0, 5) for cv in SPREADS]
@@ -99,7 +111,7 @@ def judge(measured: dict[str, dict[str, Figure]], count: int) -> Claim:
         baseline=f"static batching: batches of {BATCH} in order of arrival, prompts padded to the longest, all rows computed until the longest answer is done, "
         "everybody answered then. 'Finished rows dropped': neither pads nor computes what nobody wants, and yet takes nobody in. "
         f"The steps are arithmetic over {MANY} requests, and so are the times of a 0.6B model, whose step takes {1e3 * per_step:.1f} ms and "
-        f"{1e3 * per_row:.1f} ms per row on two cores; tokens/s are of {count} requests that are all there, on the same engine, "
+        f"{1e3 * per_row:.1f} ms per row on two cores; it is asked at random times, at {LOAD:.0%} of what static batching can do. Tokens/s are of {count} requests that are all there, on the same engine, "
         f"lengths scaled to {MEAN_ANSWER:.0f} tokens per answer.",
         head=[
             "answers as in",
@@ -107,6 +119,7 @@ def judge(measured: dict[str, dict[str, Figure]], count: int) -> Claim:
             "rows in use, static / continuous",
             "times fewer steps",
             "0.6B model: times static / dropped",
+            f"s until answered at {LOAD:.0%} load, static / continuous",
             "static, tokens/s",
             "finished rows dropped, tokens/s",
             "continuous, tokens/s",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 from bench.claims import continuous, paged
 from bench.claims.batching import (
+    arrivals as arrivals_at,
+)
+from bench.claims.batching import (
     continuous_steps,
+    continuous_waits,
     in_use,
     log_normal,
     static_steps,
+    static_waits,
     times,
     times_fewer,
     variation,
@@ -60,6 +66,41 @@ def test_a_batch_that_waits_for_its_longest_takes_more_steps() -> None:
     assert continuous_steps([2, 8, 2, 8], 2) == 2 + 2 + 8  # one place sees 2, 2 and 8, the other 8
     assert static_steps([2, 8, 2, 8], 2) == 16
     assert times_fewer([5] * 64, 8) == 1.0
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=25),
+    st.integers(1, 5),
+    st.integers(0, 3),
+)
+def test_waits_are_those_of_a_server_step_by_step(requests: list[tuple[int, int]], batch: int, per_row: int) -> None:
+    answers = [answer for answer, _ in requests]
+    come = [float(time) for time in itertools.accumulate(gap for _, gap in requests)]
+    waiting, running, now, waited = list(range(len(answers))), dict[int, int](), 0.0, 0.0
+    while waiting or running:
+        if not running:
+            now = max(now, come[waiting[0]])
+        while waiting and come[waiting[0]] <= now and len(running) < batch:
+            number = waiting.pop(0)
+            running[number] = answers[number]
+        now += 2.0 + per_row * len(running)
+        running = {number: left - 1 for number, left in running.items()}
+        for number in [number for number, left in running.items() if not left]:
+            waited += now - come[number]
+            del running[number]
+    assert continuous_waits(answers, come, batch, 2.0, per_row) == pytest.approx(waited / len(answers))
+
+
+def test_a_static_batch_waits_until_it_is_full_and_the_one_before_is_done() -> None:
+    # From 5 to 5 + 3 * (1 + 2 * 10); the second is full at 6, and begins when the first is done. The last is alone.
+    ends = [68.0, 68.0, 68.0 + 2 * 21, 68.0 + 2 * 21, 200.0 + 11]
+    come = [0.0, 5.0, 6.0, 6.0, 200.0]
+    expected = sum(end - at for end, at in zip(ends, come, strict=True)) / 5
+    assert static_waits([1, 3, 2, 2, 1], come, 2, 1.0, 10.0) == pytest.approx(expected)
+
+
+def test_requests_come_at_the_rate_that_was_asked_for() -> None:
+    assert arrivals_at(10_000, 4.0, 1)[-1] == pytest.approx(2500, rel=0.05)
 
 
 def test_time_is_of_steps_and_of_rows() -> None:
