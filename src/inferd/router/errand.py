@@ -91,7 +91,7 @@ class Errand(ABC):
                 told.steps_s,
             ),
         )
-        desk.pool.fleet.answered(desk.member, now - self._sent_at, self._sent_at, now)
+        desk.pool.fleet.health.answered(desk.member, now - self._sent_at, self._sent_at, now)
         self.deliver(prediction, end)
         desk.pool.transit_ended(
             RequestEnded(

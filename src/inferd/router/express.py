@@ -170,7 +170,7 @@ class Transit(ABC):
                 pass  # the ordinary way has the words for it
             else:
                 now = self.first_at = clock.now()
-                self._way.pool.fleet.answered(self._way.member, now - self._sent_at, self._sent_at, now)
+                self._way.pool.fleet.health.answered(self._way.member, now - self._sent_at, self._sent_at, now)
                 if usage is None:
                     usage = Usage(self._body_bytes // BYTES_PER_TOKEN, len(body) // BYTES_PER_TOKEN)
                 end = self._end(usage, now)
@@ -204,7 +204,7 @@ class Transit(ABC):
         elif whole:
             if self.first_at is None:
                 now = self.first_at = clock.now()
-                self._way.pool.fleet.answered(self._way.member, now - self._sent_at, self._sent_at, now)
+                self._way.pool.fleet.health.answered(self._way.member, now - self._sent_at, self._sent_at, now)
             self.deliver(whole)
 
     def answer_ended(self) -> None:

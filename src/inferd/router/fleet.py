@@ -18,56 +18,17 @@ import msgspec
 from inferd import clock
 from inferd.config import ModelConfig, RemoteConfig
 from inferd.errors import InferdError, ModelLoadError, Unavailable, UpstreamFailed, from_failure
-from inferd.events import BreakerChanged, Emit, ModelUnloaded, ReplicaChanged
+from inferd.events import Emit, ModelUnloaded, ReplicaChanged
+from inferd.router.engine_fields import is_same_engine
+from inferd.router.health import Health
 from inferd.router.keepsake import Keepsake
 from inferd.router.member import Member
-from inferd.router.outlier import Outliers
-from inferd.router.replica import Kind, LocalReplica, Replica, ReplicaOwner
+from inferd.router.replica import LocalReplica, Replica, ReplicaOwner
 from inferd.router.status import Applied, Residency
 from inferd.types import Failure
 from inferd.worker.supervisor import Patience
 
 Leaving = Literal["asked", "idle", "evicted", "removed"]
-
-ENGINE_FIELDS = (
-    "source",
-    "runtime",
-    "task",
-    "allow_code",
-    "allow_pickle",
-    "options",
-    "version",
-    "batching",
-    "sequence",
-    "inputs",
-    "outputs",
-    "preprocess",
-    "postprocess",
-    "pipeline",
-    "dtype",
-    "device",
-    "max_model_len",
-    "threads",
-    "attention",
-    "chat_template",
-    "use_generation_config",
-    "seed",
-    "hang_timeout_s",
-    "load_timeout_s",
-    "memory_bytes",
-    "priority",
-    "scheduler",
-    "kv_cache",
-    "speculation",
-    "objectives",
-    "quantization",
-    "quantization_cache_bytes",
-)
-"""What a worker is told once, when it loads: a change needs another worker."""
-
-
-def is_same_engine(one: ModelConfig, other: ModelConfig) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in ENGINE_FIELDS)
 
 
 class FleetOwner(ReplicaOwner, Protocol):
@@ -105,8 +66,6 @@ class Fleet:
         self._patience = patience
         self._may_surge = may_surge
         self._members: dict[int, Member] = {}
-        self._outliers: dict[Kind, Outliers] = {}
-        self._next_look: asyncio.TimerHandle | None = None  # when one that was set aside comes back
         self._lock = asyncio.Lock()
         self._bell = asyncio.Event()
         self._num_listening = 0
@@ -115,8 +74,7 @@ class Fleet:
         self._is_unloading = False
         self.is_shut = False  # unloaded on request: no client's request loads it again
         self.load_s: float | None = None  # measured, from start to ready
-        self.ready_since: dict[int, float] = {}
-        self._measure_anew()
+        self.health = Health(name, self._members, config.routing, emit, self.ring)
 
     # -- who is there -----------------------------------------------------------------------
 
@@ -151,7 +109,7 @@ class Fleet:
                 continue
             takers.append(member)
         if len(self._members) > 1:
-            self._look_for_slow_ones(now)
+            self.health.look(now)
             for member in takers:
                 member.is_shunned = member.is_shunned or member.is_ejected
         return takers
@@ -188,65 +146,8 @@ class Fleet:
         now = clock.now()
         if member.kind == "local" and member.ready_at is None:
             self.load_s = now - member.started_at
-        member.ready_at = self.ready_since[member.index] = now
+        member.ready_at = self.health.ready_since[member.index] = now
         self.ring()
-
-    def answered(self, member: Member, seconds: float, begun_at: float, now: float) -> None:
-        """It began to answer a request, so many seconds after it got it."""
-        if len(self._members) > 1:
-            self._outliers[member.kind].note(member.index, seconds, now)
-        if member.breaker is not None and member.breaker_state != "closed":
-            member.breaker.success(now, begun_at)
-            self._note_breaker(member)
-
-    def failed(self, member: Member, begun_at: float | None, now: float, reason: str) -> None:
-        if member.breaker is not None:
-            member.breaker.failure(now, begun_at)
-            self._note_breaker(member, reason)
-
-    def begin(self, member: Member, now: float) -> None:
-        """It is given a request."""
-        if member.breaker is not None and member.breaker_state != "closed":
-            member.breaker.begin(now)
-
-    def _note_breaker(self, member: Member, reason: str = "") -> None:
-        breaker = member.breaker
-        if breaker is None or breaker.state == member.breaker_state:
-            return
-        member.breaker_state = breaker.state
-        if breaker.state == "closed":  # it came back, and gets its share little by little
-            self.ready_since[member.index] = clock.now()
-        self._emit(BreakerChanged(model=self._name, replica=member.index, state=breaker.state, reason=reason))
-        if breaker.state == "open" and isinstance(member.made_from, RemoteConfig) and member.made_from.probe:
-            member.replica.probe()
-        self.ring()
-
-    def _look_for_slow_ones(self, now: float) -> None:
-        for kind, outliers in self._outliers.items():
-            slow = outliers.ejected(now)
-            for member in self._members.values():
-                if member.kind == kind and (member.index in slow) != member.is_ejected:
-                    member.is_ejected = not member.is_ejected
-                    self._emit(
-                        BreakerChanged(
-                            model=self._name,
-                            replica=member.index,
-                            state="ejected" if member.is_ejected else member.breaker_state,
-                            reason="its answers begin later than its peers'" if member.is_ejected else "",
-                        )
-                    )
-            if slow and self._next_look is None:  # without traffic nobody else would see that it is back
-                left_s = max(0.0, outliers.next_return(now) - now)
-                self._next_look = asyncio.get_running_loop().call_later(left_s, self._look_again)
-
-    def _look_again(self) -> None:
-        self._next_look = None
-        if not self._is_stopped:
-            self._look_for_slow_ones(clock.now())
-
-    def _measure_anew(self) -> None:
-        kinds: tuple[Kind, ...] = ("local", "remote")  # a worker here is not measured by a cloud's machines
-        self._outliers = {kind: Outliers(self._config.routing) for kind in kinds}
 
     def ring(self) -> None:
         """Something happened that a task here may be waiting for. Called for every request."""
@@ -277,8 +178,7 @@ class Fleet:
     def halt(self) -> None:
         """Whoever changes something here gives up."""
         self._is_stopped = True
-        if self._next_look is not None:
-            self._next_look.cancel()
+        self.health.halt()
         self.ring()
 
     async def stop(self) -> None:
@@ -397,7 +297,7 @@ class Fleet:
             for member in self._members.values():
                 member.configure(config.breaker)
         if old.routing != config.routing:
-            self._measure_anew()
+            self.health.configure(config.routing)
         for member in self.locals:
             member.region = config.region or ""
 
@@ -553,8 +453,7 @@ class Fleet:
         await (_stop(replica) if with_keepsake else replica.stop())
         if self._members.get(member.index) is member:
             del self._members[member.index]
-        self.ready_since.pop(member.index, None)
-        self._outliers[member.kind].forget(member.index)
+        self.health.forget(member)
         self._owner.members_changed()
 
 

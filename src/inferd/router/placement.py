@@ -75,7 +75,7 @@ class Placement:
             prefer=prefer,
             session=session,
             slack=routing.affinity_slack,
-            ready_since=self._fleet.ready_since,
+            ready_since=self._fleet.health.ready_since,
             slow_start_s=routing.slow_start_s,
         )
         assert chosen is not None, "those that can take it cannot"

@@ -229,7 +229,7 @@ class Pool:
         ticket.runner = member.replica
         ticket.replica = member.index
         self._placement.seats.take(ticket.request, member.replica)
-        self.fleet.begin(member, now)
+        self.fleet.health.begin(member, now)
         member.replica.dispatch(ticket)
         if ticket.stream.is_paused:
             member.replica.pause(ticket.request.id)
@@ -295,7 +295,7 @@ class Pool:
         self._num_transits += 1
         if self._num_transits == 1:
             self.idle.clear()
-        self.fleet.begin(member, now)
+        self.fleet.health.begin(member, now)
         if not self._teller.is_telling:
             self._teller.tell()
 
@@ -351,7 +351,7 @@ class Pool:
         member = self._placement.choose(ticket, able, now)
         ticket.attempts += 1
         ticket.reserve = member.replica
-        self.fleet.begin(member, now)
+        self.fleet.health.begin(member, now)
         member.replica.dispatch(ticket)
         ticket.replica = runner.index
         self._teller.tell()
@@ -441,7 +441,7 @@ class Pool:
         if end.outcome == "failed" and not was_too_late(end):
             member = self.fleet.member_of(replica)
             if member is not None:
-                self.fleet.failed(member, ticket.dispatched_at, now, "an answer broke off")
+                self.fleet.health.failed(member, ticket.dispatched_at, now, "an answer broke off")
         self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
         self._end(ticket, end, item)
         self._made_room()
@@ -449,7 +449,7 @@ class Pool:
     def _note_first(self, ticket: Ticket, replica: Replica, now: float) -> None:
         member, begun_at = self.fleet.member_of(replica), ticket.dispatched_at
         if member is not None and begun_at is not None:
-            self.fleet.answered(member, now - begun_at, begun_at, now)
+            self.fleet.health.answered(member, now - begun_at, begun_at, now)
 
     def replica_refused(
         self, replica: Replica, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool
@@ -458,7 +458,7 @@ class Pool:
         replica.release(ticket)
         member = self.fleet.member_of(replica)
         if counts and member is not None:
-            self.fleet.failed(member, ticket.dispatched_at, now, error.message)
+            self.fleet.health.failed(member, ticket.dispatched_at, now, error.message)
         self._clear(ticket)
         if not self._tries.is_out(ticket, replica):
             ticket.avoid = (*ticket.avoid, replica.index)
@@ -482,7 +482,7 @@ class Pool:
         do those that can be continued; the others end here."""
         member = self.fleet.member_of(replica)
         if member is not None and tickets:
-            self.fleet.failed(member, None, clock.now(), reason)
+            self.fleet.health.failed(member, None, clock.now(), reason)
         self._placement.forget(replica.index)
         for ticket in tickets:
             self._clear(ticket)

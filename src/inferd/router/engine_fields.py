@@ -1,0 +1,45 @@
+"""Which settings of a model make another worker necessary, and which the gateway takes over while it runs."""
+
+from __future__ import annotations
+
+from inferd.config import ModelConfig
+
+ENGINE_FIELDS = (
+    "source",
+    "runtime",
+    "task",
+    "allow_code",
+    "allow_pickle",
+    "options",
+    "version",
+    "batching",
+    "sequence",
+    "inputs",
+    "outputs",
+    "preprocess",
+    "postprocess",
+    "pipeline",
+    "dtype",
+    "device",
+    "max_model_len",
+    "threads",
+    "attention",
+    "chat_template",
+    "use_generation_config",
+    "seed",
+    "hang_timeout_s",
+    "load_timeout_s",
+    "memory_bytes",
+    "priority",
+    "scheduler",
+    "kv_cache",
+    "speculation",
+    "objectives",
+    "quantization",
+    "quantization_cache_bytes",
+)
+"""What a worker is told once, when it loads: a change needs another worker."""
+
+
+def is_same_engine(one: ModelConfig, other: ModelConfig) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in ENGINE_FIELDS)
