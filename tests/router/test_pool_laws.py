@@ -481,7 +481,10 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def who_lost_a_race_is_forgotten_when_the_replica_is_done(self) -> None:
         working = {
-            name for member in self.members for name in self.pool._tries.losers if member.replica.ticket(name) is not None
+            name
+            for member in self.members
+            for name in self.pool._tries.losers
+            if member.replica.ticket(name) is not None
         }
         assert self.pool._tries.losers == working
 
@@ -489,7 +492,9 @@ class PoolMachine(RuleBasedStateMachine):
     def nobody_waits_while_there_is_room(self) -> None:
         if self.pool._suspect is None and not self.is_aborted:
             able = [member for member in self.members if member.can_take and member.kind == "local"]
-            waiting = [t for t in self.pool._live.values() if t.is_waiting and t.request.id not in self.pool._tries.losers]
+            waiting = [
+                t for t in self.pool._live.values() if t.is_waiting and t.request.id not in self.pool._tries.losers
+            ]
             assert not [t for t in waiting for member in able if member.replica.has_room(t)]
 
     @invariant()
