@@ -85,7 +85,7 @@ def test_rows_packed_piece_by_piece_lie_where_they_lie_packed_at_once_and_come_o
     with native.using_level(level):
         whole = rounded_weight(weight, *form)
         at_once = native.PackedInts.of(whole)
-        parts = [rounded_weight(part, *form) for part in weight.split(sizes)]
+        parts = [rounded_weight(part, *form) for part in torch.split(weight, sizes)]
         kind = Form(*form, has_zero=form[0] == 4)
         piecewise = native.PackedInts.of_rows(iter(parts), (sum(sizes), size), kind, None)
         rows = piecewise.rows(torch.arange(sum(sizes)), torch.float32)

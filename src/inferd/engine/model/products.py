@@ -86,8 +86,8 @@ def _rounded(matrices: list[Tensor], form: Form) -> Iterator[QuantizedWeight]:
         return
     for matrix in matrices:
         rows = -(-_AT_ONCE // matrix.shape[1] // native.PANEL_ROWS) * native.PANEL_ROWS
-        for piece in matrix.split(rows):
-            yield rounded_weight(piece, form.bits, form.group_size)
+        for first in range(0, matrix.shape[0], rows):
+            yield rounded_weight(matrix[first : first + rows], form.bits, form.group_size)
 
 
 def _found(
