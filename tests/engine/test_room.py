@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from inferd.config import ModelConfig
 from inferd.engine import native
+from inferd.engine import room as room_module
 from inferd.engine.room import Room, weights_room
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no large pages to ask for")
@@ -84,6 +87,36 @@ def _resident(smaps: str, address: int) -> int:
         elif inside and word == "Rss:":
             return int(line.split()[1]) * 1024
     raise AssertionError("no such mapping")
+
+
+def test_a_large_model_gets_room_for_its_weights_unless_the_machine_has_several_memories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 1024,
+        "vocab_size": 40_000,
+    }
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+    size = 40_000 * 1024 * 4
+    table = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [40_000, 1024], "data_offsets": [0, size]}}
+    header = json.dumps(table).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + size)  # a hole: nobody reads it here
+    asked = ModelConfig(source=os.fspath(tmp_path), dtype="float32")
+    monkeypatch.setattr(room_module, "_SECOND_NODE", tmp_path / "none")
+    room = weights_room(asked)
+    if not native.BUILT:
+        assert room is None
+        return
+    assert room is not None
+    assert room.take(size) is not None
+    room.close()
+    monkeypatch.setattr(room_module, "_SECOND_NODE", tmp_path)
+    assert weights_room(asked) is None
 
 
 def test_small_models_and_those_that_are_not_there_get_no_room(tmp_path: Path) -> None:

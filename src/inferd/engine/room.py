@@ -24,6 +24,7 @@ _PAGE = 2 << 20  # a large one
 _ALIGNED = 64  # bytes: a cache line, and the kernels' vectors
 _AT_ONCE = 16  # large pages that are asked for in one call
 _LEAST_BYTES = 64 << 20  # less is there at once
+_SECOND_NODE = Path("/sys/devices/system/node/node1")
 
 
 class Room:
@@ -91,6 +92,8 @@ def weights_room(config: ModelConfig) -> Room | None:
     has_kernels = importlib.util.find_spec("inferd._kernels") is not None
     on_gpu = config.device.startswith("cuda") or (config.device == "auto" and os.path.exists("/dev/nvidiactl"))
     if not has_kernels or on_gpu or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    if _SECOND_NODE.exists():  # one thread would put everything into its own socket's memory
         return None
     try:
         folder = check_folder(resolve(config.source))
