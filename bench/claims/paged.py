@@ -59,7 +59,7 @@ def measure(scale: Scale) -> Claim:
     asked = requests(LOAD, scale.pick(96, 240), MEAN_ANSWER, LONGEST, 3)
     counted = at_once(asked)
     speeds: dict[str, list[float]] = {name: [] for name in counted}
-    rounds = scale.pick(1, 2)
+    rounds = scale.pick(2, 3)
     for number in range(rounds):
         for i, name in enumerate(speeds):
             scale.say(number * len(speeds) + i, rounds * len(speeds), name)
