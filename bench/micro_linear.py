@@ -1,6 +1,6 @@
 """Matrix products of one layer stack in every format of weights: our kernels against torch's and against the machine.
 
-    OMP_NUM_THREADS=1 python bench/micro_linear.py [--rows 1 8 32 128] [--shapes qkv gate_up]
+    OMP_NUM_THREADS=1 python bench/micro_linear.py [--rows 1 8 32 128] [--shapes qkv gate_up] [--formats bf16]
 
 Enough different weights are used in turn that none stays in a cache; contestants take turns, and the least of several
 rounds counts. Bandwidth is measured beside them (torch's sum over 200 MB), as is torch's bfloat16 product of 512 rows, so
@@ -48,7 +48,9 @@ class Contestant:
         self.best_s = min(self.best_s, (clock() - began) / len(self.calls))
 
 
-def contestants(out: int, size: int) -> dict[str, Contestant]:
+def contestants(out: int, size: int, formats: list[str]) -> dict[str, Contestant]:
+    """Ours in bf16, which the table's last column is of, torch's, and those of the other ``formats``."""
+
     def several(item_bits: float) -> int:
         return max(2, min(32, int(SPREAD_BYTES / (out * size * item_bits / 8))))
 
@@ -57,8 +59,12 @@ def contestants(out: int, size: int) -> dict[str, Contestant]:
     found = {"bf16": ours([ops.Linear(each) for each in plain])}
     found["bf16 torch"] = Contestant([lambda x, w=w: F.linear(x, w) for w in plain], plain[0].nbytes)
     for name, (bits, group) in FORMS.items():
+        if name not in formats:
+            continue
         integers = rounded_weight(weight, bits, group)
         found[name] = ours([ops.Linear.quantized(integers) for _ in range(several(bits))])
+    if "int8" not in formats:
+        return found
     integers = rounded_weight(weight, 8, 0)
     values = [integers.values.clone() for _ in range(several(8))]
     scale = integers.scale.squeeze(1).bfloat16()
@@ -100,6 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 128, 512])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qkv", "o", "gate_up", "down"])
+    parser.add_argument("--formats", nargs="+", choices=["bf16", *FORMS], default=["bf16", *FORMS])
     parser.add_argument("--level", default=native.level())
     parser.add_argument("--repeat", type=int, default=7)
     options = parser.parse_args()
@@ -109,7 +116,7 @@ def main() -> None:
             out, size = SHAPES[name]
             for rows in options.rows:
                 x = torch.randn(rows, size, dtype=torch.bfloat16)
-                taking_part = contestants(out, size)
+                taking_part = contestants(out, size, options.formats)
                 for _ in range(options.repeat):
                     for one in taking_part.values():
                         one.round(x, clock)

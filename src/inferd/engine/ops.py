@@ -26,7 +26,7 @@ class Linear:
     """``x @ weight.T + bias``; weight [out, in]. Takes ownership of the weight and may repack it.
 
     On the CPU the weight is packed for our kernel: on one thread of an AVX-512 BF16 core it reads weights for one
-    row 1.9 times as fast as oneDNN with pre-packed weights and is level with it at 512 rows
+    row 1.9 times as fast as oneDNN with pre-packed weights, and is ahead of torch's product by 50 % at 32 rows and 5 % at 512
     (bench/micro_linear.py), and a row's result does not depend on how many rows there are.
     """
 
