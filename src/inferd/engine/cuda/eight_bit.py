@@ -92,9 +92,12 @@ def triton_product(x: Tensor, weight: EightBits, bias: Tensor | None, out_dtype:
     rows, size = x.shape
     out = weight.values.shape[0]
     y = torch.empty((rows, out), dtype=out_dtype, device=x.device)
-    tall = min(pad(rows), 64)
-    outputs = outputs_at_once(out, tall, num_processors(x.device))
-    depth = min(128 if tall <= _FEW_ROWS else 64, pad(size))
+    tall, outputs, depth = min(pad(rows), 64), 16, 32
+    if x.dtype == torch.float32:  # exact products are sums in registers: small tiles
+        tall = min(tall, 16)
+    else:
+        outputs = outputs_at_once(out, tall, num_processors(x.device))
+        depth = min(128 if tall <= _FEW_ROWS else 64, pad(size))
     if weight.group_size:
         depth = min(depth, weight.group_size)
     product[(-(-rows // tall), -(-out // outputs))](

@@ -105,26 +105,26 @@ def turn_and_write(
         slot = tl.load(slots + row)
         base, offset = slot // SIZE * KV_HEADS + (head - HEADS) % KV_HEADS, slot % SIZE
         place = (base * SIZE + offset) * D
-        y = y.to(qkv.dtype.element_ty)
+        rounded = y.to(qkv.dtype.element_ty)
         if IN_BYTES:
-            y = y.to(tl.float32)
+            wide = rounded.to(tl.float32)
             if is_value:
-                highest = tl.max(tl.abs(y), 0)
+                highest = tl.max(tl.abs(wide), 0)
                 inverse = tl.where(highest > 0.0, 127.0 / highest, 0.0)
                 tl.store(value_scales + base * SIZE + offset, highest / 127.0)
-                tl.store(values + place + i, _nearest(y * inverse).to(tl.int8), mask=ok)
+                tl.store(values + place + i, _nearest(wide * inverse).to(tl.int8), mask=ok)
             else:
                 # Each group by itself: there are few, and a head need not be a power of two wide.
                 for group in range(GROUPS):
                     mine = ok & (i // (D // GROUPS) == group)
-                    highest = tl.max(tl.where(mine, tl.abs(y), 0.0), 0)
+                    highest = tl.max(tl.where(mine, tl.abs(wide), 0.0), 0)
                     inverse = tl.where(highest > 0.0, 127.0 / highest, 0.0)
                     tl.store(key_scales + (base * GROUPS + group) * SIZE + offset, highest / 127.0)
-                    tl.store(keys + place + i, (_nearest(y * inverse) + 128.0).to(tl.uint8), mask=mine)
+                    tl.store(keys + place + i, (_nearest(wide * inverse) + 128.0).to(tl.uint8), mask=mine)
         elif is_value:
-            tl.store(values + place + i, y, mask=ok)
+            tl.store(values + place + i, rounded, mask=ok)
         else:
-            tl.store(keys + place + i, y, mask=ok)
+            tl.store(keys + place + i, rounded, mask=ok)
 
 
 @triton.jit
