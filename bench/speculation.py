@@ -8,7 +8,8 @@ them a full batch. *Quoting*: a long prompt, and an answer of which a part is qu
 (tokens are computed, drawn and then exchanged), as small models cannot quote, so chances are those of the text and
 costs those of the model. *Nothing to guess*: answers of random tokens, where all that guessing can do is cost.
 
-Every answer is compared with that of the engine without guesses; the run fails where one differs.
+Every answer is compared with that of the engine without guesses; the run fails where one differs. *None again* is that
+engine once more: its ratio is what the machine makes of nothing, and no other ratio says more than that.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Bench:
             settings = msgspec.structs.replace(config, speculation=SpeculationConfig(method=method))
             return Speculation(settings, scheduler, length, draft, loaded.tell_time)
 
-        self.ways: dict[str, Speculation | None] = {"none": None, "prompt lookup": way("prompt_lookup", None)}
+        self.ways: dict[str, Speculation | None] = {"none": None, "none again": None, "prompt lookup": way("prompt_lookup", None)}
         if draft is not None:
             self.ways |= {"draft model": way("draft", draft), "auto": way("auto", draft)}
 
@@ -229,7 +230,7 @@ def main() -> None:
                 compare(f"talk, temperature {temperature}", engine, ways, asked, size, options.rounds)
     scripts: dict[int, list[int]] = {}
     engine._sampler = Prescribed(engine._sampler._vocab_size, scripts)
-    ways = {name: way for name, way in ways.items() if name in ("none", "prompt lookup")}
+    ways = {name: way for name, way in ways.items() if name in ("none", "none again", "prompt lookup")}
     if options.only in (None, "quoting"):
         for share in (1.0, 0.8, 0.5):
             asked = quoting(engine, 6, share, scripts)
