@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python bench/micro_linear.py [--rows 1 8 32 128] [--shapes qkv gate_up] [--formats bf16]
 
 Enough different weights are used in turn that none stays in a cache; contestants take turns, and the least of several
-rounds counts. Bandwidth is measured beside them (torch's sum over 200 MB), as is torch's bfloat16 product of 512 rows, so
-that a table's shares of the limits are of the same minute. With OMP_NUM_THREADS=1 times are the thread's own, which a busy
+rounds counts. Bandwidth is measured beside them (torch's sum over 200 MB), as are torch's bfloat16 product and oneDNN's
+product of bytes (u8 x int8) of 512 rows, so that a table's shares of the limits are of the same minute. With OMP_NUM_THREADS=1 times are the thread's own, which a busy
 machine disturbs less. ``torch`` is F.linear for bf16, ``_weight_int8pack_mm`` for int8 (bf16 activations) and
 ``qlinear`` oneDNN's u8 x int8 product without the quantisation of activations, which ours includes.
 """
@@ -87,11 +87,14 @@ def ours(linears: list[ops.Linear]) -> Contestant:
     return Contestant([lambda x, linear=linear: linear(x) for linear in linears], linears[0].nbytes)
 
 
-def limits(clock: Callable[[], float]) -> tuple[float, float]:
-    """Bytes a second that are read, and multiply-adds a second (twice: operations) of bfloat16 in torch."""
+def limits(clock: Callable[[], float]) -> tuple[float, float, float]:
+    """Bytes a second that are read, and operations (a multiply-add is two) a second of bfloat16 in torch and of bytes in oneDNN."""
     memory = torch.zeros(25_000_000, dtype=torch.int64)
     a, b = torch.randn(512, 2048, dtype=torch.bfloat16), torch.randn(2048, 2048, dtype=torch.bfloat16)
-    read = product = float("inf")
+    whole, middle = torch.full((512, 2048), 131, dtype=torch.uint8), torch.zeros(2048, dtype=torch.int64)
+    packed = torch.ops.onednn.qlinear_prepack(torch.randint(-127, 127, (2048, 2048), dtype=torch.int8), None)
+    scale = torch.full((2048,), 0.01)
+    read = product = of_bytes = float("inf")
     for _ in range(5):
         began = clock()
         memory.sum()
@@ -99,7 +102,13 @@ def limits(clock: Callable[[], float]) -> tuple[float, float]:
         began = clock()
         F.linear(a, b)
         product = min(product, clock() - began)
-    return memory.nbytes / read, 2 * 512 * 2048 * 2048 / product
+        began = clock()
+        torch.ops.onednn.qlinear_pointwise(
+            whole, 0.1, 128, packed, scale, middle, None, 1.0, 0, torch.float32, "none", [], ""
+        )  # fmt: skip
+        of_bytes = min(of_bytes, clock() - began)
+    work = 2 * 512 * 2048 * 2048
+    return memory.nbytes / read, work / product, work / of_bytes
 
 
 def main() -> None:
@@ -120,18 +129,21 @@ def main() -> None:
                 for _ in range(options.repeat):
                     for one in taking_part.values():
                         one.round(x, clock)
-                read, product = limits(clock)
+                read, product, of_bytes = limits(clock)
                 base = taking_part["bf16"].best_s
                 print(
-                    f"\n{name} {out} x {size}, {rows} rows; limits: {read / 1e9:.1f} GB/s, bf16 {product / 1e9:.0f} GFLOP/s"
+                    f"\n{name} {out} x {size}, {rows} rows; limits: {read / 1e9:.1f} GB/s, "
+                    f"bf16 {product / 1e9:.0f} GFLOP/s, int8 {of_bytes / 1e9:.0f} GOP/s"
                 )
-                print("| weights | us | GB/s | of the bandwidth | GOP/s | of torch's bf16 | bf16's time / this |")
-                print("| --- | --- | --- | --- | --- | --- | --- |")
+                print(
+                    "| weights | us | GB/s | of the bandwidth | GOP/s | of torch's bf16 | of oneDNN's int8 | bf16's time / this |"
+                )
+                print("| --- | --- | --- | --- | --- | --- | --- | --- |")
                 for label, one in taking_part.items():
                     bandwidth, rate = one.nbytes / one.best_s, 2 * rows * out * size / one.best_s
                     print(
                         f"| {label} | {one.best_s * 1e6:.0f} | {bandwidth / 1e9:.1f} | {bandwidth / read:.0%} | "
-                        f"{rate / 1e9:.0f} | {rate / product:.2f} | {base / one.best_s:.2f} |"
+                        f"{rate / 1e9:.0f} | {rate / product:.2f} | {rate / of_bytes:.2f} | {base / one.best_s:.2f} |"
                     )
 
 

@@ -3,7 +3,7 @@
 The loader and the planner both ask here, so they agree. The rule, by measured perplexity (docs/quantisation.md):
 
 - Products take what was asked for: int8 with one scale for each output, or int4 in groups of 64 inputs with zero points
-  (4.375 bits; groups of 32 have a fifth less squared error on normal weights, but multiply many rows a fifth slower).
+  (4.375 bits; groups of 32 have a fifth less squared error on normal weights, but multiply many rows a seventh slower).
 - The embedding and the output layer are never narrower than int8: every token goes through both.
 - Models whose hidden states have fewer than 512 elements take int8 in groups of 64. Their sums are too short for errors to
   cancel out (one of 192 loses a third in 4 bits), and models that narrow are read from the processor's caches anyway.
