@@ -74,7 +74,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
     "--tuning-tokens",
     type=click.IntRange(min=0),
     default=None,
-    help="Of tuned: tokens that are learned from. Without it a million, or as many as an hour or so allows.",
+    help="Of tuned: tokens that are learned from. Without it a million; fewer for models that would take hours, none from some 760 million weights on.",
 )
 @click.option("--act-order", is_flag=True, help="gptq takes inputs by size, the largest first.")
 def command(

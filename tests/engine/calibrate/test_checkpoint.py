@@ -132,6 +132,17 @@ def test_a_result_that_is_too_bad_fails_loudly_and_leaves_nothing(tiny_model: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_too_large_to_learn_in_time_stays_as_gptq_made_it(
+    tiny_model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd.engine.calibrate.fitting._MOST_WORK", 1e6)
+    result = run(tiny_model, tmp_path / "tuned", text, method="tuned")
+    assert result.divergence is None
+    run(tiny_model, tmp_path / "gptq", text, method="gptq")
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("tuned", "gptq")]
+    assert files[0] == files[1]
+
+
 def test_the_products_that_lose_most_get_more_bits_until_enough_is_kept(
     tiny_model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

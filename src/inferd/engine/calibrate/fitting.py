@@ -26,7 +26,8 @@ Fitted = Iterator[tuple[str, QuantizedWeight]]
 
 # Where nobody said from how many tokens tuning learns:
 _TUNING_TOKENS = 1 << 20
-_MOST_WORK = 4e14  # multiplications and additions, eight for each weight and token
+_MOST_WORK = 2e14  # eight for each weight and token; one core of 2022 does some 4e10 a second
+_LEAST_TOKENS = 1 << 15  # fewer are not worth the memory: models of 760 million weights and more stay as GPTQ made them
 _MOST_EPOCHS = 12  # of texts that are short: more learn nothing new
 
 
@@ -99,12 +100,13 @@ def _fitted(weight: Tensor, product: Observed, form: Form, wish: Wish) -> Quanti
 
 
 def tuned_products(job: Job, weights: Weights) -> Fitted:
-    """GPTQ, then all of them learned together. The whole model is in memory, in float32 and several times."""
+    """GPTQ, then all of them learned together. The whole model is in memory then, some five times in float32."""
     quantised = dict(gptq_products(job, weights))
     tokens = job.wish.tuning_tokens
     if tokens is None:
         num_weights = sum(each.values.numel() for each in quantised.values())
         tokens = min(_TUNING_TOKENS, int(_MOST_WORK / (8 * num_weights)))
+        tokens = tokens if tokens >= _LEAST_TOKENS else 0
     length = job.windows.shape[1]
     lessons = job.spread(max(1, tokens // length))
     epochs = min(round(tokens / lessons.numel()), _MOST_EPOCHS)

@@ -22,7 +22,7 @@ class Wish:
     method: Method
     bits: int = 4  # of gptq
     tuning_tokens: int | None = (
-        None  # of tuned: learned from, repetitions counted; None: a million, or what an hour or so allows
+        None  # of tuned: learned from, repetitions counted; None: a million, fewer for large models
     )
     group_size: int = 32  # of 4 bits
     symmetric: bool = False  # of 4 bits: without zero points
