@@ -85,10 +85,7 @@ def test_inputs_that_are_unrelated_leave_nothing_to_make_up_for(form: Form, seed
     weight = torch.randn(6, 32, generator=torch.Generator().manual_seed(seed))
     found, plain = gptq(weight, torch.eye(32), form, by_size=False), nearest(weight, form)
     assert torch.equal(found.values, plain.values)
-    # The scales are fitted once more, to these integers.
-    loss = [float((numbers(each) - weight).square().sum()) for each in (found, plain)]
-    assert loss[0] <= loss[1] * (1 + 1e-6)
-    assert torch.allclose(found.scale, plain.scale, rtol=0.05)
+    assert torch.allclose(found.scale, plain.scale)
 
 
 @pytest.mark.parametrize("by_size", [False, True])

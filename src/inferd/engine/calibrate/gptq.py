@@ -7,9 +7,6 @@ block each error is spread at once, over the rest of the matrix when the block i
 Two things decide how good it is. *Damping*: a part of H's mean diagonal is added to it, as calibration sees little of many
 directions. *Order*: columns with the largest inputs first, when nothing has been spread on them yet. The groups stay those of
 neighbouring inputs (their grids are chosen from the weights as they were), so no product needs to gather its inputs.
-
-When all integers are there, the scales of the groups are fitted once more, each by least squares given all others: what a group
-is off is now known in whole, not only where the columns before it had left it.
 """
 
 from __future__ import annotations
@@ -17,12 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.engine.calibrate.rounding import Form, grid, made, storable
+from inferd.engine.calibrate.rounding import Form, grid, made
 from inferd.engine.quantized import QuantizedWeight
 
 _BLOCK = 128
 _MOST_DAMPING = 10.0
-_SWEEPS = 2  # over the groups' scales
 
 
 def gptq(
@@ -62,29 +58,7 @@ def gptq(
             work[:, i + 1 : last].addr_(error, factor[i, i + 1 : last], alpha=-1)
             errors[:, i - first] = error
         work[:, last:].addmm_(errors, factor[first:last, last:], alpha=-1)
-    values = values[:, order.argsort()].contiguous()
-    eye = torch.eye(inputs) * (damping * diagonal.mean())
-    return made(values, _rescaled(weight.float(), values, scale, zero, moments + eye, form), zero, form)
-
-
-def _rescaled(weight: Tensor, values: Tensor, scale: Tensor, zero: Tensor, moments: Tensor, form: Form) -> Tensor:
-    """The scales [out, groups] that lose least with these integers, found group by group."""
-    out, groups = scale.shape
-    size = weight.shape[1] // groups
-    whole = (values.float().view(out, groups, size) - zero.unsqueeze(2)).view(out, -1)
-    left = weight - whole * scale.repeat_interleave(size, 1)
-    pull = left @ moments  # of every weight, towards less loss
-    found = scale.clone()
-    for _ in range(_SWEEPS):
-        for g in range(groups):
-            columns = slice(g * size, (g + 1) * size)
-            mine = whole[:, columns]
-            squares = ((mine @ moments[columns, columns]) * mine).sum(1)
-            step = torch.where(squares > 0, (pull[:, columns] * mine).sum(1) / squares, 0.0)
-            better = storable(found[:, g] + step, form)
-            pull.addmm_((better - found[:, g]).unsqueeze(1) * mine, moments[columns], alpha=-1)
-            found[:, g] = better
-    return found
+    return made(values[:, order.argsort()].contiguous(), scale, zero, form)
 
 
 def _inverse_factor(moments: Tensor, damping: float) -> Tensor:
