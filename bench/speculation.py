@@ -95,7 +95,7 @@ class Bench:
             settings = msgspec.structs.replace(config, speculation=SpeculationConfig(method=method))
             return Speculation(settings, scheduler, length, draft, loaded.tell_time)
 
-        self.ways: dict[str, Speculation | None] = {"none": None, "none again": None, "prompt lookup": way("prompt_lookup", None)}
+        self.ways: dict[str, Speculation | None] = {"none": None, "prompt lookup": way("prompt_lookup", None)}
         if draft is not None:
             self.ways |= {"draft model": way("draft", draft), "auto": way("auto", draft)}
 
@@ -222,7 +222,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(f"{'':34s} seqs  {'':14s}  tokens/s  ratio                               per step  accepted")
     bench = Bench(options)
-    engine, ways = bench.engine, bench.ways
+    engine, ways = bench.engine, {"none": None, "none again": None, **bench.ways}
     if options.only in (None, "talk"):
         for temperature in (0.0, 0.8):
             for size in sizes:

@@ -23,6 +23,7 @@ from inferd.engine.sequence import Sequence
 from inferd.engine.speculation_gain import Acceptance, BatchCost, Chances, Costs, Outlook
 
 _LEAST_CHUNK = 64  # tokens that a draft model computes at least when it is behind
+_TIMED_EVERY = 8  # steps of a pause; one of so many is timed: for a small model even that takes a hundredth of a step
 _EXPLORE_EVERY = 16  # drafts that were found not to pay; one of so many is made all the same
 
 
@@ -79,7 +80,6 @@ class Speculation:
         self._cost = None
         self._is_try = False
         self._drafting_s = 0.0
-        self._began = began = self.tell_time()
         decodes, is_random = step.slices, False
         for part in decodes:
             sequence = part.sequence
@@ -89,13 +89,17 @@ class Speculation:
             is_random = is_random or not sequence.sampling.is_greedy
         if not decodes:
             return
-        self._cost = cost = self.costs.at(len(decodes), is_random=is_random)
+        cost = self.costs.at(len(decodes), is_random=is_random)
+        if cost.off_for % _TIMED_EVERY == 0:
+            self._cost = cost
+            self._began = self.tell_time()
         self._num_decodes = self._num_taken = len(decodes)
         budget = self._scheduler.config.max_num_batched_tokens - step.num_tokens
         self._rows_left = min(budget, self._most_rows - len(decodes))
         if self._rows_left <= 0 or not cost.may_try():
             return
         self._is_try = True
+        began = self._began
         outlook = Outlook(len(decodes), cost.plain_s(len(decodes)), cost.row_s(len(decodes)))
         rest = []
         for part in decodes:
