@@ -67,6 +67,16 @@ void prefer_large_pages(uintptr_t address, int64_t bytes) {
 #endif
 }
 
+// Has the system find and clear the pages of a range now, without writing to it. False where it cannot.
+bool touch_pages(uintptr_t address, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_POPULATE_WRITE)
+    const uintptr_t page = 4096, first = address / page * page, last = (address + uintptr_t(bytes) + page - 1) / page * page;
+    return madvise(at(first), last - first, MADV_POPULATE_WRITE) == 0;
+#else
+    return (void)address, (void)bytes, false;
+#endif
+}
+
 void linear(const Weights& weights, int x_dtype, uintptr_t x, int64_t x_stride, int out_dtype, uintptr_t out, int64_t out_stride, int64_t rows,
             int activation, int threads) {
     active->linear(weights, {Dtype(x_dtype), at(x), x_stride, Dtype(out_dtype), at(out), out_stride, rows, Activation(activation)}, threads);
@@ -97,6 +107,7 @@ NB_MODULE(_kernels, m) {
     m.def("level", [] { return std::string(active->name); });
     m.def("use_level", &use_level);
     m.def("prefer_large_pages", &prefer_large_pages);
+    m.def("touch_pages", &touch_pages, nogil());
     m.def(
         "pack",
         [](int dtype, uintptr_t weight, int64_t stride, int64_t out, int64_t in, int64_t first_row, uintptr_t packed, int threads) {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -288,3 +290,44 @@ def test_head_sizes_beyond_the_kernel_are_refused() -> None:
     assert not native_available(torch.float32, 512)
     assert not native_available(torch.float16, 64)
     assert native_available(torch.bfloat16, 128) == native.BUILT
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not tell what has pages")
+def test_blocks_that_are_used_first_get_pages_ahead_of_time() -> None:
+    cache = KVCache(
+        num_layers=1,
+        num_blocks=3000,
+        block_size=16,
+        num_kv_heads=8,
+        head_dim=128,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    assert cache.keys[0].nbytes > 90_000_000
+    written = torch.ones(1, 8, 128, dtype=torch.bfloat16)
+    cache.write(0, torch.tensor([20]), written, written)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    pieces = 0
+    while cache.touch_more():
+        pieces += 1
+    if not pieces:
+        pytest.skip("the kernels are not built, or the system cannot be asked for pages")
+    assert process.memory_info().rss - before > 180_000_000
+    assert not cache.touch_more()
+    keys, values = cache.read(0, torch.tensor([1]), 5)
+    assert (keys[:, 4] == 1).all()
+    assert (values[:, 4] == 1).all()
+
+
+def test_a_small_arena_gets_its_pages_when_it_is_used() -> None:
+    cache = KVCache(
+        num_layers=1,
+        num_blocks=4,
+        block_size=16,
+        num_kv_heads=1,
+        head_dim=8,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    assert not cache.touch_more()

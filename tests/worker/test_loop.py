@@ -126,3 +126,22 @@ def test_an_answer_too_large_for_a_frame_fails_its_request_alone() -> None:
     bench.run([bench.add("big", "hello", 9), bench.add("small", "hello", 2)], [], [], [], [])
     ends = {output.request_id: output.end.outcome for output in bench.sent if output.end}
     assert ends == {"big": "refused", "small": "done"}
+
+
+def test_idle_time_is_used_until_something_arrives_or_nothing_is_left() -> None:
+    pieces = iter([True] * 5)
+    done: list[int] = []
+
+    class Ahead(TinyBackend):
+        def use_idle_time(self) -> bool:
+            done.append(bench.inbox.qsize())
+            if len(done) == 3:  # a request comes in between
+                bench.inbox.put(request)
+            return next(pieces, False)
+
+    bench = Bench()
+    request = bench.add("a", "hello", 3)
+    bench.loop = StepLoop(Ahead("tiny", ModelConfig(source="tiny")), bench.inbox, bench._send)
+    bench.run([], [], [])
+    assert done == [0] * 6  # three, the request, which is answered, and the other three
+    assert [output.end.outcome for output in bench.sent if output.end] == ["done"]

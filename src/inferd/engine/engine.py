@@ -79,6 +79,10 @@ class Engine:
     def pool(self) -> BlockPool:
         return self._scheduler.pool
 
+    def use_idle_time(self) -> bool:
+        """Do a few milliseconds' work that makes later steps shorter; False when there is none."""
+        return self._runner.cache.touch_more()
+
     # -- any thread -------------------------------------------------------------------------
 
     def prepare(self, request: GenerateRequest) -> Prepared:

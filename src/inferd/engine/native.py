@@ -72,6 +72,11 @@ def prefer_large_pages(memory: Tensor) -> None:
         kernels.prefer_large_pages(memory.data_ptr(), memory.nbytes)
 
 
+def touch_pages(memory: Tensor) -> bool:
+    """Have the system find and clear the memory's pages now; what is written there stays. False where it cannot be asked."""
+    return _switch.on and memory.is_cpu and kernels.touch_pages(memory.data_ptr(), memory.nbytes)
+
+
 def level() -> str:
     """The instruction set in use (``avx512bf16``, ``avx512``, ``avx2``, ``generic``), or ``none``."""
     return kernels.level() if _switch.on else "none"

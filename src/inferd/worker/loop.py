@@ -54,6 +54,15 @@ class Recovers(Protocol):
     def abort_step(self, error: Exception, now: float) -> list[Output]: ...
 
 
+@runtime_checkable
+class UsesIdleTime(Protocol):
+    """A backend that can do ahead of time what later steps would have to."""
+
+    def use_idle_time(self) -> bool:
+        """A few milliseconds of it; False when nothing is left."""
+        ...
+
+
 class StepsFailedError(Exception):
     """The backend raised in every one of the last steps; the process must be replaced."""
 
@@ -105,6 +114,8 @@ class StepLoop:
         try:
             if due is None or due > now:
                 self._working = False
+                if due is None:
+                    self._use_idle_time()
                 work.append(self._inbox.get(timeout=None if due is None else due - now))
                 self._working = True
             while True:
@@ -112,6 +123,12 @@ class StepLoop:
         except queue.Empty:
             self._working = True
             return work
+
+    def _use_idle_time(self) -> None:
+        """Until something arrives, or nothing is left to do ahead of time."""
+        if isinstance(self._backend, UsesIdleTime):
+            while self._inbox.empty() and self._backend.use_idle_time():
+                pass
 
     def _add(self, work: Add) -> None:
         if work.request_id in self._active:
