@@ -5,6 +5,8 @@ its keys N at a time with a running maximum (Dao et al. 2022). Where rows are fe
 programs, each of which leaves a part (Dao et al. 2023, flash decoding).
 """
 
+from __future__ import annotations
+
 import triton
 import triton.language as tl
 

@@ -1,5 +1,7 @@
 """Products with weights of 8 bits, integers or floats, which become the activations' format on their way."""
 
+from __future__ import annotations
+
 import triton
 import triton.language as tl
 

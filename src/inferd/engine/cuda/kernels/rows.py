@@ -1,5 +1,7 @@
 """What is done to each row by itself: norms, gates, rotation and the writing of keys and values."""
 
+from __future__ import annotations
+
 import triton
 import triton.language as tl
 
