@@ -128,10 +128,15 @@ def test_several_prompts_of_text_or_ids_are_answered_in_order(client: openai.Ope
 
 
 def test_a_character_is_never_split_between_chunks(client: openai.OpenAI) -> None:
-    with client.completions.create(model="scripted", prompt="~", max_tokens=1000, temperature=0, stream=True) as stream:
-        pieces = [chunk.choices[0].text for chunk in stream]
-    assert "".join(pieces) == "😀~" * 200
-    assert len(pieces) > 1
+    for _ in range(20):
+        with client.completions.create(
+            model="scripted", prompt="~", max_tokens=1000, temperature=0, stream=True
+        ) as stream:
+            pieces = [chunk.choices[0].text for chunk in stream]
+        assert "".join(pieces) == "😀~" * 200
+        if len(pieces) > 1:  # on a crowded machine all may come at once
+            return
+    pytest.fail("never more than one chunk")
 
 
 def test_async_calls_run_at_once_and_keep_apart(server: Server) -> None:

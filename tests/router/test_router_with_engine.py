@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.conftest import write_tiny_model
 from tests.worker.watching import Witness, next_output, outputs_of, text_of, until, worker_pid
 
 from inferd import clock
@@ -22,8 +23,9 @@ PROMPTS = ("Once upon a time", "1 + 1 =", "x")
 
 
 @pytest.mark.slow
-def test_answers_are_those_of_the_engine_in_process_before_and_after_a_kill(tiny_model: Path) -> None:
-    with LLM(str(tiny_model), progress=False) as llm:
+def test_answers_are_those_of_the_engine_in_process_before_and_after_a_kill(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, max_positions=8192)  # so that a long answer is not over before the kill
+    with LLM(str(model), progress=False) as llm:
         expected = [completion.text for completion in llm.generate(list(PROMPTS), GREEDY, progress=False)]
 
     def request(name: str, text: str, sampling: SamplingParams = GREEDY) -> GenerateRequest:
@@ -39,7 +41,7 @@ def test_answers_are_those_of_the_engine_in_process_before_and_after_a_kill(tiny
 
     async def scenario() -> None:
         witness = Witness()
-        router = Router(Config(models={"tiny": ModelConfig(source=str(tiny_model))}), witness)
+        router = Router(Config(models={"tiny": ModelConfig(source=str(model))}), witness)
         await router.start()
         try:
             for life in (1, 2):
@@ -47,7 +49,7 @@ def test_answers_are_those_of_the_engine_in_process_before_and_after_a_kill(tiny
                 answers = [text_of(await outputs_of(stream)) for stream in early]
                 assert answers == expected
                 assert witness.count("ready") == life
-                long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+                long = SamplingParams(temperature=0.0, max_tokens=8000, ignore_eos=True)
                 stream = router.submit(request(f"{life}-long", "abc", long))
                 await anext(stream)
                 os.kill(worker_pid(router), signal.SIGKILL)
