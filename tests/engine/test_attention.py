@@ -292,21 +292,25 @@ def test_head_sizes_beyond_the_kernel_are_refused() -> None:
     assert native_available(torch.bfloat16, 128) == native.BUILT
 
 
+def _arena(num_blocks: int, *, num_kv_heads: int, head_dim: int) -> KVCache:
+    return KVCache(
+        num_layers=1,
+        num_blocks=num_blocks,
+        block_size=16,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+
+
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what has pages")
 def test_blocks_that_are_used_first_get_pages_ahead_of_time() -> None:
-    cache = KVCache(
-        num_layers=1,
-        num_blocks=3000,
-        block_size=16,
-        num_kv_heads=8,
-        head_dim=128,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-    )
+    cache = _arena(3000, num_kv_heads=8, head_dim=128)
     assert cache.keys[0].nbytes > 90_000_000
     written = torch.ones(1, 8, 128, dtype=torch.bfloat16)
     cache.write(0, torch.tensor([20]), written, written)
@@ -324,13 +328,4 @@ def test_blocks_that_are_used_first_get_pages_ahead_of_time() -> None:
 
 
 def test_a_small_arena_gets_its_pages_when_it_is_used() -> None:
-    cache = KVCache(
-        num_layers=1,
-        num_blocks=4,
-        block_size=16,
-        num_kv_heads=1,
-        head_dim=8,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    assert not cache.touch_more()
+    assert not _arena(4, num_kv_heads=1, head_dim=8).touch_more()

@@ -126,13 +126,13 @@ class KVCache:
 
     def _touching(self) -> Iterator[bool]:
         large = [arena for arena in (*self.keys, *self.values) if arena.nbytes >= _WORTH_LARGE_PAGES_BYTES]
-        at_once = (
-            max(1, _LARGE_PAGE_BYTES // (large[0][0].nbytes or 1)) if large else 1
-        )  # blocks, which are taken from the first on
+        if not large:
+            return
+        blocks = max(1, _LARGE_PAGE_BYTES // large[0][0].nbytes)  # at once; the pool hands them out from the first on
         touched = 0
-        for begin in range(0, large[0].shape[0] if large else 0, at_once):
+        for begin in range(0, large[0].shape[0], blocks):
             for arena in large:
-                piece = arena[begin : begin + at_once]
+                piece = arena[begin : begin + blocks]
                 touched += piece.nbytes
                 if touched > _TOUCHED_AHEAD_BYTES or not native.touch_pages(piece):
                     return
