@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import inferd.config
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src" / "inferd").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -102,6 +104,14 @@ def test_only_the_clock_asks_what_time_it_is_in_the_rooms_that_decide() -> None:
         and asking.search(path.read_text("utf-8"))
     ]
     assert found == []
+
+
+def test_everything_that_the_configuration_offers_is_taken() -> None:
+    exported = re.compile(r"^\s*from inferd\.config import (\([^)]*\)|.*)$", re.MULTILINE)
+    files = [path for folder in ("src", "tests", "bench") for path in (ROOT / folder).rglob("*.py")]
+    texts = [path.read_text("utf-8") for path in files]
+    taken = {name for text in texts for names in exported.findall(text) for name in re.findall(r"\w+", names)}
+    assert sorted(taken) == sorted(inferd.config.__all__)
 
 
 def test_test_files_have_names_of_their_own() -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from inferd import clock
 from inferd.config import DType, ModelConfig, model_name, single_model_config
-from inferd.config_tree import Text
+from inferd.config.tree import Text
 from inferd.errors import InferdError, InvalidRequest, from_failure
 from inferd.types import (
     JSON,

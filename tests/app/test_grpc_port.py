@@ -12,7 +12,7 @@ import pytest
 from tests.server_process import Server
 
 from inferd.config import Config, ModelConfig, ServerConfig
-from inferd.config_rules import problems_between
+from inferd.config.rules import problems_between
 from inferd.errors import ConfigError
 from inferd.gateway.listener import reserve
 

@@ -13,7 +13,7 @@ from inferd import __version__, clock
 from inferd.app.departure import Departure
 from inferd.app.reload import Reloader
 from inferd.config import Config, ModelConfig, VersionsConfig
-from inferd.config_versions import base_of
+from inferd.config.versions import base_of
 from inferd.errors import InvalidRequest
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport, UnloadReport
 from inferd.router.router import Router

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import inspect
 
 from inferd.config import ModelConfig, ServerConfig
-from inferd.config_tree import Leaf, NotAllowedError, Text, branches, parse, size_text
+from inferd.config.tree import Leaf, Text, branches, parse
+from inferd.config.units import NotAllowedError, size_text
 
 _UNPREFIXED = ("scheduler",)
 _UNITS = {"_bytes": "SIZE", "_s": "SECONDS"}

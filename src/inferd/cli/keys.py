@@ -16,7 +16,7 @@ import msgspec
 from inferd import clock
 from inferd.cli import terminal
 from inferd.config import Config, load_config
-from inferd.config_tree import NotAllowedError, count
+from inferd.config.units import NotAllowedError, count
 from inferd.errors import StateUnavailable
 from inferd.state.database import Database, open_database
 from inferd.state.folder import data_folder, make_folder

@@ -12,11 +12,12 @@ import msgspec
 
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, flag_name
 from inferd.config import Config
-from inferd.config_tree import Branch, Leaf, branches, dotted, is_count, is_size, size_text
+from inferd.config.tree import Branch, Leaf, branches, dotted
+from inferd.config.units import is_count, is_size, size_text
 
 _HEAD = """# Configuration
 
-<!-- Made by `python -m inferd.cli.reference configuration`; edit the structs in src/inferd/config.py instead. -->
+<!-- Made by `python -m inferd.cli.reference configuration`; edit the structs in src/inferd/config/ instead. -->
 
 A setting comes from a YAML file, is overridden by the environment, and that by a flag:
 `inferd serve inferd.yaml`, `INFERD_SERVER__PORT=9000`, `--port 9000`. The variable's name is the path in capitals with

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from inferd.config_versions import entry_named
+from inferd.config.versions import entry_named
 from inferd.errors import Forbidden, InvalidRequest, ModelNotFound, Unauthenticated
 from inferd.gateway.errors import invalid, printable, shown
 from inferd.gateway.http import Call

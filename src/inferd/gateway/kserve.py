@@ -13,7 +13,7 @@ import msgspec
 
 from inferd import __version__
 from inferd.config import ModelConfig
-from inferd.config_versions import base_of, entry_named, versions_of
+from inferd.config.versions import base_of, entry_named, versions_of
 from inferd.errors import ModelNotFound, Unavailable
 from inferd.gateway.admission import MAX_TIMEOUT_S, visible
 from inferd.gateway.errors import invalid, printable, shown

@@ -2,12 +2,12 @@
 
 Who comes again gets the same one: by the sequence, session, user or Idempotency-Key that the request names; a request that names
 none is by itself. Knows who asks; what the shares are and how they are drawn from is the configuration's
-(``config_versions``).
+(``config/versions.py``).
 """
 
 from __future__ import annotations
 
-from inferd.config_versions import entry_drawn
+from inferd.config.versions import entry_drawn
 from inferd.gateway.admission import find_model, session_of
 from inferd.gateway.http import Call
 from inferd.gateway.room import Room

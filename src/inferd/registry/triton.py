@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from inferd.config_versions import VERSION
+from inferd.config.versions import VERSION
 from inferd.errors import ConfigError
 from inferd.registry.text_format import TextFormatError, fold, parse
 from inferd.registry.triton_config import Control, DynamicBatching, Ensemble, Input, InstanceGroup, Output, TritonModel

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from inferd.config_versions import base_of
+from inferd.config.versions import base_of
 from inferd.types import Priority, Usage
 
 Scope = Literal["public", "infer", "models", "metrics", "admin"]

@@ -18,7 +18,7 @@ import numpy as np
 
 from inferd import clock
 from inferd.config import ModelConfig, PipelineConfig
-from inferd.config_pipelines import Spec, connections
+from inferd.config.pipelines import Spec, connections
 from inferd.errors import Cancelled, DeadlineExceeded, InferdError, InternalError, InvalidRequest, ModelLoadError
 from inferd.predict.check import Checker
 from inferd.predict.codecs.port import Question

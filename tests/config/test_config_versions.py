@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.config import Config, ModelConfig, VersionsConfig, load_config
-from inferd.config_versions import base_of, entry_drawn, entry_named, versions_of
+from inferd.config.versions import base_of, entry_drawn, entry_named, versions_of
 from inferd.errors import ConfigError
 from inferd.tenancy.principal import Principal
 

@@ -10,17 +10,17 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
-from inferd.config_pipelines import problems_of
-from inferd.config_tree import Path as Place
-from inferd.config_tree import Problem, roughly
-
-if TYPE_CHECKING:
-    from inferd.config import Config, ModelConfig, RemoteSettings
+from inferd.config.config import Config
+from inferd.config.model import ModelConfig
+from inferd.config.pipelines import problems_of
+from inferd.config.remote import RemoteSettings
+from inferd.config.tree import Path as Place
+from inferd.config.tree import Problem
+from inferd.config.units import roughly
 
 _STATE_SCHEMES = ("sqlite", "postgresql", "postgres")
 _CACHE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.config import Config, PipelineConfig, StepConfig, load_config
-from inferd.config_pipelines import needs, order, read_spec, step_names
+from inferd.config.pipelines import needs, order, read_spec, step_names
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.predict.wiring import check_steps
 

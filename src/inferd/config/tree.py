@@ -9,36 +9,26 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import TypeGuard
 
 import msgspec
 from msgspec import inspect
 
+from inferd.config.units import NotAllowedError, Scale, is_size, scale_of
+
 Path = tuple[str | int, ...]
 """Names of fields and sections, and places in lists counted from 0."""
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _SHORT = reprlib.Repr()  # a few bytes of YAML can stand for gigabytes of lists
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 80, 80
-_COUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgG]?)\s*")
-_COUNT_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
-_UNITS: dict[str, int] = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
-    _UNITS |= {f"{_letter}i": 1024**_power, f"{_letter}ib": 1024**_power}
 
 
 class Text(str):
     """A value from the environment or a flag: text that stands for a number, a truth or nothing."""
 
     __slots__ = ()
-
-
-class NotAllowedError(ValueError):
-    """A leaf's value is not allowed; the message says what is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,7 @@ class Leaf:
 
     @property
     def allowed(self) -> str:
-        return _allowed(self.type, _scale_of(self.name))
+        return _allowed(self.type, scale_of(self.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,70 +88,6 @@ def dotted(path: Path) -> str:
             shown = part if part.isprintable() else part.encode("unicode_escape").decode("ascii")
             text += ("." if text else "") + (part if re.fullmatch(r"[\w*-]+", part) else f'"{shown}"')
     return text
-
-
-def size(text: str) -> int:
-    """Bytes of '4GiB', '512 MB', '1.5G' or '4096'. Raises NotAllowedError."""
-    match = _SIZE.fullmatch(text)
-    unit = match and _UNITS.get(match[2].lower())
-    if match is None or unit is None:
-        raise NotAllowedError("a size such as 4GiB, 512MB or a number of bytes")
-    return int(float(match[1]) * unit)
-
-
-def count(text: str) -> int:
-    """The number that '200k', '1.5M' or '4096' stands for. Raises NotAllowedError."""
-    match = _COUNT.fullmatch(text)
-    if match is None:
-        raise NotAllowedError("an integer, or a count such as 200k or 2M")
-    exact = Decimal(match[1]) * _COUNT_UNITS[match[2].lower()]
-    if exact != int(exact):
-        raise NotAllowedError("an integer, or a count such as 200k or 2M")
-    return int(exact)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """How texts with a unit are read as numbers."""
-
-    noun: str
-    read: Callable[[str], int]
-
-
-_SIZES = _Scale("a size such as 4GiB, 512MB or a number of bytes", size)
-_COUNTS = _Scale("an integer, or a count such as 200k or 2M", count)
-
-
-def is_size(name: str) -> bool:
-    """Whether a field of this name is a number of bytes, which may have a unit: 4GiB."""
-    return name.endswith("_bytes")
-
-
-def is_count(name: str) -> bool:
-    """Whether a field of this name may have a letter for its thousands: 200k."""
-    return name.endswith("_tokens") or name in ("rpm", "tpm")
-
-
-def _scale_of(name: str | int) -> _Scale | None:
-    if isinstance(name, int):
-        return None
-    return _SIZES if is_size(name) else _COUNTS if is_count(name) else None
-
-
-def size_text(num_bytes: int) -> str:
-    """The shortest exact way to write a number of bytes: 16MiB, 4GiB, 1000."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if num_bytes and num_bytes % 1024**power == 0:
-            return f"{num_bytes // 1024**power}{unit}"
-    return str(num_bytes)
-
-
-def roughly(num_bytes: int) -> str:
-    """A number of bytes as people compare it: 1.49 GiB."""
-    for power, unit in ((3, "GiB"), (2, "MiB")):
-        if num_bytes >= 1024**power:
-            return f"{num_bytes / 1024**power:.2f} {unit}"
-    return str(num_bytes)
 
 
 def branches(cls: type[msgspec.Struct], path: tuple[str, ...] = ()) -> Iterator[Branch]:
@@ -207,7 +133,7 @@ def parse(leaf: Leaf, value: object) -> object:
     return found
 
 
-def _allowed(node: inspect.Type, scale: _Scale | None = None) -> str:
+def _allowed(node: inspect.Type, scale: Scale | None = None) -> str:
     if isinstance(node, inspect.LiteralType):
         values = sorted((str(value) for value in node.values), key=lambda value: (value != "auto", value))
         return "one of " + ", ".join(values)
@@ -255,7 +181,7 @@ def _check_bare(node: inspect.Type, value: object, path: Path, problems: list[Pr
     if item_type is not None:
         return _check_list(item_type, value, path, problems)
     try:
-        return _leaf(node, value, _scale_of(path[-1]) if path else None)
+        return _leaf(node, value, scale_of(path[-1]) if path else None)
     except NotAllowedError as wrong:
         close = _closest(str(value), [str(v) for v in node.values]) if isinstance(node, inspect.LiteralType) else None
         problems.append(_bad(path, value, str(wrong), close))
@@ -304,7 +230,7 @@ def _check_struct(node: inspect.StructType, value: object, path: Path, problems:
     return found
 
 
-def _leaf(node: inspect.Type, value: object, scale: _Scale | None) -> object:
+def _leaf(node: inspect.Type, value: object, scale: Scale | None) -> object:
     bare, _, optional = _unwrap(node)
     if optional and _is_nothing(value):
         return None

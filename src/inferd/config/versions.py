@@ -12,18 +12,44 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
+from inferd.config.section import Section
 from inferd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from inferd.config import Config, ModelConfig, VersionsConfig
+    from inferd.config.config import Config
+    from inferd.config.model import ModelConfig
 
 VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
 _ALIAS: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _ENTRY: Final = re.compile(r"(?P<name>.+)@(?P<version>[1-9][0-9]{0,17})", re.DOTALL)
+
+
+class VersionsConfig(Section, frozen=True, kw_only=True):
+    """Which versions of a model are served whose folder has numbered subfolders: 1/, 2/, ..."""
+
+    policy: Annotated[
+        Literal["latest", "specific", "all"],
+        Meta(description="latest: the highest numbers; specific: those in 'only'; all: every one."),
+    ] = "latest"
+    count: Annotated[int, Meta(description="How many versions are served by the policy latest.", ge=1)] = 1
+    only: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...], Meta(description="The versions that the policy specific serves.")
+    ] = ()
+    aliases: Annotated[
+        dict[str, Annotated[int, Meta(ge=1)]],
+        Meta(description="Names for versions: with stable: 3, the name MODEL@stable is version 3."),
+    ] = {}
+    weights: Annotated[
+        dict[str, Annotated[float, Meta(ge=0)]],
+        Meta(
+            description="Which part of the requests for the model's own name each version gets: {3: 90, 4: 10}. Requests of one session or user stay with one version. Unset: the newest gets all."
+        ),
+    ] = {}
 
 
 def entry_of(name: str, version: str) -> str:

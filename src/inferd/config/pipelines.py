@@ -1,4 +1,4 @@
-"""How a pipeline's steps hang together: references resolved, the order found, everything wrong with it told.
+"""A pipeline: its settings, and how its steps hang together: references resolved, the order found, everything wrong with it told.
 
 Pure, over a pipeline's configuration. Knows names, not tensors: which operations exist and what they take and give is
 ``inferd.predict.steps``'s to say, and a model's inputs and outputs are known when it is loaded.
@@ -8,21 +8,70 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
-from inferd.config_tree import Path as Place
-from inferd.config_tree import Problem, check
+from inferd.config.section import Section
+from inferd.config.tree import Path as Place
+from inferd.config.tree import Problem, check
 
 if TYPE_CHECKING:
-    from inferd.config import Config, ModelConfig, PipelineConfig, StepConfig
+    from inferd.config.config import Config
+    from inferd.config.model import ModelConfig
 
 SOURCE = "pipeline"
 _WORD = re.compile(r"\W+")
 _SPEC = re.compile(
     r"(?P<datatype>BOOL|U?INT(?:8|16|32|64)|FP(?:16|32|64)|BF16|BYTES)\s*(?:\[(?P<shape>\s*-?\d+\s*(?:,\s*-?\d+\s*)*)?\])?"
 )
+
+
+class StepConfig(Section, frozen=True, kw_only=True):
+    """One step of a pipeline: a built-in operation, or a model."""
+
+    name: Annotated[
+        str,
+        Meta(
+            description="Unique in the pipeline; its outputs are called name.output. Unset: the last word of the operation's name, or the model's.",
+            pattern=r"^[\w-]*$",
+        ),
+    ] = ""
+    op: Annotated[str | None, Meta(description="A built-in operation: image.decode, image.resize, labels, boxes.")] = (
+        None
+    )
+    model: Annotated[
+        str | None, Meta(description="The name of a model of this file, loaded into the pipeline's worker.")
+    ] = None
+    inputs: Annotated[
+        dict[str, str],
+        Meta(
+            description="The step's inputs from the pipeline's inputs or other steps' outputs; unset: what the step before gives."
+        ),
+    ] = {}
+    options: Annotated[dict[str, Any], Meta(description="The operation's own options.")] = {}
+
+
+class PipelineConfig(Section, frozen=True, kw_only=True):
+    """Several steps as one model (source: pipeline): a directed acyclic graph, run in one worker."""
+
+    inputs: Annotated[
+        dict[str, str],
+        Meta(
+            description="What a request brings: names, each with a datatype and shape such as FP32 [-1, 30], or auto: what the steps that read it ask for."
+        ),
+    ] = {}
+    steps: tuple[StepConfig, ...] = ()
+    outputs: Annotated[
+        dict[str, str], Meta(description="The pipeline's outputs from steps' outputs: label: classify.label.")
+    ] = {}
+    models: Annotated[
+        dict[str, Any],
+        Meta(
+            description="Models that this pipeline alone uses, each with a model's settings; they are not served by themselves."
+        ),
+    ] = {}
 
 
 class Reference(NamedTuple):

@@ -24,7 +24,8 @@ from inferd.config import (
     single_model_config,
     stray_variables,
 )
-from inferd.config_tree import NotAllowedError, Text, count, size, size_text
+from inferd.config.tree import Text
+from inferd.config.units import NotAllowedError, count, size, size_text
 from inferd.errors import ConfigError
 
 

@@ -1,0 +1,58 @@
+"""How a model that generates text is computed: steps, the memory of keys and values, speculation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from inferd.config.section import Section
+
+
+class SchedulerConfig(Section, frozen=True, kw_only=True):
+    """How an engine fills its steps."""
+
+    max_num_seqs: Annotated[int, Meta(description="Sequences computed together in one step.", ge=1, le=4096)] = 64
+    max_num_batched_tokens: Annotated[
+        int, Meta(description="Token budget of one step; also the largest prefill chunk.", ge=1)
+    ] = 512
+    prefix_caching: Annotated[bool, Meta(description="Reuse the KV blocks of shared prompt prefixes.")] = True
+
+
+class KVCacheConfig(Section, frozen=True, kw_only=True):
+    """The memory that holds keys and values of earlier tokens."""
+
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Size of the KV arena in bytes; unset: enough for max_num_seqs sequences of typical length, within a quarter of free memory."
+        ),
+    ] = None
+    block_size: Annotated[int, Meta(description="Tokens per block.", ge=1, le=256)] = 16
+    num_blocks: Annotated[
+        Annotated[int, Meta(ge=2)] | None, Meta(description="Number of blocks; overrides memory_bytes.")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "int8"],
+        Meta(
+            description="Number format of keys and values. auto: the model's; int8: 8-bit integers with scales, which take about half the memory (docs/quantisation.md)."
+        ),
+    ] = "auto"
+
+
+class SpeculationConfig(Section, frozen=True, kw_only=True):
+    """Tokens that a language model is guessed to say next, computed along with the last one (never changes an answer)."""
+
+    method: Annotated[
+        Literal["auto", "none", "prompt_lookup", "draft"],
+        Meta(
+            description="Where guesses come from. auto: from the text itself, and from the draft model where there is one; prompt_lookup or draft: only so; none: no guesses. Whatever it is, guesses are made only while they measurably pay."
+        ),
+    ] = "auto"
+    draft: Annotated[
+        str | None,
+        Meta(description="A smaller model with the same tokenizer: a folder, a Hugging Face Hub id, or 'demo-draft'."),
+    ] = None
+    max_tokens: Annotated[
+        int, Meta(description="Tokens guessed for one sequence in one step, at most.", ge=1, le=64)
+    ] = 16

@@ -1,0 +1,211 @@
+"""One model: where it comes from, how it runs, and the sections of which its settings consist.
+
+Does not know how settings are read, nor what must hold between them (``rules.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from inferd.config.generation import KVCacheConfig, SchedulerConfig, SpeculationConfig
+from inferd.config.pipelines import PipelineConfig, StepConfig
+from inferd.config.prediction import BatchingConfig, SequenceConfig, TensorConfig
+from inferd.config.remote import RemoteConfig, RemoteSettings
+from inferd.config.routing import (
+    BreakerConfig,
+    ModelCacheConfig,
+    ObjectivesConfig,
+    QueueConfig,
+    RetryConfig,
+    RoutingConfig,
+)
+from inferd.config.section import Section
+from inferd.config.versions import VersionsConfig
+from inferd.types import PriorityClass
+
+Runtime = Literal[
+    "auto", "llm", "onnx", "torch", "sklearn", "xgboost", "lightgbm", "encoder", "python", "triton_python", "pipeline"
+]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+REMOTE_PREFIX = "openai:"
+
+
+class ModelConfig(Section, frozen=True, kw_only=True):
+    """One model: where it comes from and how it runs."""
+
+    source: Annotated[
+        str,
+        Meta(
+            description="A folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class), a Hugging Face Hub id (optionally id@revision), 'demo' for the bundled chat model, or openai:https://host/v1 for a remote server."
+        ),
+    ]
+    runtime: Annotated[
+        Runtime,
+        Meta(description="What computes the model; auto: what its files ask for."),
+    ] = "auto"
+    task: Annotated[
+        Literal["auto", "predict", "embed", "rerank", "classify", "token_classify"],
+        Meta(description="What a text encoder is asked for; auto: what its checkpoint was made for."),
+    ] = "auto"
+    allow_code: Annotated[
+        bool,
+        Meta(
+            description="Run code that comes with the model: a Python class, TorchScript, custom operators. Only for models you trust as you trust this server's own code."
+        ),
+    ] = False
+    allow_pickle: Annotated[
+        bool,
+        Meta(description="Open pickles, which can run any code when they are read. Only for files you made yourself."),
+    ] = False
+    options: Annotated[dict[str, Any], Meta(description="The runtime's or Python class's own options.")] = {}
+    replicas: Annotated[int, Meta(description="Copies of the model, each in its own worker process.", ge=1, le=64)] = 1
+    dtype: Annotated[
+        DType,
+        Meta(
+            description="Number format of weights and KV cache; auto: the checkpoint's own (float32 where the processor has no fast bfloat16)."
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["auto", "none", "int8", "int4", "fp8"],
+        Meta(
+            description="Weights as integers: int8 or int4 (CPU) made when the model loads, from any checkpoint; fp8: numbers of 8 bits (CUDA); auto: as the checkpoint has them; none: as numbers, whatever the checkpoint has."
+        ),
+    ] = "auto"
+    quantization_cache_bytes: Annotated[
+        int,
+        Meta(
+            description="Disk space for weights that were quantised at load, in the user's cache folder; those not used for longest go first. 0: none are kept.",
+            ge=0,
+        ),
+    ] = 20 << 30
+    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N.", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = (
+        "auto"
+    )
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Longest prompt plus answer in tokens; unset: the checkpoint's own limit."),
+    ] = None
+    threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Compute threads of a replica; unset: the cores that the server may use (taskset, cpuset), shared out among the replicas."
+        ),
+    ] = None
+    attention: Annotated[
+        Literal["auto", "reference", "native", "triton"],
+        Meta(
+            description="Attention backend; auto: the native kernels where they are built (CPU), Triton's where it is installed (CUDA), else plain torch."
+        ),
+    ] = "auto"
+    chat_template: Annotated[
+        str | None, Meta(description="Path of a Jinja chat template that replaces the checkpoint's own.")
+    ] = None
+    use_generation_config: Annotated[
+        bool, Meta(description="Take sampling defaults from the checkpoint's generation_config.json.")
+    ] = True
+    seed: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="Makes requests that bring no seed repeatable from one start to the next; unset: they differ."
+        ),
+    ] = None
+    hang_timeout_s: Annotated[
+        float, Meta(description="A busy replica that completes no step for this long is restarted.", gt=0)
+    ] = 60.0
+    load_timeout_s: Annotated[
+        float, Meta(description="Longest time for loading; a model that takes longer is not loaded.", gt=0)
+    ] = 1800.0
+    load: Annotated[
+        Literal["startup", "on_demand"],
+        Meta(description="Load when the server starts, or when the first request comes (which waits meanwhile)."),
+    ] = "startup"
+    idle_after_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Unload after so many seconds without a request; unset: never."),
+    ] = None
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Memory that one replica may take; the KV arena gets what weights and headroom leave of it."),
+    ] = None
+    memory_fraction: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="Likewise as a part of server.memory_bytes, which must be set: 0.25 is a quarter of it."),
+    ] = None
+    priority: Annotated[
+        PriorityClass,
+        Meta(description="Against other models on the same cores: batch yields, and is unloaded first."),
+    ] = "normal"
+    region: Annotated[
+        str | None, Meta(description="Where its local replicas run; requests of a tenant with another region do not.")
+    ] = None
+    resume_streams: Annotated[
+        bool,
+        Meta(
+            description="When a worker dies in the middle of a stream, another one continues it, token by token the same."
+        ),
+    ] = False
+    drain_s: Annotated[
+        float, Meta(description="Seconds that requests get to finish on a replica that is replaced or unloaded.", ge=0)
+    ] = 300.0
+    version: Annotated[
+        str,
+        Meta(
+            description="What KServe v2 calls this version; a version from a numbered folder has the folder's number.",
+            pattern=r"^[1-9][0-9]{0,17}$",
+        ),
+    ] = "1"
+    batching: BatchingConfig = BatchingConfig()
+    sequence: SequenceConfig = SequenceConfig()
+    inputs: tuple[TensorConfig, ...] = ()
+    outputs: tuple[TensorConfig, ...] = ()
+    preprocess: Annotated[
+        tuple[StepConfig, ...],
+        Meta(description="Operations before the model, each on what the one before gives."),
+    ] = ()
+    postprocess: Annotated[
+        tuple[StepConfig, ...],
+        Meta(description="Operations after the model, each on what the one before gives."),
+    ] = ()
+    pipeline: PipelineConfig = PipelineConfig()
+    remote: RemoteSettings = RemoteSettings()
+    remotes: tuple[RemoteConfig, ...] = ()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    kv_cache: KVCacheConfig = KVCacheConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    versions: VersionsConfig = VersionsConfig()
+    queue: QueueConfig = QueueConfig()
+    routing: RoutingConfig = RoutingConfig()
+    breaker: BreakerConfig = BreakerConfig()
+    retry: RetryConfig = RetryConfig()
+    cache: ModelCacheConfig = ModelCacheConfig()
+    objectives: ObjectivesConfig = ObjectivesConfig()
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether ``source`` itself is a remote server, so that there are no local replicas."""
+        return self.source.startswith(REMOTE_PREFIX)
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether it consists of steps, so that ``source`` names no files."""
+        return bool(self.pipeline.steps)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether operations are part of it."""
+        return bool(self.pipeline.steps or self.preprocess or self.postprocess)
+
+    @property
+    def num_local(self) -> int:
+        """Local replicas."""
+        return 0 if self.is_remote else self.replicas
+
+    @property
+    def upstreams(self) -> tuple[RemoteConfig, ...]:
+        """Every remote server among its replicas."""
+        if not self.is_remote:
+            return self.remotes
+        settings = {name: getattr(self.remote, name) for name in RemoteSettings.__struct_fields__}
+        return (RemoteConfig(url=self.source.removeprefix(REMOTE_PREFIX), **settings), *self.remotes)

@@ -1,0 +1,102 @@
+"""A model's requests before and between its replicas: waiting, choosing, failing, trying again, kept answers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from inferd.config.section import Section
+
+
+class QueueConfig(Section, frozen=True, kw_only=True):
+    """The bounded queue in front of a model."""
+
+    max_requests: Annotated[
+        int, Meta(description="Requests that may wait for a replica; one more is refused with 503.", ge=0)
+    ] = 1024
+    max_tokens: Annotated[int, Meta(description="Tokens (prompt and answer, estimated) that may wait.", ge=1)] = (
+        16_000_000
+    )
+    max_bytes: Annotated[int, Meta(description="Bytes of requests that may wait.", ge=1)] = 256 * 1024 * 1024
+    max_share_per_tenant: Annotated[
+        float,
+        Meta(
+            description="Part of each of these bounds that one tenant may fill while others have requests waiting.",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.5
+    timeout_s: Annotated[
+        float, Meta(description="Longest time a request may wait before it is refused with 503.", gt=0)
+    ] = 600.0
+    aging_every: Annotated[
+        int,
+        Meta(
+            description="Every so many dispatches the class that was served least recently goes first: no class starves.",
+            ge=2,
+        ),
+    ] = 16
+
+
+class RoutingConfig(Section, frozen=True, kw_only=True):
+    """Which of a model's replicas takes a request."""
+
+    prefix_affinity: Annotated[
+        bool, Meta(description="Prefer the replica that has seen the beginning of the prompt, while its load allows.")
+    ] = True
+    affinity_slack: Annotated[
+        float,
+        Meta(description="A preferred replica may have this many times the average outstanding work, plus one.", ge=1),
+    ] = 1.5
+    slow_start_s: Annotated[
+        float, Meta(description="Seconds over which a replica that came back gets its full share again.", ge=0)
+    ] = 10.0
+    eject_factor: Annotated[
+        float,
+        Meta(description="A replica so many times slower than the median of its peers is set aside; 0: never.", ge=0),
+    ] = 3.0
+    eject_s: Annotated[float, Meta(description="Seconds that a slow replica is set aside, at first.", gt=0)] = 10.0
+
+
+class BreakerConfig(Section, frozen=True, kw_only=True):
+    """When a replica that fails is left alone, and how it is tried again."""
+
+    enabled: Annotated[bool, Meta(description="Whether failures open the breaker.")] = True
+    failures: Annotated[int, Meta(description="Failures within window_s that open it.", ge=1)] = 5
+    window_s: Annotated[float, Meta(description="Seconds within which failures count.", gt=0)] = 10.0
+    cooldown_s: Annotated[float, Meta(description="Seconds before the first probe.", gt=0)] = 5.0
+    probes: Annotated[int, Meta(description="Requests let through at the same time to probe.", ge=1)] = 1
+    successes: Annotated[int, Meta(description="Probes in a row that close it.", ge=1)] = 2
+
+
+class RetryConfig(Section, frozen=True, kw_only=True):
+    """Trying again elsewhere, before anything of an answer was sent."""
+
+    max_attempts: Annotated[
+        int, Meta(description="Replicas that a request may be given to; 1: no retries.", ge=1, le=10)
+    ] = 3
+    budget: Annotated[float, Meta(description="Retries and hedges as a part of live traffic, at most.", ge=0, le=1)] = (
+        0.2
+    )
+    hedge_after_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Ask a second replica when the first has said nothing for this long; unset: never."),
+    ] = None
+
+
+class ModelCacheConfig(Section, frozen=True, kw_only=True):
+    """Whether a model's answers are kept for equal requests."""
+
+    enabled: Annotated[bool, Meta(description="Keep answers of deterministic requests (temperature 0, or a seed).")] = (
+        False
+    )
+    ttl_s: Annotated[float, Meta(description="Seconds that an answer is kept.", gt=0)] = 3600.0
+    any_temperature: Annotated[bool, Meta(description="Keep answers of requests that draw at random as well.")] = False
+
+
+class ObjectivesConfig(Section, frozen=True, kw_only=True):
+    """What the model's clients should see; scheduling and routing work towards it."""
+
+    ttft_ms: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="Time to the first token, p95.")] = None
+    tpot_ms: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="Time per output token, p95.")] = None

@@ -1,0 +1,9 @@
+"""What every section of the configuration is."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every section: keyword only, immutable, an unknown key is an error."""

@@ -1,0 +1,156 @@
+"""The server itself: where it listens, what outlives it, where answers are kept, who its tenants are.
+
+Settings of models are in ``model.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from inferd.config.section import Section
+
+
+class TlsConfig(Section, frozen=True, kw_only=True):
+    """The certificate that the listeners show; without one they speak plainly."""
+
+    certificate: Annotated[
+        str | None,
+        Meta(
+            description="PEM file with the server's certificate and those that vouch for it: clients speak https and gRPC over TLS. Read again by a reload."
+        ),
+    ] = None
+    key: Annotated[
+        str | None,
+        Meta(description="PEM file with the certificate's key, without a password; unset: it is in the same file."),
+    ] = None
+
+
+class ServerConfig(Section, frozen=True, kw_only=True):
+    """Where the server listens and how it behaves towards clients."""
+
+    host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(description="Port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8000
+    grpc_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        Meta(description="Port for KServe v2 over gRPC; 0 takes a free one, unset: there is none."),
+    ] = None
+    max_body_bytes: Annotated[int, Meta(description="Largest request body accepted, in bytes.", ge=1024)] = (
+        16 * 1024 * 1024
+    )
+    drain_delay_s: Annotated[
+        float,
+        Meta(
+            description="Seconds after SIGTERM during which readiness is already false and requests are still accepted.",
+            ge=0,
+        ),
+    ] = 0.0
+    grace_s: Annotated[float, Meta(description="Seconds that requests in flight get to finish at shutdown.", ge=0)] = (
+        30.0
+    )
+    v2_name: Annotated[
+        str,
+        Meta(
+            description="The server's name in KServe v2's metadata; Triton's own example clients insist on 'triton'.",
+            min_length=1,
+        ),
+    ] = "inferd"
+    access_log: Annotated[bool, Meta(description="Write one line per request to the log (never its text).")] = True
+    log_format: Annotated[
+        Literal["auto", "json", "text"],
+        Meta(description="Form of the log on stderr: JSON lines, or words; auto: words on a terminal, JSON elsewhere."),
+    ] = "auto"
+    auth: Annotated[
+        Literal["auto", "required", "off"],
+        Meta(
+            description="Who needs an API key. auto: everybody as soon as one key exists, and always on an address other than loopback (such a server does not start without keys); required: everybody; off: nobody."
+        ),
+    ] = "auto"
+    public_metrics: Annotated[bool, Meta(description="Let /metrics be read without a key where keys are needed.")] = (
+        False
+    )
+    cors_origins: Annotated[
+        tuple[str, ...], Meta(description="Web origins whose pages may call the API; none by default.")
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Host names that requests may be addressed to; none: on loopback localhost and addresses, elsewhere any."
+        ),
+    ] = ()
+    tls: TlsConfig = TlsConfig()
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Memory that all local models together may take; a model that does not fit is refused, or the least recently used on-demand model leaves. Unset: what the machine has."
+        ),
+    ] = None
+    send_timeout_s: Annotated[
+        float,
+        Meta(description="A client that takes no byte of its answer for this long is cut off.", gt=0),
+    ] = 60.0
+    max_connections: Annotated[
+        int,
+        Meta(
+            description="Client connections at a time; a further one gets 503 and its end. Never more than half of the files that the process may open.",
+            ge=1,
+        ),
+    ] = 10_000
+    body_timeout_s: Annotated[
+        float,
+        Meta(
+            description="Longest time for the whole body of a request, to which every 16 KiB that arrive add a second.",
+            gt=0,
+        ),
+    ] = 120.0
+    reload: Annotated[bool, Meta(description="Follow changes of the configuration file while serving.")] = True
+
+
+class StateConfig(Section, frozen=True, kw_only=True):
+    """What outlives the process: keys, usage, limits."""
+
+    url: Annotated[
+        str | None,
+        Meta(
+            description="postgresql://user@host/database, or sqlite:///path; unset: state.db in data_dir. Servers that share a database share keys and limits."
+        ),
+    ] = None
+    data_dir: Annotated[
+        str | None,
+        Meta(description="Folder for state, journals and the control socket; unset: inferd in the user's data folder."),
+    ] = None
+    idempotency_ttl_s: Annotated[
+        float, Meta(description="Seconds that an answer is kept for its Idempotency-Key.", gt=0)
+    ] = 86_400.0
+    usage_retention_days: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Days that usage is kept; unset: for ever.")
+    ] = None
+
+
+class CacheConfig(Section, frozen=True, kw_only=True):
+    """Where answers are kept that were computed before; a model says whether its answers are."""
+
+    url: Annotated[
+        str | None, Meta(description="redis://host:port/0 of a Redis or Valkey server; unset: this process's memory.")
+    ] = None
+    max_bytes: Annotated[int, Meta(description="Bytes of answers kept in memory.", ge=0)] = 64 * 1024 * 1024
+    max_entry_bytes: Annotated[int, Meta(description="A larger answer is not kept.", ge=1)] = 1024 * 1024
+
+
+class TenantConfig(Section, frozen=True, kw_only=True):
+    """One tenant: what all its keys together may use."""
+
+    weight: Annotated[float, Meta(description="Its share of a busy model, relative to the others'.", gt=0, le=1000)] = (
+        1.0
+    )
+    rpm: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Requests per minute; unset: no limit.")] = None
+    tpm: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Tokens per minute, prompt and answer; unset: no limit.")
+    ] = None
+    max_in_flight: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Requests at the same time; unset: no limit.")
+    ] = None
+    region: Annotated[
+        str | None, Meta(description="Its requests run only on replicas of this region; unset: anywhere.")
+    ] = None

@@ -1,0 +1,48 @@
+"""A YAML file as plain data. Does not know what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inferd.errors import ConfigError
+
+
+def read_yaml(path: Path) -> dict[str, object]:
+    """A YAML file's document as plain data; duplicate keys are refused. Raises ConfigError."""
+    import yaml  # a server without a config file starts faster without it
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: Loader, node: yaml.MappingNode) -> dict[str, object]:
+        seen: dict[object, int] = {}
+        for key_node, _ in node.value:
+            key, line = loader.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            if isinstance(key, list | dict):
+                raise ConfigError(f"{path}, line {line}: a key must be a word, not a list or a section.")
+            if key in seen:
+                raise ConfigError(
+                    f"{path}, line {line}: the key {key!r} is already given on line {seen[key]}; keep one of them."
+                )
+            seen[key] = line
+        loader.flatten_mapping(node)
+        return {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
+
+    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    try:
+        with path.open("rb") as file:
+            document: object = yaml.load(file, Loader)
+    except FileNotFoundError:
+        raise ConfigError(f"The configuration file {path} does not exist; check the path.") from None
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"The configuration file {path} cannot be read: {error}.") from None
+    except RecursionError:
+        raise ConfigError(f"The configuration file {path} is nested too deeply to be one.") from None
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(f"The configuration file {path} is not valid YAML: {said}.") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"The configuration file {path} holds no sections; it starts with 'models:' or 'server:'.")
+    return document
