@@ -69,6 +69,7 @@ class Engine:
         self._completed: list[Generation] = []  # likewise: continuations that had nothing left to say
         self._with_deadline: set[str] = set()
         self._current: Step | None = None  # the step being computed
+        self._said: list[Output] = []  # what it has to say so far
         self._clock = StepClock()
 
     @property
@@ -155,7 +156,7 @@ class Engine:
 
     def step(self, now: float) -> tuple[list[Output], StepStats]:
         self._clock.start()
-        outputs = self._expire(now) + self._end_cancelled(now)
+        self._said = self._expire(now) + self._end_cancelled(now)
         self._current = step = self._scheduler.schedule()
         if step.slices:
             self._note_scheduled(step, now)
@@ -173,16 +174,17 @@ class Engine:
                 self._clock.lap("schedule")
                 self._score_prompts(step, hidden)
                 # Tokens are there when they have been computed, not when the step began.
-                outputs += self._extend(step, hidden, lambda: now + clock.now() - began)
+                self._extend(step, hidden, lambda: now + clock.now() - began)
             self._clock.lap("text")
             self._scheduler.note_cost(step, clock.now() - began)
             if self._speculation is not None:
                 self._speculation.note()
         self._current = None
+        outputs, self._said = self._said, []
         return outputs, self._stats(step)
 
     def abort_step(self, error: Exception, now: float) -> list[Output]:
-        """``step`` raised: end the requests that were in it, keep the others."""
+        """``step`` raised: end the requests that were in it, keep the others. What had ended before it raised is told too."""
         step, self._current = self._current, None
         failure = (
             error
@@ -192,7 +194,8 @@ class Engine:
             )
         )
         ids = {part.sequence.request_id for part in step.slices} if step is not None else set(self._generations)
-        outputs = self._end_cancelled(now)
+        said, self._said = self._said, []
+        outputs = said + self._end_cancelled(now)
         for request_id in sorted(ids & self._generations.keys()):
             generation = self._generations[request_id]
             self._forget(generation)
@@ -255,7 +258,7 @@ class Engine:
                     known += [generation.describe(s, sampling.prompt_logprobs) for s in scored]
             row += part.count
 
-    def _extend(self, step: Step, hidden: Tensor, tell_time: Callable[[], float]) -> list[Output]:
+    def _extend(self, step: Step, hidden: Tensor, tell_time: Callable[[], float]) -> None:
         """Sample every sequence that has caught up, and collect the news."""
         rows: list[int] = []  # of hidden; a sequence with tentative tokens has one more than there are of them
         plain: list[Slice] = []
@@ -286,14 +289,15 @@ class Engine:
         logits = self._runner.logits(hidden, rows) if rows else hidden
         self._clock.lap("logits")
         now = tell_time()
-        outputs = [self._finish_unsampled(generation, now) for generation in scored]
+        for generation in scored:
+            self._said.append(self._finish_unsampled(generation, now))
         if not rows:
-            return outputs
+            return
         changed: dict[str, list[Choice]] = {}
         if plain:
-            outputs += self._sample(plain, logits[plain_rows] if beams else logits, changed, now)
+            self._sample(plain, logits[plain_rows] if beams else logits, changed, now)
         for row, sequence in beams:
-            outputs += self._widen(sequence, logits[row : row + 1], now)
+            self._widen(sequence, logits[row : row + 1], now)
         for request_id, choices in changed.items():
             changed_one = self._generations.get(request_id)
             if changed_one is None:
@@ -302,8 +306,7 @@ class Engine:
                 self._forget(changed_one)
             output = changed_one.news(choices, now)
             if output is not None:
-                outputs.append(output)
-        return outputs
+                self._said.append(output)
 
     def _fork(self, part: Slice, generation: Generation) -> list[Sequence]:
         """When the prompt of a request with several choices is computed, the others share it."""
@@ -316,19 +319,17 @@ class Engine:
             generation.open_choice(child)
         return [child for child in children if child.is_running]
 
-    def _sample(self, parts: Seq[Slice], logits: Tensor, changed: dict[str, list[Choice]], now: float) -> list[Output]:
+    def _sample(self, parts: Seq[Slice], logits: Tensor, changed: dict[str, list[Choice]], now: float) -> None:
         """Draw a token for each of the parts' rows, and let each sequence have those that follow from what it knows.
 
         The row behind a tentative token counts only where that token is the one that was drawn before it. What is
         drawn depends on nothing but the tokens before it, so these are the tokens that single steps would have given.
         """
         rows = [self._row(part.sequence, part.draft[:count]) for part in parts for count in range(len(part.draft) + 1)]
-        failed: list[Output] = []
         drawn = iter(self._sampler.sample(logits, rows))
         self._clock.lap("sample")
         for part in parts:
-            failed += self._take(part, [next(drawn) for _ in range(len(part.draft) + 1)], changed, now)
-        return failed
+            self._take(part, [next(drawn) for _ in range(len(part.draft) + 1)], changed, now)
 
     def _row(self, sequence: Sequence, tentative: Seq[int]) -> SampleRow:
         """How a sequence is sampled after tokens of which it does not know yet."""
@@ -347,17 +348,18 @@ class Engine:
 
     def _take(
         self, part: Slice, drawn: list[Sampled | InferdError], changed: dict[str, list[Choice]], now: float
-    ) -> list[Output]:
+    ) -> None:
         """Append to a sequence what was drawn, up to the first token that was not expected."""
         sequence = part.sequence
         generation = self._generations.get(sequence.request_id)
         if generation is None:  # a sibling failed just now
-            return []
+            return
         num_right, was_wrong = 0, False
         for expected, sampled in zip((*part.draft, None), drawn, strict=True):
             if isinstance(sampled, InferdError):
                 self._forget(generation)
-                return [generation.failed(sampled, now)]
+                self._said.append(generation.failed(sampled, now))
+                return
             choice = generation.push(sequence, sampled, now)
             if sampled.token_id != expected:
                 was_wrong = expected is not None
@@ -373,7 +375,6 @@ class Engine:
         if choice.finish_reason is not None:
             generation.num_preemptions += sequence.num_preemptions
             self._leave(sequence)
-        return []
 
     def _finish_unsampled(self, generation: Generation, now: float) -> Output:
         for choice in generation.choices.values():
@@ -385,14 +386,14 @@ class Engine:
 
     # -- beam search ------------------------------------------------------------------------
 
-    def _widen(self, sequence: Sequence, logits: Tensor, now: float) -> list[Output]:
+    def _widen(self, sequence: Sequence, logits: Tensor, now: float) -> None:
         """A beam is ready; when all are, extend them together."""
         beams = self._beams[sequence.request_id]
         generation = self._generations[sequence.request_id]
         (best,) = self._sampler.prompt_logprobs(logits, [0], beams.state.candidates_per_beam)
         beams.ready[sequence] = list(best.top)
         if len(beams.ready) < len(beams.live):
-            return []
+            return
         generation.first_token_at = generation.first_token_at or now
         parents = beams.live
         extended = beams.state.advance([beams.ready[parent] for parent in parents])
@@ -406,9 +407,8 @@ class Engine:
             beams.live.append(child)
         for parent in parents:
             self._scheduler.remove(parent)
-        if not beams.state.is_done:
-            return []
-        return [self._finish_beams(generation, beams, now)]
+        if beams.state.is_done:
+            self._said.append(self._finish_beams(generation, beams, now))
 
     def _finish_beams(self, generation: Generation, beams: Beams, now: float) -> Output:
         """Play the best hypotheses through fresh choices: text, stops and log-probabilities as ever."""
