@@ -53,14 +53,24 @@ struct Bytes {
     const int32_t* factor;
 };
 
+// A row's numbers in the order in which the columns take them.
+template <class T>
+inline const T* in_order(const Weights& w, const T* x) {
+    if (w.order == nullptr) return x;
+    static thread_local Room room;
+    T* gathered = room.take<T>(w.in);
+    for (int64_t i = 0; i < w.in; i++) gathered[i] = x[w.order[i]];
+    return gathered;
+}
+
 // Without zero points and groups a row's own range is used whole, with a zero point; else a group's peak is 127.
 template <class T>
-inline void to_bytes(const Weights& w, const Ints& lay, const T* x, int64_t stride, int64_t row, int8_t* bytes, float* scale, int32_t* start,
+inline void to_bytes(const Weights& w, const Ints& lay, const T* x, int64_t row, int8_t* bytes, float* scale, int32_t* start,
                      int32_t* factor) {
     const float most_steps = w.total ? 255.0f : 127.0f;
     for (int64_t group = 0; group < lay.groups; group++) {
         const int64_t n = least(lay.group, w.in - group * lay.group), at = row * lay.groups + group;
-        const T* from = x + row * stride + group * lay.group;
+        const T* from = x + group * lay.group;
         int8_t* to = bytes + at * lay.width;
         Vec highest = Vec::zero(), lowest = Vec::zero();  // zero itself is always a byte
         for (int64_t j = 0; j < n; j += Vec::width) {
@@ -251,7 +261,7 @@ void ints_product(const Weights& w, const LinearArgs& g, int threads) {
     int32_t* factor = rooms[3].take<int32_t>(g.rows * lay.groups);
     const T* x = static_cast<const T*>(g.x);
 #pragma omp parallel for schedule(static) num_threads(threads) if (g.rows * w.in > 16384)
-    for (int64_t row = 0; row < g.rows; row++) to_bytes(w, lay, x, g.x_stride, row, bytes, scale, start, factor);
+    for (int64_t row = 0; row < g.rows; row++) to_bytes(w, lay, in_order(w, x + row * g.x_stride), row, bytes, scale, start, factor);
     const Bytes all{bytes, scale, start, factor};
     const bool is_short = w.has_zero && lay.group <= kShortGroup;
     const auto columns = [&](const char* base, int64_t panel) {
@@ -353,11 +363,11 @@ void unpack_ints(const Weights& w, const int64_t* ids, int64_t count, T* out, in
             const float rest = w.group ? half_to_float(reinterpret_cast<const uint16_t*>(head + lay.scale_at)[column]) : 1.0f;
             const float scale = w.scale[ids[i]] * rest;
             const int32_t zero = w.has_zero ? reinterpret_cast<const uint8_t*>(head + lay.zero_at)[column] : lay.middle;
-            T* to = out + i * w.in + group * lay.group;
-            for (int64_t k = 0; k < least(lay.group, w.in - group * lay.group); k++) {
+            const int64_t first = group * lay.group;
+            for (int64_t k = 0; k < least(lay.group, w.in - first); k++) {
                 const uint8_t byte = uint8_t(lanes[k / lay.step * kPanel * 4 + k % 4]);
                 const int32_t whole = w.format == WeightFormat::int8 ? byte : k % 8 < 4 ? byte & 15 : byte >> 4;
-                to[k] = from_float<T>(scale * float(whole - zero));
+                out[i * w.in + (w.order ? w.order[first + k] : first + k)] = from_float<T>(scale * float(whole - zero));
             }
         }
     }

@@ -138,7 +138,8 @@ NB_MODULE(_kernels, m) {
         .def("__init__", [](Weights* self, int format, uintptr_t packed, uintptr_t scale, uintptr_t total, int64_t group, bool has_zero, uintptr_t bias,
                             int64_t in, int64_t out) {
             new (self) Weights{WeightFormat(format), at(packed), at<float>(scale), at<int32_t>(total), group, has_zero, at<float>(bias), in, out};
-        });
+        })
+        .def("take_in", [](Weights& self, uintptr_t order) { self.order = at<int32_t>(order); });
     m.def("linear", &linear, nogil());
     m.def("attention", &attention, nogil());
     m.def(

@@ -30,6 +30,7 @@ struct Weights {
     bool has_zero;         // int8, int4: a group has a zero point beside its scale
     const float* bias;     // [out] or null
     int64_t in, out;
+    const int32_t* order = nullptr;  // int8, int4: [in] the input that each column takes (act-order); null: its own
 };
 
 struct LinearArgs {

@@ -55,6 +55,7 @@ class Weights:
         out: int,
         /,
     ) -> None: ...
+    def take_in(self, order: int, /) -> None: ...
 
 def linear(
     weights: Weights,

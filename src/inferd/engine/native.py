@@ -222,11 +222,18 @@ def round_weights(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, T
 class PackedInts:
     """A quantised [out, in] matrix in the kernels' panels, with a bias [out]."""
 
-    __slots__ = ("_bias", "described", "in_features", "out_features", "parts")
+    __slots__ = ("_bias", "_order", "described", "in_features", "out_features", "parts")
 
-    def __init__(self, parts: Mapping[str, Tensor], shape: tuple[int, int], form: Form, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Tensor],
+        shape: tuple[int, int],
+        form: Form,
+        bias: Tensor | None,
+        order: Tensor | None = None,
+    ) -> None:
         """``parts``: "data" (uint8, the panels), "scale" (float32) and "total" (int32) of every column of the panels, the
-        last only of integers with neither groups nor zero points. Takes ownership of them."""
+        last only of integers with neither groups nor zero points. Takes ownership of them. ``order``: see QuantizedWeight."""
         self.out_features, self.in_features = shape
         self.parts = parts
         self._bias = None if bias is None else bias.float().contiguous()
@@ -242,6 +249,9 @@ class PackedInts:
             self.in_features,
             self.out_features,
         )
+        self._order = None if order is None else order.to(torch.int32).contiguous()
+        if self._order is not None:
+            self.described.take_in(self._order.data_ptr())
 
     @staticmethod
     def sizes(shape: tuple[int, int], form: Form) -> dict[str, tuple[torch.dtype, int]]:
@@ -254,11 +264,17 @@ class PackedInts:
     def of(cls, weight: QuantizedWeight, bias: Tensor | None = None) -> PackedInts:
         """Packs a matrix that ``fits``."""
         out, size = weight.values.shape
-        return cls.of_rows([weight], (out, size), Form(weight.bits, weight.group_size, weight.zero is not None), bias)
+        form = Form(weight.bits, weight.group_size, weight.zero is not None)
+        return cls.of_rows([weight], (out, size), form, bias, weight.order)
 
     @classmethod
     def of_rows(
-        cls, pieces: Iterable[QuantizedWeight], shape: tuple[int, int], form: Form, bias: Tensor | None
+        cls,
+        pieces: Iterable[QuantizedWeight],
+        shape: tuple[int, int],
+        form: Form,
+        bias: Tensor | None,
+        order: Tensor | None = None,
     ) -> PackedInts:
         """Packs a matrix [out, in] that comes some rows at a time: multiples of ``PANEL_ROWS``, but for the last."""
         sizes = cls.sizes(shape, form)
@@ -287,7 +303,7 @@ class PackedInts:
                 parts["total"][first : first + out] = values.sum(1, dtype=torch.int32)
             first += out
         assert first == shape[0], (first, shape)
-        return cls(parts, shape, form, bias)
+        return cls(parts, shape, form, bias, order)
 
     @staticmethod
     def fits(weight: QuantizedWeight) -> bool:
@@ -295,7 +311,8 @@ class PackedInts:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts.values()) + (0 if self._bias is None else self._bias.nbytes)
+        beside = (self._bias, self._order)
+        return sum(part.nbytes for part in (*self.parts.values(), *beside) if part is not None)
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[...] int64 -> [..., in] float32 or bfloat16: these rows of the weight."""

@@ -29,6 +29,7 @@ class QuantizedWeight:
     zero: Tensor | None  # int8 [out, groups]; None: all are 0
     bits: int  # 4 or 8
     group_size: int  # inputs of a group, the last of which may be shorter; 0: all inputs are one group
+    order: Tensor | None = None  # int64 [in]: the input that each column of values takes (act-order); None: its own
 
     def __post_init__(self) -> None:
         out, size = self.values.shape
@@ -38,11 +39,17 @@ class QuantizedWeight:
         assert self.scale.dtype == torch.float32, self.scale.dtype
         assert self.scale.shape == (out, groups), (self.scale.shape, self.values.shape, self.group_size)
         assert self.zero is None or (self.zero.dtype == torch.int8 and self.zero.shape == self.scale.shape)
+        assert self.order is None or self.order.shape == (size,)
 
     @property
     def format(self) -> tuple[int, int]:
-        """Bits and group size: those of matrices that are stacked are equal."""
+        """Bits and group size: those of matrices that are stacked are equal, and so is their order."""
         return self.bits, self.group_size
+
+    def is_ordered_like(self, other: QuantizedWeight) -> bool:
+        if self.order is None or other.order is None:
+            return self.order is other.order
+        return torch.equal(self.order, other.order)
 
     @property
     def nbytes(self) -> int:
@@ -62,13 +69,18 @@ class QuantizedWeight:
         own, parts = self.scale_parts()
         return replace(self, scale=parts.float() * own.unsqueeze(1))
 
+    def dense(self) -> Tensor:
+        """[out, in] float32: the whole matrix."""
+        return self.rows(torch.arange(self.values.shape[0]))
+
     def rows(self, ids: Tensor) -> Tensor:
-        """[n] int64 -> [n, in] float32: these rows of the matrix."""
+        """[n] int64 -> [n, in] float32: these rows of the matrix, in the inputs' own order."""
         width = self.group_size or self.values.shape[1]
         values = self.values[ids].float()
         if self.zero is not None:
             values -= _spread(self.zero[ids].float(), width, values.shape[1])
-        return values * _spread(self.scale[ids], width, values.shape[1])
+        values *= _spread(self.scale[ids], width, values.shape[1])
+        return values if self.order is None else values[:, self.order.argsort()]
 
 
 def by_output(weight: Tensor) -> QuantizedWeight:
@@ -82,15 +94,18 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """The matrices, all of one format, above each other."""
     first = weights[0]
     assert all(each.format == first.format for each in weights), [each.format for each in weights]
+    assert all(each.is_ordered_like(first) for each in weights)
     zero = None
     if any(each.zero is not None for each in weights):
         zero = torch.cat([torch.zeros_like(w.scale, dtype=torch.int8) if w.zero is None else w.zero for w in weights])
     values, scale = torch.cat([w.values for w in weights]), torch.cat([w.scale for w in weights])
-    return QuantizedWeight(values, scale, zero, first.bits, first.group_size)
+    return QuantizedWeight(values, scale, zero, first.bits, first.group_size, first.order)
 
 
 def rounded(x: Tensor, weight: QuantizedWeight) -> Tensor:
     """x [T, in] as the product with ``weight`` sees it: through 8 bits and back, float32."""
+    if weight.order is not None:  # groups are of columns
+        return rounded(x[:, weight.order], replace(weight, order=None))[:, weight.order.argsort()]
     x = x.float()
     if not weight.group_size and weight.zero is None:
         low, high = x.amin(1, keepdim=True).clamp(max=0), x.amax(1, keepdim=True).clamp(min=0)

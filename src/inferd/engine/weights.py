@@ -17,10 +17,11 @@ from torch import Tensor
 
 from inferd.engine.forms import UNTOUCHED, Form, Rule
 from inferd.engine.kept import KeptWeights
+from inferd.engine.quantized import QuantizedWeight
 from inferd.engine.safetensors import Entry, read_table, weight_files
 from inferd.engine.stored.declared import Quantization
 from inferd.engine.stored.layout import UNUSED, Layout, layouts
-from inferd.engine.stored.reading import Integers, read_fp8, read_integers
+from inferd.engine.stored.reading import read_fp8, read_integers
 from inferd.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -152,10 +153,10 @@ class Weights:
         """The forms of the integers handed out so far, most parameters first: "int4/64+int8"; "none"."""
         return "+".join(name for name, _ in self._forms.most_common()) or "none"
 
-    def integers(self, parts: Sequence[tuple[str, int]], width: int) -> list[Integers] | None:
+    def integers(self, parts: Sequence[tuple[str, int]], width: int) -> list[QuantizedWeight] | None:
         """The weights [rows, width] of products (name, rows) that read the same rows, as stored integers of one form and
         order; None: some are not, or are to be numbers. Raises ModelLoadError."""
-        found: list[Integers] = []
+        found: list[QuantizedWeight] = []
         held = [self._layouts.get(self._stored(name)) for name, _ in parts]
         known = [layout for layout in held if layout is not None and self._keeps(layout)]
         if len(known) != len(parts) or len({(layout.bits, layout.num_groups) for layout in known}) != 1:
@@ -187,9 +188,9 @@ class Weights:
             return self._raw(name, shape)
         found = self._read_layout(layout, shape)
         self._count(layout, layout.out_features * layout.in_features * self.dtype.itemsize)
-        return found.dense(self.dtype) if isinstance(found, Integers) else found
+        return found.dense().to(self.dtype) if isinstance(found, QuantizedWeight) else found
 
-    def _read_layout(self, layout: Layout, shape: tuple[int, ...]) -> Integers | Tensor:
+    def _read_layout(self, layout: Layout, shape: tuple[int, ...]) -> QuantizedWeight | Tensor:
         if (layout.out_features, layout.in_features) != shape:
             raise ModelLoadError(
                 f"{self.folder}: the quantised weight {layout.name!r} ({layout.kind}) is "

@@ -127,28 +127,35 @@ def test_one_call_gives_the_bits_of_many(name: str, dtype: str, tmp_path: Path, 
     law()
 
 
-def quantised(linear: ops.Linear, bits: int, group_size: int, dtype: torch.dtype) -> ops.Linear:
+def quantised(
+    linear: ops.Linear, bits: int, group_size: int, dtype: torch.dtype, *, ordered: bool = False
+) -> ops.Linear:
     """Some integers of the same shape; which does not matter."""
     made = torch.Generator().manual_seed(linear.out_features)
     groups = -(-linear.in_features // group_size) if group_size else 1
     most = 2 ** (bits - 1)
     values = torch.randint(-most, most, (linear.out_features, linear.in_features), generator=made).to(torch.int8)
     scale = (torch.rand((linear.out_features, groups), generator=made) + 0.5) / (8 * most)
-    return ops.Linear.quantized(QuantizedWeight(values, scale, None, bits, group_size), dtype=dtype)
+    order = torch.randperm(linear.in_features, generator=made) if ordered else None
+    return ops.Linear.quantized(QuantizedWeight(values, scale, None, bits, group_size, order), dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("bits", "group_size"), [(8, 0), (8, 16), (4, 16)])
+@pytest.mark.parametrize(
+    ("bits", "group_size", "ordered"), [(8, 0, False), (8, 16, True), (4, 16, False), (4, 16, True)]
+)
 def test_one_call_takes_quantised_weights(
-    bits: int, group_size: int, dtype: str, tmp_path: Path, families: ModuleType
+    bits: int, group_size: int, ordered: bool, dtype: str, tmp_path: Path, families: ModuleType
 ) -> None:
     decoder = load("qwen3", tmp_path, families, dtype)
     assert isinstance(decoder, LlamaDecoder)
     for layer in decoder.layers:
         parts = layer.feed_forward
         assert isinstance(parts, FeedForward)
-        layer.qkv, layer.out = (quantised(x, bits, group_size, decoder.dtype) for x in (layer.qkv, layer.out))
-        parts.gate_up, parts.down = (quantised(x, bits, group_size, decoder.dtype) for x in (parts.gate_up, parts.down))
+        layer.qkv, layer.out, parts.gate_up, parts.down = (
+            quantised(x, bits, group_size, decoder.dtype, ordered=ordered)
+            for x in (layer.qkv, layer.out, parts.gate_up, parts.down)
+        )
     for level in native.levels():
         with native.using_level(level):
             check(decoder, [[19, 1, 0], [1, 7, 2], [1, 1, 1]])

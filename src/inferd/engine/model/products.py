@@ -17,28 +17,6 @@ from inferd.engine.weights import Weights
 _AT_ONCE = 1 << 21  # integers that are rounded before they are packed
 
 
-class Reordered(ops.Linear):
-    """A product whose columns are in another order than its inputs (act-order): the inputs are gathered first."""
-
-    __slots__ = ("_order",)
-
-    def by(self, order: Tensor) -> Reordered:
-        """``order`` [in]: the input that each column belongs to."""
-        self._order = order
-        return self
-
-    @property
-    def described(self) -> None:
-        """Nothing: the kernels' description knows no order."""
-        return None
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return super().rows(ids)[..., self._order.argsort()]
-
-    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None, activation: str = "") -> Tensor:
-        return super().__call__(x.index_select(-1, self._order), out_dtype, activation)
-
-
 def product(
     weights: Weights,
     parts: Sequence[tuple[str, tuple[int, int]]],
@@ -114,11 +92,5 @@ def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: b
         together = torch.cat(biases) if biases else None
         plain = product(weights, [(f"{name}.weight", (rows, width)) for name, rows in parts], width, together)
         return plain if weights.around is None else weights.around(parts, biases, plain)
-    held = [each.weight for each in integers]
     together = None if biases is None else torch.cat(biases)
-    order = integers[0].order
-    if order is None:
-        return ops.Linear.quantized(held, together, dtype=weights.dtype)
-    made = Reordered.quantized(held, together, dtype=weights.dtype)
-    assert isinstance(made, Reordered)
-    return made.by(order)
+    return ops.Linear.quantized(integers, together, dtype=weights.dtype)

@@ -4,14 +4,13 @@ Integers come signed and shifted, so that ``w = scale * (value - zero)`` with in
 own convention is; zero points that are all the middle are left out.
 
 Act-order (GPTQ's desc_act: a group is not a run of inputs but those that ``g_idx`` names): the columns are sorted by group,
-which is exact, and ``order`` says in which order the product takes its activations. Where groups are of different sizes, which
+which is exact, and ``QuantizedWeight.order`` says in which order the product takes its activations. Where groups are of different sizes, which
 no writer makes, the weight is read into plain numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,27 +24,7 @@ Read = Callable[[str], Tensor]
 """A tensor of the checkpoint by its full name, as it is stored."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Integers:
-    """A weight as integers; ``order`` [in] int64: the input that each column belongs to, None: in their own order."""
-
-    weight: QuantizedWeight
-    order: Tensor | None = None
-
-    def is_ordered_like(self, other: Integers) -> bool:
-        if self.order is None or other.order is None:
-            return self.order is other.order
-        return torch.equal(self.order, other.order)
-
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        """The weight [out, in] in plain numbers, its columns in the inputs' own order."""
-        plain = self.weight.rows(torch.arange(self.weight.values.shape[0]))
-        if self.order is not None:
-            plain = plain[:, self.order.argsort()]
-        return plain.to(dtype)
-
-
-def read_integers(layout: Layout, zero_offset: int, read: Read, where: str) -> Integers | Tensor:
+def read_integers(layout: Layout, zero_offset: int, read: Read, where: str) -> QuantizedWeight | Tensor:
     """An integer product; float32 [out, in] where its groups are of different sizes. Raises ModelLoadError.
 
     ``zero_offset``: see ``declared.Quantization``. ``where``: the checkpoint, for messages.
@@ -113,10 +92,7 @@ def read_integers(layout: Layout, zero_offset: int, read: Read, where: str) -> I
         else:
             signed = signed[:, order]
     size = 0 if layout.num_groups == 1 else layout.in_features // layout.num_groups
-    weight = QuantizedWeight(
-        values=signed.contiguous(), scale=scale.contiguous(), zero=zero, bits=layout.bits, group_size=size
-    )
-    return Integers(weight, order)
+    return QuantizedWeight(signed.contiguous(), scale.contiguous(), zero, layout.bits, size, order)
 
 
 def read_fp8(layout: Layout, read: Read, where: str) -> Tensor:
