@@ -112,7 +112,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
-def write_tiny_model(folder: Path, *, seed: int = 0, max_positions: int = 256) -> Path:
+def write_tiny_model(folder: Path, *, seed: int = 0, max_positions: int = 256, num_more: int = 0) -> Path:
+    """``num_more``: rows of the embedding that belong to no token; negative: tokens that have none."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -134,7 +135,7 @@ def write_tiny_model(folder: Path, *, seed: int = 0, max_positions: int = 256) -
     fast.save_pretrained(folder)
     model: Any = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(vocabulary),
+            vocab_size=len(vocabulary) + num_more,
             hidden_size=32,
             intermediate_size=64,
             num_hidden_layers=2,

@@ -71,6 +71,9 @@ class Prophet(DraftModel):
         self._random = random.Random(seed)
         self._error_rate = error_rate
 
+    def takes(self, sequence: Sequence) -> bool:
+        return True
+
     def gap(self, sequence: Sequence) -> int:
         return 1
 

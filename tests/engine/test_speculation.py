@@ -398,6 +398,29 @@ def test_a_draft_with_other_tokens_is_refused(tiny_model: Path, shared_tokenizer
         build(tiny_model, SpeculationConfig(draft=str(shared_tokenizers)))
 
 
+def test_a_draft_with_fewer_rows_than_tokens_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    smaller = write_tiny_model(tmp_path, num_more=-9)
+    with pytest.raises(ModelLoadError, match="different tokens"):
+        build(tiny_model, SpeculationConfig(draft=str(smaller)))
+
+
+def test_a_prompt_with_ids_that_only_the_model_has_is_answered_without_its_draft(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    wider = write_tiny_model(tmp_path, num_more=64)
+    engine = build(wider, SpeculationConfig(method="draft", draft=str(tiny_model)))
+    assert always(engine).draft is not None
+    for prompt, is_guessed in (([5, 310, 7], False), ([5, 10, 7], True)):
+        engine.add(engine.prepare(make("one", prompt)), 1.0)
+        outputs, drafted = [], 0
+        while engine.due(1.0) is not None:
+            news, stats = engine.step(1.0)
+            outputs += news
+            drafted += stats.drafted_tokens
+        assert (drafted > 0) is is_guessed
+        assert tell(outputs) == tell(run(build(wider, NONE), make("one", prompt)))
+
+
 @pytest.fixture
 def shared_tokenizers(tmp_path: Path, tiny_model: Path) -> Path:
     folder = tmp_path / "draft"

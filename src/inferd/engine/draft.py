@@ -34,11 +34,18 @@ class DraftModel:
         self.max_len = max_len  # tokens of a sequence, guesses included
         self._runner = runner
         self._vocab_size = vocab_size
+        self._num_embedded = runner.decoder.config.vocab_size
         self._prefix_caching = prefix_caching
         self._mirrors: dict[Sequence, _Mirror] = {}
         self._block_size = runner.cache.block_size
         self._clock = 0  # of uses
         self._native = native_passes(runner, vocab_size)
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether it can compute what the sequence knows and more. A prompt in token ids may have one for which only the
+        target has a row: tables of models of one family are filled up to different sizes."""
+        is_known = sequence in self._mirrors or max(sequence.tokens) < self._num_embedded
+        return is_known and len(sequence.tokens) < self.max_len
 
     def gap(self, sequence: Sequence) -> int:
         """Tokens that must be computed before the first guess. Looks the prefix cache up the first time."""

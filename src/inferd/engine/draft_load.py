@@ -68,8 +68,11 @@ class LoadedDraft:
         )
 
 
-def load_draft(config: ModelConfig, target: Path, device: torch.device, progress: Progress) -> LoadedDraft | None:
-    """The draft model of a model whose folder is ``target``; None where it has none, or does not use it.
+def load_draft(
+    config: ModelConfig, target: Path, num_tokens: int, device: torch.device, progress: Progress
+) -> LoadedDraft | None:
+    """The draft model of a model whose folder is ``target`` and that says ``num_tokens`` different tokens; None where it
+    has none, or does not use it.
 
     Raises ModelLoadError where the two do not belong together.
     """
@@ -79,9 +82,14 @@ def load_draft(config: ModelConfig, target: Path, device: torch.device, progress
     folder = check_folder(resolve(settings.draft, progress))
     _check_tokens(target, folder)
     longest = config.max_model_len
-    return LoadedDraft(
-        load_model(folder, dtype=config.dtype, device=device, progress=progress, num_positions=longest), device
-    )
+    decoder = load_model(folder, dtype=config.dtype, device=device, progress=progress, num_positions=longest)
+    if decoder.config.vocab_size < num_tokens:
+        raise ModelLoadError(
+            f"The draft model's {folder / 'config.json'} has vocab_size = {decoder.config.vocab_size}, but the model says "
+            f"{num_tokens} different tokens. Set speculation.draft to a smaller model made with the same tokenizer.",
+            param="speculation.draft",
+        )
+    return LoadedDraft(decoder, device)
 
 
 def _check_tokens(target: Path, draft: Path) -> None:

@@ -87,7 +87,8 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
         torch.set_num_threads(1)
 
     dims = decoder.config
-    draft = load_draft(config, folder, device, progress)
+    num_tokens = min(tokenizer.vocab_size, dims.vocab_size)
+    draft = load_draft(config, folder, num_tokens, device, progress)
     weights_bytes = decoder.weights_bytes + (draft.decoder.weights_bytes if draft is not None else 0)
     attention = _attention(config, decoder, device)
     gpu = _device_load(config, decoder, attention, device) if attention == "triton" else None
@@ -169,7 +170,6 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
         limits,
         config.seed,
     )
-    num_tokens = min(tokenizer.vocab_size, dims.vocab_size)
     sampler = Sampler(num_tokens)
     speculation = None
     if config.speculation.method != "none":

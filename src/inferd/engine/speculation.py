@@ -184,7 +184,7 @@ class Speculation:
         level: list[Slice] = []
         behind: list[Slice] = []
         for part in parts:
-            if len(part.sequence.tokens) >= self.draft.max_len:
+            if not self.draft.takes(part.sequence):
                 continue
             (level if self.draft.gap(part.sequence) <= self._most + 1 else behind).append(part)
         if behind:
