@@ -90,7 +90,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Compute threads of a replica; unset: the cores that the server may use (taskset, cpuset), shared out among the replicas."
+            description="Compute threads of a replica; unset: the cores that the server may use (taskset, cpuset, a CPU limit), shared out among the replicas."
         ),
     ] = None
     attention: Annotated[

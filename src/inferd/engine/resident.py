@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from inferd.engine.cgroup import groups_around, memory_left
+
 
 def rss_bytes(pid: int | str = "self") -> int:
     """Resident memory of a process; 0 where the system does not say, or the process is gone."""
@@ -16,16 +18,12 @@ def rss_bytes(pid: int | str = "self") -> int:
 
 
 def available_bytes() -> int:
-    """Memory this process may still take: the kernel's estimate, or less where a cgroup says so."""
+    """Memory this process may still take: the kernel's estimate, or less where a control group says so."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 free = int(line.split()[1]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists():
-        text = limit.read_text().strip()
-        if text != "max":
-            free = min(free, int(text) - int(used.read_text()))
-    return max(free, 0)
+    left = memory_left(groups_around())
+    return max(free if left is None else min(free, left), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
@@ -13,6 +12,7 @@ import msgspec
 
 from inferd import clock
 from inferd.config import ModelConfig
+from inferd.engine import placement
 from inferd.errors import ModelLoadError
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
@@ -156,9 +156,8 @@ def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Con
 
 
 def num_threads(config: ModelConfig) -> int:
-    """Compute threads of one replica: the machine's cores shared out among the replicas."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return config.threads or max(1, cores // max(1, config.replicas))
+    """Compute threads of one replica."""
+    return config.threads or placement.num_threads(config.replicas)
 
 
 def _fingerprint(artifact: Artifact) -> str:

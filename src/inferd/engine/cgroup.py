@@ -1,0 +1,57 @@
+"""What a container or a service manager allows this process, by the control groups around it (Linux, version 2).
+
+A process is in one group and that in others, up to the root that it sees; the least of their limits holds. A CPU limit is
+time, not cores: it is in no affinity mask, and a process that starts a thread for each core it sees is stopped in the
+middle of its work for the rest of each period. https://docs.kernel.org/admin-guide/cgroup-v2.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+
+
+def groups_around(root: Path = _ROOT, own: Path = _OWN) -> list[Path]:
+    """The folders of the groups, the innermost first. ``own``: where the kernel says which that is."""
+    lines = _text(own).splitlines()
+    inside = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    found = root / inside
+    return [found, *(folder for folder in found.parents if folder == root or root in folder.parents)]
+
+
+def memory_left(groups: Sequence[Path]) -> int | None:
+    """Bytes until the first of the limits; None: there is none. What files lie in the cache count as left, as the kernel
+    takes their memory back before it refuses any: a checkpoint that was just read would else have used its own size twice."""
+    least: int | None = None
+    for group in groups:
+        limit, used = _text(group / "memory.max"), _text(group / "memory.current")
+        if not limit.isdecimal() or not used.isdecimal():  # "max", or no such group
+            continue
+        files = 0
+        for line in _text(group / "memory.stat").splitlines():
+            name, _, size = line.partition(" ")
+            files += int(size) if name in ("active_file", "inactive_file") else 0
+        left = max(int(limit) - max(int(used) - files, 0), 0)
+        least = left if least is None else min(least, left)
+    return least
+
+
+def cores_allowed(groups: Sequence[Path]) -> float | None:
+    """Seconds of computing in each second, by the least of the limits; None: there is none."""
+    least: float | None = None
+    for group in groups:
+        quota, _, period = _text(group / "cpu.max").partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            cores = int(quota) / int(period)
+            least = cores if least is None else min(least, cores)
+    return least
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
