@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -31,8 +32,9 @@ def called_off(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     cancel = LocalReplica.cancel
 
     def noted(replica: LocalReplica, request_id: str) -> None:
-        ids.append(request_id)
         cancel(replica, request_id)
+        # Messages are written together at the end of the event loop's turn.
+        asyncio.get_running_loop().call_soon(ids.append, request_id)
 
     monkeypatch.setattr(LocalReplica, "cancel", noted)
     return ids

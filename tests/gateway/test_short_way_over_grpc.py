@@ -46,6 +46,10 @@ class Site:
         self.events = events
         self._method: Any = channel.unary_unary(f"/{SERVICE}/ModelInfer")
 
+    @property
+    def outcomes(self) -> list[str]:
+        return [event.outcome for event in self.events if isinstance(event, RequestEnded)]
+
     def call(self, message: Any, **call: Any) -> Any:
         body = message if isinstance(message, bytes) else message.SerializeToString()
         return self._method(body, **{"timeout": 20, **call})
@@ -166,7 +170,7 @@ def test_a_worker_that_dies_costs_nobody_his_answer(tmp_path: Path, departed: li
             read: Any = message_type("ModelInferResponse").FromString(answer)
             assert read.outputs[0].name == "y"
         assert len(departed) >= 2
-        assert [event.outcome for event in made.events if isinstance(event, RequestEnded)] == ["done"] * 3
+        assert made.outcomes == ["done"] * 3
 
     through(tmp_path, then)
 
@@ -176,7 +180,7 @@ def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list
 
     async def then(made: Site) -> None:
         busy = made.call(asking(13, 0))
-        await until(lambda: bool(departed), "it is on its way")
+        await held.is_computing()
         leaving = made.call(asking())
         await until(lambda: len(departed) >= 2, "it is on its way")
         leaving.cancel()
@@ -186,8 +190,7 @@ def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list
         assert await made.call(asking())
         served = await made.served(3)
         assert sorted(event.status for event in served) == [200, 200, 499]
-        outcomes = [event.outcome for event in made.events if isinstance(event, RequestEnded)]
-        assert sorted(outcomes) == ["cancelled", "done", "done"]
+        assert sorted(made.outcomes) == ["cancelled", "done", "done"]
         assert made.is_idle
 
     through(tmp_path, then)
@@ -198,7 +201,7 @@ def test_a_deadline_is_kept_on_the_short_way(tmp_path: Path, departed: list[str]
 
     async def then(made: Site) -> None:
         busy = made.call(asking(13, 0))
-        await until(lambda: bool(departed), "it is on its way")
+        await held.is_computing()
         late = made.call(asking(), timeout=0.5)
         with pytest.raises(grpc.RpcError):
             await late
