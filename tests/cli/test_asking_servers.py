@@ -17,7 +17,7 @@ from inferd import clock
 from inferd.app.control_socket import open_control_socket
 from inferd.cli.control import find_server, model_path
 from inferd.cli.main import main
-from inferd.cli.status import duration, exit_code, rendered
+from inferd.cli.status import duration, exit_code, rendered, restarts_text
 from inferd.errors import InferdError, InvalidRequest, Unauthenticated, Unavailable
 from inferd.gateway.control import ModelReport, ReplicaReport, ServerReport, UnloadReport
 
@@ -208,3 +208,7 @@ def test_a_reload_that_takes_its_time_is_shown() -> None:
 )
 def test_durations_are_said_in_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_restarts_are_counted_as_people_count() -> None:
+    assert [restarts_text(count) for count in (0, 1, 2)] == ["", "1 restart", "2 restarts"]

@@ -219,13 +219,13 @@ def _ignore(record: Record) -> None:
 def _checked(records: Sequence[Record], address: str) -> None:
     errors = [record.error for record in records if record.error is not None]
     if errors:
-        raise Unavailable(f"The server at {address} does not answer completions: {errors[0]}.")
+        raise Unavailable(f"The server at {address} does not answer completions: {errors[0].removesuffix('.')}.")
 
 
 def _measure(target: load.Target, queries: list[Query], kind: str, amount: float, seed: int) -> Summary:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    label = f"{amount:g} clients" if kind == "closed" else f"{amount:g} requests/s"
+    label = f"{amount:g} client{'s' * (amount != 1)}" if kind == "closed" else f"{amount:g} requests/s"
     columns = (TextColumn(f"{label:>14}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(stderr=True), transient=True, disable=not is_live()) as bar:
         task = bar.add_task("", total=len(queries))

@@ -12,7 +12,12 @@ from inferd.cli.terminal import loading
 
 @click.command("perplexity")
 @click.argument("source")
-@click.option("--data", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The text, a UTF-8 file.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    required=True,
+    help="The text, a UTF-8 file.",
+)
 @click.option("--context", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens of a window.")
 @click.option(
     "--stride",
@@ -86,7 +91,7 @@ def command(
         click.echo(json.dumps(row))
         return 0
     click.echo(
-        f"perplexity {found.value:.5g} of {source} on {data.name}: {found.num_scored:,} tokens in {found.num_windows:,} windows "
+        f"perplexity {found.value:.5g} of {source} on {data.name}: {found.num_scored:,} tokens in {found.num_windows:,} window{'s' * (found.num_windows != 1)} "
         f"of {context}, mean loss with a standard error of {found.error:.3f} nats"
     )
     return 0

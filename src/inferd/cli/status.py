@@ -165,11 +165,16 @@ def _about(replica: ReplicaReport) -> list[str]:
     return [
         f"process {replica.pid}" if replica.pid is not None else "",
         f"files {replica.artifact}" if replica.artifact else "",
-        f"{replica.restarts} restarts" if replica.restarts else "",
+        restarts_text(replica.restarts),
         replica.region,
         "fallback" if replica.is_fallback else "",
         replica.detail,
     ]
+
+
+def restarts_text(count: int) -> str:
+    """How often a replica was started again; nothing where it never was."""
+    return f"{count} restart{'s' * (count != 1)}" if count else ""
 
 
 def tenants_table(tenants: list[TenantReport]) -> Table:
