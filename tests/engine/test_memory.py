@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.config import KVCacheConfig
+from inferd.config import KVCacheConfig, ModelConfig
 from inferd.engine.attention import KVCache
-from inferd.engine.memory import kv_bytes_per_token, plan_blocks
+from inferd.engine.memory import Arena, kv_bytes_per_token, plan_blocks, refuse_more_than_is_free
 from inferd.engine.resident import available_bytes
 from inferd.errors import ModelLoadError
 
@@ -61,6 +61,23 @@ def test_a_cache_that_cannot_hold_one_sequence_is_refused_with_the_length_that_f
         plan_blocks(
             KVCacheConfig(memory_bytes=1000), bytes_per_token=800, max_model_len=64, max_num_seqs=4, free_bytes=GIB
         )
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (ModelConfig(source="m", kv_cache=KVCacheConfig(memory_bytes=100 * GIB)), "kv_cache.memory_bytes"),
+        (ModelConfig(source="m", kv_cache=KVCacheConfig(num_blocks=100)), "kv_cache.num_blocks"),
+        (ModelConfig(source="m", memory_bytes=100 * GIB), "memory_bytes"),
+    ],
+)
+def test_a_cache_larger_than_what_is_free_is_refused_with_the_setting_that_asks_for_it(
+    config: ModelConfig, name: str
+) -> None:
+    arena = Arena(max_model_len=64, num_blocks=100, block_size=16, bytes_per_token=1000)
+    refuse_more_than_is_free(arena, config, arena.nbytes)
+    with pytest.raises(ModelLoadError, match=rf"^{name} is \d+, .* 1600000 bytes, .* 1599999 bytes .* Lower {name}"):
+        refuse_more_than_is_free(arena, config, arena.nbytes - 1)
 
 
 @given(

@@ -22,7 +22,14 @@ from inferd.engine.chat_template import ChatTemplate
 from inferd.engine.cuda import switch
 from inferd.engine.draft_load import load_draft
 from inferd.engine.engine import Engine
-from inferd.engine.memory import FREE_SHARE, RUNTIME_BYTES, headroom_bytes, memory_plan, plan_arena
+from inferd.engine.memory import (
+    FREE_SHARE,
+    RUNTIME_BYTES,
+    headroom_bytes,
+    memory_plan,
+    plan_arena,
+    refuse_more_than_is_free,
+)
 from inferd.engine.model.generation_config import GenerationDefaults, load_generation_defaults
 from inferd.engine.model.load import Decoder, kept_weights, load_model
 from inferd.engine.placement import num_threads, usable_cores
@@ -92,15 +99,17 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
     weights_bytes = decoder.weights_bytes + (draft.decoder.weights_bytes if draft is not None else 0)
     attention = _attention(config, decoder, device)
     gpu = _device_load(config, decoder, attention, device) if attention == "triton" else None
+    free_bytes = _free_bytes(device) if gpu is None else gpu.free_bytes()
     arena = plan_arena(
         config,
         dims,
         itemsize=decoder.dtype.itemsize,
         weights_bytes=weights_bytes,
-        free_bytes=_free_bytes(device) if gpu is None else gpu.free_bytes(),
+        free_bytes=free_bytes,
         share=FREE_SHARE if gpu is None else 1.0,
         draft_bytes_per_token=draft.kv_bytes_per_token if draft is not None else 0,
     )
+    refuse_more_than_is_free(arena, config, free_bytes)
     max_model_len, num_blocks = arena.max_model_len, arena.num_blocks
     cache = KVCache(
         num_layers=dims.num_layers,

@@ -143,6 +143,24 @@ def plan_arena(
     return arena
 
 
+def refuse_more_than_is_free(arena: Arena, config: ModelConfig, free_bytes: int) -> None:
+    """Raises ModelLoadError for a cache that was asked for and is larger than the memory that is free: the system would hand
+    it out, and end the process when it is used."""
+    if arena.nbytes <= free_bytes:
+        return
+    cache = config.kv_cache
+    name, asked = "memory_bytes", config.memory_bytes
+    if cache.num_blocks is not None:
+        name, asked = "kv_cache.num_blocks", cache.num_blocks
+    elif cache.memory_bytes is not None:
+        name, asked = "kv_cache.memory_bytes", cache.memory_bytes
+    raise ModelLoadError(
+        f"{name} is {asked}, which makes a KV cache of {arena.nbytes} bytes, but only {free_bytes} bytes of memory are free. "
+        f"Lower {name}, or leave it out: then the cache takes what fits.",
+        param=name,
+    )
+
+
 def _max_model_len(asked: int | None, cache: KVCacheConfig, trained: int, bytes_per_token: int) -> int:
     if asked is None:
         if cache.num_blocks is None and cache.memory_bytes is None:
