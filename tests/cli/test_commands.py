@@ -193,3 +193,38 @@ def test_a_conversation_remembers_and_forgets(
     shown = capsys.readouterr().out
     assert "answer\n" in shown
     assert "no command /nothing" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--method", "int4", "--bits", "8"], "--bits means nothing to the method int4"),
+        (["--method", "gptq", "--bits", "8", "--symmetric"], "--symmetric means nothing to the method gptq of 8 bits"),
+        (["--method", "gptq", "--tuning-tokens", "5"], "--tuning-tokens means nothing to the method gptq"),
+        (["--mixed"], "--mixed means nothing to the method int8"),
+        (["--samples", "3"], "--samples means nothing to the method int8"),
+    ],
+)
+def test_a_flag_that_a_method_of_quantisation_does_not_read_is_refused(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    found = CliRunner().invoke(cli, ["quantize", "demo-draft", "--output", str(tmp_path / "small"), *words])
+    assert found.exit_code == 2
+    assert said in found.output
+    assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("command", [["quantize", "--output", "small"], ["perplexity"]])
+def test_a_text_that_is_not_there_is_told_before_anything_is_read(command: list[str]) -> None:
+    found = CliRunner().invoke(cli, [*command, "demo-draft", "--data", "nowhere.txt"])
+    assert found.exit_code == 2
+    assert "'nowhere.txt' does not exist" in found.output
+
+
+@pytest.mark.parametrize("command", [["serve"], ["check"]])
+def test_a_draft_model_that_is_not_there_is_told_with_its_setting(command: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "inferd.yaml"
+    path.write_text("models: {d: {source: demo-draft, speculation: {draft: ./none}}}")
+    found = run(*command, str(path))
+    assert found.returncode == 1
+    assert "speculation.draft: There is no file or folder ./none; check the path." in found.stderr + found.stdout

@@ -16,7 +16,7 @@ from rich.console import Console
 from inferd.cli.check import examine, show
 from inferd.cli.predict_outputs import table_of, text_of
 from inferd.cli.ready import contract_lines, curl_line, engine_line, python_lines, show_ready, spec_text, threads_text
-from inferd.config import BatchingConfig, Config, ModelConfig
+from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig
 from inferd.types import ModelInfo, TensorSpec
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -71,6 +71,25 @@ def test_what_computes_a_model_that_generates_is_shown(capsys: pytest.CaptureFix
     assert click.unstyle(engine_line("m", told, model)) == line
     show_ready(ADDRESS, Config(models={"m": model}), {"m": told})
     assert line in click.unstyle(capsys.readouterr().out)
+
+
+def test_integers_of_weights_and_cache_are_told() -> None:
+    told = msgspec.structs.replace(
+        info(), kind="generate", architecture="Llama", kernels="avx2", quantization="int4/64"
+    )
+    model = ModelConfig(source="m", kv_cache=KVCacheConfig(dtype="int8"))
+    line = "m  Llama, float32, int4/64 weights, int8 KV cache, avx2 kernels, 2 threads"
+    assert click.unstyle(engine_line("m", told, model)) == line
+
+
+def test_a_model_that_could_not_be_loaded_is_not_among_those_that_are_ready(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = Config(models={"bad": ModelConfig(source="bad"), "m": ModelConfig(source="m.onnx")})
+    show_ready(ADDRESS, config, {"m": info(ROWS)}, failed={"bad": "max_model_len is 9.\x1b[2J Set it to 8."})
+    said = click.unstyle(capsys.readouterr().out)
+    assert f"inferd is ready at {ADDRESS}  (m)\n" in said
+    assert "bad is not served: max_model_len is 9.\\x1b[2J Set it to 8." in said
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ class Ready(NamedTuple):
     needs_key: bool
     grpc_address: str | None = None
     models: Mapping[str, ModelInfo] = {}  # those that are ready: what they say of themselves
+    failed: Mapping[str, str] = {}  # those that could not be loaded, and why
 
 
 class Listener(Protocol):
@@ -369,7 +370,8 @@ async def _run(
             _refuse_if_all_failed(site)
             if on_ready is not None:
                 infos = {status.name: status.info for status in site.router.models() if status.info is not None}
-                on_ready(ready._replace(needs_key=site.control.door.needs_keys, models=infos))
+                failed = {name: failure.message for name, failure in site.router.load_failures().items()}
+                on_ready(ready._replace(needs_key=site.control.door.needs_keys, models=infos, failed=failed))
             # Its import is long: neither the start nor the first scrape waits for it.
             await asyncio.to_thread(_import_late_parts)
             await asyncio.wait((*serving, leaving), return_when=asyncio.FIRST_COMPLETED)

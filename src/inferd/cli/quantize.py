@@ -38,32 +38,41 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="The folder to write.")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
     default=None,
     help="A UTF-8 text of the kind the model is for: calibrates, and its last fifth measures the result.",
 )
 @click.option(
     "--max-perplexity-change", "max_change", type=_Share(), default=None, help="Fail when more is lost: 0.02 or 2%."
 )
-@click.option("--bits", type=click.Choice(["4", "8"]), default="4", show_default=True, help="Of gptq.")
+@click.option(
+    "--bits", type=click.Choice(["4", "8"]), default="4", show_default=True, help="Of gptq: width of the weights."
+)
 @click.option(
     "--group-size",
     type=click.IntRange(min=8),
     default=32,
     show_default=True,
-    help="Inputs that share a scale, in 4 bits.",
+    help="In 4 bits: inputs that share a scale; fewer lose less and take more room.",
 )
-@click.option("--symmetric", is_flag=True, help="4 bits without zero points: a little smaller, a little worse.")
+@click.option("--symmetric", is_flag=True, help="In 4 bits: without zero points; a little smaller, a little worse.")
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
     default=128,
     show_default=True,
-    help="Windows of text to calibrate with.",
+    help="Of gptq and tuned: windows of text to calibrate with.",
 )
-@click.option("--context", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens of a window.")
 @click.option(
-    "--damping", type=click.FloatRange(min=0, min_open=True), default=0.01, show_default=True, help="Of gptq."
+    "--context", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens of a window of text."
+)
+@click.option(
+    "--damping",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.01,
+    show_default=True,
+    help="Of gptq and tuned: added to what the text shows of each input, as a share of their mean; more steadies what little "
+    "text shows.",
 )
 @click.option(
     "--mixed",
@@ -76,8 +85,14 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
     default=None,
     help="Of tuned: tokens that are learned from. Without it a million; fewer for models that would take hours, none from some 760 million weights on.",
 )
-@click.option("--act-order", is_flag=True, help="gptq takes inputs by size, the largest first.")
+@click.option(
+    "--act-order",
+    is_flag=True,
+    help="Of gptq and tuned: inputs are rounded by size, the largest first; a little better, and slower to serve.",
+)
+@click.pass_context
 def command(
+    ctx: click.Context,
     source: str,
     method: str | None,
     output: Path,
@@ -104,12 +119,14 @@ def command(
       inferd quantize ./my-model --data text.txt --output ./my-model-int4 --max-perplexity-change 2%
       inferd serve ./my-model-int4
     """
+    chosen = method or ("int8" if data is None else "tuned")
+    _refuse_unread(ctx, chosen, bits)
     from inferd.engine.calibrate.checkpoint import quantise
     from inferd.engine.calibrate.wish import Wish
     from inferd.registry.source import check_folder, resolve
 
     wish = Wish(
-        method=method or ("int8" if data is None else "tuned"),  # type: ignore[arg-type]
+        method=chosen,  # type: ignore[arg-type]
         bits=int(bits),
         group_size=group_size,
         symmetric=symmetric,
@@ -126,6 +143,27 @@ def command(
         result = quantise(folder, output, wish, data=data, source=_name(source), progress=tell)
     _say(result)
     return 0
+
+
+def _refuse_unread(ctx: click.Context, method: str, bits: str) -> None:
+    """A flag that was given and that the method does not read is a mistake, told before anything is computed."""
+    is_wide = method == "int8" or (method == "gptq" and bits == "8")
+    unread = {
+        "bits": method != "gptq",
+        "group_size": is_wide,
+        "symmetric": is_wide,
+        "mixed": is_wide or method == "int4",
+        "samples": method in ("int4", "int8"),
+        "damping": method in ("int4", "int8"),
+        "act_order": method in ("int4", "int8"),
+        "tuning_tokens": method != "tuned",
+    }
+    for name, is_unread in unread.items():
+        if is_unread and ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            what = f"{method} of {bits} bits" if method == "gptq" and is_wide else method
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} means nothing to the method {what}; leave it out, or choose another --method."
+            )
 
 
 def _name(source: str) -> str:

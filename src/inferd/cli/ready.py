@@ -29,9 +29,12 @@ def show_ready(
     *,
     needs_key: bool = False,
     grpc_address: str | None = None,
+    failed: Mapping[str, str] | None = None,
 ) -> None:
-    """The address, each predictive model's contract and batching, and lines to paste. ``infos``: models that are ready."""
-    names = list(config.models)
+    """The address, each predictive model's contract and batching, and lines to paste. ``infos``: models that are ready;
+    ``failed``: those that could not be loaded, and why."""
+    failed = failed or {}
+    names = [name for name in config.models if name not in failed]
     name = next((one for one in names if one in infos), names[0] if names else "MODEL")
     # Without rich, whose import would keep a server of remote models from being ready sooner.
     ready, at = click.style("inferd is ready", fg="green", bold=True), click.style(address, bold=True)
@@ -42,6 +45,8 @@ def show_ready(
             click.echo("\n".join(contract_lines(one, info, config.models[one])) + "\n")
         elif one in config.models:
             click.echo(engine_line(one, info, config.models[one]) + "\n")
+    for one, why in failed.items():
+        click.secho(f"{one} is not served: {shown(why)}\n", fg="red")
     if needs_key:
         click.echo("Clients need an API key: inferd keys create makes one; below it is read from INFERD_API_KEY.\n")
     first = infos.get(name)
@@ -72,7 +77,10 @@ def contract_lines(name: str, info: ModelInfo, config: ModelConfig) -> list[str]
 def engine_line(name: str, info: ModelInfo, config: ModelConfig) -> str:
     """What computes a model that generates, and where."""
     kernels = {"": "", "none": "plain torch"}.get(info.kernels, f"{info.kernels} kernels")
-    parts = [info.architecture, info.dtype, kernels, threads_text(info.num_threads, info.cores), _copies(config)]
+    weights = "" if info.quantization in ("", "none") else f"{info.quantization} weights"
+    cache = "" if config.kv_cache.dtype == "auto" else f"{config.kv_cache.dtype} KV cache"
+    threads = threads_text(info.num_threads, info.cores)
+    parts = [info.architecture, info.dtype, weights, cache, kernels, threads, _copies(config)]
     return f"{click.style(name, bold=True)}  {', '.join(filter(None, map(shown, parts)))}"
 
 

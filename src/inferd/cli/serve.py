@@ -22,7 +22,7 @@ from inferd.cli.terminal import Told, is_live, loading, warn
 from inferd.config import REMOTE_PREFIX, Config, ModelConfig, load_config, model_name, stray_variables
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.registry.artifact import artifact_of
-from inferd.registry.source import is_code, is_remote, resolve, silent
+from inferd.registry.source import blaming, is_code, is_remote, resolve, silent
 
 
 @click.command("serve")
@@ -174,7 +174,14 @@ def run(config: Config, source: ConfigSource | None = None, known: Collection[st
 
         def ready(found: root.Ready) -> None:
             showing.close()
-            show_ready(found.address, config, found.models, needs_key=found.needs_key, grpc_address=found.grpc_address)
+            show_ready(
+                found.address,
+                config,
+                found.models,
+                needs_key=found.needs_key,
+                grpc_address=found.grpc_address,
+                failed=found.failed,
+            )
 
         return root.run(config, source=source, on_ready=ready, watch=board.take, log=board if is_live() else None)
 
@@ -195,6 +202,7 @@ def ready_to_load(
             if not model.is_remote and is_remote(model.source):
                 with showing(model.source) as tell:
                     model = msgspec.structs.replace(model, source=str(resolve(model.source, tell)))
+            model = _with_draft(model, showing)
             if not model.is_remote:
                 _recognised(model, is_alone=len(config.models) == 1)
             if model.has_steps and name not in known:
@@ -210,6 +218,20 @@ def ready_to_load(
         lines = [f"{len(missing)} models cannot be found:", *(error.message for error in missing)]
         raise ModelLoadError("\n  - ".join(lines))
     return msgspec.structs.replace(config, models=models)
+
+
+def _with_draft(model: ModelConfig, showing: Callable[[str], AbstractContextManager[Told]]) -> ModelConfig:
+    """The same with its draft model's folder, downloaded first where it is a hub id and will be used."""
+    settings = model.speculation
+    if model.is_remote or settings.draft is None or settings.method not in ("auto", "draft"):
+        return model
+    with blaming("speculation.draft"):
+        if not is_remote(settings.draft):
+            resolve(settings.draft)
+            return model
+        with showing(settings.draft) as tell:
+            draft = msgspec.structs.replace(settings, draft=str(resolve(settings.draft, tell)))
+    return msgspec.structs.replace(model, speculation=draft)
 
 
 def _recognised(model: ModelConfig, *, is_alone: bool) -> None:

@@ -20,7 +20,7 @@ from inferd.engine.memory import kv_bytes_per_token
 from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.runner import Runner
 from inferd.errors import ModelLoadError
-from inferd.registry.source import check_folder, resolve
+from inferd.registry.source import blaming, check_folder, resolve
 
 Progress = Callable[[str, int, int], None]
 
@@ -79,7 +79,8 @@ def load_draft(
     settings = config.speculation
     if settings.draft is None or settings.method not in ("auto", "draft"):
         return None
-    folder = check_folder(resolve(settings.draft, progress))
+    with blaming("speculation.draft"):
+        folder = check_folder(resolve(settings.draft, progress))
     _check_tokens(target, folder)
     longest = config.max_model_len
     decoder = load_model(folder, dtype=config.dtype, device=device, progress=progress, num_positions=longest)

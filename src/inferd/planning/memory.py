@@ -21,7 +21,7 @@ from inferd.errors import ConfigError, ModelLoadError
 from inferd.planning.predictive import plan_predictive
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.signature import Signature, why_one_by_one
-from inferd.registry.source import find, is_remote
+from inferd.registry.source import blaming, find, is_remote
 from inferd.types import ModelKind, TensorSpec
 
 TYPICAL_TOKENS = 1024
@@ -274,7 +274,8 @@ def _draft(config: ModelConfig) -> tuple[int, int]:
     speculation = config.speculation
     if speculation.draft is None or speculation.method not in ("auto", "draft"):
         return 0, 0
-    folder = find(speculation.draft)
+    with blaming("speculation.draft"):
+        folder = find(speculation.draft)
     if folder is None:
         return 0, 0
     source = Source(folder / "config.json")

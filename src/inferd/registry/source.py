@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from inferd import models
@@ -61,6 +62,15 @@ def resolve(source: str, progress: Progress = silent) -> Path:
         f"and not a hub id such as Qwen/Qwen3-0.6B.{hint}",
         param="source",
     )
+
+
+@contextmanager
+def blaming(setting: str) -> Iterator[None]:
+    """A ModelLoadError inside names ``setting``: the one that names this source, where it is not the model's own."""
+    try:
+        yield
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{setting}: {error.message}", param=setting) from error
 
 
 def find(source: str) -> Path | None:
