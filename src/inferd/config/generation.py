@@ -56,3 +56,14 @@ class SpeculationConfig(Section, frozen=True, kw_only=True):
     max_tokens: Annotated[
         int, Meta(description="Tokens guessed for one sequence in one step, at most.", ge=1, le=64)
     ] = 16
+
+
+class ObjectivesConfig(Section, frozen=True, kw_only=True):
+    """What clients of a model that generates should see."""
+
+    tpot_ms: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="Time per output token: prompts are computed in pieces that leave it to the others; unset: as fast as they can be."
+        ),
+    ] = None

@@ -9,14 +9,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from inferd.config.generation import KVCacheConfig, SchedulerConfig, SpeculationConfig
+from inferd.config.generation import KVCacheConfig, ObjectivesConfig, SchedulerConfig, SpeculationConfig
 from inferd.config.pipelines import PipelineConfig, StepConfig
 from inferd.config.prediction import BatchingConfig, SequenceConfig, TensorConfig
 from inferd.config.remote import RemoteConfig, RemoteSettings
 from inferd.config.routing import (
     BreakerConfig,
     ModelCacheConfig,
-    ObjectivesConfig,
     QueueConfig,
     RetryConfig,
     RoutingConfig,

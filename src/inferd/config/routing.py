@@ -93,10 +93,3 @@ class ModelCacheConfig(Section, frozen=True, kw_only=True):
     )
     ttl_s: Annotated[float, Meta(description="Seconds that an answer is kept.", gt=0)] = 3600.0
     any_temperature: Annotated[bool, Meta(description="Keep answers of requests that draw at random as well.")] = False
-
-
-class ObjectivesConfig(Section, frozen=True, kw_only=True):
-    """What the model's clients should see; scheduling and routing work towards it."""
-
-    ttft_ms: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="Time to the first token, p95.")] = None
-    tpot_ms: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="Time per output token, p95.")] = None
