@@ -17,6 +17,7 @@ from inferd.engine.calibrate import checkpoint
 from inferd.engine.calibrate.checkpoint import quantise
 from inferd.engine.calibrate.layers import observed_layers
 from inferd.engine.calibrate.measure import measure
+from inferd.engine.calibrate.tuning import Divergence, Tuned
 from inferd.engine.calibrate.wish import Method, Wish
 from inferd.engine.model.architecture import read_config
 from inferd.engine.model.config import FAMILIES, Source
@@ -141,6 +142,22 @@ def test_a_model_too_large_to_learn_in_time_stays_as_gptq_made_it(
     run(tiny_model, tmp_path / "gptq", text, method="gptq")
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("tuned", "gptq")]
     assert files[0] == files[1]
+
+
+def test_what_was_learned_beside_the_integers_is_written_in_the_format_it_had(
+    tiny_model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "model.norm.weight"
+    monkeypatch.setattr(
+        "inferd.engine.calibrate.fitting.tuned",
+        lambda _, quantised, *rest, **more: Tuned(quantised, {name: torch.full((32,), 1.5)}, Divergence(0.2, 0.1)),
+    )
+    run(tiny_model, tmp_path / "tuned", text, method="tuned")
+    found, before = (load_file(folder / "model.safetensors") for folder in (tmp_path / "tuned", tiny_model))
+    assert torch.equal(found[name], torch.full_like(before[name], 1.5))
+    others = {other for other in before if other in found} - {name}
+    assert "model.embed_tokens.weight" in others
+    assert all(torch.equal(found[other], before[other]) for other in others)
 
 
 def test_the_products_that_lose_most_get_more_bits_until_enough_is_kept(

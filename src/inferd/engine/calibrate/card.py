@@ -25,14 +25,15 @@ def card(result: Result) -> str:
         "int8": "to the nearest",
         "int4": "to the nearest on each group's best grid",
         "gptq": gptq,
-        "tuned": f"{gptq}, then integers and scales learned from the original's answers to these tokens",
+        "tuned": f"{gptq}, then integers, scales and what stays floating learned from the original's answers to these tokens",
     }[wish.method]
+    kept = "as they were" if result.divergence is None else "in the format they had"
     rows = [
         ("made from", result.source),
         ("architecture", result.architecture),
         ("weights", integers),
         ("method", method),
-        ("quantised", f"{result.num_quantised:,} weights, {result.bits_per_weight:.2f} bits each with their scales; embedding, head and norms as they were"),
+        ("quantised", f"{result.num_quantised:,} weights, {result.bits_per_weight:.2f} bits each with their scales; embedding, head and norms {kept}"),
         ("size", f"{result.before_bytes:,} -> {result.after_bytes:,} bytes ({result.after_bytes / result.before_bytes:.0%})"),
         ("format", "compressed-tensors; inferd, vLLM and transformers read it"),
         ("made with", f"inferd {__version__}"),

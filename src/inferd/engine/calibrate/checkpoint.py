@@ -26,7 +26,8 @@ from inferd.engine.calibrate.fitting import (
 )
 from inferd.engine.calibrate.measure import read_text
 from inferd.engine.calibrate.rounding import Form
-from inferd.engine.calibrate.tuning import Divergence
+from inferd.engine.calibrate.student import Handed
+from inferd.engine.calibrate.tuning import Divergence, Tuned
 from inferd.engine.calibrate.wish import Wish
 from inferd.engine.model.architecture import GPT, dtype_name, read_config
 from inferd.engine.model.config import DecoderConfig, Source
@@ -158,7 +159,7 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
             data_digest="" if texts is None else texts.digest,
             wide=tuple(sorted(wide)),
             wide_share=counts.wide_weights / max(counts.weights, 1),
-            divergence=counts.divergence,
+            divergence=None if counts.tuned is None else counts.tuned.divergence,
             num_calibration=0 if texts is None or not wish.calibrates else texts.windows.numel(),
         )
         _judge(result)
@@ -171,7 +172,7 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
     return result
 
 
-def _opened(folder: Path) -> tuple[DecoderConfig, Callable[[], Weights]]:
+def _opened(folder: Path) -> tuple[DecoderConfig, Callable[[], Handed]]:
     """The model's configuration, and its weights anew at every call. Raises ModelLoadError."""
     source = Source(folder / "config.json")
     if source.quantization is not None:
@@ -187,7 +188,7 @@ def _opened(folder: Path) -> tuple[DecoderConfig, Callable[[], Weights]]:
             param="architectures",
         )
     dtype: torch.dtype = getattr(torch, dtype_name("auto", config.dtype, on_cpu=True, source=source))
-    return config, lambda: Weights(folder, dtype=dtype, device=torch.device("cpu"))
+    return config, lambda: Handed(folder, dtype=dtype, device=torch.device("cpu"))
 
 
 def _is_product(name: str, tensor: Tensor) -> bool:
@@ -234,7 +235,7 @@ class _Counts:
     weights: int = 0  # quantised
     wide_weights: int = 0
     stored_bits: int = 0
-    divergence: Divergence | None = None
+    tuned: Tuned | None = None
     losses: dict[tuple[str, ...], Loss] = field(default_factory=dict)  # by the names of a product's parts
 
     @property
@@ -249,7 +250,7 @@ def _write(
     wish: Wish,
     form: Form,
     wide: frozenset[str],
-    open_weights: Callable[[], Weights],
+    open_weights: Callable[[], Handed],
     texts: _Texts | None,
     progress: Progress,
 ) -> _Counts:
@@ -267,10 +268,10 @@ def _write(
         fitted = rounded_products(weights, products, form, progress)
     else:
 
-        def note_divergence(divergence: Divergence) -> None:
-            counts.divergence = divergence
+        def note_tuned(found: Tuned) -> None:
+            counts.tuned = found
 
-        job = Job(config, open_weights, texts.windows, texts.spread, form, wide, wish, note, note_divergence, progress)
+        job = Job(config, open_weights, texts.windows, texts.spread, form, wide, wish, note, note_tuned, progress)
         fitted = tuned_products(job, weights) if wish.method == "tuned" else gptq_products(job, weights)
     for name, quantised in fitted:
         for part, tensor in stored_parts(name, quantised, scale_dtype, packed=name in wide).items():
@@ -278,9 +279,11 @@ def _write(
             counts.stored_bits += 8 * tensor.nbytes
         counts.weights += quantised.values.numel()
         counts.wide_weights += quantised.values.numel() if name in wide else 0
+    floats = {} if counts.tuned is None else counts.tuned.floats
     for name in weights:
         if name not in products:
-            shards.add(name, weights.stored(name))
+            as_it_was = weights.stored(name)
+            shards.add(name, floats[name].to(as_it_was.dtype) if name in floats else as_it_was)
     shards.close()
     for path in sorted(folder.iterdir()):
         belongs = path.suffix in _CARRIED or path.name.startswith(("LICENSE", "NOTICE"))

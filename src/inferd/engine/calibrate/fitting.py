@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inferd.engine import ops
 from inferd.engine.calibrate.gptq import gptq
 from inferd.engine.calibrate.layers import observed_layers
 from inferd.engine.calibrate.observe import Observed
 from inferd.engine.calibrate.rounding import Form, nearest
-from inferd.engine.calibrate.tuning import Divergence, tuned
+from inferd.engine.calibrate.student import Around, Handed, floating
+from inferd.engine.calibrate.tuning import Tuned, tuned
 from inferd.engine.calibrate.wish import Wish
 from inferd.engine.model.config import FAMILIES, DecoderConfig
 from inferd.engine.model.llama import LlamaDecoder
@@ -44,14 +44,14 @@ class Job:
     """What calibration needs to know."""
 
     config: DecoderConfig
-    open_weights: Callable[[], Weights]
+    open_weights: Callable[[], Handed]
     windows: Tensor  # [N, length] of token ids
     spread: Callable[[int], Tensor]  # so many of them, or all there are
     form: Form
     wide: frozenset[str]  # products that have 8 bits instead
     wish: Wish
     note: Callable[[tuple[str, ...], Loss], None]  # told each product's loss, by the names of its parts
-    note_divergence: Callable[[Divergence], None]
+    note_tuned: Callable[[Tuned], None]  # told what was learned, where something was
     progress: Progress
 
     def form_of(self, name: str) -> Form:
@@ -100,7 +100,8 @@ def _fitted(weight: Tensor, product: Observed, form: Form, wish: Wish) -> Quanti
 
 
 def tuned_products(job: Job, weights: Weights) -> Fitted:
-    """GPTQ, then all of them learned together. The whole model is in memory then, some five times in float32."""
+    """GPTQ, then all of them learned together, with what stays floating. The whole model is in memory then, some five times in
+    float32."""
     quantised = dict(gptq_products(job, weights))
     tokens = job.wish.tuning_tokens
     if tokens is None:
@@ -111,21 +112,22 @@ def tuned_products(job: Job, weights: Weights) -> Fitted:
     lessons = job.spread(max(1, tokens // length))
     epochs = min(round(tokens / lessons.numel()), _MOST_EPOCHS)
 
-    def open_model(around: Callable[..., ops.Linear] | None) -> LlamaDecoder:
+    def open_model(around: Around | None) -> tuple[LlamaDecoder, dict[str, Tensor]]:
         config = job.config
         mine = job.open_weights()
         mine.dtype, mine.around = torch.float32, around
-        return LlamaDecoder(config, FAMILIES[config.architecture], mine, length)
+        model = LlamaDecoder(config, FAMILIES[config.architecture], mine, length)
+        return model, floating(model, mine)
 
     if epochs:
-        forms = {name: job.form_of(name) for name in quantised}
-        quantised, divergence = tuned(
+        found = tuned(
             open_model,
             quantised,
-            forms,
+            {name: job.form_of(name) for name in quantised},
             lessons,
             epochs=epochs,
             progress=lambda done, total: job.progress("tuning", done, total),
         )
-        job.note_divergence(divergence)
+        quantised = found.products
+        job.note_tuned(found)
     yield from quantised.items()
