@@ -2,42 +2,55 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace inferd {
 
+// How places are found and followed; the words and their meaning are those of engine/prompt_lookup.py.
+struct LookupRule {
+    int64_t returned, resumed, longest, kept, window, held, most_looked_at;
+};
+
 class Lookup {
   public:
-    Lookup(int64_t shortest_kept, int64_t longest, int64_t most_looked_at)
-        : shortest_kept_(shortest_kept), longest_(longest), most_looked_at_(most_looked_at) {}
+    using Tokens = std::vector<int64_t>;
+    explicit Lookup(const LookupRule& rule) : rule_(rule) {}
 
-    // Takes what the text has more, and returns how many tokens are equal and `count` tokens that followed them.
-    std::pair<int64_t, std::vector<int64_t>> find(const std::vector<int64_t>& more, int64_t count) {
+    // Takes what the text has more. How many tokens are equal, `count` tokens that followed them, and each one's rival.
+    std::tuple<int64_t, Tokens, Tokens> find(const Tokens& more, int64_t count) {
         for (const int64_t token : more) append(token);
         const int64_t end = int64_t(tokens_.size()) - 1;
-        int64_t best = 0, best_at = 0;
-        int64_t at = end < 1 ? 0 : before_[size_t(end)];
-        for (int64_t i = 0; i < most_looked_at_ && at && best < longest_; i++, at = before_[size_t(at)]) {
-            int64_t length = 2;
-            while (length < longest_ && length <= at && token(at - length) == token(end - length)) length++;
-            if (length > best) best = length, best_at = at;
-        }
-        const int64_t resumed = quote_at_ + end - quote_end_;
-        const bool is_resumed = !best && quote_at_ && resumed < end;
-        if (is_resumed) best = 1, best_at = resumed;
-        quote_at_ = best >= shortest_kept_ ? best_at : 0, quote_end_ = end;
-        std::vector<int64_t> found;
-        if (!best || count <= 0) return {best, found};
+        if (end - quote_end_ > rule_.held) quote_at_ = -1;
+        look(end);
+        if (places_.empty()) look_behind_quote(end);
+        may_resume_ = false;
+        Tokens found, rivals;
+        if (places_.empty() || count <= 0) return {0, found, rivals};
+        const Place best = chosen(end);
+        if (best.length >= rule_.kept || (is_near(best) && best.length != rule_.resumed))
+            quote_at_ = best.at, quote_end_ = end, may_resume_ = true;
         for (int64_t i = 0; i < count; i++) {
-            const int64_t from = best_at + 1 + i;
-            found.push_back(from <= end ? token(from) : found[size_t(i - (end - best_at))]);
+            const auto next = [&](int64_t at) { return at + 1 + i <= end ? token(at + 1 + i) : found[size_t(at + i - end)]; };
+            const int64_t said = next(best.at);
+            int64_t rival = 0;
+            size_t left = 0;
+            for (const Place& place : places_)
+                if (next(place.at) == said) places_[left++] = place;
+                else rival = std::max(rival, place.length);
+            places_.resize(left);
+            found.push_back(said), rivals.push_back(rival);
         }
-        return {best, found};
+        return {best.length, found, rivals};
     }
 
   private:
+    struct Place {
+        int64_t length, at;  // tokens that are equal, and where they end
+    };
+
     int64_t token(int64_t at) const { return tokens_[size_t(at)]; }
     void append(int64_t token) {
         const int64_t at = int64_t(tokens_.size());
@@ -49,11 +62,47 @@ class Lookup {
         }
         before_.push_back(before);
     }
+    // The latest occurrences of the text's end.
+    void look(int64_t end) {
+        places_.clear();
+        int64_t at = end < 1 ? 0 : before_[size_t(end)];
+        for (int64_t i = 0; i < rule_.most_looked_at && at; i++, at = before_[size_t(at)]) {
+            int64_t length = 2;
+            while (length < rule_.longest && length <= at && token(at - length) == token(end - length)) length++;
+            places_.push_back({length, at});
+        }
+    }
+    void look_behind_quote(int64_t end) {
+        if (quote_at_ < 0) return;
+        for (int64_t at = quote_at_ + 1; at < std::min(quote_at_ + rule_.window + 1, end); at++)
+            if (token(at) == token(end)) return places_.push_back({rule_.returned, at});
+        const int64_t at = quote_at_ + end - quote_end_;
+        if (may_resume_ && at < end) places_.push_back({rule_.resumed, at});
+    }
+    Place chosen(int64_t end) const {
+        int64_t longest = 0, most_votes = 0;
+        for (const Place& place : places_) longest = std::max(longest, place.length);
+        Place best{longest, 0}, near{longest, 0};
+        for (const Place& place : places_) {
+            if (place.length < longest) continue;
+            if (quote_at_ >= 0 && place.at == quote_at_ + end - quote_end_) return place;
+            if (is_near(place)) near = place;  // the earliest comes last
+            int64_t votes = 0;
+            for (const Place& other : places_) votes += other.length == longest && token(other.at + 1) == token(place.at + 1);
+            if (votes > most_votes) most_votes = votes, best = place;
+        }
+        return near.at ? near : best;
+    }
+    bool is_near(const Place& place) const {
+        return quote_at_ >= 0 && quote_at_ < place.at && place.at <= quote_at_ + rule_.window;
+    }
 
-    const int64_t shortest_kept_, longest_, most_looked_at_;
-    std::vector<int64_t> tokens_, before_;         // by position: where the pair that ends here ended before; 0: nowhere
+    const LookupRule rule_;
+    Tokens tokens_, before_;                      // by position: where the pair that ends here ended before; 0: nowhere
     std::unordered_map<uint64_t, int64_t> last_;  // pair -> where it ended last
-    int64_t quote_at_ = 0, quote_end_ = 0;        // where the place that was last found, and the text, ended then
+    std::vector<Place> places_;                   // latest first
+    int64_t quote_at_ = -1, quote_end_ = 0;       // where the place that is followed, and the text, ended then
+    bool may_resume_ = false;
 };
 
 }  // namespace inferd

@@ -241,7 +241,15 @@ NB_MODULE(_kernels, m) {
                 return std::make_tuple(std::move(found.tokens), std::move(found.surenesses), found.passes);
             },
             nogil());
-    nb::class_<Lookup>(m, "Lookup").def(nb::init<int64_t, int64_t, int64_t>()).def("find", &Lookup::find);
+    nb::class_<Lookup>(m, "Lookup")
+        .def(
+            "__init__",
+            [](Lookup* self, int64_t returned, int64_t resumed, int64_t longest, int64_t kept, int64_t window, int64_t held,
+               int64_t most_looked_at) {
+                new (self) Lookup({returned, resumed, longest, kept, window, held, most_looked_at});
+            },
+            nb::kw_only(), "returned"_a, "resumed"_a, "longest"_a, "kept"_a, "window"_a, "held"_a, "most_looked_at"_a)
+        .def("find", &Lookup::find);
     m.def(
         "rotary",
         [](int dtype, uintptr_t x, int64_t stride, int64_t rows, int64_t heads, int64_t head_dim, uintptr_t positions, uintptr_t cos,

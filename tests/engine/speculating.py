@@ -54,7 +54,7 @@ def always(engine: Engine, draft: DraftModel | None = None) -> Speculation:
     speculation = engine._speculation
     assert speculation is not None
     speculation.costs = FreeCosts()
-    speculation._matches = speculation._surenesses = AllSure()
+    speculation._matches = speculation._contested = speculation._surenesses = AllSure()
     speculation._any_guess = Sure()
     if draft is not None:
         speculation.draft = draft

@@ -6,7 +6,18 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from inferd.engine.native import BUILT
-from inferd.engine.prompt_lookup import KEPT, LONGEST, MOST_LOOKED_AT, Finder, NGrams
+from inferd.engine.prompt_lookup import (
+    HELD,
+    KEPT,
+    LONGEST,
+    MOST_LOOKED_AT,
+    RESUMED,
+    RETURNED,
+    WINDOW,
+    Finder,
+    Found,
+    NGrams,
+)
 
 if TYPE_CHECKING:
     from inferd import _kernels as kernels
@@ -25,9 +36,17 @@ class NativeNGrams:
 
     def __init__(self) -> None:
         self._known = 0
-        self._lookup = kernels.Lookup(KEPT, LONGEST, MOST_LOOKED_AT)
+        self._lookup = kernels.Lookup(
+            returned=RETURNED,
+            resumed=RESUMED,
+            longest=LONGEST,
+            kept=KEPT,
+            window=WINDOW,
+            held=HELD,
+            most_looked_at=MOST_LOOKED_AT,
+        )
 
-    def find(self, tokens: Seq[int], count: int) -> tuple[int, list[int]]:
+    def find(self, tokens: Seq[int], count: int) -> Found:
         more = list(tokens[self._known :])
         self._known = len(tokens)
-        return self._lookup.find(more, count)
+        return Found(*self._lookup.find(more, count))

@@ -17,7 +17,7 @@ from inferd.engine.draft import DraftModel
 from inferd.engine.draft_passes import Guess, Rule
 from inferd.engine.memory import most_sampled_rows
 from inferd.engine.native_lookup import finder
-from inferd.engine.prompt_lookup import Finder
+from inferd.engine.prompt_lookup import KEPT, SHORTEST, Finder, Found
 from inferd.engine.scheduler import Scheduler, Slice, Step
 from inferd.engine.sequence import Sequence
 from inferd.engine.speculation_gain import Acceptance, BatchCost, Chances, Costs, Outlook
@@ -56,8 +56,14 @@ class Speculation:
         self._max_model_len = max_model_len
         self._texts: dict[Sequence, Finder] = {}
         self._drafted: dict[Sequence, _Drafted] = {}
-        # By equal tokens before it: none but before another one, 2, 3, 4, 5-6, 7-9, 10-15, 16 and more.
-        self._matches = Chances((2, 3, 4, 5, 7, 10, 16), (0.3, 0.35, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9))
+        # Of tokens found in the text, where all places go on alike, by equal tokens before it: none but before another one, 1 close
+        # behind, 2, 3, 4, 5-6, 7-9, 10-15, 16 and more;
+        self._matches = Chances((1, 2, 3, 4, 5, 7, 10, 16), (0.3, 0.4, 0.35, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9))
+        # where another place says something else, by how many tokens more are equal than there: none, 1, 2, 3-4, 5 and more.
+        self._contested = Chances((1, 2, 3, 5), (0.3, 0.5, 0.6, 0.7, 0.8))
+        self._untried: dict[
+            Sequence, tuple[int, int, Acceptance]
+        ] = {}  # where a token was found, which, and what it teaches
         self._surenesses = Chances((0.6, 0.7, 0.8, 0.9, 0.95, 0.99), (0.35, 0.45, 0.55, 0.65, 0.8, 0.9, 0.95))
         self._any_guess = Acceptance(0.6)  # of a draft model's first tokens, before it is known how sure it is
         self._pass_s: dict[int, float] = {}  # seconds of a draft model's pass, by number of sequences
@@ -100,7 +106,7 @@ class Speculation:
             return
         self._is_try = True
         began = self._began
-        outlook = Outlook(len(decodes), cost.plain_s(len(decodes)), cost.row_s(len(decodes)))
+        outlook = Outlook(len(decodes), cost.plain_s(len(decodes)), cost.row_s(len(decodes)), cost.gain)
         rest = []
         for part in decodes:
             most = self._room(part.sequence)
@@ -142,6 +148,7 @@ class Speculation:
     def forget(self, sequence: Sequence) -> None:
         """The sequence is over. Idempotent."""
         self._drafted.pop(sequence, None)
+        self._untried.pop(sequence, None)
         if self._texts.pop(sequence, None) is not None:
             self._answer_len += (sequence.num_outputs - self._answer_len) * 0.1
         if self.draft is not None:
@@ -163,21 +170,39 @@ class Speculation:
             text = self._texts[sequence] = finder()
         if not self._looks_up:
             return False
-        length, tokens = text.find(sequence.tokens, most)
-        if not length:
-            return False
+        self._learn_untried(sequence)
+        found = text.find(sequence.tokens, most)
         before: list[Acceptance] = []
         chance = 1.0
-        for count in range(len(tokens)):
-            acceptance = self._matches[length + count]  # what was right makes the match longer
+        for count in range(len(found.tokens)):
+            acceptance = self._chance_of(found, count)
             if count == 0 and self.draft is not None and acceptance.chance < self._any_guess.chance:
-                return False
+                break
             chance *= acceptance.chance
             if chance < outlook.bar(outlook.row_s):
                 break
             outlook.add(chance)
             before.append(acceptance)
-        return bool(before) and self._add(part, tokens[: len(before)], before, by_model=False)
+        if before and self._add(part, found.tokens[: len(before)], before, by_model=False):
+            return True
+        if found.tokens:
+            self._untried[sequence] = len(sequence.tokens), found.tokens[0], self._chance_of(found, 0)
+        return False
+
+    def _chance_of(self, found: Found, at: int) -> Acceptance:
+        """Of one of the tokens that were found, if those before it are right."""
+        if found.rivals[at]:
+            return self._contested[found.length - found.rivals[at]]
+        if found.length >= SHORTEST or not at:
+            return self._matches[found.length + at]  # what was right makes the match longer
+        return self._matches[KEPT + at]  # a quote that goes on
+
+    def _learn_untried(self, sequence: Sequence) -> None:
+        """What was found and not worth a row teaches as well: what came is known by now."""
+        untried = self._untried.pop(sequence, None)
+        if untried is not None and untried[0] < len(sequence.tokens):
+            at, token, acceptance = untried
+            acceptance.note(sequence.tokens[at] == token)
 
     def _guess(self, parts: list[Slice], outlook: Outlook) -> None:
         assert self.draft is not None

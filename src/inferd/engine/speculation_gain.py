@@ -210,12 +210,12 @@ class Outlook:
 
     __slots__ = ("least", "least_per_s", "row_s", "seconds", "tokens")
 
-    def __init__(self, num_decodes: int, plain_s: float, row_s: float) -> None:
+    def __init__(self, num_decodes: int, plain_s: float, row_s: float, gain: float = 1.0) -> None:
         self.tokens = float(num_decodes)
         self.seconds = max(plain_s, 1e-9)  # a clock may stand still
         self.row_s = row_s
         self.least = _LEAST_CHANCE
-        self.least_per_s = _MARGIN * num_decodes / self.seconds
+        self.least_per_s = max(_MARGIN, gain) * num_decodes / self.seconds
 
     def bar(self, cost_s: float) -> float:
         """Chance that a token must have to be worth so many seconds."""
