@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import time
 from collections.abc import Callable
 
@@ -21,7 +22,6 @@ SQUARE = (2048, 2048, 2048)
 
 def best(call: Callable[[], object], attempts: int) -> float:
     """Seconds of the fastest."""
-    call()
     found = []
     for _ in range(attempts):
         began = time.perf_counter()
@@ -30,16 +30,33 @@ def best(call: Callable[[], object], attempts: int) -> float:
     return min(found)
 
 
-def read_gb_per_s(gigabytes: float) -> float:
-    """Summing float32 that no cache holds."""
-    values = torch.ones(int(gigabytes * 2**28))
-    return values.nbytes / best(values.sum, 12) / 1e9
+class Reading:
+    """Reading float32 that no cache holds, in large pages where the system has them, by whichever reduction is fastest:
+    a sum alone stays a quarter below what memory gives."""
+
+    def __init__(self, gigabytes: float) -> None:
+        count = int(gigabytes * 2**28)
+        memory = mmap.mmap(-1, count * 4)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._values = torch.frombuffer(memory, dtype=torch.float32)
+        self._values.fill_(1.0)
+        first, second = self._values[: count // 2], self._values[count // 2 : count // 2 * 2]
+        self._ways: tuple[Callable[[], object], ...] = (
+            self._values.sum,
+            self._values.max,
+            lambda: torch.dot(first, second),
+        )
+
+    def gb_per_s(self, attempts: int) -> float:
+        """The best of so many attempts of each way."""
+        return self._values.nbytes / min(best(way, attempts) for way in self._ways) / 1e9
 
 
 def bf16_gflop_per_s() -> float:
     def rate(rows: int, inner: int, outer: int) -> float:
         x, weight = torch.randn(rows, inner).bfloat16(), torch.randn(outer, inner).bfloat16()
-        return 2 * rows * inner * outer / best(lambda: F.linear(x, weight), 12) / 1e9
+        return 2 * rows * inner * outer / best(lambda: F.linear(x, weight), 13) / 1e9
 
     return max(rate(*SHAPE), rate(*SQUARE))
 
@@ -57,7 +74,7 @@ def int8_gop_per_s() -> float:
                 x, 0.01, 128, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
             )
 
-        return 2 * rows * inner * outer / best(product, 12) / 1e9
+        return 2 * rows * inner * outer / best(product, 13) / 1e9
 
     return max(rate(*SHAPE), rate(*SQUARE))
 
@@ -70,7 +87,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with torch.inference_mode():
         found = {
-            "read_gb_per_s": read_gb_per_s(options.gigabytes),
+            "read_gb_per_s": Reading(options.gigabytes).gb_per_s(8),
             "bf16_gflop_per_s": bf16_gflop_per_s(),
             "int8_gop_per_s": int8_gop_per_s(),
         }

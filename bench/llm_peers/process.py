@@ -70,11 +70,20 @@ def answers(url: str) -> bool:
         return False
 
 
+def await_answer(probe: str, limit_s: float) -> None:
+    """Of a server that runs. Raises PeerFailed."""
+    until = time.perf_counter() + limit_s
+    while not answers(probe):
+        if time.perf_counter() > until:
+            raise PeerFailed(f"{probe} was not answered within {limit_s:.0f} s")
+        time.sleep(0.02)
+
+
 @contextmanager
 def serving(
     command: Sequence[str | Path], environment: Mapping[str, str], probe: str, log: Path, limit_s: float
 ) -> Iterator[tuple[int, float]]:
-    """(process id, seconds until the probe said yes). The whole process group ends with the block."""
+    """(process id, seconds until the probe said yes). The whole process group ends with the block, stopped or not."""
     with log.open("w") as output:
         began = time.perf_counter()
         process = subprocess.Popen(
@@ -93,6 +102,8 @@ def serving(
                 time.sleep(0.02)
             yield process.pid, time.perf_counter() - began
         finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGCONT)
             for stop, patience in ((signal.SIGTERM, 30), (signal.SIGKILL, 10)):
                 if process.poll() is None:
                     os.killpg(process.pid, stop)

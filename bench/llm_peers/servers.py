@@ -1,26 +1,31 @@
 """Servers under the same load through HTTP: how each is started, and what the load generator says of it.
 
-The load generator is ``vllm bench serve`` where there is an environment with vLLM, else ``inferd bench``.
+Knows commands and what is told of a server, not the load generator.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
+import signal
 import sys
-import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from bench.llm_peers.process import PeakMemory, PeerFailed, metric, serving, tree_rss
+import psutil  # type: ignore[import-untyped]
+
+from bench.llm_peers.loads import NAME, Load
+from bench.llm_peers.process import PeakMemory, await_answer, metric, serving, tree_rss
 from bench.llm_peers.table import Run
 from inferd.config import ModelConfig
 
 LOADS = ((1, 4), (8, 24), (32, 64))  # clients, requests
 QUICK_LOADS = ((1, 1), (4, 4))
-PROMPT, ANSWER = 128, 64  # tokens
-NAME = "m"
+STOPPED_FROM_S = 30.0  # a server that was ready sooner is ended and started again
+SPARE_BYTES = 9e9  # what the largest of the others needs
 GGUF = {"bf16": "m-bf16.gguf", "int8": "m-q8_0.gguf", "int4": "m-q4_0.gguf"}
 
 
@@ -67,7 +72,7 @@ def start_of(server: str, form: str, places: Places, port: int) -> Start | str:
         command = [str(places.vllm / "bin" / "vllm"), "serve", str(model), "--port", str(port)]
         limits = ["--served-model-name", NAME, "--max-model-len", "4096", "--max-num-seqs", "64"]
         cores = f"0-{places.threads - 1}"
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
         return Start([*command, *limits], environment, "/health")
     if server == "llama-server":
         if places.llama_cpp is None or places.gguf is None:
@@ -82,74 +87,75 @@ def start_of(server: str, form: str, places: Places, port: int) -> Start | str:
     return f"{server} is no server that this harness knows: inferd, vllm, llama-server."
 
 
-ANSWERED_AT_LEAST = 0.75  # of a load's requests: the server computed the others too, and is given their tokens
+@dataclass(slots=True)
+class _Running:
+    """A server that was started: what ends it, and what its start said."""
+
+    life: ExitStack
+    pid: int
+    url: str
+    probe: str
+    figures: dict[str, float]  # of the start; those of one start are told once
 
 
-def vllm_load(environment: Path, url: str, model: Path, clients: int, requests: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(str(environment / "bin" / "vllm"), "bench", "serve", "--backend", "openai", "--base-url", url),
-            *("--endpoint", "/v1/completions", "--model", NAME, "--tokenizer", str(model), "--dataset-name", "random"),
-            *("--random-input-len", str(PROMPT), "--random-output-len", str(ANSWER)),
-            *("--num-prompts", str(requests), "--max-concurrency", str(clients), "--ignore-eos"),
-            *("--seed", str(7 + clients)),  # other prompts for each load: no prefix is met again
-            *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,95,99"),
-            *("--save-result", "--result-dir", folder, "--result-filename", "result.json"),
-        ]
-        done = subprocess.run(
-            command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, cwd=folder, capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise PeerFailed(f"vllm bench serve failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-        result = json.loads((Path(folder) / "result.json").read_text())
-    answered = result["completed"] / requests
-    if answered < ANSWERED_AT_LEAST:
-        raise PeerFailed(f"vllm bench serve: {result['completed']} of {requests} requests were answered")
-    return {
-        # The generator does not count an answer that begins with a chunk without text, as llama-server's may.
-        "tokens/s": result["output_throughput"] / answered,
-        "TTFT p50, ms": result["p50_ttft_ms"],
-        "TTFT p95, ms": result["p95_ttft_ms"],
-        "TPOT p50, ms": result["p50_tpot_ms"],
-    }
+class Servers:
+    """Measures servers one at a time. One that takes long to start is not ended between its measurements but stopped
+    (SIGSTOP), where enough memory remains for the others; so it takes no processor time from them."""
 
+    def __init__(self, places: Places, port: int, folder: Path, load: Load, loads: Sequence[tuple[int, int]]) -> None:
+        """``port`` and the next ones are used. ``loads``: clients and requests."""
+        self._places, self._port, self._folder = places, port, folder
+        self._load, self._loads = load, loads
+        self._stopped: dict[tuple[str, str], _Running] = {}
+        self._was_slow: set[tuple[str, str]] = set()
+        self._num_started = 0
 
-def own_load(url: str, clients: int, requests: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(sys.executable, "-m", "inferd", "bench", "--url", url, "--model", NAME, "--concurrency", str(clients)),
-            *("--requests", str(requests), "--warmup", "0", "--seed", str(7 + clients), "--output", f"{folder}/result"),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise PeerFailed(f"inferd bench failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-        run = json.loads((Path(folder) / "result.json").read_text())["runs"][0]
-    return {
-        "tokens/s": run["output_tokens_per_s"],
-        "TTFT p50, ms": run["ttft"]["p50"] * 1e3,
-        "TTFT p95, ms": run["ttft"]["p95"] * 1e3,
-        "TPOT p50, ms": run["tpot"]["p50"] * 1e3,
-    }
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._stopped:
+            self._stopped.popitem()[1].life.close()
 
-def measure(server: str, form: str, start: Start, places: Places, port: int, folder: Path) -> Run:
-    """One start of one server, every load, one stop."""
-    url = f"http://127.0.0.1:{port}"
-    with serving(start.command, start.environment, url + start.probe, folder / f"{server}-{form}.log", 600) as started:
-        pid, ready_s = started
+    def measure(self, server: str, form: str, *, is_last: bool) -> Run | str:
+        """Every load, or a sentence why not. ``is_last``: it will not be asked for again. Raises PeerFailed."""
+        running = self._stopped.pop((server, form), None) or self._start(server, form)
+        if isinstance(running, str):
+            return running
+        with ExitStack() as stack:
+            stack.callback(running.life.close)
+            os.killpg(running.pid, signal.SIGCONT)
+            await_answer(running.url + running.probe, 60)
+            figures, running.figures = running.figures, {}
+            memory = PeakMemory(running.pid)
+            memory.start()
+            for clients, requests in self._loads:
+                found = self._load(running.url, clients, requests)
+                figures |= {f"{clients} clients: {name}": value for name, value in found.items()}
+            if server == "inferd":
+                spent = metric(running.url, "inferd_tokenize_seconds_total")
+                whole = metric(running.url, "inferd_request_latency_seconds_sum")
+                figures["tokenizing, % of the requests' time"] = 100 * spent / whole
+            figures["memory at most, GB"] = memory.stop() / 1e9
+            is_slow_to_start = figures.get("ready, s", 0.0) > STOPPED_FROM_S or (server, form) in self._was_slow
+            if is_slow_to_start and not is_last and psutil.virtual_memory().available > SPARE_BYTES:
+                self._was_slow.add((server, form))
+                os.killpg(running.pid, signal.SIGSTOP)
+                self._stopped[server, form] = running
+                stack.pop_all()
+        return Run("http", server, form, figures)
+
+    def _start(self, server: str, form: str) -> _Running | str:
+        port = self._port + self._num_started
+        start = start_of(server, form, self._places, port)
+        if isinstance(start, str):
+            return start
+        self._num_started += 1
+        url = f"http://127.0.0.1:{port}"
+        life = ExitStack()
+        log = self._folder / f"{server}-{form}.log"
+        pid, ready_s = life.enter_context(serving(start.command, start.environment, url + start.probe, log, 600))
         figures = {"ready, s": ready_s, "memory when ready, GB": tree_rss(pid) / 1e9}
-        memory = PeakMemory(pid)
-        memory.start()
-        for clients, requests in QUICK_LOADS if places.quick else LOADS:
-            if places.vllm is not None:
-                found = vllm_load(places.vllm, url, places.model, clients, requests)
-            else:
-                found = own_load(url, clients, requests)
-            figures |= {f"{clients} clients: {name}": value for name, value in found.items()}
-        if server == "inferd":
-            spent = metric(url, "inferd_tokenize_seconds_total")
-            figures["tokenizing, % of the requests' time"] = (
-                100 * spent / metric(url, "inferd_request_latency_seconds_sum")
-            )
-        figures["memory at most, GB"] = memory.stop() / 1e9
-    return Run("http", server, form, figures)
+        return _Running(life, pid, url, start.probe, figures)

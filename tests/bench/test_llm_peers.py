@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 from bench.chart import HEIGHT, WIDTH
-from bench.llm_peers.inprocess import Job, command_of, figures_of, jobs
-from bench.llm_peers.servers import Places, start_of
+from bench.llm_peers import context, servers
+from bench.llm_peers.__main__ import Item, Report, forecast, loads_of, planned
+from bench.llm_peers.context import Turn
+from bench.llm_peers.inprocess import LONG, Done, Job, command_of, figures_of, jobs
+from bench.llm_peers.process import PeerFailed
+from bench.llm_peers.servers import Places, Servers, Start, start_of
 from bench.llm_peers.table import (
     FORMATS,
     Limits,
@@ -50,13 +57,31 @@ def test_decode_reads_the_weights_and_the_cache_once_per_token() -> None:
 
 
 def test_figures_of_waves_are_rates() -> None:
-    asked = [(Job(128, 64, 8, 2), 4.0), (Job(128, 64, 8, 2), 8.0), (Job(128, 64, 1, 1), 2.0), (Job(128, 1, 1, 1), 0.5)]
-    found = figures_of(3.0, [*asked, (Job(512, 1, 1, 1), 2.0)])
+    eight = Job(128, 64, 8, 2)
+    alone = Job(128, 64, 1, 1)
+    asked = [Done(eight, 4.0), Done(eight, 8.0), Done(alone, 2.0, (0.5, 0.75, 1.0, 2.0))]
+    found = figures_of(3.0, [*asked, Done(Job(512, 1, 1, 1), 2.0)])
     assert found["8 clients: tokens/s"] == 8 * 64 / 6.0
     assert found["1 clients: tokens/s"] == 32.0
-    assert found["decode, tokens/s"] == 63 / 1.5
+    assert found["decode, tokens/s"] == 4.0, "the median step, which one long pause does not move"
     assert found["prefill 512, tokens/s"] == 256.0
     assert "decode at 4096, tokens/s" not in found
+    found = figures_of(3.0, [Done(Job(LONG, 32, 1, 1), 20.0, (16.0, 16.1, 16.2))])
+    assert found[f"prefill {LONG}, tokens/s"] == LONG / 16.0
+    assert found["decode at 4096, tokens/s"] == pytest.approx(10.0)
+
+
+def test_a_turn_is_judged_by_what_memory_gave_in_it() -> None:
+    keys_and_values_s = (LONG - 128) * 1_000 / 10e9
+    good = Turn(short_s=0.01, long_s=0.01 + keys_and_values_s, read_gb_per_s=10.0)
+    assert good.context_share(SHAPE) == pytest.approx(1.0)
+    slower_memory = Turn(short_s=0.01, long_s=0.01 + 2 * keys_and_values_s, read_gb_per_s=5.0)
+    assert slower_memory.context_share(SHAPE) == pytest.approx(1.0)
+    wasteful = Turn(short_s=0.01, long_s=0.02, read_gb_per_s=10.0)
+    assert wasteful.context_share(SHAPE) < 0.6
+    assert good.bandwidth_share(SHAPE, "bf16") == pytest.approx((2e6 + 136e3) / 0.01 / 10e9)
+    figures = context.figures_of([good, slower_memory, wasteful], SHAPE, "bf16")
+    assert figures["decode at 4096, % of what KV bytes leave"] == pytest.approx(100.0)
 
 
 def test_a_goal_is_judged_by_the_median_and_the_best_peer() -> None:
@@ -69,10 +94,19 @@ def test_a_goal_is_judged_by_the_median_and_the_best_peer() -> None:
 
 
 def test_efficiency_is_the_share_of_limits_measured_in_the_same_run() -> None:
-    figures = {"decode, tokens/s": 4000.0, "prefill 512, tokens/s": 50_000.0, "decode at 4096, tokens/s": 2000.0}
+    share = "decode at 4096, % of what KV bytes leave"
+    figures = {"decode, % of the read bandwidth": 79.0, "prefill 512, tokens/s": 50_000.0, share: 99.0}
     rows = verdicts(gathered([Run("in process", "inferd", "bf16", figures)]), LIMITS, SHAPE)
-    assert [row[2] for row in rows] == ["79%", "73%", "121%"]
+    assert [row[2] for row in rows] == ["79%", "73%", "99%"]
     assert [row[3] for row in rows] == ["NO", "NO", "yes"]
+    runs = [Run("in process", "inferd", "bf16", {share: value}) for value in (80.0, 95.0, 93.0)]
+    assert verdicts(gathered(runs), LIMITS, SHAPE)[0][2:] == ["93% (80%-95%)", "yes"]
+
+
+def test_a_start_is_judged_by_the_second_one() -> None:
+    runs = [Run("start", "inferd", form, {"first start, s": 9.0, "second start, s": 3.5}) for form in ("bf16", "int8")]
+    rows = verdicts(gathered(runs), [], SHAPE)
+    assert [(row[1], row[3]) for row in rows] == [("<= 3", "NO"), ("<= 4", "yes")]
 
 
 def test_the_report_names_every_engine_and_leaves_gaps_where_nothing_was_measured() -> None:
@@ -125,3 +159,97 @@ def test_waves_are_handed_over_one_by_one() -> None:
     waves = json.loads(command[4])
     assert len(waves) == sum(job.waves for job in plan)
     assert {(wave["prompt"], wave["answer"]) for wave in waves} >= {(4032, 32), (128, 64)}
+
+
+def test_a_round_has_every_peer_of_its_suite_after_inferd() -> None:
+    plan = planned(["bf16", "int8"], ["http", "in-process", "start"], ["vllm", "openvino", "vllm-in-process"])
+    assert [str(item) for item in plan if item.form == "int8"] == [
+        "http, int8, inferd",
+        "http, int8, vllm",
+        "in process, int8, inferd",
+        "in process, int8, openvino",
+        "in process, int8, vllm",
+        "start, int8, inferd",
+    ]
+    assert loads_of("1:4,32:64") == [(1, 4), (32, 64)]
+
+
+def test_the_forecast_counts_what_is_left_of_this_round_and_the_next_ones() -> None:
+    plan = planned(["bf16"], ["http"], ["vllm"])
+    runs = [Run("http", "inferd", "bf16", {}, took_s=60.0), Run("http", "vllm", "bf16", {}, took_s=180.0)]
+    assert "about 12 min left (http 12)" in forecast(plan, 0, 0, 3, runs)
+    assert "round 2 of 3, about 7 min left (http 7)" in forecast(plan, 1, 1, 3, runs)
+
+
+def test_a_report_is_there_after_every_measurement_and_is_gone_on_with(tmp_path: Path) -> None:
+    report = Report(tmp_path, SHAPE)
+    report.limits += LIMITS
+    report.left_out["http, bf16, vllm"] = "It did not | start."
+    report.add(Run("http", "inferd", "bf16", {"ready, s": 2.0}, took_s=7.0))
+    assert "| http, bf16, vllm | It did not / start. |" in (tmp_path / "peers.md").read_text()
+    again = Report(tmp_path, SHAPE)
+    again.read()
+    assert (again.limits, again.runs) == (LIMITS, report.runs)
+    assert Item("http", "bf16", "inferd").of(again.runs) == report.runs
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+SERVER = """
+import http.server, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+
+def test_a_server_that_is_slow_to_start_is_stopped_between_rounds_and_ended_with_the_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def start(server: str, form: str, places: Places, port: int) -> Start:
+        return Start([sys.executable, "-c", SERVER, str(port)], {}, "/health")
+
+    seen: list[tuple[int, str]] = []
+
+    def load(url: str, clients: int, requests: int) -> dict[str, float]:
+        (child,) = psutil.Process().children()
+        seen.append((child.pid, child.status()))
+        return {"tokens/s": 5.0}
+
+    monkeypatch.setattr(servers, "start_of", start)
+    monkeypatch.setattr(servers, "STOPPED_FROM_S", 0.0)
+    monkeypatch.setattr(servers, "SPARE_BYTES", 0.0)
+    with Servers(Places(model=tmp_path), free_port(), tmp_path, load, [(1, 1)]) as hosts:
+        first = hosts.measure("slow", "bf16", is_last=False)
+        assert isinstance(first, Run)
+        (child,) = psutil.Process().children()
+        assert child.status() == psutil.STATUS_STOPPED
+        second = hosts.measure("slow", "bf16", is_last=True)
+        assert isinstance(second, Run)
+        assert psutil.Process().children() == []
+    assert "ready, s" in first.figures
+    assert "ready, s" not in second.figures, "it was started once"
+    assert second.figures["1 clients: tokens/s"] == 5.0
+    assert seen[0][0] == seen[1][0]
+    assert all(status != psutil.STATUS_STOPPED for _, status in seen)
+
+
+def test_a_server_whose_load_failed_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def start(server: str, form: str, places: Places, port: int) -> Start:
+        return Start([sys.executable, "-c", SERVER, str(port)], {}, "/health")
+
+    def load(url: str, clients: int, requests: int) -> dict[str, float]:
+        raise PeerFailed("no answer")
+
+    monkeypatch.setattr(servers, "start_of", start)
+    with Servers(Places(model=tmp_path), free_port(), tmp_path, load, [(1, 1)]) as hosts:
+        with pytest.raises(PeerFailed, match="no answer"):
+            hosts.measure("slow", "bf16", is_last=False)
+        assert psutil.Process().children() == []
