@@ -33,6 +33,7 @@ REMOTE = {"source": "openai:https://host/v1"}
         (model(source="openai:host/v1"), "models.m.source: 'host/v1' is not the base URL"),
         (model(source="openai:ftp://host"), "models.m.source: 'ftp://host' is not the base URL"),
         (model(source="openai:http://host:99999/v1"), "a port from 1 to 65535"),
+        (model(source="openai:http://a..b/v1"), "models.m.source: this is not a URL"),
         (model(source=f"openai:https://me:{SECRET}@host/v1"), "models.m.source: a URL holds no credentials"),
         (model(source=f"openai:https://host/v1?key={SECRET}"), "has more than a path"),
         (model(**REMOTE, load="on_demand"), "models.m.load: it is for local replicas"),

@@ -161,7 +161,7 @@ def rendered(folder: Path, override: Path | None = None, tools: list[JSON] | Non
     return template.render(Chat(messages=TALK, tools=tools))
 
 
-def test_each_place_a_template_may_lie_gives_way_to_the_next(folder: Path) -> None:
+def test_each_place_a_template_may_lie_gives_way_to_the_next(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded(folder) is None
     configure(folder, "config {{ bos_token }}")
     assert rendered(folder) == "config <s>"
@@ -172,6 +172,8 @@ def test_each_place_a_template_may_lie_gives_way_to_the_next(folder: Path) -> No
     override = folder / "mine.txt"
     override.write_text("mine")
     assert rendered(folder, override) == "mine"
+    monkeypatch.setenv("HOME", str(folder))
+    assert rendered(folder, Path("~/mine.txt")) == "mine"
 
 
 def test_named_templates_are_chosen_by_the_presence_of_tools(folder: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.predict.fake_runtime import BAD, POISON, REFUSED, Counter, Doubler, info, numbers, request
 
 from inferd import clock
-from inferd.errors import InvalidRequest
+from inferd.errors import InferdError, InvalidRequest
 from inferd.predict import backend as backend_module
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
+from inferd.predict.runtime import Item, Result
 from inferd.types import End, Output
 
 now = 100.0
@@ -322,3 +326,19 @@ def test_a_paused_stream_can_be_cancelled() -> None:
 
 def told(outputs: list[Output]) -> list[tuple[str, list[int]]]:
     return [(o.request_id, msgspec.json.decode(o.prediction.body)) for o in outputs if o.prediction is not None]
+
+
+def test_parts_that_do_not_fit_together_fail_their_request_alone() -> None:
+    class Uneven(Doubler):
+        def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
+            results = list(super().predict(items))
+            return [
+                Result(outputs={"y": np.ones((item.rows, 1, 1))}) if item.rows == 1 else result
+                for item, result in zip(items, results, strict=True)
+            ]
+
+    made = backend(Uneven(), max_rows=4)
+    made.submit(request("uneven", *range(5)), now)
+    made.submit(request("other", 1, 2), now)
+    found = ends(run(made))
+    assert (found["uneven"].outcome, found["other"].outcome) == ("failed", "done")

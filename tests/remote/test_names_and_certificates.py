@@ -18,6 +18,8 @@ from tests.remote.replicas import Bench, Owner, bench
 
 from inferd.config import RemoteConfig
 from inferd.events import Event
+from inferd.remote.origin import trust
+from inferd.remote.secret import Secret
 from inferd.router.remote_replica import RemoteReplica
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -129,6 +131,13 @@ def test_a_server_that_cannot_prove_who_it_is_hears_nothing(
 
     ca_file = str(certificate) if is_named else None
     through_tls(certificate, then, host=host, make_loop=make_loop, probe=False, ca_file=ca_file)
+
+
+def test_files_may_be_named_from_the_users_own_folder(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(certificate.parent))
+    certificate.with_name("word").write_text("one-word\n")
+    assert trust(f"~/{certificate.name}").get_ca_certs()
+    assert Secret({}, file="~/word").value == b"one-word"
 
 
 # -- names ---------------------------------------------------------------------------------------

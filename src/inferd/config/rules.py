@@ -152,8 +152,9 @@ def _url_problem(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         has_port = parts.port != 0
+        (parts.hostname or "").encode("idna")
     except ValueError:
-        return "this is not a URL; write it as https://host/v1, with a port from 1 to 65535 if any."
+        return "this is not a URL; write it as https://host/v1, with a host's name and a port from 1 to 65535 if any."
     if parts.username is not None or parts.password is not None:
         return "a URL holds no credentials; name a variable with api_key_env or a file with api_key_file."
     if parts.scheme not in ("http", "https") or not parts.hostname or not has_port or re.search(r"[\s\x00-\x1f]", url):

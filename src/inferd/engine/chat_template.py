@@ -59,7 +59,7 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer, override: Path | None = None) -> ChatTemplate | None:
         """The template of a checkpoint's folder, or of the file given instead; None where there is none."""
-        path = override if override is not None else folder / "chat_template.jinja"
+        path = override.expanduser() if override is not None else folder / "chat_template.jinja"
         if override is not None and not path.is_file():
             raise ModelLoadError(
                 f"chat_template is {path}, but that file does not exist. Correct the path.", param="chat_template"

@@ -328,7 +328,11 @@ class PredictBackend:
             asked.answers[item.place] = result
             if asked.num_open:
                 return
-            result = _joined(asked.answers)
+            try:
+                result = _joined(asked.answers)
+            except Exception as error:  # a model's parts that do not fit together are no end of the worker
+                self._fail(asked, error)
+                return
         asked.computed_s = computed - asked.request.arrived_at
         prediction = self._encoded(asked, result)
         if prediction is not None:

@@ -44,6 +44,7 @@ def origin_of(url: str) -> Origin:
     parts = urlsplit(url)
     try:
         port = parts.port
+        (parts.hostname or "").encode("idna")  # a name that no resolver could be asked for
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
@@ -60,10 +61,11 @@ def origin_of(url: str) -> Origin:
 
 def trust(ca_file: str | None) -> ssl.SSLContext:
     """Certificates and host names are always checked; ``ca_file`` replaces the system's authorities."""
-    if ca_file is not None and not Path(ca_file).is_file():
+    file = None if ca_file is None else Path(ca_file).expanduser()
+    if file is not None and not file.is_file():
         raise ConfigError(f"The file {ca_file!r} with the certificates to trust does not exist.", param="ca_file")
     try:
-        context = ssl.create_default_context(cafile=ca_file)
+        context = ssl.create_default_context(cafile=file)
     except ssl.SSLError as error:
         raise ConfigError(f"The file {ca_file!r} holds no usable certificates: {error}.", param="ca_file") from None
     context.set_alpn_protocols(["http/1.1"])

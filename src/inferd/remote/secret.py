@@ -23,7 +23,7 @@ class Secret:
     __slots__ = ("_identity", "_looked_at", "_path", "value")
 
     def __init__(self, env: Mapping[str, str], *, variable: str | None = None, file: str | None = None) -> None:
-        self._path = Path(file) if file is not None else None
+        self._path = Path(file).expanduser() if file is not None else None
         self._looked_at = 0.0
         self._identity: tuple[int, int, int] | None = None
         self.value: bytes | None = None  # None: the server wants no key
