@@ -41,10 +41,16 @@ class FlatBatch:
 _WORTH_LARGE_PAGES_BYTES = 32 * 1024 * 1024
 _LARGE_PAGE_BYTES = 2 * 1024 * 1024
 
-# The system clears a page when it is first written to, and a virtual machine's host may have to find it first: up to a
-# millisecond for a megabyte, which is 4 % of a prompt's time with a model of 0.6B. So the blocks that are used first get their
-# pages before there is a request. The rest costs no memory until it is used.
-_TOUCHED_AHEAD_BYTES = 1024 * 1024 * 1024
+# The system clears a page when it is first written to, and a virtual machine's host may have to find it first: one or two
+# milliseconds for a megabyte, which is 4 % of a prompt's time with a model of 0.6B. So the blocks that are used first get their
+# pages before there is a request: what 32 sequences of some hundred tokens take. The rest costs no memory until it is used.
+_AHEAD_TOKENS = 32 * 320
+_AHEAD_BYTES = 1024 * 1024 * 1024
+
+
+def ahead_bytes(bytes_per_token: int) -> int:
+    """At most so much of an arena gets its pages before there is a request; ``bytes_per_token``: in all layers."""
+    return min(_AHEAD_TOKENS * bytes_per_token, _AHEAD_BYTES)
 
 
 class KVCache:
@@ -120,23 +126,23 @@ class KVCache:
         self.value_scales = arenas((*heads, block_size), torch.float32)[:scales]
         self._untouched = self._touching()
 
-    def touch_more(self) -> bool:
-        """Get pages for some 2 MB of those that are used first, in a few milliseconds; False when that is done."""
-        return next(self._untouched, False)
+    def touch_more(self) -> int:
+        """Get pages for some 2 MB of those that are used first, in a few milliseconds: how many bytes; 0 when that is done."""
+        return next(self._untouched, 0)
 
-    def _touching(self) -> Iterator[bool]:
+    def _touching(self) -> Iterator[int]:
         large = [arena for arena in (*self.keys, *self.values) if arena.nbytes >= _WORTH_LARGE_PAGES_BYTES]
         if not large:
             return
+        of_a_block = sum(arena[0].nbytes for arena in large)
+        last = min(self.num_blocks, -(-ahead_bytes(of_a_block // self.block_size) // of_a_block))
         blocks = max(1, _LARGE_PAGE_BYTES // large[0][0].nbytes)  # at once; the pool hands them out from the first on
-        touched = 0
-        for begin in range(0, large[0].shape[0], blocks):
+        for begin in range(0, last, blocks):
             for arena in large:
-                piece = arena[begin : begin + blocks]
-                touched += piece.nbytes
-                if touched > _TOUCHED_AHEAD_BYTES or not native.touch_pages(piece):
+                piece = arena[begin : min(begin + blocks, last)]
+                if not native.touch_pages(piece):
                     return
-                yield True
+                yield piece.nbytes
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """k and v [T, kv_heads, head_dim] to the slots [T]."""

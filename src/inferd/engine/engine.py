@@ -82,7 +82,7 @@ class Engine:
 
     def use_idle_time(self) -> bool:
         """Do a few milliseconds' work that makes later steps shorter; False when there is none."""
-        return self._runner.cache.touch_more()
+        return self._runner.cache.touch_more() > 0
 
     # -- any thread -------------------------------------------------------------------------
 
