@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -201,6 +202,57 @@ def test_a_closed_llm_says_so(backend: EchoBackend) -> None:
     assert backend.is_closed
     with pytest.raises(InvalidRequest, match="closed"):
         llm.generate("a")
+
+
+class Ahead(EchoBackend):
+    """Has something to do ahead of time until it is told that this is all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.is_all = threading.Event(), threading.Event()
+        self.was_beside_a_request = False
+
+    def use_idle_time(self) -> bool:
+        self.was_beside_a_request |= bool(self.left)
+        self.has_begun.set()
+        return not self.is_all.is_set()
+
+
+def _ahead_thread() -> threading.Thread:
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "inferd-ahead"]
+    return thread
+
+
+def test_time_between_answers_is_used_and_that_of_answers_is_not() -> None:
+    backend = Ahead()
+    llm = LLM.over(backend)
+    thread = _ahead_thread()
+    for text in ("abc", "defg"):
+        assert backend.has_begun.wait(10)
+        assert llm.generate(text, progress=False)[0].text == text
+        backend.has_begun.clear()
+    pieces = llm.stream("hijk")
+    assert next(pieces) == "h"
+    backend.has_begun.clear()
+    assert list(pieces) == ["i", "j", "k"]
+    with pytest.raises(InvalidRequest):
+        llm.generate("", progress=False)
+    assert backend.has_begun.wait(10)
+    backend.is_all.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not backend.was_beside_a_request
+
+
+def test_nothing_is_done_ahead_of_time_once_it_is_closed() -> None:
+    backend = Ahead()
+    llm = LLM.over(backend)
+    thread = _ahead_thread()
+    left = llm.stream("hij")
+    assert next(left) == "h"  # under way
+    llm.close()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_the_package_exports_the_class_without_importing_it_early() -> None:

@@ -6,7 +6,7 @@ stream of one output; a unary answer is a stream collected.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from inferd.types import GenerateRequest, ModelInfo, Output, StepStats
 
@@ -39,3 +39,12 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class UsesIdleTime(Protocol):
+    """A backend that can do ahead of time what later steps would have to."""
+
+    def use_idle_time(self) -> bool:
+        """A few milliseconds of it; False when nothing is left. Called as ``step`` is: never beside it."""
+        ...

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from inferd import clock
+from inferd.backend import UsesIdleTime
 from inferd.config import DType, ModelConfig, model_name, single_model_config
 from inferd.config.tree import Text
 from inferd.errors import InferdError, InvalidRequest, from_failure
@@ -131,6 +132,10 @@ class LLM:
         self._ids = itertools.count()
         self._running: dict[str, _Collected] = {}
         self._is_closed = False
+        self._is_idle = threading.Event()  # nothing runs, and nobody waits for the lock to begin something
+        self._is_idle.set()
+        if isinstance(backend, UsesIdleTime):
+            threading.Thread(target=self._use_idle_time, args=(backend,), name="inferd-ahead", daemon=True).start()
 
     @property
     def info(self) -> ModelInfo:
@@ -198,6 +203,7 @@ class LLM:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
+                self._is_idle.set()
                 self._backend.close()
 
     def __enter__(self) -> LLM:
@@ -275,10 +281,28 @@ class LLM:
 
     def _submit(self, request_id: str, prepared: object) -> _Collected:
         running = _Collected(request_id)
+        self._is_idle.clear()
         with self._lock:
-            self._backend.add(prepared, clock.now())
-            self._running[request_id] = running
+            try:
+                self._backend.add(prepared, clock.now())
+                self._running[request_id] = running
+            finally:
+                self._note_idle()
         return running
+
+    def _note_idle(self) -> None:
+        if self._running:
+            self._is_idle.clear()
+        else:
+            self._is_idle.set()
+
+    def _use_idle_time(self, backend: UsesIdleTime) -> None:
+        """Beside the caller's own work between answers, until nothing is left to do ahead of time."""
+        is_left = True
+        while is_left:
+            self._is_idle.wait()
+            with self._lock:
+                is_left = not self._is_closed and (bool(self._running) or backend.use_idle_time())
 
     def _turn(self) -> None:
         """One step of the engine, or the wait until one is due."""
@@ -294,6 +318,7 @@ class LLM:
                     running.take(output)
                     if running.end is not None:
                         del self._running[output.request_id]
+            self._note_idle()
 
     def _abandon(self, runnings: Iterable[_Collected]) -> None:
         """Cancel what has not ended (the caller was interrupted) and let the engine free its blocks."""
@@ -393,6 +418,9 @@ def _load(name: str, config: ModelConfig, progress: bool) -> Backend:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
+    from inferd.engine.room import weights_room
+
+    room = weights_room(config, with_cache=True)  # the system finds it while torch is imported
     from inferd.engine.load import create_backend
 
     console = Console(stderr=True)
@@ -404,7 +432,7 @@ def _load(name: str, config: ModelConfig, progress: bool) -> Backend:
         def tell(phase: str, done: int, total: int) -> None:
             bar.update(task, description=f"Loading {name}: {phase}", completed=done, total=total or None)
 
-        return create_backend(name, config, tell)
+        return create_backend(name, config, tell, room)
 
 
 def _is_conversation(prompt: PromptInput | Conversation) -> bool:

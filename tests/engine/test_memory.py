@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferd.config import KVCacheConfig, ModelConfig
 from inferd.engine.attention import KVCache
-from inferd.engine.memory import Arena, kv_bytes_per_token, plan_blocks, refuse_more_than_is_free
+from inferd.engine.memory import Arena, ahead_bytes, kv_bytes_per_token, plan_blocks, refuse_more_than_is_free
 from inferd.engine.resident import available_bytes
 from inferd.errors import ModelLoadError
 
@@ -78,6 +78,14 @@ def test_a_cache_larger_than_what_is_free_is_refused_with_the_setting_that_asks_
     refuse_more_than_is_free(arena, config, arena.nbytes)
     with pytest.raises(ModelLoadError, match=rf"^{name} is \d+, .* 1600000 bytes, .* 1599999 bytes .* Lower {name}"):
         refuse_more_than_is_free(arena, config, arena.nbytes - 1)
+
+
+def test_what_gets_pages_ahead_is_what_a_first_wave_takes_and_at_most_a_gigabyte() -> None:
+    of_qwen3_600m = kv_bytes_per_token(num_layers=28, num_kv_heads=8, head_dim=128, itemsize=2)
+    of_the_demo = kv_bytes_per_token(num_layers=5, num_kv_heads=4, head_dim=32, itemsize=2)
+    assert 32 * (128 + 64) * of_qwen3_600m < ahead_bytes(of_qwen3_600m) <= GIB
+    assert ahead_bytes(of_the_demo) < GIB // 32
+    assert ahead_bytes(10 * of_qwen3_600m) == GIB
 
 
 @given(

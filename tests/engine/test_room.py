@@ -13,9 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.config import ModelConfig
+from inferd.config import KVCacheConfig, ModelConfig
 from inferd.engine import native
 from inferd.engine import room as room_module
+from inferd.engine.load import create_backend
 from inferd.engine.room import Room, weights_room
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no large pages to ask for")
@@ -76,6 +77,17 @@ def test_the_rest_goes_back_and_what_was_taken_outlives_the_room() -> None:
     assert torch.equal(before, torch.eye(64))
 
 
+def test_pages_that_were_found_beside_the_weights_go_to_the_cache() -> None:
+    room = Room(128 * MB)
+    room._thread.join()  # it has come to its end
+    assert room.spare_bytes == 128 * MB
+    engine = create_backend("demo", ModelConfig(source="demo", threads=1), lambda *_: None, room)
+    taken = room._taken
+    assert room.spare_bytes == 128 * MB - taken
+    assert not engine.use_idle_time()
+    engine.close()
+
+
 def _resident(smaps: str, address: int) -> int:
     """Bytes in memory of the mapping that holds ``address``."""
     inside = False
@@ -115,6 +127,16 @@ def test_a_large_model_gets_room_for_its_weights_unless_the_machine_has_several_
     assert room is not None
     assert room.take(size) is not None
     room.close()
+    of_a_token = 2 * 1024 * 4
+    for cache, used_first in (
+        (KVCacheConfig(), 10_240 * of_a_token),
+        (KVCacheConfig(num_blocks=100), 1600 * of_a_token),
+        (KVCacheConfig(memory_bytes=MB), MB),
+    ):
+        larger = weights_room(ModelConfig(source=asked.source, dtype="float32", kv_cache=cache), with_cache=True)
+        assert larger is not None
+        assert larger._size - room._size == used_first
+        larger.close()
     monkeypatch.setattr(room_module, "_SECOND_NODE", tmp_path)
     assert weights_room(asked) is None
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine import native
-from inferd.engine.memory import key_groups
+from inferd.engine.memory import ahead_bytes, key_groups
 
 
 @dataclass(slots=True)
@@ -40,17 +40,6 @@ class FlatBatch:
 # attention over 4,000 tokens. Arenas that are not much larger than such a page would only take more memory.
 _WORTH_LARGE_PAGES_BYTES = 32 * 1024 * 1024
 _LARGE_PAGE_BYTES = 2 * 1024 * 1024
-
-# The system clears a page when it is first written to, and a virtual machine's host may have to find it first: one or two
-# milliseconds for a megabyte, which is 4 % of a prompt's time with a model of 0.6B. So the blocks that are used first get their
-# pages before there is a request: what 32 sequences of some hundred tokens take. The rest costs no memory until it is used.
-_AHEAD_TOKENS = 32 * 320
-_AHEAD_BYTES = 1024 * 1024 * 1024
-
-
-def ahead_bytes(bytes_per_token: int) -> int:
-    """At most so much of an arena gets its pages before there is a request; ``bytes_per_token``: in all layers."""
-    return min(_AHEAD_TOKENS * bytes_per_token, _AHEAD_BYTES)
 
 
 class KVCache:

@@ -122,6 +122,10 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
         in_bytes=config.kv_cache.dtype == "int8",
         in_rows=gpu is not None,
     )
+    # Before the system has told its host that they are free: then each of them costs a tenth.
+    spare = 0 if room is None else room.spare_bytes
+    while spare > 0 and (touched := cache.touch_more()):
+        spare -= touched
     on_device = None if gpu is None else gpu.steps(cache, max_model_len)
     runner = Runner(decoder, cache, attention, device, config.scheduler.max_num_batched_tokens, on_device)
     blocks = BlockPool(num_blocks)

@@ -2,7 +2,8 @@
 
 The system clears memory when it is first touched, and a virtual machine's host may have to find it first: 0.1 to 1.4 s for
 1.2 GB, in which a worker can import torch. So a thread touches one page after the other from the start, without the
-interpreter's lock, and weights are then packed into pages that are there. Knows no tensor and imports no torch.
+interpreter's lock, and weights are then packed into pages that are there. Whoever computes at once has pages found for the KV cache
+behind them: what is given back the system gives again without asking its host, if it is soon. Knows no tensor and imports no torch.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import threading
 from pathlib import Path
 
 from inferd.config import ModelConfig
+from inferd.engine.memory import FREE_SHARE, ahead_bytes, kv_bytes_per_token
 from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, read_config
-from inferd.engine.model.config import Source
+from inferd.engine.model.config import DecoderConfig, Source
+from inferd.engine.resident import available_bytes
 from inferd.engine.taken import taken_bytes
 from inferd.errors import ModelLoadError
 from inferd.registry.source import check_folder, resolve
@@ -36,6 +39,7 @@ class Room:
         self._size = nbytes
         self._taken = 0  # bytes from the beginning that are somebody's
         self._touching = (0, 0)  # bytes that the thread may write to just now
+        self._touched = 0  # where it has come to
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._touch, name="inferd-room", daemon=True)
@@ -51,6 +55,12 @@ class Room:
             # The thread writes zeros, which must not meet what is written here.
             self._changed.wait_for(lambda: self._touching[0] >= self._taken or self._touching[1] <= begin)
         return self._memory, begin
+
+    @property
+    def spare_bytes(self) -> int:
+        """What was touched and nobody took."""
+        with self._changed:
+            return max(self._touched - self._taken, 0)
 
     def close(self) -> None:
         """Nothing more is taken: the rest goes back to the system."""
@@ -78,6 +88,7 @@ class Room:
                 begin = end
                 with self._changed:
                     self._touching = (begin, begin)
+                    self._touched = begin
                     self._changed.notify_all()
         finally:
             memory.release()
@@ -87,8 +98,12 @@ class Room:
                 self._changed.notify_all()
 
 
-def weights_room(config: ModelConfig) -> Room | None:
-    """Room for the weights of a model that generates; None where it would not be used, or brings nothing."""
+def weights_room(config: ModelConfig, *, with_cache: bool = False) -> Room | None:
+    """Room for the weights of a model that generates; None where it would not be used, or brings nothing.
+
+    ``with_cache``: more by the part of its KV cache that is used first, for as far as the thread comes meanwhile. For a process
+    that computes as soon as the model is loaded: a worker gets these pages when it has nothing to do.
+    """
     has_kernels = importlib.util.find_spec("inferd._kernels") is not None
     on_gpu = config.device.startswith("cuda") or (config.device == "auto" and os.path.exists("/dev/nvidiactl"))
     if not has_kernels or on_gpu or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -97,16 +112,27 @@ def weights_room(config: ModelConfig) -> Room | None:
         return None
     try:
         folder = check_folder(resolve(config.source))
-        nbytes = _nbytes(folder, config)
-        return (
-            Room(nbytes + nbytes // 256) if nbytes >= _LEAST_BYTES else None
-        )  # what begins at whole lines takes a little more
+        source = Source(folder / "config.json")
+        dims = read_config(source)
+        itemsize = ITEM_BYTES[dtype_name(config.dtype, dims.dtype, on_cpu=True, source=source)]
+        nbytes = taken_bytes(folder, source, dims, itemsize, config.quantization)
     except (ModelLoadError, OSError):  # the loader says what is wrong with it
         return None
+    if nbytes < _LEAST_BYTES:
+        return None
+    nbytes += nbytes // 256  # what begins at whole lines takes a little more
+    return Room(nbytes + (_used_first_bytes(config, dims, itemsize) if with_cache else 0))
 
 
-def _nbytes(folder: Path, config: ModelConfig) -> int:
-    source = Source(folder / "config.json")
-    dims = read_config(source)
-    dtype = dtype_name(config.dtype, dims.dtype, on_cpu=True, source=source)
-    return taken_bytes(folder, source, dims, ITEM_BYTES[dtype], config.quantization)
+def _used_first_bytes(config: ModelConfig, dims: DecoderConfig, itemsize: int) -> int:
+    """Of the cache, as far as it can be told before the plan."""
+    cache = config.kv_cache
+    of_a_token = kv_bytes_per_token(
+        num_layers=dims.num_layers,
+        num_kv_heads=dims.num_kv_heads,
+        head_dim=dims.head_dim,
+        itemsize=itemsize,
+        dtype=cache.dtype,
+    )
+    asked = cache.memory_bytes if cache.num_blocks is None else cache.num_blocks * cache.block_size * of_a_token
+    return min(ahead_bytes(of_a_token), int(available_bytes() * FREE_SHARE) if asked is None else asked)

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from inferd import clock
-from inferd.backend import Backend
+from inferd.backend import Backend, UsesIdleTime
 from inferd.errors import InferdError, InternalError, InvalidRequest, Overloaded
 from inferd.types import End, Output, StepStats, Timings
 from inferd.worker.channel import ChannelError
@@ -52,15 +52,6 @@ class Recovers(Protocol):
     """A backend that can say which requests a failed step took with it."""
 
     def abort_step(self, error: Exception, now: float) -> list[Output]: ...
-
-
-@runtime_checkable
-class UsesIdleTime(Protocol):
-    """A backend that can do ahead of time what later steps would have to."""
-
-    def use_idle_time(self) -> bool:
-        """A few milliseconds of it; False when nothing is left."""
-        ...
 
 
 class StepsFailedError(Exception):
