@@ -413,7 +413,10 @@ def test_an_exception_in_a_step_fails_only_what_was_in_it(build: Build, monkeypa
     assert engine.pool.num_used == 0
 
 
-def test_what_ended_before_a_step_failed_is_told_all_the_same(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_aborted", [True, False])
+def test_what_ended_before_a_step_failed_is_told_all_the_same(
+    build: Build, monkeypatch: pytest.MonkeyPatch, is_aborted: bool
+) -> None:
     engine = build()
     engine.add(engine.prepare(make_request("late", "Hello", deadline_s=1.0, arrived_at=1.0)), 1.0)
     for name in ("left", "scored", "in"):
@@ -424,8 +427,12 @@ def test_what_ended_before_a_step_failed_is_told_all_the_same(build: Build, monk
         patch.setattr(Engine, "_sample", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError) as caught:
             engine.step(3.0)
-    ends = [(o.request_id, o.end.outcome) for o in engine.abort_step(caught.value, 3.0) if o.end]
-    assert sorted(ends) == [("in", "failed"), ("late", "failed"), ("left", "cancelled"), ("scored", "done")]
+    if not is_aborted:  # as in a program of somebody's own, which gives everything up
+        engine.cancel("in")
+    outputs = engine.abort_step(caught.value, 3.0) if is_aborted else engine.step(3.0)[0]
+    ends = [(o.request_id, o.end.outcome) for o in outputs if o.end]
+    of_the_step = ("in", "failed" if is_aborted else "cancelled")
+    assert sorted(ends) == [of_the_step, ("late", "failed"), ("left", "cancelled"), ("scored", "done")]
     assert engine.due(3.0) is None
     assert engine.pool.num_used == 0
 

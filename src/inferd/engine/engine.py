@@ -69,7 +69,7 @@ class Engine:
         self._completed: list[Generation] = []  # likewise: continuations that had nothing left to say
         self._with_deadline: set[str] = set()
         self._current: Step | None = None  # the step being computed
-        self._said: list[Output] = []  # what it has to say so far
+        self._said: list[Output] = []  # what it has to say so far; what is left of one that failed comes first
         self._clock = StepClock()
 
     @property
@@ -156,7 +156,7 @@ class Engine:
 
     def step(self, now: float) -> tuple[list[Output], StepStats]:
         self._clock.start()
-        self._said = self._expire(now) + self._end_cancelled(now)
+        self._said += self._expire(now) + self._end_cancelled(now)
         self._current = step = self._scheduler.schedule()
         if step.slices:
             self._note_scheduled(step, now)
