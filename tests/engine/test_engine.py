@@ -413,6 +413,18 @@ def test_an_exception_in_a_step_fails_only_what_was_in_it(build: Build, monkeypa
     assert engine.pool.num_used == 0
 
 
+def test_prompts_are_kept_for_their_penalties_no_longer_than_their_requests_live(build: Build) -> None:
+    engine = build()
+    for name in ("one", "two"):
+        engine.add(engine.prepare(make_request(name, "Hello", max_tokens=5, n=2, repetition_penalty=1.3)), 1.0)
+    engine.step(1.0)
+    assert len(engine._sampler._seen) == 2
+    engine.cancel("one")
+    while engine.due(1.0) is not None:
+        engine.step(1.0)
+    assert not engine._sampler._seen
+
+
 @pytest.mark.parametrize("is_aborted", [True, False])
 def test_what_ended_before_a_step_failed_is_told_all_the_same(
     build: Build, monkeypatch: pytest.MonkeyPatch, is_aborted: bool

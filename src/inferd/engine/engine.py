@@ -453,6 +453,7 @@ class Engine:
                 self._scheduler.remove(sequence)
         self._generations.pop(generation.id, None)
         self._with_deadline.discard(generation.id)
+        self._sampler.forget(generation.prepared.prompt_ids)
 
     def _stats(self, step: Step) -> StepStats:
         pool, tokenizer = self._scheduler.pool, self._preparer.tokenizer

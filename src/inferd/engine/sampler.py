@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -62,7 +62,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._seen: OrderedDict[int, tuple[list[int], Tensor]] = OrderedDict()
+        self._seen: dict[int, tuple[list[int], Tensor]] = {}
 
     def sample(self, logits: Tensor, rows: list[SampleRow]) -> list[Sampled | InferdError]:
         """One token for each row; logits [R, V] float32 are changed in place.
@@ -89,6 +89,10 @@ class Sampler:
                 if isinstance(results[i], Sampled):
                     results[i] = result
         return results
+
+    def forget(self, prompt_ids: list[int]) -> None:
+        """No more rows come with this prompt. Idempotent."""
+        self._seen.pop(id(prompt_ids), None)
 
     def prompt_logprobs(self, logits: Tensor, targets: list[int], num_top: int) -> list[Sampled]:
         """How likely each row [R, V] made its target, and its ``num_top`` best. Raises InternalError."""
@@ -158,14 +162,12 @@ class Sampler:
         return torch.tensor([t for t in ids if 0 <= t < self._vocab_size], dtype=torch.int64, device=like.device)
 
     def _prompt_ids(self, prompt_ids: list[int], like: Tensor) -> Tensor:
-        """The prompt's distinct tokens, kept from step to step by the list's identity."""
+        """The prompt's distinct tokens, kept from step to step by the list's identity, until ``forget``."""
         key = id(prompt_ids)
         known = self._seen.get(key)
         if known is None:
             # The list is kept too: while it lives its identity is not given to another.
             known = self._seen[key] = (prompt_ids, self._ids(set(prompt_ids), like))
-            if len(self._seen) > 256:
-                self._seen.popitem(last=False)
         return known[1]
 
 
