@@ -125,6 +125,11 @@ def test_the_folder_is_bounded_and_loses_what_was_not_used_for_longest(tmp_path:
     assert len(left) <= 3
 
 
+def test_a_file_that_goes_while_room_is_made_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    assert keep(tmp_path).exists()
+
+
 def test_more_than_the_limit_is_not_kept(tmp_path: Path) -> None:
     assert not keep(tmp_path, limit=100).exists()
 

@@ -26,7 +26,7 @@ def size(text: str) -> int:
     unit = match and _UNITS.get(match[2].lower())
     if match is None or unit is None:
         raise NotAllowedError("a size such as 4GiB, 512MB or a number of bytes")
-    return int(float(match[1]) * unit)
+    return int(Decimal(match[1]) * unit)
 
 
 def count(text: str) -> int:

@@ -164,7 +164,10 @@ def _make_room(at: Path, limit: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             if now - part.stat().st_mtime > _UNFINISHED_S:
                 part.unlink()
-    known = [(path.stat(), path) for path in at.glob("*.safetensors")]
+    known = []
+    for path in at.glob("*.safetensors"):
+        with contextlib.suppress(FileNotFoundError):  # another worker made room as well
+            known.append((path.stat(), path))
     total = sum(stat.st_size for stat, _ in known)
     for stat, path in sorted(known, key=lambda one: one[0].st_mtime):
         if total <= limit:

@@ -121,6 +121,9 @@ def test_int_quantized_with_zero_points(tmp_path: Path) -> None:
     tensors = {"weight": values, "weight_scale": scale, "weight_zero_point": zero}
     expected = (values.float() - zero.float()) * scale
     check(opened(tmp_path, tensors, compressed(8, "int-quantized", symmetric=False)), expected, bits=8)
+    wide = tensors | {"weight_zero_point": zero.int()}
+    with pytest.raises(ModelLoadError, match=r"'m\.x\.weight_zero_point' \(I32 .* must be I8"):
+        opened(tmp_path, wide, compressed(8, "int-quantized", symmetric=False))
 
 
 @pytest.mark.parametrize(

@@ -205,8 +205,11 @@ class _Reader:
         if self._kind == "int8":
             self._divides(scale, groups, inputs)
         zeros = self._kind == "int8" and self._has("weight_zero_point")
-        if zeros and self._entry("weight_zero_point").count != rows * groups:
-            raise self._wrong("weight_zero_point", f"has another number of elements than the {rows * groups} scales")
+        if zeros and (self._entry("weight_zero_point").dtype, self._entry("weight_zero_point").count) != (
+            "I8",
+            rows * groups,
+        ):
+            raise self._wrong("weight_zero_point", f"must be I8, one for each of the {rows * groups} scales")
         return self._made(out, inputs, 8, (rows, groups), zeros=zeros, scale_part=scale)
 
     def _made(
