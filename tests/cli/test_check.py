@@ -171,3 +171,22 @@ def test_a_fixed_first_dimension_is_told_and_inputs_that_the_server_fills_are_no
     report = examine(tmp_path / "inferd.yaml", probe=False)
     assert report.plan is not None
     assert (report.plan.models[0].inputs, report.plan.models[0].outputs) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("source", "models"),
+    [("demo", {"demo", "digits", "intents"}), ("demo-draft", {"demo-draft"}), ("maker.py:Model", {"Model"})],
+)
+def test_what_serve_takes_is_checked_like_a_file(
+    source: str, models: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "maker.py").write_text("class Model:\n    def predict(self, x):\n        return x\n")
+    report = examine(Path(source), probe=False)
+    assert report.problems == ()
+    assert report.plan is not None
+    assert {one.name for one in report.plan.models} == models
+
+
+def test_a_file_that_is_no_source_either_is_not_there() -> None:
+    assert "nowhere does not exist" in examine(Path("nowhere"), probe=False).problems[0]

@@ -75,6 +75,7 @@ def test_usage_is_summed_as_asked_and_counts_what_a_killed_server_left(folder: P
         journal.record(Entry(1e9, "t", key_id, model, 10, 5))
     journal.close(database)
     database.close()
+    assert json.loads(keys("usage", "--by", "key", "--json").stdout)[0]["key_id"] == key_id
     rows = json.loads(keys("usage", "--by", "model", "--json").stdout)
     assert [(row["model"], row["requests"], row["completion_tokens"]) for row in rows] == [("a", 1, 5), ("b", 2, 10)]
     assert "45" in keys("list").stdout

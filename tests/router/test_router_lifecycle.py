@@ -92,7 +92,7 @@ def test_another_configuration_changes_models_under_load_without_a_failed_reques
             assert [status.state for status in router.models()] == ["ready", "ready"]
             assert router.models()[1].replicas_ready == 2
             assert any("gone" in sentence for sentence in said)
-            assert any("2 replica(s) instead of 1" in sentence for sentence in said)
+            assert any("2 replicas instead of 1" in sentence for sentence in said)
             with pytest.raises(ModelNotFound):
                 router.submit(ask(model="gone"))
             assert text_of(await outputs_of(last)) == letters(30)

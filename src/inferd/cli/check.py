@@ -14,12 +14,15 @@ import click
 import msgspec
 
 from inferd.app.change import refuse_empty
+from inferd.cli.demo import CHAT
 from inferd.cli.ready import tensor_lines
+from inferd.cli.serve import serve_config
 from inferd.cli.terminal import bytes_text, console, fail, warn
 from inferd.config import Config, RemoteConfig, load_config, model_name, stray_variables
 from inferd.errors import ConfigError, InferdError
 from inferd.planning.memory import MemoryEstimate, Plan, plan_config
 from inferd.registry.signature import ANY_ROWS
+from inferd.registry.source import is_bundled, is_code, is_remote
 from inferd.registry.triton import is_repository, read_repository
 from inferd.tenancy.door import is_loopback
 
@@ -68,6 +71,7 @@ def command(file: Path, probe: bool, as_json: bool, allow_code: bool, allow_pick
       inferd check inferd.yaml
       inferd check inferd.yaml --probe
       inferd check model.onnx
+      inferd check Qwen/Qwen3-0.6B
       inferd check ./model_repository --allow-code
       inferd check inferd.yaml --json | jq .plan.startup_bytes
 
@@ -130,9 +134,15 @@ def examine(file: Path, *, probe: bool, allowed: Mapping[str, bool] = {}) -> Che
 def _read(file: Path, warnings: list[str], allowed: Mapping[str, bool]) -> Config:
     """The configuration of a file, of a Triton model repository, or of a single model. Raises ConfigError."""
     if not is_repository(file):
-        if file.suffix in _CONFIGURATIONS or not file.exists():
+        source = str(file)
+        is_source = file.exists() or is_bundled(source) or is_code(source) or is_remote(source)
+        if file.suffix in _CONFIGURATIONS or not is_source:
             return load_config(file, os.environ, {})
-        return load_config(None, os.environ, {"models": {model_name(str(file)): {"source": str(file), **allowed}}})
+        if source == CHAT:
+            return serve_config(source, None, {})
+        if is_code(source):
+            allowed = {**allowed, "allow_code": True}  # as serve takes it: the operator named the class himself
+        return load_config(None, os.environ, {"models": {model_name(source): {"source": source, **allowed}}})
     repository = read_repository(file)
     warnings += repository.warnings
     models = {name: {**settings, **allowed} for name, settings in repository.models.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,13 +65,14 @@ class _Count(_ParamType):
 
 
 class _Words(_ParamType):
-    """A list, from a,b,c; ``allowed`` limits what may be in it."""
+    """A list, from a,b,c; ``allowed`` limits what may be in it, ``names`` has other words for some."""
 
     name = "list"
 
-    def __init__(self, metavar: str, allowed: Sequence[str] = ()) -> None:
+    def __init__(self, metavar: str, allowed: Sequence[str] = (), names: Mapping[str, str] = {}) -> None:
         self._metavar = metavar
         self._allowed = allowed
+        self._names = names
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         return self._metavar
@@ -80,6 +81,7 @@ class _Words(_ParamType):
         if isinstance(value, tuple):
             return value
         words = tuple(word.strip() for word in str(value).split(",") if word.strip())
+        words = tuple(self._names.get(word, word) for word in words)
         for word in words:
             if self._allowed and word not in self._allowed:
                 self.fail(f"{word!r} is not one of {', '.join(self._allowed)}.", param, ctx)
@@ -270,9 +272,9 @@ def rotate(key_id: str, overlap: float, file: Path | None, as_json: bool) -> Non
 @command.command("usage")
 @click.option(
     "--by",
-    type=_Words("A,B", get_args(Column)),
+    type=_Words("A,B", get_args(Column), {"key": "key_id"}),
     default=COLUMNS,
-    help="Sum by these.  [default: day,tenant,key_id,model]",
+    help="Sum by these.  [default: day,tenant,key,model]",
 )
 @click.option("--tenant", metavar="NAME", help="Only this tenant's.")
 @click.option("--key", "key_id", metavar="ID", help="Only this key's.")

@@ -16,7 +16,7 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding
 h1{font-size:1.6rem}h2{font-size:1.15rem;margin-top:2rem}
 code,pre{font:14px/1.45 ui-monospace,monospace}pre{background:var(--soft);padding:.8rem;overflow:auto;border-radius:6px}
 details{border:1px solid var(--line);border-radius:6px;margin:.5rem 0;padding:.4rem .8rem}summary{cursor:pointer}
-.m{display:inline-block;min-width:3.2rem;font-weight:600}.s{opacity:.75}
+.m{display:inline-block;min-width:4.6rem;font-weight:600}.s{opacity:.75}
 table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid var(--line);padding:.25rem .5rem;text-align:left;vertical-align:top}
 """
 
@@ -75,5 +75,7 @@ def start_page(models: Sequence[ModelStatus]) -> bytes:
         '<p><a href="docs">API</a> &middot; <a href="openapi.json">openapi.json</a> &middot; <a href="metrics">metrics</a> &middot; '
         '<a href="health">health</a></p>'
         '<pre>curl -s "$ADDRESS/v1/chat/completions" -H "content-type: application/json" \\\n'
-        f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'</pre>',
+        f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'</pre>'
+        '<script>{const line=document.querySelector("pre");'
+        'line.textContent=line.textContent.replace("$ADDRESS",location.origin)}</script>',
     )

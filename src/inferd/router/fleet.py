@@ -336,7 +336,7 @@ class Fleet:
             await self._replace(member, config)
         if replaced:
             why = ", as the model's files are others now" if any(w in outdated for w in replaced) else ""
-            said.append(f"{self._name}: {len(replaced)} replica(s) replaced by new ones{why}")
+            said.append(f"{self._name}: {_replicas(len(replaced))} replaced by new ones{why}")
         missing = config.num_local - len(workers)
         if missing > 0:
             self._loads, self._bound = config, None
@@ -347,7 +347,7 @@ class Fleet:
                 raise UpstreamFailed(f"No remote server of {self._name!r} answers; its local replicas stay.")
         await asyncio.gather(*(self._retire(member) for member in leaving))
         if missing or leaving:
-            said.append(f"{self._name}: {config.num_local} replica(s) instead of {len(workers)}")
+            said.append(f"{self._name}: {_replicas(config.num_local)} instead of {len(workers)}")
         return said
 
     async def _replace(self, old: Member, config: ModelConfig) -> None:
@@ -466,3 +466,7 @@ async def _stop(replica: Replica) -> None:
 def _is_known(member: Member) -> bool:
     replica = member.replica
     return replica.was_ready or replica.failure is not None or replica.state in ("unreachable", "stopped")
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica{'s' * (count != 1)}"
