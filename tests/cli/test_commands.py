@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import socket
 import subprocess
@@ -228,3 +229,15 @@ def test_a_draft_model_that_is_not_there_is_told_with_its_setting(command: list[
     found = run(*command, str(path))
     assert found.returncode == 1
     assert "speculation.draft: There is no file or folder ./none; check the path." in found.stderr + found.stdout
+
+
+def test_a_worker_logs_in_the_form_of_the_server(tmp_path: Path) -> None:
+    words = ["serve", "demo-draft", "--max-model-len", "999999", "--port", "0", "--log-format"]
+    env = {"INFERD_STATE__DATA_DIR": str(tmp_path)}
+    lines = run(*words, "json", **env).stderr.splitlines()
+    logged = [json.loads(line) for line in lines if line.startswith("{")]
+    (failure,) = [line for line in logged if line.get("worker") == "demo-draft/0"]
+    assert (failure["event"], failure["level"]) == ("log", "error")
+    assert failure["message"].startswith("loading failed: max_model_len is 999999")
+    assert not any("ERROR worker" in line for line in lines)
+    assert "ERROR worker demo-draft/0: loading failed: max_model_len" in run(*words, "text", **env).stderr

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from inferd.events import HttpServed, ReplicaChanged
 from inferd.observe import Observer
-from inferd.observe.logs import LineWriter, http_line, replica_line, timestamp
+from inferd.observe.logs import LineWriter, http_line, replica_line
 from inferd.types import Timings, Usage
+from inferd.worker.log_lines import timestamp
 
 
 def served(request_id: str = "req-1", **changes: Any) -> HttpServed:

@@ -154,12 +154,8 @@ async def serve(
         reserved = reserve(config.server)
         if reserved is not None:
             stack.callback(reserved.close)
-        observer = Observer(
-            models=_replicas(config),
-            access_log=config.server.access_log,
-            stream=log,
-            plain=_is_plain(config.server.log_format),
-        )
+        plain = _is_plain(config.server.log_format)
+        observer = Observer(models=_replicas(config), access_log=config.server.access_log, stream=log, plain=plain)
         stack.callback(observer.close)
         stack.enter_context(_logging_into(observer.log_handler))
 
@@ -178,6 +174,7 @@ async def serve(
         await control.start()
         stack.push_async_callback(control.close)
         keep_below = stack.enter_context(kept_folder(data_folder(config.state) / "kept"))
+        command = command if plain else (*command, "--json-log")
         router = Router(_bound(config), emit, command=command, patience=patience, plan=plan, keep_below=keep_below)
         stack.push_async_callback(router.stop)
         await router.start()  # before the imports below: the workers' own take longer

@@ -7,15 +7,12 @@ lines at once: to be woken for each would cost the event loop more than the requ
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
@@ -23,6 +20,7 @@ from msgspec import UNSET, UnsetType
 
 from inferd.events import HttpServed, ReplicaChanged
 from inferd.types import JSON, Timings
+from inferd.worker.log_lines import record_line, timestamp
 
 MAX_LINES = 4096
 """Lines that may wait for the reader."""
@@ -35,9 +33,6 @@ GATHER_S = 0.05
 
 MAX_CHARACTERS = 256
 """Of a text field that a client chose; the rest is cut off."""
-
-MAX_MESSAGE_CHARACTERS = 4096
-"""Of a log record's message."""
 
 _encode = msgspec.json.Encoder().encode
 _LEVELS: dict[str, str] = {"hung": "error", "died": "error", "failed": "error"}
@@ -148,23 +143,6 @@ def replica_line(event: ReplicaChanged, wall_s: float) -> str:
     return json.dumps(line, separators=(",", ":"))
 
 
-def record_line(record: logging.LogRecord) -> str:
-    """A record of Python's logging. Of an exception the type and the places, not its message, which
-    may quote a request."""
-    line: JSON = {
-        "ts": timestamp(record.created),
-        "level": record.levelname.lower(),
-        "event": "log",
-        "logger": record.name,
-        "message": record.getMessage()[:MAX_MESSAGE_CHARACTERS],
-    }
-    if record.exc_info is not None and record.exc_info[0] is not None:
-        kind, _, trace = record.exc_info
-        line["error"] = kind.__name__
-        line["places"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)]
-    return json.dumps(line, separators=(",", ":"))
-
-
 class LogHandler(logging.Handler):
     """Python's logging, into the same log: one JSON line per record, and it waits for nobody either."""
 
@@ -174,17 +152,6 @@ class LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._write(record_line(record))
-
-
-def timestamp(wall_s: float) -> str:
-    """Seconds since the epoch as RFC 3339 in UTC, to the millisecond."""
-    second = int(wall_s)
-    return f"{_second(second)}.{int((wall_s - second) * 1000):03d}Z"
-
-
-@functools.lru_cache(maxsize=2)
-def _second(second: int) -> str:
-    return datetime.fromtimestamp(second, UTC).isoformat(timespec="seconds").removesuffix("+00:00")
 
 
 class LogStream(Protocol):

@@ -38,6 +38,7 @@ from inferd.types import GenerateRequest
 from inferd.worker.channel import BlockingChannel, ChannelError
 from inferd.worker.direct import DirectLoop, GoneError, Predictor, refused
 from inferd.worker.intake import Intake
+from inferd.worker.log_lines import JsonLines
 from inferd.worker.loop import Halt, Inbox, StepLoop, StepsFailedError
 from inferd.worker.messages import (
     Cancel,
@@ -279,19 +280,28 @@ def _die_with(parent: int) -> None:
         _exit(EXIT_ORPHANED)
 
 
+def _log_to_stderr(name: str, *, as_json: bool) -> None:
+    """The gateway's stderr is ours: what is written to it has the gateway's form."""
+    words = logging.Formatter(f"%(asctime)s %(levelname)s worker {name}: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines(name) if as_json else words)
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
+
+
 def main(argv: Sequence[str] | None = None, create: Create = create_backend) -> NoReturn:
     """The process's entry. ``create`` makes the backend; tests put a small one there."""
     parser = argparse.ArgumentParser(prog="inferd.worker", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="this end of the channel")
     parser.add_argument("--parent", type=int, required=True, help="the supervisor's process id")
     parser.add_argument("--name", required=True, help="model/replica, for people who read process lists and logs")
+    parser.add_argument("--json-log", action="store_true", help="write log records as JSON lines, not as words")
     options = parser.parse_args(argv)
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     _die_with(options.parent)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    logging.basicConfig(format=f"%(asctime)s %(levelname)s worker {options.name}: %(message)s", level=logging.INFO)
+    _log_to_stderr(options.name, as_json=options.json_log)
     os.set_inheritable(options.fd, False)
     channel = BlockingChannel(socket.socket(fileno=options.fd))
     code = EXIT_DEFECT
