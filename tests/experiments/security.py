@@ -24,7 +24,8 @@ from tests.experiments.upstream import EVENTS, Asked, Behaviour, Upstream, answe
 from tests.experiments.upstreams import remote
 
 import inferd
-from inferd.gateway.routes import ROUTES, Route
+from inferd.gateway.route import Route
+from inferd.gateway.routes import ROUTES
 
 SOURCES = Path(inferd.__file__).parent
 

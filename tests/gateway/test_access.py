@@ -11,7 +11,8 @@ from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, Running, post
 
 from inferd.config import ServerConfig
 from inferd.gateway.errors import OPENAI_ERRORS
-from inferd.gateway.routes import ROUTES, Route
+from inferd.gateway.route import Route
+from inferd.gateway.routes import ROUTES
 from inferd.tenancy.principal import OPERATOR, Principal, Scope
 
 NOTHING: frozenset[Scope] = frozenset()

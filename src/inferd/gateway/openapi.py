@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from inferd import __version__
-from inferd.gateway.routes import ROUTES, Route
+from inferd.gateway.route import Route
+from inferd.gateway.routes import ROUTES
 from inferd.gateway.sampling import RANGES
 
 _REASONS = {

@@ -6,9 +6,8 @@ described and nothing described that is not served.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from types import UnionType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -23,7 +22,7 @@ from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, Unlo
 from inferd.gateway.decode import decode_body
 from inferd.gateway.docs_page import docs_page, start_page
 from inferd.gateway.errors import KSERVE_ERRORS, OPENAI_ERRORS, TEI_ERRORS, ErrorShape
-from inferd.gateway.http import HTML_TYPE, Answer, Call, Response, Switched, read_body, require_json
+from inferd.gateway.http import HTML_TYPE, Answer, Call, Response, read_body, require_json
 from inferd.gateway.idempotency import once
 from inferd.gateway.invocations import (
     MLFLOW_ERRORS,
@@ -56,6 +55,7 @@ from inferd.gateway.openai_wire import (
 from inferd.gateway.relay import relayed, target_of
 from inferd.gateway.relay_fields import CHAT, TEXT
 from inferd.gateway.room import Room
+from inferd.gateway.route import Endpoint, Route
 from inferd.gateway.streams import stream
 from inferd.gateway.tokenize import detokenize, tokenize
 from inferd.gateway.window_options import WindowOptions
@@ -64,27 +64,6 @@ from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Scope
 
 METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
-
-
-Endpoint = Callable[[Room, Call, str], Awaitable[Answer | Switched]]
-
-
-class Route(NamedTuple):
-    method: Literal["GET", "POST", "DELETE"]
-    pattern: str  # what is in braces takes any text, slashes included: names of models have some
-    scope: Scope
-    endpoint: Endpoint
-    summary: str
-    request: type[msgspec.Struct] | None = None
-    response: type[msgspec.Struct] | type[list[Any]] | UnionType | None = None
-    chunk: type[msgspec.Struct] | None = None  # what each event of a streamed answer holds
-    media: bytes = b"application/json"
-    statuses: tuple[int, ...] = ()  # of refusals
-    success: int = 200
-    also: tuple[int, ...] = ()  # further statuses whose answer is a ``response``
-    needs_body: bool = True  # where there is a ``request``
-    errors: ErrorShape = OPENAI_ERRORS
-    query: type[msgspec.Struct] | None = None
 
 
 async def _chat(room: Room, call: Call, rest: str) -> Answer:
@@ -528,58 +507,3 @@ ROUTES: Final[tuple[Route, ...]] = (
     *_kserve(),
     *_invocations(),
 )
-
-
-class Match(NamedTuple):
-    pattern: str
-    by_method: dict[str, Route]
-    rest: str
-
-    @property
-    def scope(self) -> Scope:
-        """What it takes to be told anything at all about this path."""
-        return next(iter(self.by_method.values())).scope
-
-    @property
-    def errors(self) -> ErrorShape:
-        return next(iter(self.by_method.values())).errors
-
-    @property
-    def allow(self) -> str:
-        methods = list(self.by_method)
-        if "GET" in self.by_method:
-            methods.append("HEAD")
-        return ", ".join([*methods, "OPTIONS"])
-
-
-class RouteTable:
-    """Finds the routes of a path. Where a pattern has two names, what is between them is found in what they stand for."""
-
-    __slots__ = ("_exact", "_open_ended")
-
-    def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
-        self._exact: dict[str, dict[str, Route]] = {}
-        found: dict[str, dict[str, Route]] = {}
-        for route in routes:
-            (found if "{" in route.pattern else self._exact).setdefault(route.pattern, {})[route.method] = route
-        self._open_ended = [(*_literals(pattern), pattern, by_method) for pattern, by_method in found.items()]
-        # What asks for more of the path goes first.
-        self._open_ended.sort(key=lambda entry: -len(entry[1]) - len(entry[2]))
-
-    def find(self, path: str) -> Match | None:
-        exact = self._exact.get(path)
-        if exact is not None:
-            return Match(path, exact, "")
-        for prefix, between, suffix, pattern, by_method in self._open_ended:
-            if path.startswith(prefix) and path.endswith(suffix) and len(path) > len(prefix) + len(suffix):
-                rest = path[len(prefix) : len(path) - len(suffix)]
-                if not between or between in rest[1:-1]:
-                    return Match(pattern, by_method, rest)
-        return None
-
-
-def _literals(pattern: str) -> tuple[str, str, str]:
-    """What a path has before, between and behind a pattern's names."""
-    prefix, _, rest = pattern.partition("{")
-    between, _, suffix = rest.partition("}")[2].rpartition("{")
-    return (prefix, between, suffix.partition("}")[2]) if between else (prefix, "", rest.partition("}")[2])

@@ -54,7 +54,8 @@ from inferd.gateway.openapi import openapi_document
 from inferd.gateway.origin import Origins
 from inferd.gateway.relay import Relays
 from inferd.gateway.room import Room, no_tally
-from inferd.gateway.routes import Match, RouteTable
+from inferd.gateway.route import Match, RouteTable
+from inferd.gateway.routes import ROUTES
 from inferd.gateway.upstream import Upstream
 from inferd.observe.statistics import ModelTally
 from inferd.tenancy.idempotency import IdempotencyStore
@@ -76,7 +77,7 @@ class Gateway:
 
     def __init__(self, room: Room, principal: Principal | None) -> None:
         self._principal = principal
-        self._table = RouteTable()
+        self._table = RouteTable(ROUTES)
         self._take(room)
 
     def configure(self, config: Config) -> None:
