@@ -86,9 +86,10 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
     help="Of tuned: tokens that are learned from. Without it a million; fewer for models that would take hours, none from some 760 million weights on.",
 )
 @click.option(
-    "--act-order",
-    is_flag=True,
-    help="Of gptq and tuned: inputs are rounded by size, the largest first; a little better, and slower to serve.",
+    "--act-order/--no-act-order",
+    default=True,
+    show_default=True,
+    help="Of gptq and tuned: inputs are rounded by size, the largest first. Groups stay where they are, so serving is no slower.",
 )
 @click.pass_context
 def command(

@@ -50,7 +50,7 @@ class Student:
 def test_answers_come_closer_to_the_original_s_and_grids_stay_grids(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferd.engine.calibrate.tuning._LATENT_STEP", 0.05)
+    monkeypatch.setattr("inferd.engine.calibrate.tuning._LATENT_WALK", 0.3)
     student = Student(tiny_model)
     student.windows = student.windows[
         :3
@@ -74,7 +74,7 @@ def test_answers_come_closer_to_the_original_s_and_grids_stay_grids(
 
 def test_what_stays_floating_makes_up_for_what_integers_lose(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone: with integers and scales held still. Norms and the table of tokens are learned under the checkpoint's names."""
-    for step in ("_LATENT_STEP", "_SCALE_STEP"):
+    for step in ("_LATENT_WALK", "_SCALE_STEP"):
         monkeypatch.setattr(f"inferd.engine.calibrate.tuning.{step}", 0.0)
     monkeypatch.setattr("inferd.engine.calibrate.tuning._FLOAT_STEP", 0.01)
     student = Student(tiny_model)
@@ -127,7 +127,7 @@ def test_without_lessons_nothing_changes(tiny_model: Path) -> None:
 
 
 def test_steps_that_only_harm_are_thrown_away(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferd.engine.calibrate.tuning._LATENT_STEP", 20.0)
+    monkeypatch.setattr("inferd.engine.calibrate.tuning._LATENT_WALK", 20.0)
     monkeypatch.setattr("inferd.engine.calibrate.tuning._SCALE_STEP", 20.0)
     student = Student(tiny_model)
     monkeypatch.setattr("inferd.engine.calibrate.tuning._FLOAT_STEP", 20.0)

@@ -37,7 +37,11 @@ with."""
 
 _TOKENS = 512  # of a step
 _KEPT = 8  # one of so many windows is kept from learning
-_LATENT_STEP, _SCALE_STEP = 0.015, 0.001  # of a group's scale, at a step of Adam
+_LATENT_WALK = 0.2
+"""How far chance alone takes a latent number in all steps of Adam together, in scales. Its gradients are mostly chance, so it
+walks by the square root of the steps, while what is no chance adds up: long lessons take smaller steps and learn more. Beyond
+half a scale integers change by chance, and all that was learned is lost in that."""
+_SCALE_STEP = 0.001  # of a group's scale, at a step of Adam
 _FLOAT_STEP = 0.004  # of a floating tensor's root mean square
 _BETAS = (0.9, 0.99)
 _WARM_UP = 10  # steps
@@ -100,7 +104,7 @@ class _Lessons:
     def taught(self, epochs: int, progress: Progress) -> Tuned:
         size = _at_once(self._windows)
         steps = -(-len(self._lessons) // size) * epochs
-        optimiser = torch.optim.Adam(self._parameters(), betas=_BETAS, fused=True)
+        optimiser = torch.optim.Adam(self._parameters(steps), betas=_BETAS, fused=True)
         rate = torch.optim.lr_scheduler.LambdaLR(
             optimiser, lambda step: min((step + 1) / _WARM_UP, 0.5 + 0.5 * math.cos(math.pi * step / max(steps, 1)))
         )
@@ -123,12 +127,13 @@ class _Lessons:
                 best = self._state(Divergence(before, now))
         return best
 
-    def _parameters(self) -> list[dict[str, object]]:
+    def _parameters(self, steps: int) -> list[dict[str, object]]:
         parameters: list[dict[str, object]] = []
+        latent_step = _LATENT_WALK / math.sqrt(max(steps, 1))
         for each in self._learned.values():
             size = float(each.scale.detach().abs().mean())
             parameters += [
-                {"params": [each.latent], "lr": _LATENT_STEP * size},
+                {"params": [each.latent], "lr": latent_step * size},
                 {"params": [each.scale], "lr": _SCALE_STEP * size},
             ]
         for tensor in self._floats.values():

@@ -29,7 +29,7 @@ class Wish:
     num_samples: int = 128  # windows of calibration
     context: int = 512  # of a window, in calibration and measurement
     damping: float = 0.01
-    by_size: bool = False  # gptq's act-order
+    by_size: bool = True  # gptq's act-order
     mixed: bool = False  # the products that lose most in 4 bits get 8, as many as max_change asks for
     held_out: float = 0.2  # the end of the text, that is for measuring alone
     most_measured: int = 100_000  # tokens
