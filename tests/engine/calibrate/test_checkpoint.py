@@ -221,7 +221,7 @@ def test_stored_parts_are_read_back(tmp_path: Path, symmetric: bool) -> None:
     quantization = Source(tmp_path / "config.json").quantization
     found = Weights(tmp_path, dtype=torch.float32, device=CPU, quantization=quantization).integers([("m.x", 12)], 32)
     assert found is not None
-    back = found[0].weight
+    back = found[0]
     assert torch.equal(back.values, values)
     assert torch.equal(back.scale, weight.scale)
     assert (back.zero is None) == symmetric or torch.equal(back.zero, zero)  # type: ignore[arg-type]
