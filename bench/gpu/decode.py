@@ -199,7 +199,7 @@ def transformers_many(shape: dict[str, object], device: torch.device, *, count: 
     took = 0.0
     for round_tokens in (4, tokens):
         wanted = GenerationConfig(  # type: ignore[no-untyped-call]
-            max_new_tokens=round_tokens, min_new_tokens=round_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+            max_new_tokens=round_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
         inputs = [_prompt(i, prompt) for i in range(count)]
         wait(device)

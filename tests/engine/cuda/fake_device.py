@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class FakeDevice:
         self.replayed: list[int] = []
         self.waited: list[int] = []  # marks
         self.num_marks = 0
+        self.num_selected = 0
         self.is_replaying = False
         self._total, self._free, self._peak = total, free, peak
 
@@ -37,7 +38,13 @@ class FakeDevice:
         self.num_marks += 1
         return FakeMark(self.waited, self.num_marks)
 
-    def record(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def select(self) -> None:
+        self.num_selected += 1
+
+    def record(self, computes: Sequence[Callable[[], Tensor]]) -> list[tuple[Callable[[], None], Tensor]]:
+        return [self._record(compute) for compute in computes]
+
+    def _record(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         result = compute()
         self.recorded.append(len(result))
 

@@ -150,6 +150,7 @@ def test_a_buffer_is_written_again_when_the_device_has_read_it(decoder: Decoder)
     for at in range(20):
         run(ours, step_of((long, at, 1)))
     assert device.num_marks == before + 20
+    assert device.num_selected == 20, "a thread's device is its own"
     assert device.waited[-18:] == list(range(before + 1, before + 19))  # always the one before the last
 
 

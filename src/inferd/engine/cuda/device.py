@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -31,9 +31,13 @@ class Device(Protocol):
         """Behind everything that was asked for so far."""
         ...
 
-    def record(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """``compute`` as a graph: what repeats it, and the tensor that then has its result. It must work on the same memory
-        every time, and wait for nothing."""
+    def select(self) -> None:
+        """Make it this thread's device: kernels are launched where the thread is, wherever their tensors lie."""
+        ...
+
+    def record(self, computes: Sequence[Callable[[], Tensor]]) -> list[tuple[Callable[[], None], Tensor]]:
+        """Each of ``computes`` as a graph: what repeats it, and the tensor that then has its result. They must work on the same
+        memory every time, and wait for nothing. The graphs share their memory: only one is computed at a time."""
         ...
 
     def free_bytes(self) -> int:
@@ -50,11 +54,10 @@ class Device(Protocol):
 class CudaDevice:
     """Implements ``Device`` for one of torch's CUDA devices."""
 
-    __slots__ = ("_pool", "where")
+    __slots__ = ("where",)
 
     def __init__(self, where: torch.device) -> None:
         self.where = where
-        self._pool = torch.cuda.graph_pool_handle()  # graphs share their memory: only one is computed at a time
 
     def pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -64,20 +67,29 @@ class CudaDevice:
         torch.cuda.current_stream(self.where).record_event(event)  # type: ignore[arg-type]
         return event
 
-    def record(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def select(self) -> None:
+        if self.where.index is not None:
+            torch.cuda.set_device(self.where)
+
+    def record(self, computes: Sequence[Callable[[], Tensor]]) -> list[tuple[Callable[[], None], Tensor]]:
+        found = []
         with torch.cuda.device(self.where):
-            # First without recording: kernels are compiled and libraries set up, which a graph cannot have in it.
+            # A pool of their own: torch refuses one whose graphs have all gone. One stream for all, as cuBLAS keeps 32 MB for each.
+            pool = torch.cuda.graph_pool_handle()
             aside = torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]
-            aside.wait_stream(torch.cuda.current_stream(self.where))
-            with torch.cuda.stream(aside):
-                for _ in range(2):
-                    compute()
-            torch.cuda.current_stream(self.where).wait_stream(aside)
-            torch.cuda.synchronize(self.where)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                result = compute()
-        return graph.replay, result
+            for compute in computes:
+                # First without recording: kernels are compiled and libraries set up, which a graph cannot have in it.
+                aside.wait_stream(torch.cuda.current_stream(self.where))
+                with torch.cuda.stream(aside):
+                    for _ in range(2):
+                        compute()
+                torch.cuda.current_stream(self.where).wait_stream(aside)
+                torch.cuda.synchronize(self.where)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    result = compute()
+                found.append((graph.replay, result))
+        return found
 
     def free_bytes(self) -> int:
         torch.cuda.empty_cache()
@@ -87,6 +99,7 @@ class CudaDevice:
         return int(torch.cuda.mem_get_info(self.where)[1])
 
     def peak_bytes(self, compute: Callable[[], object]) -> int:
+        self.select()
         torch.cuda.synchronize(self.where)
         torch.cuda.reset_peak_memory_stats(self.where)
         before = torch.cuda.memory_allocated(self.where)

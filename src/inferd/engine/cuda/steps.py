@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -104,10 +105,10 @@ class StepsOnDevice:
             self._lengths = torch.ones(most, dtype=torch.int32, device=self._device.where)
             self._starts = torch.arange(most + 1, dtype=torch.int32, device=self._device.where)
             self._sizes = tuple(sorted(sizes))
-            for size in sorted(sizes, reverse=True):
-                nothing = np.zeros((3, 0), dtype=np.int64)
-                batch = self._fill(size, nothing, np.zeros(0, dtype=np.int32), np.zeros((0, 1), dtype=np.int32))
-                self._graphs[size] = self._device.record(lambda batch=batch: self._compute(batch))  # type: ignore[misc]
+            nobody = np.zeros((3, 0), dtype=np.int64), np.zeros(0, dtype=np.int32), np.zeros((0, 1), dtype=np.int32)
+            batches = [self._fill(size, *nobody) for size in sorted(sizes, reverse=True)]
+            graphs = self._device.record([partial(self._compute, batch) for batch in batches])
+            self._graphs = {batch.num_sequences: graph for batch, graph in zip(batches, graphs, strict=True)}
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -117,6 +118,7 @@ class StepsOnDevice:
     def stage(self, by_row: np.ndarray, by_sequence: np.ndarray, table: np.ndarray) -> FlatBatch:
         """The step as arrays on the device. ``by_row`` [3, T] int64: tokens, positions, slots; ``by_sequence`` [2 S + 1] int32:
         where rows begin and end, and lengths; ``table`` [S, n] int32."""
+        self._device.select()  # whichever thread computes this step
         count, rows = table.shape[0], by_row.shape[1]
         if rows == count and self._sizes and count <= self._sizes[-1] and table.shape[1] <= self._table.shape[1]:
             size = next(size for size in self._sizes if size >= count)
