@@ -146,6 +146,17 @@ def test_every_dependency_has_its_reason_in_the_architecture() -> None:
     assert sorted(name for name in names if f"`{name}`" not in reasons and not name.startswith("types-")) == []
 
 
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_that_the_architecture_names_are_there(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    named = set(re.findall(r"`([\w./-]+\.(?:py|h|cpp|md|proto)|[\w./-]+/)`", text))
+    ours = [ROOT / folder for folder in ("src", "kernels", "tests", "bench", "docs", "examples", "training", ".ci")]
+    paths = [*ROOT.glob("*"), *(path for folder in ours for path in folder.rglob("*"))]
+    found = {path.relative_to(ROOT).as_posix() for path in paths}
+    ends = {"/".join(parts[at:]) for path in found for parts in [path.split("/")] for at in range(len(parts))}
+    assert sorted(name for name in named if name.rstrip("/") not in ends) == []
+
+
 def test_the_gateways_process_never_imports_torch() -> None:
     """What the import contract says of the source, said again by a process that does it."""
     rooms = ["inferd.gateway.server", "inferd.observe", "inferd.config", "inferd.events", "inferd.worker.messages"]
