@@ -251,3 +251,14 @@ def test_a_store_without_a_database_works() -> None:
         assert len(runs) == 1
 
     asyncio.run(run())
+
+
+def test_many_small_answers_take_no_more_memory_than_few_large_ones() -> None:
+    async def run() -> None:
+        store = IdempotencyStore(60.0, max_bytes=10_000)
+        for number in range(100):
+            await executed(store, [], key=f"k{number}")
+        assert 5 < len(store._answers) < 20
+        assert isinstance(await store.begin("tenant", "k99", b"body"), StoredAnswer)
+
+    asyncio.run(run())

@@ -24,6 +24,9 @@ MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 """A larger answer is not kept: the same key runs again."""
 
 MAX_MEMORY_BYTES: Final = 16 * 1024 * 1024
+OVERHEAD_BYTES: Final = 512
+"""What an answer takes in memory beside its body, about: predictions' are often smaller than that."""
+
 MAX_KEY_CHARS: Final = 255
 MAX_TENANT_BYTES: Final = 64 * 1024 * 1024
 KEEP_WAIT_S: Final = 2.0
@@ -242,14 +245,14 @@ class IdempotencyStore:
     def _remember(self, name: bytes, digest: bytes, answer: StoredAnswer, expires_at: float) -> None:
         self._forget(name)
         self._answers[name] = (digest, answer, expires_at)
-        self._num_bytes += len(answer.body)
+        self._num_bytes += len(answer.body) + OVERHEAD_BYTES
         while self._num_bytes > self._max_bytes:
             self._forget(next(iter(self._answers)))
 
     def _forget(self, name: bytes) -> None:
         kept = self._answers.pop(name, None)
         if kept is not None:
-            self._num_bytes -= len(kept[1].body)
+            self._num_bytes -= len(kept[1].body) + OVERHEAD_BYTES
 
 
 def _write(transaction: Transaction, claim: Claim, gateway: str, answer: StoredAnswer, expires_at: float) -> None:
