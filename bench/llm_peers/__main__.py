@@ -48,8 +48,18 @@ HTTP_PEERS = ("vllm", "llama-server")
 IN_PROCESS_PEERS = ("openvino", "llama.cpp", "transformers", "vllm-in-process")
 SUITES = ("http", "in-process", "start")
 LOADS = "1:4,8:24,32:64"
-# Seconds of one measurement, before this run has its own: two cores of a 2026 server, 0.6B in bf16.
-EXPECTED_S = {"http": 110.0, "in process": 80.0, "start": 25.0}
+# Seconds of one measurement, before this run has its own: two cores of a 2026 server, a model of 0.6B.
+EXPECTED_S = {
+    ("http", OURS): 60.0,
+    ("http", "llama-server"): 115.0,
+    ("http", "vllm"): 120.0,
+    ("in process", OURS): 70.0,
+    ("in process", "openvino"): 50.0,
+    ("in process", "llama.cpp"): 70.0,
+    ("in process", "transformers"): 90.0,
+    ("in process", "vllm"): 150.0,
+    ("start", OURS): 25.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,7 @@ class Item:
     def expected_s(self, runs: Sequence[Run]) -> float:
         """As long as its last time."""
         took = [run.took_s for run in self.of(runs) if run.took_s]
-        return took[-1] if took else EXPECTED_S[self.suite]
+        return took[-1] if took else EXPECTED_S[self.suite, self.engine]
 
 
 def machine_limits(threads: int) -> Limits:

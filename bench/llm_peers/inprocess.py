@@ -26,6 +26,7 @@ from bench.llm_peers.table import OURS, Run
 RUNNER = Path(__file__).with_name("runner.py")
 LONG = 4032  # tokens of the long prompt
 LONG_ANSWER = 32
+SLOW_S = 100.0  # then transformers, which is slow, begins no further wave: the largest come last
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,9 @@ class Done:
     moments: tuple[float, ...] = ()
 
 
-def jobs(*, long: bool, quick: bool = False) -> list[Job]:
+def jobs(engine: str, *, long: bool, quick: bool = False) -> list[Job]:
+    if engine == "transformers":
+        return [Job(512, 1, 1, 1), *(Job(PROMPT, ANSWER, clients, 1) for clients in ((1,) if quick else (1, 8, 32)))]
     if quick:
         return [Job(PROMPT, ANSWER, 1, 1), Job(PROMPT, 4, 8, 1), Job(512, 1, 1, 1)]
     short = [Job(PROMPT, ANSWER, clients, waves) for clients, waves in ((1, 2), (8, 1), (32, 1))]
@@ -63,7 +66,7 @@ def command_of(engine: str, form: str, places: Places, plan: Sequence[Job]) -> l
     if engine == "transformers":
         if form != "bf16":
             return f"transformers is measured in bf16 only, not in {form}."
-        return [sys.executable, str(RUNNER), "transformers", str(places.model), *tail]
+        return [sys.executable, str(RUNNER), "transformers", str(places.model), *tail, "--seconds", str(SLOW_S)]
     if engine == "openvino":
         if places.openvino is None or places.gguf is None:
             return "openvino needs --openvino-env and --gguf."
@@ -112,7 +115,7 @@ def _steps_s(waves: Sequence[Done], prompt: int) -> list[float]:
 
 def measure(engine: str, form: str, places: Places, *, long: bool) -> Run | str:
     """One load of one engine and every wave, or a sentence why it is not measured. ``long``: with the long prompt, too."""
-    plan = jobs(long=long and engine not in (OURS, "transformers"), quick=places.quick)
+    plan = jobs(engine, long=long and engine != OURS, quick=places.quick)
     if engine == "llama.cpp":
         return _llama_cpp(form, places, plan)
     command = command_of(engine, form, places, plan)
@@ -123,7 +126,7 @@ def measure(engine: str, form: str, places: Places, *, long: bool) -> Run | str:
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_CPU_OMP_THREADS_BIND": f"0-{places.threads - 1}"}
         environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     load, *rest = _rows(command, environment)
-    asked = [job for job in plan for _ in range(job.waves)]
+    asked = [job for job in plan for _ in range(job.waves)][: len(rest)]
     waves = [Done(job, row["seconds"], tuple(row["moments"])) for job, row in zip(asked, rest, strict=True)]
     figures = figures_of(load["load_s"], waves)
     if engine == OURS and long:

@@ -28,7 +28,6 @@ CACHE_GB = 3
 
 def inferd(model: str, quantization: str, threads: int, clients: int) -> Wave:
     from inferd.config import ModelConfig, single_model_config
-    from inferd.engine.load import create_backend
     from inferd.llm import LLM
     from inferd.types import SamplingParams
 
@@ -44,18 +43,19 @@ def inferd(model: str, quantization: str, threads: int, clients: int) -> Wave:
         # Random weights repeat themselves, which is easily guessed; the peers do not guess here.
         settings["speculation"] = {"method": "none"}
     (config,) = single_model_config(model, model=settings).models.values()
-    backend = create_backend("m", config, lambda *_: None)
-    llm = LLM.over(backend)
-    moments: list[float] = []
-    step = backend.step
+    llm = LLM(model, config=config, progress=False)
+    from inferd.engine.engine import Engine  # with it comes torch: by now it is there
 
-    def clocked(now: float) -> tuple[list[Output], StepStats]:
-        outputs, stats = step(now)
+    moments: list[float] = []
+    step = Engine.step
+
+    def clocked(self: Engine, now: float) -> tuple[list[Output], StepStats]:
+        outputs, stats = step(self, now)
         count = sum(len(delta.token_ids) for output in outputs for delta in output.deltas)
         moments.extend([time.perf_counter()] * count)
         return outputs, stats
 
-    backend.step = clocked  # type: ignore[method-assign]
+    Engine.step = clocked  # type: ignore[method-assign]
 
     def wave(prompts: list[list[int]], answer: int) -> tuple[int, list[float]]:
         moments.clear()
@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("jobs", type=json.loads)
     parser.add_argument("--format", default="bf16")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1e9, help="after so many no further wave begins")
     options = parser.parse_args()
     began = time.perf_counter()
     most = max(job["clients"] for job in options.jobs)
@@ -172,7 +173,10 @@ def main() -> None:
         return [[draw.randrange(VOCABULARY) for _ in range(job["prompt"])] for _ in range(job["clients"])]
 
     wave(prompts({"prompt": 16, "clients": 1}), 2)  # first use
+    until = time.perf_counter() + options.seconds
     for job in options.jobs:
+        if time.perf_counter() > until:
+            break
         given = prompts(job)
         began = time.perf_counter()
         tokens, moments = wave(given, job["answer"])

@@ -153,7 +153,7 @@ def test_a_quantised_server_is_started_with_its_setting() -> None:
 
 
 def test_waves_are_handed_over_one_by_one() -> None:
-    plan = jobs(long=True)
+    plan = jobs("openvino", long=True)
     command = command_of("inferd", "bf16", Places(model=Path("/m")), plan)
     assert not isinstance(command, str)
     waves = json.loads(command[4])
@@ -253,3 +253,16 @@ def test_a_server_whose_load_failed_is_ended(monkeypatch: pytest.MonkeyPatch, tm
         with pytest.raises(PeerFailed, match="no answer"):
             hosts.measure("slow", "bf16", is_last=False)
         assert psutil.Process().children() == []
+
+
+def test_transformers_begins_with_what_is_short() -> None:
+    plan = jobs("transformers", long=True)
+    assert [(job.prompt, job.clients, job.waves) for job in plan] == [
+        (512, 1, 1),
+        (128, 1, 1),
+        (128, 8, 1),
+        (128, 32, 1),
+    ]
+    command = command_of("transformers", "bf16", Places(model=Path("/m")), plan)
+    assert not isinstance(command, str)
+    assert command[command.index("--seconds") + 1] == "100.0"
