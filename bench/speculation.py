@@ -1,4 +1,4 @@
-"""What speculation brings: an engine with and without it, in turns within one run, medians of the rounds' ratios.
+"""What speculation brings: an engine with and without it, in turns within one run.
 
     python -m bench.speculation                     # the bundled model and its draft
     python -m bench.speculation --model DIR         # another checkpoint, by prompt lookup (--draft DIR for a draft model)
@@ -6,7 +6,12 @@
 Three tables. *Talk*: questions to the model, greedily and drawn at random, at several numbers of sequences, the last of
 them a full batch. *Quoting*: a long prompt, and an answer of which a part is quoted from it; what is said is prescribed
 (tokens are computed, drawn and then exchanged), as small models cannot quote, so chances are those of the text and
-costs those of the model. *Nothing to guess*: answers of random tokens, where all that guessing can do is cost.
+costs those of the model; and the prompt said again with changes. *Nothing to guess*: answers of random tokens, where all that guessing can do is cost.
+
+A lone sequence's requests are played one by one, larger batches list by list, each by every way before the next comes, in an order
+that turns round each time. The ratio is that of the sums of seconds, as the cost of trials falls on few requests; its interval (95 %)
+is that of the same ratio over pairs drawn again and again from those that were played (Efron's bootstrap). Where all of the interval
+lies above 0.97, a loss of 3 % is ruled out; where all of it lies below, it is shown; else more rounds are needed (``--rounds``).
 
 Every answer is compared with that of the engine without guesses; the run fails where one differs. *None again* is that
 engine once more: its ratio is what the machine makes of nothing, and no other ratio says more than that.
@@ -16,13 +21,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +53,7 @@ QUESTIONS = (
     "Count from 1 to 20.",
 )
 Method = Literal["none", "auto", "prompt_lookup", "draft"]
+MOST_LOST = 0.03  # of the speed, whatever is said
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
@@ -135,25 +141,38 @@ def compare(
     rounds: int,
 ) -> None:
     """One line for each way of guessing, the first of which is not to."""
-    seen: dict[str, list[Round]] = {key: [] for key in ways}
     order = list(ways)
-    for at in range(rounds + 1):
+    lists = [[request] for request in requests] if num_seqs == 1 else [requests]
+    first: dict[str, list[Round]] = {key: [] for key in ways}
+    seen: dict[str, list[Round]] = {key: [] for key in ways}
+    for at in range((rounds + 1) * len(lists)):
         for key in order if at % 2 else reversed(order):
-            seen[key].append(play(engine, ways[key], requests, num_seqs))
+            played = play(engine, ways[key], lists[at % len(lists)], num_seqs)
+            (first if at < len(lists) else seen)[key].append(played)
     plain = seen[order[0]]
     for key, played in seen.items():
-        for one, twin in zip(played, plain, strict=True):
+        for one, twin in zip(first[key] + played, first[order[0]] + plain, strict=True):
             assert one.said == twin.said, f"{name}: {key} says something else than {order[0]}"
-        ratios = [twin.seconds / one.seconds for one, twin in zip(played, plain, strict=True)]
-        speed = statistics.median(one.num_tokens / one.seconds for one in played[1:])
-        later = ratios[1:]
-        last = played[-1]
-        rate = f"{last.accepted / last.drafted:.0%} of {last.drafted}" if last.drafted else "-"
+        ratio, low, high = interval([twin.seconds for twin in plain], [one.seconds for one in played])
+        at_first, _, _ = interval([twin.seconds for twin in first[order[0]]], [one.seconds for one in first[key]])
+        tokens, steps = sum(one.num_tokens for one in played), sum(one.num_steps for one in played)
+        drafted, accepted = sum(one.drafted for one in played), sum(one.accepted for one in played)
+        rate = f"{accepted / drafted:4.0%} of {drafted / len(played) * len(lists):.0f}" if drafted else "-"
+        verdict = "no" if low >= 1 - MOST_LOST else "yes" if high < 1 - MOST_LOST else "?"
         print(
-            f"{name:34s} {num_seqs:4d}  {key:14s} {speed:8.1f}  {statistics.median(later):5.2f} "
-            f"({min(later):.2f} to {max(later):.2f}; at first {ratios[0]:.2f})  {last.num_tokens / last.num_steps:6.2f}  {rate}",
+            f"{name:30s} {num_seqs:4d}  {key:14s} {tokens / sum(one.seconds for one in played):8.1f}  {ratio:5.3f} "
+            f"({low:.3f} to {high:.3f}; at first {at_first:.2f})  {verdict:>3s}  {tokens / steps:6.2f}  {rate}",
             flush=True,
         )
+
+
+def interval(plain: list[float], others: list[float]) -> tuple[float, float, float]:
+    """How many times as fast the others were, and the bounds between which that lies at 95 %, from seconds in pairs."""
+    pairs = np.array([plain, others])
+    drawn = np.random.default_rng(0).integers(0, len(plain), (4000, len(plain)))
+    sums = pairs[:, drawn].sum(-1)
+    low, high = np.quantile(sums[0] / sums[1], (0.025, 0.975))
+    return float(pairs[0].sum() / pairs[1].sum()), float(low), float(high)
 
 
 def questions(count: int, temperature: float, max_tokens: int, *, is_chat: bool) -> list[GenerateRequest]:
@@ -205,6 +224,25 @@ def quoting(engine: Engine, count: int, share: float, scripts: dict[int, list[in
     return requests
 
 
+def editing(engine: Engine, count: int, scripts: dict[int, list[int]]) -> list[GenerateRequest]:
+    """The same pages said again from some place on, with up to three words in the place of up to three others every 4 to 26."""
+    requests = []
+    for i, request in enumerate(quoting(engine, count, 1.0, {})):
+        assert isinstance(request.prompt, TokenPrompt)
+        draw, prompt = random.Random(i), request.prompt.token_ids
+        at, script = draw.randrange(len(prompt) // 2), list[int]()
+        while len(script) < 160:
+            run = draw.randint(4, 26)
+            script += prompt[at : at + run]
+            at = (at + run + draw.randint(0, 3)) % (len(prompt) - 30)
+            script += [draw.randrange(engine._sampler._vocab_size) for _ in range(draw.randint(0, 3))]
+        seed = 1_000_000 + i
+        scripts[seed] = script
+        sampling = msgspec.structs.replace(request.sampling, seed=seed)
+        requests.append(msgspec.structs.replace(request, sampling=sampling))
+    return requests
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
@@ -220,7 +258,7 @@ def main() -> None:
         options.draft = "demo-draft"
     sizes = [options.batch if word == "full" else int(word) for word in options.sizes.split(",")]
     torch.set_num_threads(options.threads)
-    print(f"{'':34s} seqs  {'':14s}  tokens/s  ratio                               per step  accepted")
+    print(f"{'':30s} seqs  {'':14s} tokens/s  ratio (95 % interval)                 lost 3 %  per step  accepted")
     bench = Bench(options)
     engine, ways = bench.engine, {"none": None, "none again": None, **bench.ways}
     if options.only in (None, "talk"):
@@ -235,9 +273,10 @@ def main() -> None:
         for share in (1.0, 0.8, 0.5):
             asked = quoting(engine, 6, share, scripts)
             compare(f"quoting {share:.0%} of the answer", engine, ways, asked, 1, options.rounds)
+        compare("saying again, with changes", engine, ways, editing(engine, 6, scripts), 1, options.rounds)
     if options.only in (None, "nothing"):
         for size in sizes:
-            asked = quoting(engine, max(2 * size, 4), 0.0, scripts)
+            asked = quoting(engine, max(2 * size, 8), 0.0, scripts)
             compare("nothing to guess", engine, ways, asked, size, options.rounds)
 
 
