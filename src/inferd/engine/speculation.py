@@ -215,10 +215,12 @@ class Speculation:
         if behind:
             self._catch_up([part.sequence for part in behind], outlook)
         chance = self._any_guess.chance
+        level = level[: self._rows_left]
         if not level or not self._pays(chance, len(level), outlook):
             return
+        share = self._rows_left // len(level)  # passes whose tokens have no row would be for nothing
         guesses = [
-            Guess(part.sequence, min(self._room(part.sequence), self.draft.max_len - len(part.sequence.tokens)))
+            Guess(part.sequence, min(self._room(part.sequence), self.draft.max_len - len(part.sequence.tokens), share))
             for part in level
         ]
         rule = Rule(

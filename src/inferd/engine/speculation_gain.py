@@ -24,10 +24,12 @@ _FIRST = 12.0  # weight of steps before their gain is judged,
 _MOST_LOST = 8.0  # if they have not cost the time of so many plain steps before; for one sequence,
 _LEAST_LOST = 2.0  # and never less than this
 _HICCUP = 3.0  # times what is usual: a step that took longer did so because of another program
+_STRANGE = 1.5  # and where it is one of few that are known
 _LEAST_GAIN = 0.985
 _REPAID = 60  # plain steps for each whose time was lost by trying: so trials cost less than 2 %
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 32, 1024  # steps
-_PLAIN_EVERY = 32  # where every step speculates, one of so many does not, to measure it
+_PLAIN_EVERY = 32  # where every step speculates, one of so many does not, to measure it;
+_PLAIN_LEAST = 8  # of so many, where little is gained
 _MARGIN = 1.25  # by which a token's worth must exceed what it costs: both are estimates
 _LEAST_CHANCE = 0.1
 
@@ -136,15 +138,19 @@ class BatchCost:
             self.off_for -= 1
             return False
         self._since_plain += 1
-        return self._since_plain <= _PLAIN_EVERY
+        # A plain step costs what would have been gained in it: a hundredth of that, as long as it lasts.
+        every = 100.0 * (1.0 - 1.0 / max(self.gain, 1.0))
+        return self._since_plain <= min(max(every, _PLAIN_LEAST), _PLAIN_EVERY)
 
     def note_plain(self, num_decodes: int, seconds: float) -> None:
         seconds *= (self.least / num_decodes) ** 0.5
+        share = 1.0 / min(self.num_plain + 1, 8)
         if self.num_plain >= _ENOUGH:  # a hiccup of the machine counts for little
-            seconds = min(max(seconds, 0.5 * self._plain_s), _HICCUP * self._plain_s)
+            share = max(share, 0.5 * self._since_plain / _PLAIN_EVERY)  # the rarer they are, the older what is known
+            seconds = min(max(seconds, 0.5 * self._plain_s), (_HICCUP if share < 0.25 else _STRANGE) * self._plain_s)
         self.num_plain += 1
         self._since_plain = 0
-        self._plain_s += (seconds - self._plain_s) / min(self.num_plain, 8)
+        self._plain_s += (seconds - self._plain_s) * share
 
     def note_rows(self, num_decodes: int, num_rows: int, seconds: float) -> None:
         """A step with so many tentative rows took ``seconds``, drafting left out."""
