@@ -147,8 +147,8 @@ def compare(
     seen: dict[str, list[Round]] = {key: [] for key in ways}
     for at in range((rounds + 1) * len(lists)):
         for key in order if at % 2 else reversed(order):
-            played = play(engine, ways[key], lists[at % len(lists)], num_seqs)
-            (first if at < len(lists) else seen)[key].append(played)
+            one = play(engine, ways[key], lists[at % len(lists)], num_seqs)
+            (first if at < len(lists) else seen)[key].append(one)
     plain = seen[order[0]]
     for key, played in seen.items():
         for one, twin in zip(first[key] + played, first[order[0]] + plain, strict=True):
