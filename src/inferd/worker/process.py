@@ -85,7 +85,11 @@ class WorkerProcess:
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
         exited = loop.create_task(_exited(self._process))
-        await loop.create_unix_connection(lambda: self._channel, sock=self._ours)
+        try:
+            await loop.create_unix_connection(lambda: self._channel, sock=self._ours)
+        except OSError as error:  # no memory to watch it with: nobody would ever hear of this process
+            self._ours.close()
+            self._on_closed(error)
         closed = loop.create_task(self._closed.wait())
         await asyncio.wait((exited, closed), return_when=asyncio.FIRST_COMPLETED)
         # Who dies closes its channel a moment before it is gone: only of one who stays is it us who ended it.
