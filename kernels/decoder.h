@@ -57,6 +57,7 @@ class Decoder {
         const int64_t widths[] = {shape_.hidden, shape_.hidden, shape_.hidden, qkv_width(), heads, 2 * shape_.wide, shape_.wide};
         int64_t bytes = kLine;
         for (const int64_t width : widths) bytes += lines(rows * width * item);
+        capacity_ = 0;  // where there is no more memory, nothing is held, and a smaller step asks anew
         free(memory_);
         memory_ = malloc(size_t(bytes));
         if (memory_ == nullptr) throw std::bad_alloc();

@@ -171,3 +171,21 @@ def test_without_the_kernels_there_is_no_one_call(tmp_path: Path, families: Modu
     decoder = load("qwen3", tmp_path, families)
     with native.using_level("none"):
         assert native_decoder(decoder, families.Driver(decoder).cache, 8) is None
+
+
+def test_a_step_that_no_memory_was_left_for_harms_no_later_one(tmp_path: Path, families: ModuleType) -> None:
+    decoder = load("qwen2", tmp_path / "qwen2", families)
+    assert isinstance(decoder, LlamaDecoder)
+    batch = batch_of([7, 2, 0], [0, 0, 0], decoder.config.vocab_size)
+    found = []
+    for is_refused in (False, True):
+        made = native_decoder(
+            decoder, arena(decoder, in_bytes=False), 1 << 16
+        )  # so much that it is unmapped when freed
+        assert made is not None
+        if is_refused:
+            with pytest.raises(MemoryError):
+                made.plan.reserve(1 << 44)
+        with torch.inference_mode():
+            found.append(made.forward(batch))
+    assert torch.equal(*found)
