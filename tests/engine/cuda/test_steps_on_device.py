@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
+from msgspec.structs import replace
 from tests.engine.cuda.fake_device import FakeDevice
 from tests.engine.model.families import write_checkpoint
 from torch import Tensor
@@ -196,6 +198,22 @@ def test_the_cache_has_what_the_largest_step_leaves(decoder: Decoder) -> None:
     assert left() == free - 2 * peak - total // 25 - 3 * (16 << 20)
     assert left(peak=0) == left() + 2 * peak
     assert left(free=10 << 20) == 0
+
+
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_the_largest_step_is_tried_over_a_cache_of_the_same_form(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, dtype: Literal["auto", "int8"]
+) -> None:
+    seen: list[bool] = []
+
+    def create(kind: str, cache: KVCache, batch: FlatBatch) -> Attention:
+        seen.append(cache.in_bytes)
+        return ReferenceAttention(cache, batch)
+
+    monkeypatch.setattr(memory, "create_attention", create)
+    config = replace(model(max_num_seqs=4), kv_cache=KVCacheConfig(block_size=_SIZE, dtype=dtype))
+    DeviceLoad(config, decoder, "triton", FakeDevice()).free_bytes()
+    assert seen == [dtype == "int8"]
 
 
 def test_a_loaded_model_has_its_graphs(decoder: Decoder) -> None:

@@ -32,6 +32,7 @@ class DeviceLoad:
             max_positions=min(config.max_model_len or dims.max_position_embeddings, dims.max_position_embeddings),
             block_size=config.kv_cache.block_size,
             num_graphs=len(self._sizes),
+            in_bytes=config.kv_cache.dtype == "int8",
         )
 
     def steps(self, cache: KVCache, max_model_len: int) -> StepsOnDevice:

@@ -26,11 +26,13 @@ def bytes_for_cache(
     max_positions: int,
     block_size: int,
     num_graphs: int,
+    in_bytes: bool = False,
 ) -> int:
     """Bytes of device memory that blocks may take. Computes a step of ``max_rows`` tokens, ``max_sampled`` of them with logits,
-    over a cache of one block: what it holds is nonsense, what it takes is not."""
+    over a cache of one block (``in_bytes``: of 8-bit integers): what it holds is nonsense, what it takes is not. Kernels of large steps
+    are compiled here, too, and not when the first long prompt comes."""
     peak = device.peak_bytes(
-        lambda: _largest_step(decoder, kind, device, max_rows, max_sampled, max_positions, block_size)
+        lambda: _largest_step(decoder, kind, device, max_rows, max_sampled, max_positions, block_size, in_bytes)
     )
     kept = int(device.total_bytes() * _MARGIN) + num_graphs * _GRAPH_BYTES
     if num_graphs:
@@ -46,6 +48,7 @@ def _largest_step(
     max_sampled: int,
     max_positions: int,
     block_size: int,
+    in_bytes: bool,
 ) -> None:
     dims, where = decoder.config, device.where
     cache = KVCache(
@@ -56,6 +59,7 @@ def _largest_step(
         head_dim=dims.head_dim,
         dtype=decoder.dtype,
         device=where,
+        in_bytes=in_bytes,
         in_rows=True,
     )
     rows = max_rows
