@@ -18,7 +18,13 @@ from inferd.cli.terminal import loading
     required=True,
     help="The text, a UTF-8 file.",
 )
-@click.option("--context", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens of a window.")
+@click.option(
+    "--context",
+    type=click.IntRange(min=2),
+    default=512,
+    show_default=True,
+    help="Tokens of a window; never more than the model was made for.",
+)
 @click.option(
     "--stride",
     type=click.IntRange(min=1),
@@ -87,11 +93,12 @@ def command(
             "standard_error": found.error,
             "num_scored": found.num_scored,
             "num_windows": found.num_windows,
+            "context": found.context,
         }
         click.echo(json.dumps(row))
         return 0
     click.echo(
         f"perplexity {found.value:.5g} of {source} on {data.name}: {found.num_scored:,} tokens in {found.num_windows:,} window{'s' * (found.num_windows != 1)} "
-        f"of {context}, mean loss with a standard error of {found.error:.3f} nats"
+        f"of {found.context}, mean loss with a standard error of {found.error:.3f} nats"
     )
     return 0

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -48,6 +48,7 @@ class Perplexity:
     error: float  # standard error of the mean loss, which is about the relative one of ``value``
     num_scored: int  # tokens
     num_windows: int
+    context: int = 0  # tokens of a window at most
 
     def change(self, other: Perplexity) -> float:
         """How much larger this is than ``other``, as a part of it: 0.01 is one per cent worse."""
@@ -133,7 +134,7 @@ def perplexity(
             f"context is {context}, but the model has {most} positions. Give {most} or less.", param="context"
         )
     parts = windows(ids, context=context, stride=stride, leading=leading)
-    return summary(losses(runner, parts, progress), len(parts))
+    return replace(summary(losses(runner, parts, progress), len(parts)), context=context)
 
 
 def losses(runner: Runner, parts: Sequence[Window], progress: Progress | None = None) -> Tensor:

@@ -255,6 +255,9 @@ def test_the_commands_write_and_measure(
     assert "small is a quantised checkpoint: compressed-tensors, int4, groups of 16." in found.output
     found = CliRunner().invoke(cli, ["perplexity", str(out), "--data", str(text), "--context", "64", "--json"])
     assert json.loads(found.stdout)["perplexity"] > 1
+    found = CliRunner().invoke(cli, ["perplexity", str(out), "--data", str(text), "--context", "999999"])
+    most = json.loads((out / "config.json").read_text())["max_position_embeddings"]
+    assert f" of {most}, mean loss" in found.output
     assert main([*words[:-1], "-99%"]) == 1
     assert "not empty" in capsys.readouterr().err
     words[words.index(str(out))] = str(tmp_path / "other")
