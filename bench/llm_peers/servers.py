@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from typing import Self
 import psutil  # type: ignore[import-untyped]
 
 from bench.llm_peers.loads import NAME, Load
-from bench.llm_peers.process import PeakMemory, await_answer, metric, serving, tree_rss
+from bench.llm_peers.process import PeakMemory, PeerFailed, await_answer, metric, serving, tree_rss
 from bench.llm_peers.table import Run
 from inferd.config import ModelConfig
 
@@ -121,9 +121,14 @@ class Servers:
 
     def measure(self, server: str, form: str, *, is_last: bool) -> Run | str:
         """Every load, or a sentence why not. ``is_last``: it will not be asked for again. Raises PeerFailed."""
-        running = self._stopped.pop((server, form), None) or self._start(server, form)
-        if isinstance(running, str):
-            return running
+        stopped = self._stopped.pop((server, form), None)
+        if stopped is not None:
+            with suppress(PeerFailed):  # one that did not survive it is started again
+                return self._measure(stopped, server, form, is_last=is_last)
+        running = self._start(server, form)
+        return running if isinstance(running, str) else self._measure(running, server, form, is_last=is_last)
+
+    def _measure(self, running: _Running, server: str, form: str, *, is_last: bool) -> Run:
         with ExitStack() as stack:
             stack.callback(running.life.close)
             os.killpg(running.pid, signal.SIGCONT)

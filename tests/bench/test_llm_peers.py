@@ -241,6 +241,32 @@ def test_a_server_that_is_slow_to_start_is_stopped_between_rounds_and_ended_with
     assert all(status != psutil.STATUS_STOPPED for _, status in seen)
 
 
+def test_a_server_that_does_not_survive_being_stopped_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def start(server: str, form: str, places: Places, port: int) -> Start:
+        return Start([sys.executable, "-c", SERVER, str(port)], {}, "/health")
+
+    def load(url: str, clients: int, requests: int) -> dict[str, float]:
+        seen.append(url)
+        if len(seen) == 2:
+            raise PeerFailed("no answer")
+        return {"tokens/s": 5.0}
+
+    monkeypatch.setattr(servers, "start_of", start)
+    monkeypatch.setattr(servers, "STOPPED_FROM_S", 0.0)
+    monkeypatch.setattr(servers, "SPARE_BYTES", 0.0)
+    with Servers(Places(model=tmp_path), free_port(), tmp_path, load, [(1, 1)]) as hosts:
+        hosts.measure("slow", "bf16", is_last=False)
+        again = hosts.measure("slow", "bf16", is_last=True)
+    assert isinstance(again, Run)
+    assert "ready, s" in again.figures
+    assert seen[0] == seen[1] != seen[2]
+    assert psutil.Process().children() == []
+
+
 def test_a_server_whose_load_failed_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def start(server: str, form: str, places: Places, port: int) -> Start:
         return Start([sys.executable, "-c", SERVER, str(port)], {}, "/health")
