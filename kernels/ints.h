@@ -182,24 +182,18 @@ __attribute__((noinline)) void ints_tile(const Bytes& x, int64_t width, const Co
             later += step;
         }
         ahead.at += of.steps * ahead.step;
+        const bool last = group + 1 == groups;
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) {
             const Vec rest = of.scales ? Vec::halves(reinterpret_cast<const uint16_t*>(of.scales + group * of.head_step) + j * Vec::width) : Vec::all(1.0f);
+            const Vec own = last ? Vec::load(of.own + j * Vec::width) : Vec::all(1.0f);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 float* to = c + r * kPanel + j * Vec::width;
                 const Vec factor = rest * Vec::all(x.scale[r * groups + group]);
-                (group ? Vec::fma(acc[r][j].floats(), factor, Vec::load(to)) : acc[r][j].floats() * factor).store(to);
+                const Vec sum = group ? Vec::fma(acc[r][j].floats(), factor, Vec::load(to)) : acc[r][j].floats() * factor;
+                (last ? sum * own : sum).store(to);
             }
-        }
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < C; j++) {
-        const Vec own = Vec::load(of.own + j * Vec::width);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            float* to = c + r * kPanel + j * Vec::width;
-            (Vec::load(to) * own).store(to);
         }
     }
 }
