@@ -159,7 +159,8 @@ __attribute__((noinline)) void ints_tile(const Bytes& x, int64_t width, const Co
             Whole w[C];
 #pragma GCC unroll 4
             for (int j = 0; j < C; j++) w[j] = Whole::lanes(lanes + j * Vec::width);
-            ahead.fetch(k);
+            if (R > 4 && ahead.is_slow) __builtin_prefetch(ahead.at + k * ahead.step, 0, 3);  // see gemm.h's tile; many strips are this high
+            else ahead.fetch(k);
             if constexpr (Bits == 4) {
                 Whole low[C];
 #pragma GCC unroll 4
@@ -203,7 +204,7 @@ inline void ints_columns(const Bytes& x, const Ints& lay, Columns of, float* c, 
     constexpr int C = Vec::max_columns;
     for (int64_t column = 0; column < kPanel; column += C * Vec::width) {
         ints_tile<Bits, R, C, Grouped>(x, lay.width, of, c + column, ahead);
-        ahead.lines = 0;
+        ahead = {};
         of.weights += C * Vec::width * 4;
         if (of.scales) of.scales += C * Vec::width * 2;
         if (of.zeros) of.zeros += C * Vec::width;
