@@ -117,9 +117,7 @@ def test_a_replaced_file_is_served_without_a_refused_request_and_a_broken_one_ne
         good = onnx.load(file)
         assert clients.latest() == 1.0, "nobody has asked for the new one yet"
         code, said = inferd("reload")
-        assert (code, "2 replicas replaced by new ones, as the model's files are others now" in said) == (0, True), (
-            said
-        )
+        assert (code, "2 replicas replaced by new ones, as the model's files are others now" in said) == (0, True), said
         assert clients.latest() == 2.0
         (second,) = artifacts()
         assert second != first
