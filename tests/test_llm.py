@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -262,3 +264,29 @@ def test_the_package_exports_the_class_without_importing_it_early() -> None:
     assert inferd.SamplingParams is SamplingParams
     with pytest.raises(AttributeError, match="nothing"):
         inferd.nothing  # noqa: B018
+
+
+FORGETFUL = """
+import time, torch
+from inferd.engine import native
+from inferd.llm import LLM
+from tests.test_llm import EchoBackend
+
+class Toucher(EchoBackend):
+    num_touched = 0
+
+    def use_idle_time(self):
+        self.num_touched += native.touch_pages(torch.empty(8 << 20, dtype=torch.int32))
+        return True
+
+backend = Toucher()
+llm = LLM.over(backend)
+while backend.num_touched < 2:
+    time.sleep(0.001)
+"""
+
+
+def test_a_program_that_closes_nothing_ends_well_while_pages_are_found() -> None:
+    pytest.importorskip("inferd._kernels")
+    run = subprocess.run([sys.executable, "-c", FORGETFUL], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")

@@ -42,7 +42,8 @@ class Turn:
 
     def bandwidth_share(self, shape: Shape, form: str) -> float:
         """Bytes that a short step reads, of what could be read in its time."""
-        return shape.decode_gb_per_s(form, 1 / self.short_s, PROMPT + STEPS / 2) / self.read_gb_per_s
+        cache = (PROMPT + STEPS / 2) * shape.kv_bytes_per_token
+        return (shape.own_weight_bytes(form) + cache) / self.short_s / 1e9 / self.read_gb_per_s
 
     def context_share(self, shape: Shape) -> float:
         """What the long step should take, of what it takes."""

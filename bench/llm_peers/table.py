@@ -70,6 +70,12 @@ class Shape:
     def weight_bytes(self, form: str) -> float:
         return self.matrix_weights * BITS[form] / 8
 
+    def own_weight_bytes(self, form: str) -> float:
+        """As inferd keeps them: in int4 groups of 64 have a scale and a zero point, and the output matrix has 8 bits."""
+        if form != "int4":
+            return self.weight_bytes(form)
+        return ((self.matrix_weights - self.head_weights) * 4.375 + self.head_weights * 8) / 8
+
     def decode_gb_per_s(self, form: str, tokens_per_s: float, context: float) -> float:
         """Weights and KV cache read for one sequence's tokens."""
         return (self.weight_bytes(form) + context * self.kv_bytes_per_token) * tokens_per_s / 1e9

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
@@ -135,7 +136,12 @@ class LLM:
         self._is_idle = threading.Event()  # nothing runs, and nobody waits for the lock to begin something
         self._is_idle.set()
         if isinstance(backend, UsesIdleTime):
-            threading.Thread(target=self._use_idle_time, args=(backend,), name="inferd-ahead", daemon=True).start()
+            is_leaving = threading.Event()
+            arguments = (backend, is_leaving)
+            ahead = threading.Thread(target=self._use_idle_time, args=arguments, name="inferd-ahead", daemon=True)
+            ahead.start()
+            # Whose interpreter ends while a thread of it computes natively is aborted.
+            weakref.finalize(self, _end, ahead, is_leaving, self._is_idle)
 
     @property
     def info(self) -> ModelInfo:
@@ -296,13 +302,14 @@ class LLM:
         else:
             self._is_idle.set()
 
-    def _use_idle_time(self, backend: UsesIdleTime) -> None:
+    def _use_idle_time(self, backend: UsesIdleTime, is_leaving: threading.Event) -> None:
         """Beside the caller's own work between answers, until nothing is left to do ahead of time."""
         is_left = True
         while is_left:
             self._is_idle.wait()
             with self._lock:
-                is_left = not self._is_closed and (bool(self._running) or backend.use_idle_time())
+                is_over = self._is_closed or is_leaving.is_set()
+                is_left = not is_over and (bool(self._running) or backend.use_idle_time())
 
     def _turn(self) -> None:
         """One step of the engine, or the wait until one is due."""
@@ -433,6 +440,13 @@ def _load(name: str, config: ModelConfig, progress: bool) -> Backend:
             bar.update(task, description=f"Loading {name}: {phase}", completed=done, total=total or None)
 
         return create_backend(name, config, tell, room)
+
+
+def _end(ahead: threading.Thread, is_leaving: threading.Event, is_idle: threading.Event) -> None:
+    is_leaving.set()
+    is_idle.set()
+    if ahead is not threading.current_thread():
+        ahead.join(1.0)  # waiting in Python it does no harm, computing takes milliseconds
 
 
 def _is_conversation(prompt: PromptInput | Conversation) -> bool:

@@ -54,6 +54,7 @@ def test_the_shape_of_a_checkpoint_counts_every_matrix_once() -> None:
 def test_decode_reads_the_weights_and_the_cache_once_per_token() -> None:
     assert SHAPE.decode_gb_per_s("bf16", 1000.0, 500) == pytest.approx((2_000_000 + 500_000) * 1000 / 1e9)
     assert SHAPE.decode_gb_per_s("int4", 1000.0, 0) == pytest.approx(0.5)
+    assert [SHAPE.own_weight_bytes(form) for form in FORMATS] == [2_000_000, 1_000_000, 437_500 + 200_000]
 
 
 def test_figures_of_waves_are_rates() -> None:
