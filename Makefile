@@ -1,6 +1,6 @@
 # A bare `make` prints the manual; its lines are the comments behind the targets.
 # PYTHON=python3.12 make setup     chooses the interpreter
-# make setup TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu'   takes torch from elsewhere
+# make setup TORCH_ARGS='--index-url https://download.pytorch.org/whl/cu130'   takes torch from elsewhere
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,12 +10,12 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 KERNELS := $(wildcard CMakeLists.txt kernels/*.* kernels/*/*.*)
-SOURCES := pyproject.toml constraints.txt .ci/setup $(KERNELS)
+SOURCES := pyproject.toml constraints.txt .ci/setup .ci/torch_index.py $(KERNELS)
 # Where kernels and matrix products use every core, two test processes would fight for them.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 ARGS ?=
 
-export PYTHON TORCH_ARGS
+export PYTHON TORCH_ARGS TORCH_CPU_INDEX
 
 .PHONY: help
 help: ## Print this manual
