@@ -52,7 +52,7 @@ def upstream(status: int, wanted_key: str = "") -> Iterator[str]:
 
 
 def test_the_shipped_example_can_be_served_here() -> None:
-    report = examine(ROOT / "examples" / "inferd.yaml", probe=False)
+    report = examine(str(ROOT / "examples" / "inferd.yaml"), probe=False)
     assert report.problems == ()
     assert report.plan is not None
     assert {model.name: model.replicas for model in report.plan.models} == {"chat": 2, "nightly": 1}
@@ -99,8 +99,8 @@ def test_remote_servers_are_asked_only_when_told_to(tmp_path: Path, monkeypatch:
             f"  m: {{source: 'openai:{good}', remote: {{api_key_env: KEY}}}}\n"
             f"  n: {{source: 'openai:{good}', remotes: [{{url: '{bad}'}}, {{url: 'http://127.0.0.1:9/v1'}}]}}\n",
         )
-        assert examine(path, probe=False).ok
-        report = examine(path, probe=True)
+        assert examine(str(path), probe=False).ok
+        report = examine(str(path), probe=True)
     assert [remote.answers for remote in report.remotes] == [True, False, False, False]
     assert [problem.partition(" ")[0] for problem in report.problems] == ["models.n:"] * 3
     assert "refuses the API key (status 401)" in report.problems[0]
@@ -112,7 +112,7 @@ def test_a_key_that_would_travel_unencrypted_is_warned_of(tmp_path: Path, monkey
     monkeypatch.setenv("KEY", "secret-value")
     monkeypatch.setenv("INFERD_SERVER_PORT", "9000")
     path = written(tmp_path, "models: {m: {source: 'openai:http://far.example/v1', remote: {api_key_env: KEY}}}\n")
-    report = examine(path, probe=False)
+    report = examine(str(path), probe=False)
     assert report.ok
     assert any("unencrypted" in warning for warning in report.warnings)
     assert any("did you mean INFERD_SERVER__PORT?" in warning for warning in report.warnings)
@@ -135,13 +135,13 @@ def test_who_may_use_the_server_is_said(host: str, auth: str, said: str) -> None
 
 def test_a_model_is_checked_as_it_would_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     identity(tmp_path / "digits.onnx")
-    report = examine(tmp_path / "digits.onnx", probe=False)
+    report = examine(str(tmp_path / "digits.onnx"), probe=False)
     assert (report.ok, report.problems) == (True, ())
     assert report.plan is not None
     (model,) = report.plan.models
     assert (model.name, model.platform) == ("digits", "onnxruntime_onnx")
     (tmp_path / "iris.pkl").write_bytes(b"\x80\x04N.")
-    report = examine(tmp_path / "iris.pkl", probe=False)
+    report = examine(str(tmp_path / "iris.pkl"), probe=False)
     assert not report.ok
     assert "allow_pickle" in report.problems[0]
 
@@ -168,7 +168,7 @@ def test_a_fixed_first_dimension_is_told_and_inputs_that_the_server_fills_are_no
     assert "one request at a time: the first dimension of the input 'x' is fixed at 1; export it as a free one" in said
     settings = f"{{source: {tmp_path / 'm.onnx'}, sequence: {{states: {{y: x}}}}}}"
     (tmp_path / "inferd.yaml").write_text(f"models: {{m: {settings}}}")
-    report = examine(tmp_path / "inferd.yaml", probe=False)
+    report = examine(str(tmp_path / "inferd.yaml"), probe=False)
     assert report.plan is not None
     assert (report.plan.models[0].inputs, report.plan.models[0].outputs) == ((), ())
 
@@ -182,11 +182,45 @@ def test_what_serve_takes_is_checked_like_a_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "maker.py").write_text("class Model:\n    def predict(self, x):\n        return x\n")
-    report = examine(Path(source), probe=False)
+    report = examine(source, probe=False)
     assert report.problems == ()
     assert report.plan is not None
     assert {one.name for one in report.plan.models} == models
 
 
-def test_a_file_that_is_no_source_either_is_not_there() -> None:
-    assert "nowhere does not exist" in examine(Path("nowhere"), probe=False).problems[0]
+def test_a_name_that_is_no_source_is_a_problem() -> None:
+    assert "'nowhere' is no model source" in examine("nowhere", probe=False).problems[0]
+
+
+@pytest.mark.parametrize("command", [["check"], ["serve"]])
+def test_a_path_with_a_typo_is_not_taken_for_a_hub_id(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    identity(tmp_path / "models" / "iris.onnx")
+    assert main([*command, "models/irs.onnx"]) == 1
+    said = capsys.readouterr()
+    assert "There is no file or folder models/irs.onnx; did you mean models/iris.onnx?" in said.err
+    assert "is good" not in said.out
+    path = written(tmp_path, "models: {a: {source: elsewhere/iris.onnx}, b: {source: models/iris}}\n")
+    assert main([*command, str(path)]) == 1
+    said = capsys.readouterr()
+    assert "models.a: There is no file or folder elsewhere/iris.onnx" in said.err
+    assert "models.b: There is no file or folder models/iris; did you mean models/iris.onnx?" in said.err
+
+
+def test_what_could_not_be_looked_at_is_not_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert main(["check", "org/not-here"]) == 3
+    said = capsys.readouterr().out
+    assert "org/not-here is not checked in full" in said
+    assert "org/not-here (org/not-here) is not downloaded yet" in said
+    assert "is good" not in said
+    path = written(tmp_path, "models: {m: {source: demo, speculation: {draft: org/small}}}\n")
+    assert main(["check", str(path), "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["problems"]) == (False, [])
+    assert "org/small (m) is not downloaded yet" in report["unchecked"][0]

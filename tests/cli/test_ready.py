@@ -148,7 +148,7 @@ def test_check_lists_what_models_take_and_give(tmp_path: Path, capsys: pytest.Ca
     header = "tree\nversion=v4\nnum_class=1\nmax_feature_idx=6\nobjective=regression\n"
     (tmp_path / "trees.txt").write_text(header)
     (tmp_path / "inferd.yaml").write_text(f"models: {{trees: {{source: {tmp_path}/trees.txt}}}}\n")
-    report = examine(tmp_path / "inferd.yaml", probe=False)
+    report = examine(str(tmp_path / "inferd.yaml"), probe=False)
     assert report.ok, report.problems
     show(report)
     said = capsys.readouterr().out

@@ -119,5 +119,5 @@ def test_nobody_takes_more_than_the_plan_gives_it_and_nobody_starves(
     more = {**models, "more": {"source": sources["pictures"], "memory_bytes": 300_000_000}}
     file = tmp_path / "more.yaml"
     file.write_text(yaml.safe_dump({"server": {"memory_bytes": BUDGET}, "models": more}))
-    (problem,) = examine(file, probe=False).problems
+    (problem,) = examine(str(file), probe=False).problems
     assert "is less than the 1.49 GiB of the models that load at the start" in problem

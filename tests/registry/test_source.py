@@ -74,6 +74,39 @@ def test_what_is_no_source_is_refused_with_the_remedy(source: str, said: str) ->
         resolve(source)
 
 
+@pytest.mark.parametrize(
+    ("source", "is_hub_id"),
+    [
+        ("Qwen/Qwen3-0.6B", True),
+        ("here/model", False),
+        ("here/model@main", True),
+        ("there/model.onnx", False),
+        ("there/MODEL.SKOPS", False),
+        ("there/weights.gguf", False),
+        ("./there/model", False),
+        ("there/Qwen2.5-7B-Instruct", True),
+    ],
+)
+def test_what_is_written_or_placed_like_a_path_is_no_hub_id(
+    source: str, is_hub_id: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert is_remote(source) is is_hub_id
+    if not is_hub_id:
+        with pytest.raises(ModelLoadError, match="There is no file or folder"):
+            resolve(source)
+
+
+def test_the_hubs_model_beside_a_folder_of_its_owners_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen").mkdir()
+    with pytest.raises(ModelLoadError, match="the hub's model of that name is Qwen/Qwen3-0.6B@main"):
+        resolve("Qwen/Qwen3-0.6B")
+
+
 class Hub(BaseHTTPRequestHandler):
     """The few endpoints that a snapshot download asks for. org/gone is unknown, org/gated gated."""
 

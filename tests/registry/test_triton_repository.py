@@ -211,11 +211,11 @@ def test_what_is_a_repository_and_what_is_not(tmp_path: Path) -> None:
 
 def test_check_examines_a_repository(tmp_path: Path) -> None:
     repository(tmp_path)
-    report = examine(tmp_path, probe=False)
+    report = examine(str(tmp_path), probe=False)
     assert any("triple" in problem and "allow_code" in problem for problem in report.problems)
-    assert examine(tmp_path, probe=False, allowed={"allow_code": True}).ok
+    assert examine(str(tmp_path), probe=False, allowed={"allow_code": True}).ok
     write(tmp_path, {"triple/config.pbtxt": 'backend: "onnxruntime"'})
-    assert examine(tmp_path, probe=False).problems[0].endswith("version 1 has no model.onnx.")
+    assert examine(str(tmp_path), probe=False).problems[0].endswith("version 1 has no model.onnx.")
 
 
 def test_an_ensemble_of_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:

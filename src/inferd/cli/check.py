@@ -14,17 +14,19 @@ import click
 import msgspec
 
 from inferd.app.change import refuse_empty
-from inferd.cli.demo import CHAT
 from inferd.cli.ready import tensor_lines
 from inferd.cli.serve import serve_config
 from inferd.cli.terminal import bytes_text, console, fail, warn
-from inferd.config import Config, RemoteConfig, load_config, model_name, stray_variables
+from inferd.config import Config, ModelConfig, RemoteConfig, stray_variables
 from inferd.errors import ConfigError, InferdError
 from inferd.planning.memory import MemoryEstimate, Plan, plan_config
 from inferd.registry.signature import ANY_ROWS
-from inferd.registry.source import is_bundled, is_code, is_remote
+from inferd.registry.source import find, is_remote
 from inferd.registry.triton import is_repository, read_repository
 from inferd.tenancy.door import is_loopback
+
+NOT_CHECKED: Final = 3
+"""Exit code: nothing is wrong, but not all of it could be looked at."""
 
 _CONFIGURATIONS: Final = (".yaml", ".yml")
 _NOT_CLEAR: Final = "http to another host: the API key and every request travel unencrypted; use https."
@@ -41,7 +43,7 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``--json`` prints. Sizes in bytes."""
+    """What ``--json`` prints. Sizes in bytes. ``ok``: nothing is wrong, and everything was looked at."""
 
     ok: bool
     file: str
@@ -51,15 +53,16 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     access: str = ""
     plan: Plan | None = None
     remotes: tuple[RemoteReport, ...] = ()
+    unchecked: tuple[str, ...] = ()  # sentences: what could not be looked at
 
 
 @click.command("check")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file")
 @click.option("--probe", is_flag=True, help="Ask the remote servers whether they answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings for programs.")
 @click.option("--allow-code", is_flag=True, help="As for serve, of a model or a model repository: with their code.")
 @click.option("--allow-pickle", is_flag=True, help="Likewise with their pickles.")
-def command(file: Path, probe: bool, as_json: bool, allow_code: bool, allow_pickle: bool) -> int:
+def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickle: bool) -> int:
     """Say everything that is wrong with FILE (or a model, or a Triton model repository), and what serving it would take.
 
     Loads nothing and changes nothing. The plan is the engine's own arithmetic: weights, KV cache,
@@ -75,12 +78,13 @@ def command(file: Path, probe: bool, as_json: bool, allow_code: bool, allow_pick
       inferd check ./model_repository --allow-code
       inferd check inferd.yaml --json | jq .plan.startup_bytes
 
-    Exit code 0 when it can be served here, 1 when not.
+    Exit code 0 when it can be served here, 1 when not, 3 when nothing is wrong but not all of it could be looked at
+    (a model of the hub that is not downloaded yet).
     """
     allowed = {
         name: True for name, is_given in (("allow_code", allow_code), ("allow_pickle", allow_pickle)) if is_given
     }
-    if allowed and file.suffix in _CONFIGURATIONS:
+    if allowed and Path(file).suffix in _CONFIGURATIONS:
         raise click.UsageError(
             f"{file} says of each of its models what is allowed (allow_code, allow_pickle); set it there."
         )
@@ -89,16 +93,17 @@ def command(file: Path, probe: bool, as_json: bool, allow_code: bool, allow_pick
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
         show(report)
-    return 0 if report.ok else 1
+    return 0 if report.ok else 1 if report.problems else NOT_CHECKED
 
 
-def examine(file: Path, *, probe: bool, allowed: Mapping[str, bool] = {}) -> CheckReport:
-    """The findings. Raises nothing: what is wrong is in them. ``allowed``: settings of models that are no configuration."""
+def examine(file: str, *, probe: bool, allowed: Mapping[str, bool] = {}) -> CheckReport:
+    """The findings of what serve takes. Raises nothing: what is wrong is in them. ``allowed``: settings of models that
+    are no configuration."""
     warnings = stray_variables(os.environ)
     try:
         config = _read(file, warnings, allowed)
     except ConfigError as error:
-        return CheckReport(ok=False, file=str(file), problems=_lines(error), warnings=tuple(warnings))
+        return CheckReport(ok=False, file=file, problems=_lines(error), warnings=tuple(warnings))
     problems: list[str] = []
     plan = None
     try:
@@ -113,6 +118,11 @@ def examine(file: Path, *, probe: bool, allowed: Mapping[str, bool] = {}) -> Che
         _remote(name, upstream, probe=probe) for name, model in config.models.items() for upstream in model.upstreams
     )
     problems += [f"models.{one.model}: {one.url} {one.detail}" for one in remotes if one.answers is False]
+    unchecked = [
+        f"{source} ({name}) is not downloaded yet, so its files and the memory it takes are unknown"
+        for name, model in config.models.items()
+        for source in _not_here(model)
+    ]
     warnings += [
         f"models.{name}: {upstream.url} is {_NOT_CLEAR}"
         for name, model in config.models.items()
@@ -120,33 +130,36 @@ def examine(file: Path, *, probe: bool, allowed: Mapping[str, bool] = {}) -> Che
         if _is_in_the_clear(upstream)
     ]
     return CheckReport(
-        ok=not problems,
-        file=str(file),
+        ok=not problems and not unchecked,
+        file=file,
         problems=tuple(problems),
         warnings=tuple(warnings),
         address=f"{config.server.host}:{config.server.port}",
         access=access(config),
         plan=plan,
         remotes=remotes,
+        unchecked=tuple(unchecked),
     )
 
 
-def _read(file: Path, warnings: list[str], allowed: Mapping[str, bool]) -> Config:
-    """The configuration of a file, of a Triton model repository, or of a single model. Raises ConfigError."""
-    if not is_repository(file):
-        source = str(file)
-        is_source = file.exists() or is_bundled(source) or is_code(source) or is_remote(source)
-        if file.suffix in _CONFIGURATIONS or not is_source:
-            return load_config(file, os.environ, {})
-        if source == CHAT:
-            return serve_config(source, None, {})
-        if is_code(source):
-            allowed = {**allowed, "allow_code": True}  # as serve takes it: the operator named the class himself
-        return load_config(None, os.environ, {"models": {model_name(source): {"source": source, **allowed}}})
-    repository = read_repository(file)
-    warnings += repository.warnings
-    models = {name: {**settings, **allowed} for name, settings in repository.models.items()}
-    return load_config(None, os.environ, {"models": models})
+def _read(source: str, warnings: list[str], allowed: Mapping[str, bool]) -> Config:
+    """The configuration that serve would make of the source. Raises ConfigError."""
+    folder = Path(source).expanduser()
+    if folder.suffix not in _CONFIGURATIONS and is_repository(folder):
+        warnings += read_repository(folder).warnings
+    try:
+        return serve_config(source, None, dict(allowed))
+    except click.UsageError as error:
+        raise ConfigError(error.format_message()) from None
+
+
+def _not_here(model: ModelConfig) -> list[str]:
+    """The hub ids that serving a model would download first: until then their files cannot be looked at."""
+    draft = model.speculation.draft if model.speculation.method in ("auto", "draft") else None
+    steps = [msgspec.convert(section, ModelConfig) for section in model.pipeline.models.values()]
+    sources = [*([] if model.is_remote or model.is_pipeline else [model.source]), *([draft] if draft else [])]
+    missing = [source for source in sources if is_remote(source) and find(source) is None]
+    return [*missing, *(source for step in steps for source in _not_here(step))]
 
 
 def _steps(config: Config) -> list[str]:
@@ -257,19 +270,19 @@ def show(report: CheckReport) -> None:
             f"At the start {bytes_text(plan.startup_bytes)}{demanded}; there are {bytes_text(plan.budget_bytes)}.",
             markup=False,
         )
-    if plan is not None and plan.unknown:
-        local = [name for name in plan.unknown if name not in {remote.model for remote in report.remotes}]
-        if local:
-            out.print(f"Not downloaded yet, so not planned: {', '.join(local)}.", markup=False)
     for remote in report.remotes:
         place = f"{remote.model} at {remote.url}" + (" (fallback)" if remote.fallback else "")
-        out.print(
-            f"Remote: {place}{': ' + remote.detail if remote.detail else ', not asked (--probe asks)'}.", markup=False
-        )
+        out.print(f"Remote: {place}{': ' + remote.detail if remote.detail else ''}.", markup=False)
     if report.address:
         out.print(f"Listens on {report.address}: {report.access}.", markup=False)
     if report.ok:
-        out.print(f"[green]{report.file} is good.[/]", markup=True)
+        unasked = sum(remote.answers is None for remote in report.remotes)
+        beside = f" but for {unasked} remote server{'s' * (unasked != 1)}, not asked (--probe asks)" if unasked else ""
+        click.secho(f"{report.file} is good{beside}.", fg="green")
+    elif not report.problems:
+        click.secho(f"{report.file} is not checked in full, though nothing wrong was found:", fg="yellow")
+        for sentence in report.unchecked:
+            click.echo(f"  - {sentence}.")
     elif len(report.problems) == 1:
         fail(report.problems[0])
     else:

@@ -38,9 +38,9 @@ def show(file: Path | None) -> None:
 
 
 @command.command("check")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file")
 @click.pass_context
-def check(context: click.Context, file: Path) -> int:
+def check(context: click.Context, file: str) -> int:
     """The same as inferd check FILE.
 
     \b

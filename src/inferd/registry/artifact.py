@@ -17,7 +17,16 @@ import msgspec
 from inferd.config import ModelConfig, Runtime
 from inferd.errors import ModelLoadError
 from inferd.registry.content import Content, content_of
-from inferd.registry.source import Progress, check_folder, is_code, resolve, silent
+from inferd.registry.source import (
+    MODEL_SUFFIXES,
+    REFUSED_SUFFIXES,
+    SHARED_SUFFIXES,
+    Progress,
+    check_folder,
+    is_code,
+    resolve,
+    silent,
+)
 from inferd.types import ModelKind
 
 
@@ -46,32 +55,6 @@ _SUFFIXES: Final[dict[Content, tuple[str, ...]]] = {
     "compressed": (".pkl", ".pickle", ".joblib", ".gz", ".z", ".bz2", ".xz", ".lzma"),
     "torchscript": (".pt", ".pth", ".jit", ".ts", ".torchscript"),
 }
-_LIKELY: Final = (
-    ".onnx",
-    ".ort",
-    ".pt2",
-    ".pt",
-    ".pth",
-    ".jit",
-    ".skops",
-    ".pkl",
-    ".pickle",
-    ".joblib",
-    ".ubj",
-    ".lgb",
-)
-_LIKELY_TOO: Final = (
-    ".h5",
-    ".keras",
-    ".tflite",
-    ".gguf",
-    ".cbm",
-    ".mar",
-    ".plan",
-    ".engine",
-    ".mlmodel",
-)  # to be refused
-_SHARED_SUFFIXES: Final = (".json", ".txt", ".model")  # also of files that are no model: labels.txt
 _PICKLE_ADVICE: Final = (
     "Save it with skops.io.dump, or convert it to ONNX; or set allow_pickle: true (--allow-pickle) if you made the file "
     "yourself."
@@ -279,9 +262,9 @@ def _one_model(folder: Path) -> Path | None:
 
 def _may_be_model(path: Path) -> bool:
     suffix = path.suffix.lower()
-    if suffix in _SHARED_SUFFIXES:
+    if suffix in SHARED_SUFFIXES:
         return content_of(path) in ("xgboost_json", "lightgbm")
-    return suffix in _LIKELY or suffix in _LIKELY_TOO
+    return suffix in MODEL_SUFFIXES or suffix in REFUSED_SUFFIXES
 
 
 def _checkpoint(folder: Path, runtime: Runtime, task: str) -> Artifact:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from inferd import models
 from inferd.errors import ModelLoadError
@@ -23,6 +24,19 @@ _BUNDLED = (*models.NAMES, *models.CLASSIFIERS)
 _CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*|.+\.py:[A-Za-z_]\w*", re.DOTALL)
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
+MODEL_SUFFIXES: Final = (".onnx", ".ort", ".pt2", ".pt", ".pth", ".jit", ".skops", ".pkl", ".pickle", ".joblib", ".ubj", ".lgb")
+"""Of files that are models."""
+
+REFUSED_SUFFIXES: Final = (".h5", ".keras", ".tflite", ".gguf", ".cbm", ".mar", ".plan", ".engine", ".mlmodel")
+"""Of files that are models of formats that are known and not served."""
+
+SHARED_SUFFIXES: Final = (".json", ".txt", ".model")
+"""Of files that may be models, and may be something else: labels.txt."""
+
+_PATH_SUFFIXES: Final = frozenset(
+    (*MODEL_SUFFIXES, *REFUSED_SUFFIXES, *SHARED_SUFFIXES, ".safetensors", ".bin", ".npz", ".npy", ".pb", ".py", ".yaml", ".yml")
+)
+
 
 def silent(phase: str, done: int, total: int) -> None:
     """A progress that nobody watches."""
@@ -33,6 +47,25 @@ def is_code(source: str) -> bool:
     return bool(_CODE.fullmatch(source)) and not Path(source).expanduser().exists()
 
 
+def is_path(source: str) -> bool:
+    """Whether the source names a place in the file system, also where nothing is there.
+
+    Decides between a path and a hub id of the same spelling: what exists, what is written like a path, what ends
+    like a model's file, and what lies in a folder that exists is a path. A revision (``@main``) makes it a hub id.
+    """
+    path = Path(source).expanduser()
+    if path.exists() or source.startswith((".", "/", "~")):
+        return True
+    if _is_revised(source):
+        return False
+    return path.suffix.lower() in _PATH_SUFFIXES or (path.parent != Path() and path.parent.is_dir())
+
+
+def _is_revised(source: str) -> bool:
+    hub_id = _HUB_ID.fullmatch(source)
+    return hub_id is not None and hub_id["revision"] is not None
+
+
 def is_bundled(source: str) -> bool:
     return source in _BUNDLED
 
@@ -40,7 +73,7 @@ def is_bundled(source: str) -> bool:
 def resolve(source: str, progress: Progress = silent) -> Path:
     """The file or folder that is the model, downloaded first where ``source`` is a hub id.
 
-    ``source`` is 'demo', a file, a folder, or ``organisation/name[@revision]``. What exists here wins over
+    ``source`` is 'demo', a file, a folder, or ``organisation/name[@revision]``. A path (``is_path``) wins over
     a hub id of the same spelling. Raises ModelLoadError that names what is missing and the remedy.
     """
     if source in _BUNDLED:
@@ -48,8 +81,8 @@ def resolve(source: str, progress: Progress = silent) -> Path:
     path = Path(source).expanduser()
     if path.is_dir() or path.is_file():
         return path
-    if source.startswith((".", "/", "~")):
-        raise ModelLoadError(f"There is no file or folder {source}; check the path.", param="source")
+    if is_path(source) and not is_code(source):
+        raise ModelLoadError(f"There is no file or folder {source}; {_path_advice(source, path)}", param="source")
     hub_id = _HUB_ID.fullmatch(source)
     if hub_id is not None:
         from inferd.registry.hub import download
@@ -62,6 +95,17 @@ def resolve(source: str, progress: Progress = silent) -> Path:
         f"and not a hub id such as Qwen/Qwen3-0.6B.{hint}",
         param="source",
     )
+
+
+def _path_advice(source: str, path: Path) -> str:
+    """What to do about a path at which nothing is."""
+    around = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, around, n=1)
+    if close:
+        return f"did you mean {source.removesuffix(path.name)}{close[0]}?"
+    if _HUB_ID.fullmatch(source) and path.parent.is_dir():
+        return f"check the path. (The folder {path.parent} is here; the hub's model of that name is {source}@main.)"
+    return "check the path."
 
 
 @contextmanager
@@ -86,7 +130,7 @@ def find(source: str) -> Path | None:
 
 def is_remote(source: str) -> bool:
     """Whether resolving the source asks a hub."""
-    return source not in _BUNDLED and not Path(source).expanduser().exists() and bool(_HUB_ID.fullmatch(source))
+    return source not in _BUNDLED and bool(_HUB_ID.fullmatch(source)) and not is_path(source)
 
 
 def check_folder(folder: Path) -> Path:
