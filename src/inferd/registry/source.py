@@ -24,7 +24,20 @@ _BUNDLED = (*models.NAMES, *models.CLASSIFIERS)
 _CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*|.+\.py:[A-Za-z_]\w*", re.DOTALL)
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
-MODEL_SUFFIXES: Final = (".onnx", ".ort", ".pt2", ".pt", ".pth", ".jit", ".skops", ".pkl", ".pickle", ".joblib", ".ubj", ".lgb")
+MODEL_SUFFIXES: Final = (
+    ".onnx",
+    ".ort",
+    ".pt2",
+    ".pt",
+    ".pth",
+    ".jit",
+    ".skops",
+    ".pkl",
+    ".pickle",
+    ".joblib",
+    ".ubj",
+    ".lgb",
+)
 """Of files that are models."""
 
 REFUSED_SUFFIXES: Final = (".h5", ".keras", ".tflite", ".gguf", ".cbm", ".mar", ".plan", ".engine", ".mlmodel")
@@ -34,7 +47,19 @@ SHARED_SUFFIXES: Final = (".json", ".txt", ".model")
 """Of files that may be models, and may be something else: labels.txt."""
 
 _PATH_SUFFIXES: Final = frozenset(
-    (*MODEL_SUFFIXES, *REFUSED_SUFFIXES, *SHARED_SUFFIXES, ".safetensors", ".bin", ".npz", ".npy", ".pb", ".py", ".yaml", ".yml")
+    (
+        *MODEL_SUFFIXES,
+        *REFUSED_SUFFIXES,
+        *SHARED_SUFFIXES,
+        ".safetensors",
+        ".bin",
+        ".npz",
+        ".npy",
+        ".pb",
+        ".py",
+        ".yaml",
+        ".yml",
+    )
 )
 
 
