@@ -103,7 +103,7 @@ def test_the_hubs_model_beside_a_folder_of_its_owners_name_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Qwen").mkdir()
-    with pytest.raises(ModelLoadError, match="the hub's model of that name is Qwen/Qwen3-0.6B@main"):
+    with pytest.raises(ModelLoadError, match=r"the hub's model of that name is Qwen/Qwen3-0\.6B@main"):
         resolve("Qwen/Qwen3-0.6B")
 
 
