@@ -132,6 +132,14 @@ def test_a_key_never_makes_a_stronger_one(
     assert not control.keys.keys
 
 
+def test_a_scope_that_no_key_has_is_refused_by_name(server: Running, control: FakeControl) -> None:
+    for scope in ("public", "root"):
+        reply = make(server, "boss", scopes=["infer", scope])
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "scopes[1]")
+        assert f'"{scope}"' in reply.json()["error"]["message"]
+    assert not control.keys.keys
+
+
 @pytest.mark.parametrize(
     ("key", "spec"),
     [

@@ -27,12 +27,34 @@ from tests.worker.watching import until_now
 
 from inferd.config import ServerConfig
 from inferd.errors import InferdError, Overloaded, QuotaExceeded, _kinds
+from inferd.gateway.errors import TABLE as HTTP_TABLE
 from inferd.gateway.grpc.statuses import TABLE
 from inferd.gateway.http import Call
 from inferd.tenancy.principal import Principal
 from inferd.types import Usage
 
-KINDS = {cls.kind: cls for cls in _kinds(InferdError).values() if cls.__module__ == "inferd.errors"}
+KINDS = {
+    cls.kind: cls
+    for cls in _kinds(InferdError).values()
+    if cls.__module__ in ("inferd.errors", "inferd.gateway.errors")
+    and cls.kind not in ("method_not_allowed", "upgrade_required")
+}
+"""Every failure that has a name, but for two that only HTTP has."""
+
+ANSWERS = {
+    StatusCode.INVALID_ARGUMENT: {400, 415},
+    StatusCode.UNAUTHENTICATED: {401},
+    StatusCode.PERMISSION_DENIED: {403},
+    StatusCode.NOT_FOUND: {404},
+    StatusCode.DEADLINE_EXCEEDED: {408, 504},
+    StatusCode.ABORTED: {409, 422},
+    StatusCode.RESOURCE_EXHAUSTED: {413, 429, 503},
+    StatusCode.INTERNAL: {500},
+    StatusCode.UNIMPLEMENTED: {501},
+    StatusCode.UNAVAILABLE: {502, 503},
+    StatusCode.CANCELLED: {503},
+}
+"""The statuses of HTTP that may stand for one of gRPC's in the log."""
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +84,12 @@ def trailer(error: Any, name: str) -> str | None:
     return dict(error.trailing_metadata()).get(name)
 
 
-def test_every_word_for_failure_has_a_status() -> None:
-    assert set(TABLE) >= set(KINDS)
+def test_every_word_for_failure_has_a_status_in_both_tables() -> None:
+    assert set(TABLE) == set(KINDS)
+    assert set(HTTP_TABLE) >= set(KINDS)
+    codes = {code.value[0]: code for code in StatusCode}
+    for kind, status in TABLE.items():
+        assert HTTP_TABLE[kind].status in ANSWERS[codes[status]], kind
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -77,7 +103,7 @@ def test_each_failure_is_told_with_its_status_and_its_sentence(
     told = server.served()
     assert told.error_code == "its_code"
     assert told.route == "/inference.GRPCInferenceService/ModelInfer"
-    assert told.status >= 400
+    assert told.status == HTTP_TABLE[kind].status, "the log has the status that HTTP has for the same failure"
 
 
 def test_a_call_that_failed_is_freed_when_it_is_over(server: GrpcRunning, connected: grpc.Channel) -> None:
@@ -295,6 +321,15 @@ def test_reflection_describes_every_service(server: GrpcRunning, connected: grpc
     methods = {method.name for service in file.service for method in service.method}
     assert {"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"} <= methods
     assert database.FindFileContainingSymbol("grpc.health.v1.Health").package == "grpc.health.v1"
+
+
+def test_what_is_not_served_is_logged_as_such(server: GrpcRunning, connected: grpc.Channel) -> None:
+    """A client that asks for what there is not is no defect of the server."""
+    method: Any = connected.unary_unary("/inference.GRPCInferenceService/LogSettings")
+    with pytest.raises(grpc.RpcError):
+        method(b"", timeout=10)
+    told = server.served()
+    assert (told.status, told.error_code) == (501, "unsupported")
 
 
 # -- who may ----------------------------------------------------------------------------------------

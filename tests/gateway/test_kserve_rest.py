@@ -233,6 +233,38 @@ def test_a_key_sees_its_models_versions_and_no_others() -> None:
         assert "scope 'admin'" in refusal(load, 403)
 
 
+ALIASED = {
+    "chat": ModelConfig(source="chat"),
+    **{
+        name: msgspec.structs.replace(MODELS[name], versions=VersionsConfig(policy="all", aliases={"stable": 1}))
+        for name in ("digits@1", "digits")
+    },
+}
+
+
+@pytest.mark.parametrize("where", ["digits@stable", "digits/versions/stable", "digits/versions/1", "digits@1"])
+@pytest.mark.parametrize("what", ["", "/ready", "/config", "/stats", "/infer"])
+def test_a_key_for_an_alias_alone_finds_the_version_behind_it(where: str, what: str) -> None:
+    """It sees that version and no other one."""
+    keys = {"sk-a": Principal(key_id="a", models=("digits@1" if "1" in where else "digits@stable",))}
+    with running(Models(), Config(server=ServerConfig(port=0), models=ALIASED), door=FakeDoor(keys)) as started:
+        headers = {"authorization": "Bearer sk-a"}
+        url = f"{started.url}/v2/models/{where}{what}"
+        reply = (
+            started.http.post(url, json=INPUTS, headers=headers)
+            if what == "/infer"
+            else started.http.get(url, headers=headers)
+        )
+        assert reply.status_code == 200, reply.text
+        found = reply.json()
+        if what == "":
+            assert (found["name"], found["versions"]) == ("digits", ["1"])
+        if what == "/stats":
+            assert [entry["version"] for entry in found["model_stats"]] == ["1"]
+        for other in ("digits/versions/3", "digits@3"):
+            assert started.http.get(f"{started.url}/v2/models/{other}{what}", headers=headers).status_code in (404, 405)
+
+
 # -- statistics ----------------------------------------------------------------------------------
 
 

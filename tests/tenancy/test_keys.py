@@ -285,6 +285,8 @@ def test_any_text_is_taken_or_refused_with_its_field(text: str, field: str) -> N
         {"expires_in_s": 0.0},
         {"expires_in_s": float("nan")},
         {"scopes": ()},
+        {"scopes": ("public",)},
+        {"scopes": ("infer", "root")},
     ],
 )
 def test_numbers_out_of_range_are_refused(fields: dict[str, Any]) -> None:

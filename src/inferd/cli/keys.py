@@ -21,7 +21,7 @@ from inferd.errors import StateUnavailable
 from inferd.state.database import Database, open_database
 from inferd.state.folder import data_folder, make_folder
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, create_key, list_keys, revoke_key, rotate_key
-from inferd.tenancy.principal import GRANTABLE, OPERATOR, Scope
+from inferd.tenancy.principal import GRANTABLE, OPERATOR, KeyScope
 from inferd.tenancy.usage import COLUMNS, Column, UsageJournal, read_usage
 from inferd.types import CLASSES, PriorityClass
 
@@ -143,7 +143,7 @@ def command() -> None:
 def create(
     tenant: str,
     name: str,
-    scopes: tuple[Scope, ...],
+    scopes: tuple[KeyScope, ...],
     models: tuple[str, ...],
     rpm: int | None,
     tpm: int | None,

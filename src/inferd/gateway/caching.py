@@ -21,11 +21,10 @@ from inferd.events import CacheLooked
 from inferd.gateway.admission import reserve, terms_of
 from inferd.gateway.decode import decode
 from inferd.gateway.generation import ignored_header
-from inferd.gateway.http import EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Headers, Response
+from inferd.gateway.http import DONE, EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Headers, Response
 from inferd.gateway.idempotency import part_of_answer
 from inferd.gateway.openai_wire import IGNORED, GenerationFields
 from inferd.gateway.room import Room
-from inferd.gateway.sse import DONE
 from inferd.gateway.upstream import ModelStatus
 from inferd.types import SamplingParams
 

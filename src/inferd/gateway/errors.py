@@ -43,6 +43,13 @@ class UpgradeRequired(InferdError):
     default_code = "upgrade_required"
 
 
+class Unsupported(InferdError):
+    """A call of a protocol that this server does not serve."""
+
+    kind = "unsupported"
+    default_code = "unsupported"
+
+
 class UnsupportedMediaType(InferdError):
     kind = "unsupported_media_type"
     default_code = "unsupported_media_type"
@@ -78,6 +85,7 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "method_not_allowed": ErrorKind(405, "invalid_request_error"),
     "body_too_large": ErrorKind(413, "invalid_request_error"),
     "body_timeout": ErrorKind(408, "invalid_request_error"),
+    "unsupported": ErrorKind(501, "invalid_request_error"),
     "upgrade_required": ErrorKind(426, "invalid_request_error"),
     "unsupported_media_type": ErrorKind(415, "invalid_request_error"),
 }

@@ -38,6 +38,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 JSON_TYPE: Final = b"application/json"
 HTML_TYPE: Final = b"text/html; charset=utf-8"
 EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
+DONE: Final = b"data: [DONE]\n\n"  # the last event of a complete answer in OpenAI's dialect
 BODY_IDLE_TIMEOUT_S: Final = 60.0
 SLOWEST_BODY: Final = 16 * 1024  # bytes per second, behind which a body's time is not prolonged
 SEND_PIECE_BYTES: Final = 64 * 1024  # of a large answer that are handed to the connection at a time
@@ -67,13 +68,17 @@ class Response:
 
 
 class EventStream:
-    """An answer of server-sent events; the first event is known before the status is sent."""
+    """An answer of server-sent events; the first event is known before the status is sent.
 
-    __slots__ = ("frames", "headers")
+    ``ending``: the bytes with which the last frame of a complete answer ends, and no other frame does.
+    """
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], headers: Headers = ()) -> None:
+    __slots__ = ("ending", "frames", "headers")
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], headers: Headers = (), ending: bytes = DONE) -> None:
         self.frames = frames
         self.headers = headers
+        self.ending = ending
 
 
 class Switched:

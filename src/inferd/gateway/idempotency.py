@@ -14,7 +14,6 @@ from inferd.gateway.admission import reserve
 from inferd.gateway.errors import invalid
 from inferd.gateway.http import EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Headers, Response
 from inferd.gateway.room import Room
-from inferd.gateway.sse import DONE
 from inferd.tenancy.idempotency import MAX_ANSWER_BYTES, MAX_KEY_CHARS, Claim, StoredAnswer
 
 _KEPT: Final = frozenset({b"inference-header-content-length"})
@@ -46,7 +45,7 @@ async def once(room: Room, call: Call, raw: bytes, model: str, compute: Callable
     call.closers.append(found.abandon)  # however the call ends; nothing when it was finished
     answer = await compute()
     if isinstance(answer, EventStream):
-        return EventStream(_kept(answer.frames, found), answer.headers)
+        return EventStream(_kept(answer.frames, answer.ending, found), answer.headers, answer.ending)
     if answer.status == 200:
         await found.finish(
             StoredAnswer(answer.status, answer.content_type, answer.body, part_of_answer(answer.headers))
@@ -54,7 +53,7 @@ async def once(room: Room, call: Call, raw: bytes, model: str, compute: Callable
     return answer
 
 
-async def _kept(frames: AsyncGenerator[bytes, None], claim: Claim) -> AsyncGenerator[bytes, None]:
+async def _kept(frames: AsyncGenerator[bytes, None], ending: bytes, claim: Claim) -> AsyncGenerator[bytes, None]:
     """Frames as they come. The last one waits until all are kept: a client that has seen the end is
     given the same again, even after a crash."""
     said: list[bytes] | None = []
@@ -66,7 +65,7 @@ async def _kept(frames: AsyncGenerator[bytes, None], claim: Claim) -> AsyncGener
                 num_bytes += len(frame)
                 if num_bytes > MAX_ANSWER_BYTES:
                     said = None  # too large to be repeated; it is not held in memory either
-                elif frame.endswith(DONE):
+                elif frame.endswith(ending):
                     await claim.finish(StoredAnswer(200, EVENTS_TYPE, b"".join(said)))
             yield frame
     finally:

@@ -154,11 +154,16 @@ def find_served(room: Room, principal: Principal, name: str, version: str = "") 
                 return served
     known = served_models(room, principal)
     config = room.config.models.get(name)
+    asked = version
     if config is not None and version:
         version = str(config.versions.aliases.get(version, version))
     for served in known:
         if served.name == name and served.version == version:
             return served._replace(asked=version)
+    if asked:  # a principal may use a version by its alias alone
+        named = _named(room, principal, f"{name}@{asked}")
+        if named is not None:
+            return named
     if version and any(served.name == name for served in known):
         there = ", ".join(served.version for served in known if served.name == name)
         raise ModelNotFound(
@@ -211,10 +216,12 @@ def _served(room: Room, status: ModelStatus) -> Served:
 
 
 def versions_served(room: Room, principal: Principal, name: str) -> list[Served]:
-    """A model's versions, the oldest first. Raises ModelNotFound."""
+    """A model's versions that the principal may use, the oldest first. Raises ModelNotFound."""
+    return _versions_visible(room, principal, name) or [find_served(room, principal, name)]
+
+
+def _versions_visible(room: Room, principal: Principal, name: str) -> list[Served]:
     found = [served for served in served_models(room, principal) if served.name == name]
-    if not found:
-        return [find_served(room, principal, name)]
     return sorted(found, key=lambda served: int(served.version))
 
 
@@ -302,9 +309,11 @@ def model_metadata(room: Room, principal: Principal, served: Served) -> ModelMet
     if info is None:
         raise _unknown_yet(served)
     inputs, outputs = tensors_of(served)
+    # A principal that may use an alias alone sees the version that it stands for, and no other.
+    versions = _versions_visible(room, principal, served.name) or [served]
     return ModelMetadata(
         name=served.name,
-        versions=tuple(version.version for version in versions_served(room, principal, served.name)),
+        versions=tuple(version.version for version in versions),
         platform=info.platform,
         inputs=tuple(_tensor_metadata(spec) for spec in inputs),
         outputs=tuple(_tensor_metadata(spec) for spec in outputs),

@@ -33,6 +33,7 @@ from inferd.gateway.upstream import Stream
 from inferd.types import Delta, Output
 
 _OWN: Final = ("stream", "exclude_input_in_output", "model", "prompt", "request_id")  # not of /v1/completions
+_ENDING: Final = b"}}\n\n"  # of the frame with ``details``; a frame that only has a text ends with one brace
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +86,7 @@ async def generate_stream(room: Room, call: Call, served: Served, body: TextRequ
     stream = await submit_text(room, call, served, body, _options(body), is_stream=True)
     outputs = merge(call, [stream])
     first = await started(outputs, call)
-    return EventStream(_frames(call, served, body, outputs, first[1]), ignored_header(call.ignored))
+    return EventStream(_frames(call, served, body, outputs, first[1]), ignored_header(call.ignored), _ENDING)
 
 
 async def _frames(

@@ -7,6 +7,7 @@ those routes do not exist.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -17,8 +18,9 @@ from inferd.gateway.compression import compressed, encoding_of, opened
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.errors import UnsupportedMediaType, printable
 from inferd.gateway.http import Answer, Call, Response, read_body, require_json
+from inferd.gateway.idempotency import once
 from inferd.gateway.kserve import Served, Value, drawn_version, find_served
-from inferd.gateway.kserve_generate import generate, generate_stream, text_decoder
+from inferd.gateway.kserve_generate import TextRequest, generate, generate_stream, text_decoder
 from inferd.gateway.kserve_repository import load_model, unload_model
 from inferd.gateway.kserve_statistics import statistics_of
 from inferd.gateway.kserve_wire import read_infer
@@ -194,15 +196,24 @@ def check_media(call: Call, *, is_binary: bool) -> None:
 
 
 async def text(room: Room, call: Call, rest: str) -> Answer:
-    require_json(call)
-    body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), text_decoder)
-    return await call.watched(generate(room, call, drawn_version(room, call, served_of(room, call, rest)), body))
+    return await _written(room, call, rest, generate)
 
 
 async def text_stream(room: Room, call: Call, rest: str) -> Answer:
+    return await _written(room, call, rest, generate_stream)
+
+
+async def _written(
+    room: Room, call: Call, rest: str, write: Callable[[Room, Call, Served, TextRequest], Awaitable[Answer]]
+) -> Answer:
+    """What ``write`` answers: once for each Idempotency-Key."""
     require_json(call)
-    body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), text_decoder)
-    return await call.watched(generate_stream(room, call, drawn_version(room, call, served_of(room, call, rest)), body))
+    raw = await read_body(call, room.max_body_bytes, room.body_timeout_s)
+    body = await decode_body(raw, text_decoder)
+    served = drawn_version(room, call, served_of(room, call, rest))
+    name = served.status.name
+    asks = f"{name} {served.asked}\n".encode() + raw
+    return await call.watched(once(room, call, asks, name, lambda: write(room, call, served, body)))
 
 
 # -- the repository ------------------------------------------------------------------------------

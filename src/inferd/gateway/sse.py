@@ -15,11 +15,10 @@ import msgspec
 
 from inferd.errors import InferdError, InternalError
 from inferd.gateway.generation import error_frame, failure_of, merge, note_end, started, usage_body
-from inferd.gateway.http import Call, EventStream, Headers
+from inferd.gateway.http import DONE, Call, EventStream, Headers
 from inferd.gateway.upstream import Stream
 from inferd.types import Delta, Output, Usage
 
-DONE: Final = b"data: [DONE]\n\n"
 HEARTBEAT: Final = b": the model is loading\n\n"
 HEARTBEAT_S: Final = 10.0
 _NO_USAGE: Final = b"]}\n\n"

@@ -24,7 +24,7 @@ import msgspec
 from inferd.config import TenantConfig
 from inferd.errors import Forbidden, InvalidRequest, KeyNotFound
 from inferd.state.database import Database, Row, Transaction, next_number
-from inferd.tenancy.principal import GRANTABLE, Limits, Principal, Scope
+from inferd.tenancy.principal import GRANTABLE, KeyScope, Limits, Principal
 from inferd.types import RANKS, PriorityClass, class_of
 
 PREFIX: Final = "sk-inf-"
@@ -45,7 +45,7 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     tenant: str
     name: str = ""
-    scopes: tuple[Scope, ...] = ("infer", "models")
+    scopes: tuple[KeyScope, ...] = ("infer", "models")
     models: tuple[str, ...] = ()  # names or patterns such as team-*; none: every model
     rpm: int | None = None
     tpm: int | None = None
@@ -219,6 +219,12 @@ def check_spec(spec: KeySpec) -> None:
                 "without blanks around it.",
                 param=field,
             )
+    unknown = [scope for scope in spec.scopes if scope not in GRANTABLE]
+    if unknown:
+        raise InvalidRequest(
+            f"scopes has {unknown[0]!r}, which no key can be given; name some of {', '.join(GRANTABLE)}.",
+            param="scopes",
+        )
     if not spec.scopes or len(set(spec.scopes)) != len(spec.scopes):
         raise InvalidRequest(f"scopes must be some of {', '.join(GRANTABLE)}, each once.", param="scopes")
     for model in spec.models:

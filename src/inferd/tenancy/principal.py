@@ -6,18 +6,21 @@ Knows neither HTTP nor where keys are kept.
 from __future__ import annotations
 
 import fnmatch
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import msgspec
 
 from inferd.config.versions import base_of
 from inferd.types import Priority, Usage
 
-Scope = Literal["public", "infer", "models", "metrics", "admin"]
-"""What a route asks for. public: nothing; infer: use models; models: list them; metrics: read
-numbers; admin: everything that changes the server or shows other tenants. admin includes the others."""
+KeyScope = Literal["infer", "models", "metrics", "admin"]
+"""What a key can be given. infer: use models; models: list them; metrics: read numbers; admin: everything that
+changes the server. admin includes the others."""
 
-GRANTABLE: tuple[Scope, ...] = ("infer", "models", "metrics", "admin")
+Scope = Literal["public"] | KeyScope
+"""What a route asks for. public: nothing, so no key is given it."""
+
+GRANTABLE: tuple[KeyScope, ...] = get_args(KeyScope)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,9 +12,9 @@ import msgspec
 
 from inferd.errors import InternalError
 from inferd.gateway.admission import visible
+from inferd.gateway.errors import Unsupported
 from inferd.gateway.generation import check_end, note_end
 from inferd.gateway.grpc.envelope import Envelope, read_envelope
-from inferd.gateway.grpc.statuses import Unsupported
 from inferd.gateway.grpc.texts import completed, completions, writes_texts
 from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.idempotency import once

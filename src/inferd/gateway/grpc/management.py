@@ -12,9 +12,9 @@ import msgspec
 
 from inferd.errors import ModelNotFound
 from inferd.gateway import health, kserve
+from inferd.gateway.errors import Unsupported
 from inferd.gateway.grpc.calls import Calls, Endpoint, Unary
 from inferd.gateway.grpc.protocol import protocol
-from inferd.gateway.grpc.statuses import Unsupported
 from inferd.gateway.http import Call
 from inferd.gateway.kserve_repository import load_model, unload_model
 from inferd.gateway.kserve_statistics import statistics_of

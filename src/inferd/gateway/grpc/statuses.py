@@ -52,14 +52,11 @@ TABLE: Final[dict[str, Status]] = {
     "config": Status.INTERNAL,
     "quality": Status.INTERNAL,
     "unsupported": Status.UNIMPLEMENTED,
+    "route_not_found": Status.NOT_FOUND,
+    "body_too_large": Status.RESOURCE_EXHAUSTED,
+    "body_timeout": Status.DEADLINE_EXCEEDED,
+    "unsupported_media_type": Status.INVALID_ARGUMENT,
 }
-
-
-class Unsupported(InferdError):
-    """A call of the protocol that this server does not serve."""
-
-    kind = "unsupported"
-    default_code = "unsupported"
 
 
 def status_of(error: InferdError) -> Status:

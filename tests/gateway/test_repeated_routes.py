@@ -1,0 +1,113 @@
+"""Every route that computes honours an Idempotency-Key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from tests.gateway.fakes import FakeRouter, FakeStatus, Running, info, post, running, sse
+from tests.gateway.test_text_requests import PATHS, text_model
+
+from inferd.errors import WorkerDied
+from inferd.gateway.routes import ROUTES
+from inferd.tenancy.idempotency import IdempotencyStore
+from inferd.types import Delta, GenerateRequest, Output, PromptReport, TensorSpec
+
+TENSORS = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+TEXT = {"text_input": "Hi"}
+NOT_COMPUTING = {"/tokenize", "/detokenize"}  # they cost no tokens, and answer the same without a key
+
+COMPUTING: dict[str, tuple[str, dict[str, Any]]] = {
+    "/v1/chat/completions": ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}),
+    "/v1/completions": ("/v1/completions", {"model": "tiny", "prompt": "a"}),
+    "/v2/models/{model}/infer": ("/v2/models/digits/infer", TENSORS),
+    "/v2/models/{model}/versions/{version}/infer": ("/v2/models/digits/versions/1/infer", TENSORS),
+    "/v2/models/{model}/generate": ("/v2/models/tiny/generate", TEXT),
+    "/v2/models/{model}/versions/{version}/generate": ("/v2/models/tiny/versions/1/generate", TEXT),
+    "/v2/models/{model}/generate_stream": ("/v2/models/tiny/generate_stream", TEXT),
+    "/v2/models/{model}/versions/{version}/generate_stream": ("/v2/models/tiny/versions/1/generate_stream", TEXT),
+    "/v1/models/{model}:predict": ("/v1/models/digits:predict", {"instances": [[1, 2]]}),
+    "/invocations": ("/invocations", {"inputs": [[1, 2]]}),
+    **{
+        path: (path, {**body, "model": "classes" if path in ("/classify", "/predict") else "vectors"})
+        for path, (_, body) in PATHS.items()
+    },
+}
+
+
+class Models(FakeRouter):
+    """A model that writes, one that takes tensors and two that take texts."""
+
+    def __init__(self) -> None:
+        super().__init__("tiny")
+        known = msgspec.structs.replace(
+            info("digits"),
+            kind="predict",
+            platform="onnxruntime_onnx",
+            tasks=("predict",),
+            inputs=(TensorSpec("x", "FP32", (-1, 2)),),
+            outputs=(TensorSpec("y", "FP32", (-1, 1)),),
+        )
+        self.statuses += [
+            FakeStatus("digits", info=known),
+            text_model("vectors", "embed", "score", "rerank"),
+            text_model("classes", "classify"),
+        ]
+
+    def reset(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Running]:
+    with running(Models(), idempotency=IdempotencyStore(60)) as started:
+        yield started
+
+
+@pytest.fixture
+def server(shared: Running) -> Running:
+    return shared.reset()
+
+
+def test_no_route_that_computes_is_forgotten_here() -> None:
+    found = {route.pattern for route in ROUTES if route.method == "POST" and route.scope == "infer"}
+    assert found - NOT_COMPUTING == set(COMPUTING)
+
+
+@pytest.mark.parametrize("pattern", sorted(COMPUTING))
+def test_the_same_request_under_a_key_is_computed_once(server: Running, pattern: str) -> None:
+    path, body = COMPUTING[pattern]
+    headers = {"idempotency-key": pattern, "x-amzn-sagemaker-target-model": "digits"}
+    first, again = post(server, path, body, **headers), post(server, path, body, **headers)
+    assert (first.status_code, again.status_code) == (200, 200), first.text
+    assert again.content == first.content
+    assert again.headers["content-type"] == first.headers["content-type"]
+    assert again.headers["idempotent-replayed"] == "true"
+    assert len(server.router.streams) == 1
+    post(server, path, body, **headers | {"idempotency-key": f"another {pattern}"})
+    assert len(server.router.streams) == 2
+
+
+def test_a_generate_stream_that_broke_is_not_repeated(server: Running) -> None:
+    """Its text looks like the end of a complete stream, and is none."""
+
+    def broken(request: GenerateRequest) -> list[Output | Any]:
+        said = Delta(0, '"details":{"finish_reason":"stop"}}\n\n', (1,))
+        return [Output(request.id, (said,), PromptReport(1)), WorkerDied("Dead.")]
+
+    whole, server.router.script = server.router.script, broken
+    path = "/v2/models/tiny/generate_stream"
+    first = post(server, path, TEXT, **{"idempotency-key": "broken"})
+    assert sse(first.text)[-1] == {"error": "Dead."}
+    server.router.script = whole
+    again = post(server, path, TEXT, **{"idempotency-key": "broken"})
+    assert "idempotent-replayed" not in again.headers
+    assert sse(again.text)[-1]["details"] == {"finish_reason": "stop"}
+
+
+def test_another_model_under_the_same_key_is_another_request(server: Running) -> None:
+    headers = {"idempotency-key": "models"}
+    assert post(server, "/v2/models/tiny/generate", TEXT, **headers).status_code == 200
+    assert post(server, "/v2/models/tiny/versions/1/generate", TEXT, **headers).status_code == 422
