@@ -71,6 +71,32 @@ def test_work_that_outlives_the_grace_period_ends_with_an_error_and_more_signals
         assert "Traceback" not in errors
 
 
+def test_more_signals_to_terminate_do_not_cut_a_drain_short() -> None:
+    with running({"grace_s": 60.0}) as server, server.stream("pace=0.05", 30) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.signal(signal.SIGTERM)
+        until_now(lambda: server.status("/health/ready") == 503, "the server says that it is leaving")
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM):
+            server.signal(number)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert server.end()[0] == 0
+
+
+def test_signals_that_never_end_do_not_begin_the_grace_period_again() -> None:
+    with running({"grace_s": 1.0}) as server, server.stream("pace=0.05", 100_000) as response:
+        lines = response.iter_lines()
+        next(lines)
+
+        def is_gone() -> bool:
+            server.signal(signal.SIGTERM)
+            return server.process.poll() is not None
+
+        until_now(is_gone, "the server is gone although it is told to leave all the time", 30)
+        assert "shutting_down" in [line for line in lines if line][-1]
+        assert server.end()[0] == 0
+
+
 def test_ctrl_c_three_times_leaves_at_once_and_cleanly() -> None:
     with running({"grace_s": 600.0}) as server, server.stream("pace=0.05", 100_000) as response:
         lines = response.iter_lines()

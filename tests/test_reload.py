@@ -293,3 +293,35 @@ def test_limits_of_connections_are_adopted_and_who_is_refused_is_counted(
             assert client.get("/health").status_code == 200
             assert "\ninferd_http_connections_refused_total 1.0\n" in client.get("/metrics").text
         wait_for(lambda: httpx.get(server.url + "/health").status_code == 200)
+
+
+def test_a_reload_reaches_tenants_limits_and_the_control_sockets_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tenant(rpm: int, name: str) -> str:
+        return f"tenants: {{t: {{rpm: {rpm}}}}}\n" + text("a").replace("port: 0", f"port: 0, v2_name: {name}")
+
+    with serving(tmp_path, monkeypatch, tenant(1000, "before")) as (server, path):
+        made = inferd("keys", "create", "--tenant", "t")
+        key = next(word for word in made.output.split() if word.startswith("sk-inf-"))
+        wait_for(lambda: httpx.get(server.url + "/v1/models").status_code == 401)
+        operator = httpx.HTTPTransport(uds=str(tmp_path / "data" / "run" / f"{server.port}.sock"))
+
+        def limit() -> str:
+            body = {"model": "a", "prompt": "x", "max_tokens": 1}
+            answer = httpx.post(server.url + "/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == 200, answer.text
+            return answer.headers["x-ratelimit-limit-requests"]
+
+        def names() -> tuple[str, str]:
+            with httpx.Client(transport=operator, base_url="http://localhost") as client:
+                theirs = client.get("/v2").json()["name"]
+            return httpx.get(server.url + "/v2", headers={"authorization": f"Bearer {key}"}).json()["name"], theirs
+
+        assert (limit(), names()) == ("1000", ("before", "before"))
+        began = time.time()
+        replace(path, tenant(7, "after"))
+        accepted, details = outcome_after(began)
+        assert accepted, details
+        assert names() == ("after", "after")
+        wait_for(lambda: limit() == "7")

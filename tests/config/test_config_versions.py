@@ -142,6 +142,14 @@ def test_shares_are_what_the_weights_say_and_a_change_moves_only_those_who_must(
     assert {pair for pair in zip(first, second, strict=True) if pair[0] != pair[1]} == {("digits@2", "digits")}
 
 
+def test_versions_that_can_serve_keep_their_proportions_where_another_one_cannot(folder: Path) -> None:
+    models = weighted(folder, v1=60, v2=20, v10=20).models
+    units = [str(number) for number in range(4000)]
+    drawn = [entry_drawn(models, "digits", unit, lambda entry: entry != "digits@1") for unit in units]
+    assert set(drawn) == {"digits@2", "digits"}
+    assert 1874 < drawn.count("digits@2") < 2126, "half of them, within four standard deviations"
+
+
 @pytest.mark.parametrize(
     ("versions", "said"),
     [

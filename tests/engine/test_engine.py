@@ -333,6 +333,20 @@ def test_stop_token_ids_and_min_tokens(engine: Engine) -> None:
     assert token not in later.tokens()[: first + 1]
 
 
+def test_a_stop_string_below_min_tokens_ends_nothing(engine: Engine) -> None:
+    (free,) = run(engine, make_request("free", "Hello", max_tokens=20, ignore_eos=True))
+    text, tokens = free.text(), free.tokens()
+    early = text[2:5]
+    fields: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "stop": (early,)}
+    (stopped,) = run(engine, make_request("stopped", "Hello", **fields))
+    count = len(stopped.tokens())
+    assert (stopped.finish(), count < 20) == ("stop", True)
+    (later,) = run(engine, make_request("later", "Hello", **fields, min_tokens=count + 1))
+    assert len(later.tokens()) > count
+    assert later.tokens() == tokens[: len(later.tokens())]
+    assert later.text().startswith(text[: text.index(early) + len(early)])
+
+
 def test_a_collected_answer_comes_in_one_output(engine: Engine) -> None:
     (streamed,) = run(engine, make_request("s", "Hello", max_tokens=10))
     (collected,) = run(engine, make_request("c", "Hello", max_tokens=10, stream=False))

@@ -184,6 +184,22 @@ def test_when_blocks_run_out_the_last_arrival_is_preempted_and_later_completes()
     assert scheduler.pool.num_used == 0
 
 
+def test_who_was_preempted_waits_and_is_computed_anew_when_there_is_room() -> None:
+    scheduler = make_scheduler(num_blocks=5, block_size=2, prefix_caching=False)
+    first = make_sequence("first", [1, 2, 3], arrived_at=1.0)
+    second = make_sequence("second", [1, 2, 3], arrived_at=2.0)
+    scheduler.add(first)
+    scheduler.add(second)
+    for _ in range(8):
+        if run(scheduler).num_preempted:
+            break
+    assert second.num_preemptions == 1
+    known = len(second.tokens)
+    scheduler.remove(first)
+    assert scheduler.has_work
+    assert names(run(scheduler)) == [("second", 0, known)]
+
+
 def test_a_sequence_that_idles_in_lockstep_gives_way_to_an_earlier_one() -> None:
     scheduler = make_scheduler(num_blocks=4, block_size=2, prefix_caching=False)
     idle = make_sequence("idle", list(range(6)), arrived_at=2.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -82,9 +83,11 @@ class Model:
         if self.now < self.free_at:
             return
         while (due := self.batcher.due(self.now)) is not None and due <= self.now:
-            self.gone += [item.request_id for item in self.batcher.expire(self.now)]
+            expired = [item.request_id for item in self.batcher.expire(self.now)]
+            self.gone += expired
             self.check_windows()
             batch = self.batcher.take(self.now)
+            assert batch or expired, "due, and nothing has expired or is ready"
             if batch:
                 self.batches.append(batch)
                 self.batcher.cost.note(sum(item.rows for item in batch), self.seconds)
@@ -154,6 +157,18 @@ def test_who_came_first_goes_first_within_a_class_and_bucket(
             key = (item.bucket, min(max(item.priority, -2), 1))
             assert seen.get(key, -1) < int(item.request_id)
             seen[key] = int(item.request_id)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "static", "off"])
+def test_who_has_expired_is_taken_out_at_once_and_others_are_not(mode: Literal["dynamic", "static", "off"]) -> None:
+    batcher = Batcher(Limits(mode=mode, max_rows=2, max_delay_s=0.0))
+    for name, expires_at in (("late", 1.5), ("stays", None), ("later", 2.5)):
+        batcher.add(Item(request_id=name, inputs={}, expires_at=expires_at), 1.0)
+    assert batcher.expire(1.4) == []
+    assert [item.request_id for item in batcher.expire(1.5)] == ["late"]
+    assert "late" not in batcher
+    taken = [item.request_id for _ in range(2) for item in batcher.take(1.5)]
+    assert taken == ["stays", "later"]
 
 
 @few

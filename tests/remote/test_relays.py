@@ -26,6 +26,7 @@ from inferd.events import Event, HttpServed, RequestEnded
 from inferd.gateway.listener import HttpServer
 from inferd.gateway.server import create_app
 from inferd.router.router import Router
+from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.types import Usage
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -116,7 +117,8 @@ def through(
             router = Router(config, events.append)
             await router.start()
             await asyncio.wait_for(router.settled(), 10)
-            gateway = HttpServer(create_app(router, config, events.append), config.server)
+            app = create_app(router, config, events.append, idempotency=IdempotencyStore(60))
+            gateway = HttpServer(app, config.server)
             async with gateway.running():
                 await then(Site(upstream, gateway, router, events))
             await router.stop()
@@ -245,6 +247,46 @@ def test_an_error_of_the_remote_server_is_the_clients_answer() -> None:
                 reply = await client.ask({"model": "m", "messages": MESSAGES, "stream": stream})
                 assert (reply.status, reply.error["message"]) == (400, "too long")
         assert len(site.upstream.talks) == 2
+
+    through(script, then)
+
+
+def test_a_refusal_of_the_remote_server_keeps_its_retry_after() -> None:
+    async def script(talk: Talk) -> None:
+        await talk.answer(b'{"error":{"message":"not now"}}', 409, "application/json", "retry-after: 17")
+
+    async def then(site: Site) -> None:
+        for stream in (False, True):
+            for headers in ((), (f"idempotency-key: {stream}",)):
+                async with site.client() as client:
+                    body = {"model": "m", "messages": MESSAGES, "stream": stream}
+                    reply = await client.ask(body, "/v1/chat/completions", *headers)
+                    assert (reply.status, reply.headers.get("retry-after")) == (409, "17")
+
+    through(script, then)
+
+
+def test_a_refusal_of_the_remote_server_is_asked_for_again_and_not_replayed() -> None:
+    """Only what succeeded is kept for an Idempotency-Key: the same request may be right a moment later."""
+    statuses = [400, 404, 409, 422]
+
+    async def script(talk: Talk) -> None:
+        refused = len(talk.server.talks) <= len(statuses)
+        if refused:
+            await talk.answer(b'{"error":{"message":"no"}}', statuses[len(talk.server.talks) - 1])
+        else:
+            await well(talk)
+
+    async def then(site: Site) -> None:
+        async with site.client() as client:
+            replies = [
+                await client.ask({"model": "m", "messages": MESSAGES}, "/v1/chat/completions", "idempotency-key: k")
+                for _ in range(len(statuses) + 2)
+            ]
+        assert [reply.status for reply in replies] == [*statuses, 200, 200]
+        assert ["idempotent-replayed" in reply.headers for reply in replies] == [*[False] * len(statuses), False, True]
+        assert replies[-1].body == completion("hello")
+        assert len(site.upstream.talks) == len(statuses) + 1
 
     through(script, then)
 

@@ -168,6 +168,16 @@ def test_probes_are_limited_in_number() -> None:
     assert breaker.allows(6.0)
 
 
+def test_a_half_open_breaker_lets_no_more_than_its_probes_through() -> None:
+    breaker = broken()
+    assert probe(breaker, 5.0, succeeds=True) == "half_open"
+    for _ in range(CONFIG.probes):
+        assert breaker.allows(6.0)
+        breaker.begin(6.0)
+    assert state_of(breaker) == "half_open"
+    assert not breaker.allows(6.0)
+
+
 def test_a_probe_that_is_never_heard_of_does_not_shut_it_for_ever() -> None:
     breaker = broken()
     for _ in range(CONFIG.probes):

@@ -105,6 +105,22 @@ def test_retries_are_a_part_of_live_traffic_and_none_for_what_may_not_run_twice(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("status", [400, 403, 404, 413, 422])
+def test_what_a_server_refuses_as_the_clients_fault_opens_no_breaker_and_is_not_tried_again(status: int) -> None:
+    async def refuses(talk: Talk) -> None:
+        await talk.answer(b'{"error":{"message":"no"}}', status)
+
+    async def scenario() -> None:
+        async with remotes((refuses, refuses), breaker=BreakerConfig(failures=1)) as (router, witness, servers):
+            for number in range(6):
+                assert (await answer(send(router, f"r{number}")))[1].outcome == "refused"
+            assert [replica.breaker for replica in router.models()[0].replicas_status] == ["closed", "closed"]
+            assert not [event for event in witness.events if isinstance(event, BreakerChanged)]
+            assert (sum(len(server.talks) for server in servers), retried(witness)) == (6, [])
+
+    asyncio.run(scenario())
+
+
 def test_when_every_breaker_is_open_requests_are_refused_at_once_until_a_probe_succeeds() -> None:
     async def scenario() -> None:
         breaker = BreakerConfig(failures=3, cooldown_s=0.5, successes=1)

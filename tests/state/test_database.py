@@ -186,6 +186,17 @@ def test_a_database_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert "cannot be opened (Permission denied)" in done.stdout, done.stderr
 
 
+def test_a_durable_commit_waits_for_the_disk_whatever_was_committed_before(tmp_path: Path) -> None:
+    database = open_database(None, tmp_path)
+    found = []
+    for durable in (True, False, False, True, False, True):
+        with database.transaction(durable=durable) as transaction:
+            found += transaction.rows("PRAGMA synchronous")
+    database.close()
+    normal, full = (1,), (2,)  # SQLite's numbers; 0 is OFF, which a crash of the machine may leave as a damaged file
+    assert found == [full, normal, normal, full, normal, full]
+
+
 def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     database = open_database(None, tmp_path)
     database.check()

@@ -142,6 +142,19 @@ def test_a_refusal_of_ours_does_not_count_as_the_clients_request() -> None:
         limiter.settle(limiter.take(quotas, 1, 0.0), 0, refund=True, now=0.0)
 
 
+def test_a_refund_gives_back_the_one_request_that_was_taken() -> None:
+    limiter = Limiter(is_whole=True)
+    limiter.configure({"key:k": Limits(rpm=5), "tenant:t": Limits(rpm=7)}, 0.0)
+    quotas = limiter.find(("key:k", "tenant:t"))
+    taken = [limiter.take(quotas, 1, 0.0) for _ in range(4)]
+    limiter.settle(taken[0], 0, refund=True, now=0.0)
+    limiter.settle(taken[1], 1, refund=False, now=0.0)
+    assert {(use.owner, use.used) for use in limiter.use(0.0)} == {("key:k", 3.0), ("tenant:t", 3.0)}
+    for _ in range(2):
+        limiter.take(quotas, 1, 0.0)
+    assert refused(limiter, quotas, 1, 0.0).limit == "requests"
+
+
 def test_a_limit_that_changes_keeps_what_is_in_use() -> None:
     limiter = Limiter(is_whole=True)
     limiter.configure({"key:k": Limits(max_in_flight=2, tpm=100)}, 0.0)

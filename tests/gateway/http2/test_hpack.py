@@ -102,6 +102,19 @@ def test_headers_that_are_too_large_are_not_kept_and_the_table_is() -> None:
         decoder.decode(again * 5000, 65536)
 
 
+@pytest.mark.parametrize(("size", "is_kept"), [(0, False), (33, False), (34, True)])
+def test_a_table_that_shrinks_forgets_what_it_has_no_room_for(size: int, is_kept: bool) -> None:
+    """Also where it grows again at once: what is gone stays gone (RFC 7541, section 4.3)."""
+    decoder = ours.Decoder()
+    assert decoder.decode(b"\x40\x01a\x01b", 1000) == [(b"a", b"b")]
+    resized = bytes((0x20 | size,)) if size < 31 else bytes((0x3F, size - 31))
+    if is_kept:
+        assert decoder.decode(resized + b"\x3f\xe1\x1f\xbe", 1000) == [(b"a", b"b")]
+    else:
+        with pytest.raises(ours.HpackError, match="no header 62"):
+            decoder.decode(resized + b"\x3f\xe1\x1f\xbe", 1000)
+
+
 @pytest.mark.parametrize(
     "block",
     [

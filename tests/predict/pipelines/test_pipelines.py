@@ -295,6 +295,23 @@ def test_rows_of_several_requests_meet_at_each_model(two: dict[str, Doubler]) ->
     assert two["first"].batches == two["second"].batches == [["a", "b", "c"]]
 
 
+def test_steps_run_as_they_depend_and_not_as_they_are_listed(two: dict[str, Doubler]) -> None:
+    made = backend_of(
+        built(
+            steps=[
+                TWO["steps"][2],
+                TWO["steps"][1] | {"inputs": {"input": "first.y"}},
+                TWO["steps"][0] | {"inputs": {"x": "x"}},
+            ]
+        )
+    )
+    made.submit(request("a", 3), now)
+    found = ended(made)["a"]
+    assert found.prediction is not None, found.end
+    assert found.prediction.body == b"[12]"
+    assert (two["first"].batches, two["second"].batches) == ([["a"]], [["a"]])
+
+
 def test_a_request_that_is_cancelled_between_two_steps_goes_no_further(two: dict[str, Doubler]) -> None:
     made = backend_of(built())
     for name in ("stays", "leaves"):
