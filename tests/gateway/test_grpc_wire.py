@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import socket
 import struct
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
-import h2.config
-import h2.connection
-import h2.events
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.gateway.grpc_client import Client, framed
 from tests.gateway.grpc_running import GrpcRunning, infer_request, running, stream, unary, unary_future
 from tests.worker.watching import until_now
 
@@ -26,12 +23,7 @@ from inferd.gateway.grpc.wire import status_block, timeout_of
 from inferd.gateway.http2.hpack import Decoder
 from inferd.types import End, Output, Prediction, PredictRequest, Usage
 
-INFER = "/inference.GRPCInferenceService/ModelInfer"
 BODY = infer_request(id="mine").SerializeToString()
-
-
-def framed(body: bytes, flag: int = 0) -> bytes:
-    return struct.pack(">BL", flag, len(body)) + body
 
 
 @pytest.fixture(scope="module")
@@ -43,61 +35,6 @@ def listening() -> Iterator[GrpcRunning]:
 @pytest.fixture
 def server(listening: GrpcRunning) -> GrpcRunning:
     return listening.reset()
-
-
-class Client:
-    """One connection of the library h2's."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=20)
-        self._state = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="latin-1"))
-        self._state.initiate_connection()
-        self._headers: dict[int, dict[str, str]] = {}
-        self._ended: dict[int, dict[str, str]] = {}
-        self._said: dict[int, bytes] = {}
-        self._reset: dict[int, int] = {}
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def ask(self, pieces: list[bytes], path: str = INFER, **headers: str) -> tuple[dict[str, str], bytes]:
-        """Everything that the answer's headers and trailers say, and its bytes."""
-        number = self.begin(path, **headers)
-        for piece in pieces:
-            self._state.send_data(number, piece)
-        self._state.end_stream(number)
-        return self.answer(number)
-
-    def begin(self, path: str = INFER, **headers: str) -> int:
-        number = int(self._state.get_next_available_stream_id())
-        told = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers"}
-        told["content-type"] = "application/grpc"
-        told.update({name.replace("__", ":").replace("_", "-"): value for name, value in headers.items()})
-        self._state.send_headers(number, list(told.items()))
-        return number
-
-    def answer(self, number: int) -> tuple[dict[str, str], bytes]:
-        self._socket.sendall(self._state.data_to_send())
-        while number not in self._ended and number not in self._reset:
-            received = self._socket.recv(65536)
-            assert received, "the connection ended"
-            for event in self._state.receive_data(received):
-                self._note(event)
-            self._socket.sendall(self._state.data_to_send())
-        return self._ended.get(number, {"reset": str(self._reset.get(number))}), self._said.get(number, b"")
-
-    def _note(self, event: Any) -> None:
-        match event:
-            case h2.events.ResponseReceived() | h2.events.TrailersReceived():
-                told = {str(name): str(value) for name, value in event.headers}
-                self._headers.setdefault(event.stream_id, {}).update(told)
-            case h2.events.DataReceived():
-                self._said[event.stream_id] = self._said.get(event.stream_id, b"") + event.data
-                self._state.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            case h2.events.StreamEnded():
-                self._ended[event.stream_id] = self._headers[event.stream_id]
-            case h2.events.StreamReset():
-                self._reset[event.stream_id] = event.error_code
 
 
 @pytest.fixture
@@ -173,7 +110,7 @@ def test_what_is_no_call_is_told_so(
     client._state.config.validate_outbound_headers = False
     number = client.begin(**headers)
     for piece in pieces:
-        client._state.send_data(number, piece)
+        client.send(number, piece)
     client._state.end_stream(number)
     told, body = client.answer(number)
     assert (told[":status"], told["grpc-status"], body) == ("200", str(int(status)), b"")
@@ -279,14 +216,14 @@ def test_a_message_that_does_not_come_is_not_waited_for() -> None:
         client = Client(server.port)
         try:
             slow, empty = client.begin(), client.begin()
-            client._state.send_data(slow, framed(BODY)[:20])
+            client.send(slow, framed(BODY)[:20])
             for number in (slow, empty):
                 told, _ = client.answer(number)
                 assert told["grpc-status"] == str(int(Status.DEADLINE_EXCEEDED))
             idle = client.begin("/inference.GRPCInferenceService/ModelStreamInfer")  # which may say nothing for long
             told, _ = client.ask([framed(BODY)])
             assert told["grpc-status"] == "0"
-            client._state.send_data(idle, framed(BODY)[:3])
+            client.send(idle, framed(BODY)[:3])
             told, _ = client.answer(idle)
             assert told["grpc-status"] == str(int(Status.DEADLINE_EXCEEDED))
         finally:
@@ -310,9 +247,9 @@ def test_messages_without_content_are_counted_too(server: GrpcRunning) -> None:
     try:
         number = client.begin("/inference.GRPCInferenceService/ModelStreamInfer")
         for _ in range(300):
-            client._state.send_data(number, framed(BODY))
+            client.send(number, framed(BODY))
         for _ in range(5):
-            client._state.send_data(number, framed(b"") * 1000)
+            client.send(number, framed(b"") * 1000)
         told, _ = client.answer(number)
         assert told["grpc-status"] == str(int(Status.RESOURCE_EXHAUSTED))
     finally:
@@ -328,7 +265,7 @@ def test_thousands_of_streams_that_are_given_up_trouble_nobody(server: GrpcRunni
     try:
         for _ in range(900):
             number = client.begin()
-            client._state.send_data(number, framed(BODY), end_stream=True)
+            client.send(number, framed(BODY), end_stream=True)
             client._state.reset_stream(number, 8)
         client._socket.sendall(client._state.data_to_send())
         statuses = [server.served().status for _ in range(900)]

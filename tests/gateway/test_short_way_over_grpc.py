@@ -152,7 +152,7 @@ def test_everybody_sees_the_same_with_and_without_the_short_way(tmp_path: Path, 
         assert len(departed) >= 10
         departed.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ShortWay, "_depart", lambda way, rpc, body: False)
+            patch.setattr(ShortWay, "_depart", lambda way, rpc, body, envelope: False)
             without = await asked(made)
         assert not departed
         assert with_it == without

@@ -218,6 +218,18 @@ def test_a_damaged_request_is_read_as_by_the_reference_or_refused(data: st.DataO
             assert question.inputs[tensor.name].shape == tuple(tensor.shape)
 
 
+@given(st.lists(st.sampled_from((b"\x08\x01", b"\x12\x01x", b"\x1d1234", b"\x2b\x08\x01\x2c")), max_size=40))
+def test_a_bound_refuses_messages_of_more_fields_and_no_others(pieces: list[bytes]) -> None:
+    """A group counts as one field and each field within it as one more, and so does what ends it."""
+    body = b"".join(pieces)
+    count = sum(3 if piece[:1] == b"\x2b" else 1 for piece in pieces)
+    assert fields(body, 0, len(body), count) == fields(body, 0, len(body))
+    if count:
+        with pytest.raises(InvalidRequest) as refused:
+            fields(body, 0, len(body), count - 1)
+        assert refused.value.code == "too_many_fields"
+
+
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=40))
 def test_many_varints_are_read_like_one(numbers: list[int]) -> None:
     body = b"--" + b"".join(number(value) for value in numbers)

@@ -14,7 +14,7 @@ from inferd import clock
 from inferd.errors import DeadlineExceeded, InferdError, InternalError
 from inferd.gateway.admission import MAX_TIMEOUT_S, authenticate
 from inferd.gateway.errors import error_headers, kind_of
-from inferd.gateway.grpc.rpc import Rpc, UnaryRpc
+from inferd.gateway.grpc.rpc import Method, Rpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.statuses import Status, details_of, status_of
 from inferd.gateway.grpc.wire import trailers_block
 from inferd.gateway.http import Call, Headers, Message
@@ -24,11 +24,10 @@ from inferd.tenancy.principal import Scope
 
 SERVICE: Final = "inference.GRPCInferenceService"
 
+FEW_BYTES: Final = 4096  # of a message that asks with a name, or with nothing
 MAX_CALLS: Final = 8192  # in tasks at a time; a further one is refused with RESOURCE_EXHAUSTED
 Endpoint = Callable[[Room, Call, bytes, float | None], Awaitable[bytes]]
 """Of a call of one answer: room, call, the request's bytes, seconds until its deadline; the answer's bytes."""
-
-Serving = Callable[[Call, bytes, Rpc], Coroutine[Any, Any, None]]
 
 _log = logging.getLogger("inferd.gateway")
 
@@ -80,26 +79,49 @@ class Calls:
         path = f"/{SERVICE}/{method}"
         scope = {"method": "POST", "path": path, "http_version": "2", "headers": rpc.head.metadata}
         call = Call(scope, _nothing_more, _not_this_way, clock.now())
+        call.principal = rpc.principal
         call.route = path
         call.request_bytes = num_bytes
         return call
 
-    def unary(self, method: str, scope: Scope, endpoint: Endpoint) -> Unary:
-        return Unary(self, method, self.serving(scope, endpoint))
+    def admit(self, rpc: Rpc, method: Method) -> bool:
+        """Whether the key in a call's metadata allows the method; if not, the call has been refused.
 
-    def serving(self, scope: Scope, endpoint: Endpoint) -> Serving:
-        """What serves a call that was begun."""
+        Nothing of the request but its headers has been read, opened or kept by then.
+        """
+        if method.scope == "public":
+            return True
+        head, door = rpc.head, self._front.room.door
+        try:
+            if head.is_usual:
+                rpc.principal = principal = door.authenticate(head.token)
+                if principal.may(method.scope):
+                    return True
+            rpc.principal = authenticate(door, self.made(method.name, rpc, 0), method.scope)
+        except InferdError as failure:
+            self.refuse(self.begin(method.name, rpc, 0), rpc, failure)
+            return False
+        return True
 
-        async def compute(call: Call, body: bytes, rpc: Rpc) -> bytes:
-            room = self._front.room
-            if scope != "public":
-                authenticate(room.door, call, scope)
-            return await endpoint(room, call, body, time_left(rpc))
+    def start(self, method: str, rpc: Rpc, num_bytes: int, answer: Callable[[Call], Awaitable[bytes]]) -> None:
+        """Serve a call of one answer in a task, if there is room for one."""
+        if self.has_room(rpc):
+            call = self.begin(method, rpc, num_bytes)
+            self.spawn(rpc, self._serve(call, rpc, answer), call)
 
-        async def serve(call: Call, body: bytes, rpc: Rpc) -> None:
-            (await self.ended(call, compute(call, body, rpc))).tell(rpc)
+    def open(self, method: UnaryMethod, rpc: UnaryRpc, body: bytes) -> None:
+        """Open a compressed message in a task, and let the method take it."""
+        if self.has_room(rpc):
+            self.spawn(rpc, self._open(method, rpc, body))
 
-        return serve
+    async def _open(self, method: UnaryMethod, rpc: UnaryRpc, body: bytes) -> None:
+        found = await rpc.opened(body)
+        if found is not None and not rpc.is_told:
+            rpc.owner = None  # from here on it is what takes the message
+            method.take(rpc, found)
+
+    async def _serve(self, call: Call, rpc: Rpc, answer: Callable[[Call], Awaitable[bytes]]) -> None:
+        (await self.ended(call, answer(call))).tell(rpc)
 
     def spawn(self, rpc: Rpc, serving: Coroutine[Any, Any, None], call: Call | None = None) -> None:
         """Serve in a task that is cancelled with the stream; ``call`` was begun for it."""
@@ -166,10 +188,11 @@ class Calls:
         if self._waiting is not None and not self._num_open and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def refuse(self, call: Call, failure: InferdError) -> None:
-        """A call that was never begun is over."""
+    def refuse(self, call: Call, rpc: Rpc, failure: InferdError) -> None:
+        """A call is over before anything was done for it."""
         note(call, failure, 0)
-        self._front.close(call)
+        self.close(call)
+        rpc.fail(status_of(failure), details_of(failure), trailers_of(call, failure))
 
     async def closed(self) -> None:
         """Wait until the books of every call are closed."""
@@ -181,25 +204,21 @@ class Calls:
 class Unary:
     """A method of one answer, each call in a task."""
 
-    def __init__(self, calls: Calls, method: str, serve: Serving) -> None:
+    def __init__(self, calls: Calls, name: str, scope: Scope, max_bytes: int, endpoint: Endpoint) -> None:
         self.calls = calls
-        self._method = method
-        self._serve = serve
+        self.name = name
+        self.scope: Final = scope
+        self.max_bytes: Final = max_bytes
+        self._endpoint = endpoint
 
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
-        if self.calls.has_room(rpc):
-            call = self.calls.begin(self._method, rpc, len(body))
-            self.calls.spawn(rpc, self._serve(call, body, rpc), call)
+        async def answer(call: Call) -> bytes:
+            return await self._endpoint(self.calls.room, call, body, time_left(rpc))
+
+        self.calls.start(self.name, rpc, len(body), answer)
 
     def open(self, rpc: UnaryRpc, body: bytes) -> None:
-        """Likewise of a message that is compressed."""
-        if self.calls.has_room(rpc):
-            self.calls.spawn(rpc, self._open(rpc, body))
-
-    async def _open(self, rpc: UnaryRpc, body: bytes) -> None:
-        found = await rpc.opened(body)
-        if found is not None:
-            await self._serve(self.calls.begin(self._method, rpc, len(found)), found, rpc)
+        self.calls.open(self, rpc, body)
 
 
 def time_left(rpc: Rpc) -> float | None:

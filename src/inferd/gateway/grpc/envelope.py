@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from inferd.predict.codecs.protowire import LENGTH, fields, text
+from inferd.errors import InvalidRequest
+from inferd.predict.codecs.protowire import LENGTH, Field, fields, text
 from inferd.predict.codecs.v2_parameters import Value, parameter
 
 
@@ -17,6 +18,13 @@ class Envelope(NamedTuple):
     id: str
     parameters: dict[str, Value]
 
+
+MAX_FIELDS: Final = 2048  # of a message: a thousand tensors and their bytes
+MAX_PARAMETERS: Final = 256
+
+_FIELD_COST: Final = 0.6  # about microseconds of a processor
+_PARAMETER_COST: Final = 20
+_WORST_COST: Final = round(MAX_FIELDS * _FIELD_COST) + MAX_PARAMETERS * _PARAMETER_COST
 
 MAX_KNOWN: Final = 256
 _MAX_KNOWN_BYTES: Final = 1024  # of what is before a message's last field
@@ -29,18 +37,22 @@ class Envelopes:
     of the last field, which is a tensor, all that is read of them is the same.
     """
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "cost")
 
     def __init__(self) -> None:
+        self.cost = 0  # of the last reading, refused or not, in about microseconds of a processor
         self._known: dict[int, tuple[bytes, Envelope]] = {}  # by the message's length
 
     def read(self, body: bytes) -> Envelope:
         """As ``read_envelope``."""
         known = self._known.get(len(body))
         if known is not None and body.startswith(known[0]):
+            self.cost = 0
             return known[1]
-        envelope = read_envelope(body)
-        found = fields(body, 0, len(body))
+        self.cost = min(len(body) >> 1, _WORST_COST)
+        found = fields(body, 0, len(body), MAX_FIELDS)
+        envelope, num_parameters = _read(body, found)
+        self.cost = round(len(found) * _FIELD_COST) + num_parameters * _PARAMETER_COST
         last, wire, start, end = found[-1] if found else (0, 0, 0, 0)
         if last > 4 and wire == LENGTH and end == len(body) and start <= _MAX_KNOWN_BYTES:
             if len(self._known) >= MAX_KNOWN:
@@ -50,10 +62,16 @@ class Envelopes:
 
 
 def read_envelope(body: bytes) -> Envelope:
-    """Raises InvalidRequest where the bytes are no such message."""
+    """Raises InvalidRequest where the bytes are no such message, or one of more parts than a request has."""
+    return _read(body, fields(body, 0, len(body), MAX_FIELDS))[0]
+
+
+def _read(body: bytes, found: list[Field]) -> tuple[Envelope, int]:
+    """The envelope, and how many parameters were read for it."""
     model = version = request_id = ""
     parameters: dict[str, Value] = {}
-    for field, wire, start, end in fields(body, 0, len(body)):
+    num_parameters = 0
+    for field, wire, start, end in found:
         if field > 4 or wire != LENGTH:
             continue
         if field == 1:
@@ -63,6 +81,13 @@ def read_envelope(body: bytes) -> Envelope:
         elif field == 3:
             request_id = text(body, start, end)
         else:
+            num_parameters += 1
+            if num_parameters > MAX_PARAMETERS:
+                raise InvalidRequest(
+                    f"The request has more than {MAX_PARAMETERS} parameters; send fewer.",
+                    param="parameters",
+                    code="too_many_fields",
+                )
             key, value = parameter(body, start, end)
             parameters[key] = value
-    return Envelope(model, version, request_id, parameters)
+    return Envelope(model, version, request_id, parameters), num_parameters

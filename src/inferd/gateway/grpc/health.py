@@ -13,6 +13,7 @@ from inferd.gateway.grpc.statuses import Status
 from inferd.predict.codecs.protowire import LENGTH, fields, text
 
 SERVICE_NAME: Final = "grpc.health.v1.Health"
+MAX_BYTES: Final = 1024  # of a message, which is the name of a service
 
 # Answers: field 1 is the status.
 _SERVING: Final = b"\x08\x01"
@@ -54,6 +55,10 @@ class Health:
 class Check:
     """One answer."""
 
+    name: Final = "Check"
+    scope: Final = "public"
+    max_bytes: Final = MAX_BYTES
+
     def __init__(self, health: Health) -> None:
         self._health = health
 
@@ -72,6 +77,10 @@ class Check:
 
 class Watch:
     """An answer now and with every change."""
+
+    name: Final = "Watch"
+    scope: Final = "public"
+    max_bytes: Final = MAX_BYTES
 
     def __init__(self, health: Health, calls: Calls) -> None:
         self._health = health

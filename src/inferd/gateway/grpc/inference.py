@@ -14,7 +14,7 @@ from inferd.errors import InternalError
 from inferd.gateway.admission import visible
 from inferd.gateway.errors import Unsupported
 from inferd.gateway.generation import check_end, note_end
-from inferd.gateway.grpc.envelope import Envelope, read_envelope
+from inferd.gateway.grpc.envelope import Envelope
 from inferd.gateway.grpc.texts import completed, completions, writes_texts
 from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.idempotency import once
@@ -36,10 +36,9 @@ _IS_LAST: Final = sized(4, parameter_entry("triton_final_response", True))
 _IS_NOT_LAST: Final = sized(4, parameter_entry("triton_final_response", False))
 
 
-async def model_infer(room: Room, call: Call, body: bytes, left: float | None) -> bytes:
+async def model_infer(room: Room, call: Call, envelope: Envelope, body: bytes, left: float | None) -> bytes:
     """With an ``idempotency-key`` in the metadata, or of a model whose answers are kept, it may be the answer of an earlier
     call. Raises what ``predictions.predict`` raises, and Unsupported where one answer is not enough."""
-    envelope = read_envelope(body)
     served = _find(room, call, envelope)
     if writes_texts(served.status):
         head = answer_head(served, envelope)

@@ -13,10 +13,11 @@ import msgspec
 from inferd.errors import ModelNotFound
 from inferd.gateway import health, kserve
 from inferd.gateway.errors import Unsupported
-from inferd.gateway.grpc.calls import Calls, Endpoint, Unary
+from inferd.gateway.grpc.calls import FEW_BYTES, Calls, Endpoint, Unary
 from inferd.gateway.grpc.protocol import protocol
 from inferd.gateway.http import Call
 from inferd.gateway.kserve_repository import load_model, unload_model
+from inferd.gateway.kserve_rest import MAX_REPOSITORY_BYTES
 from inferd.gateway.kserve_statistics import statistics_of
 from inferd.gateway.room import Room
 from inferd.tenancy.principal import Scope
@@ -39,6 +40,9 @@ _NOT_SERVED: Final = {
 }
 
 
+_MAX_BYTES: Final = dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), MAX_REPOSITORY_BYTES)
+
+
 def management(calls: Calls) -> dict[str, Unary]:
     """Every method by its name."""
     served: dict[str, tuple[Scope, Callable[[Room, Call, _Asked], Awaitable[_Told]]]] = {
@@ -53,9 +57,12 @@ def management(calls: Calls) -> dict[str, Unary]:
         "RepositoryModelLoad": ("admin", _load),
         "RepositoryModelUnload": ("admin", _unload),
     }
-    methods = {name: calls.unary(name, scope, _typed(name, tell)) for name, (scope, tell) in served.items()}
+    methods = {
+        name: Unary(calls, name, scope, _MAX_BYTES.get(name, FEW_BYTES), _typed(name, tell))
+        for name, (scope, tell) in served.items()
+    }
     for name, sentence in _NOT_SERVED.items():
-        methods[name] = calls.unary(name, "infer", _refusal(sentence))
+        methods[name] = Unary(calls, name, "infer", FEW_BYTES, _refusal(sentence))
     return methods
 
 

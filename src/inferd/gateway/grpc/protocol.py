@@ -48,6 +48,7 @@ _WIRE: Final = {
 }
 _REPEATED: Final = 3
 _MAX_DEPTH: Final = 32  # of messages within messages
+_MAX_FIELDS: Final = 2048  # of a message that is read
 
 Value: TypeAlias = object
 _Bounds = tuple[int, int]
@@ -118,7 +119,7 @@ class Protocol:
                 found[field.name] = {} if self._is_map(field) else []
             elif not field.is_choice and field.type != _MESSAGE:
                 found[field.name] = self._value(field, 0, 0, b"", depth)
-        for key, wire, start, end in fields(body, *bounds):
+        for key, wire, start, end in fields(body, *bounds, _MAX_FIELDS):
             one = known.get(key)
             if one is None:
                 continue

@@ -13,6 +13,7 @@ from inferd.predict.codecs.protowire import LENGTH, fields, number, sized, text
 
 NAMES: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 METHOD: Final = "ServerReflectionInfo"
+MAX_BYTES: Final = 1024  # of a question, which is a name
 
 # Fields of a request that say what is asked for, and of an answer.
 _BY_NAME: Final = 3
@@ -27,6 +28,10 @@ _ERROR: Final = 7
 
 class Reflection:
     """Answers one question after the other."""
+
+    name: Final = METHOD
+    scope: Final = "public"
+    max_bytes: Final = MAX_BYTES
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls

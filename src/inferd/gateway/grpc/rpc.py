@@ -22,6 +22,7 @@ from inferd.gateway.http2.connection import Connection
 from inferd.gateway.http2.frames import FIRST_WINDOW
 from inferd.gateway.http2.hpack import Header
 from inferd.gateway.http2.stream import SLOWEST, Stream
+from inferd.tenancy.principal import LOCAL, Principal, Scope
 
 MAX_UNREAD: Final = 4096  # messages of a stream, which are within its window if they are tiny
 
@@ -48,7 +49,21 @@ class Limits(Protocol):
         """Seconds for a message to come, if it does not come fast."""
 
 
-class UnaryMethod(Protocol):
+class Method(Protocol):
+    """What holds for the calls of a method before their messages are read."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def scope(self) -> Scope:
+        """What a key must allow."""
+
+    @property
+    def max_bytes(self) -> int | None:
+        """Of a message, opened; None: ``Limits.max_bytes``."""
+
+
+class UnaryMethod(Method, Protocol):
     """One message in, one out."""
 
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
@@ -58,7 +73,7 @@ class UnaryMethod(Protocol):
         """Likewise of a message that is compressed (``UnaryRpc.opened``)."""
 
 
-class StreamMethod(Protocol):
+class StreamMethod(Method, Protocol):
     """Many messages either way."""
 
     def begin(self, rpc: StreamRpc) -> None: ...
@@ -72,19 +87,29 @@ class Rpc(Stream):
         "_buffer",
         "_has_begun",
         "_limits",
+        "_max_bytes",
         "_need",
         "_received",
         "_timer",
         "deadline",
         "head",
         "is_told",
+        "method",
         "owner",
+        "principal",
     )
 
-    def __init__(self, connection: Connection, number: int, head: Head, limits: Limits) -> None:
+    def __init__(
+        self, connection: Connection, number: int, head: Head, limits: Limits, method: Method | None = None
+    ) -> None:
+        """Without a ``method`` it is a call that is refused."""
         super().__init__(connection, number)
         self.head = head
+        self.method = method
+        self.principal: Principal = LOCAL  # whose call it is, as its metadata say
         self._limits = limits
+        most = None if method is None else method.max_bytes
+        self._max_bytes = limits.max_bytes if most is None else most
         self.owner: Cancellable | None = None
         self._buffer: bytearray | None = None  # of a message that did not come whole in one frame
         self._need = PREFIX_BYTES  # bytes of it, as far as is known
@@ -145,13 +170,17 @@ class Rpc(Stream):
             return Refusal(Status.INTERNAL, f"A message begins with {flag}; 0 or 1 is expected.")
         if flag and self.head.encoding is None:
             return Refusal(Status.INTERNAL, "A message is compressed, and grpc-encoding does not say how; send it.")
-        if size > self._limits.max_bytes:
+        if size > self._max_bytes:
             return Refusal(
-                Status.RESOURCE_EXHAUSTED,
-                f"A message of {size} bytes is larger than the {self._limits.max_bytes} that are allowed; "
-                "send less, or raise server.max_body_bytes.",
+                Status.RESOURCE_EXHAUSTED, f"A message of {size} bytes is larger than the {self._allowed()}."
             )
         return None
+
+    def _allowed(self) -> str:
+        """The bound of a message, and what to do about it."""
+        if self.method is None or self.method.max_bytes is None:
+            return f"{self._max_bytes} that are allowed; send less, or raise server.max_body_bytes"
+        return f"{self._max_bytes} that {self.method.name} takes; send less"
 
     def _open_window(self) -> None:
         """Let as much come as is worth keeping."""
@@ -174,9 +203,9 @@ class Rpc(Stream):
     async def opened(self, message: bytes) -> bytes | None:
         """A compressed message; None: it could not be opened, and the call has failed."""
         try:
-            return await opened(message, self.head.encoding, self._limits.max_bytes)
-        except BodyTooLarge as error:
-            self.fail(Status.RESOURCE_EXHAUSTED, error.message)
+            return await opened(message, self.head.encoding, self._max_bytes)
+        except BodyTooLarge:
+            self.fail(Status.RESOURCE_EXHAUSTED, f"A message is, when it is opened, larger than the {self._allowed()}.")
         except InvalidRequest:
             self.fail(Status.INTERNAL, f"A message is not {self.head.encoding}, as grpc-encoding says.")
         return None
@@ -265,7 +294,7 @@ class UnaryRpc(Rpc):
         limits: Limits,
         method: UnaryMethod,
     ) -> None:
-        super().__init__(connection, number, head, limits)
+        super().__init__(connection, number, head, limits, method)
         self._method = method
         self._given: tuple[bytes, bool] | None = None
 
@@ -276,7 +305,7 @@ class UnaryRpc(Rpc):
             and self._buffer is None
             and begin <= stop
             and not data[start]
-            and int.from_bytes(data[start + 1 : begin], "big") == stop - begin <= self._limits.max_bytes
+            and int.from_bytes(data[start + 1 : begin], "big") == stop - begin <= self._max_bytes
             and self.head.length in (None, stop - start)
         ):
             self._method.take(self, data[begin:stop])  # as nearly all come
@@ -312,8 +341,10 @@ class StreamRpc(Rpc):
 
     __slots__ = ("_messages", "_num_unread", "_reader", "_writer")
 
-    def __init__(self, connection: Connection, number: int, head: Head, limits: Limits) -> None:
-        super().__init__(connection, number, head, limits)
+    def __init__(
+        self, connection: Connection, number: int, head: Head, limits: Limits, method: StreamMethod | None = None
+    ) -> None:
+        super().__init__(connection, number, head, limits, method)
         self._messages: deque[tuple[bytes, bool]] = deque()
         self._num_unread = 0  # bytes
         self._reader: asyncio.Future[None] | None = None

@@ -18,9 +18,8 @@ from inferd.errors import ConfigError
 from inferd.events import ClientTurnedAway
 from inferd.gateway.grpc import health, reflection
 from inferd.gateway.grpc.calls import SERVICE, Calls
-from inferd.gateway.grpc.inference import model_infer
 from inferd.gateway.grpc.management import management
-from inferd.gateway.grpc.rpc import StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
+from inferd.gateway.grpc.rpc import Method, StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.short_way import METHOD as INFER
 from inferd.gateway.grpc.short_way import ShortWay
 from inferd.gateway.grpc.statuses import Status
@@ -61,7 +60,7 @@ class GrpcServer:
         self._streams = Streams(calls)
         self._health = health.Health(self._is_serving)
         self._unary: dict[bytes, UnaryMethod] = {
-            path_of(SERVICE, INFER): ShortWay(calls, calls.serving("infer", model_infer)),
+            path_of(SERVICE, INFER): ShortWay(calls),
             **{path_of(SERVICE, name): method for name, method in management(calls).items()},
             path_of(health.SERVICE_NAME, "Check"): health.Check(self._health),
         }
@@ -76,6 +75,11 @@ class GrpcServer:
         self._timer: asyncio.TimerHandle | None = None
         self.connections: set[Guest] = set()
         self.port: int = reserved.getsockname()[1]
+
+    @property
+    def methods(self) -> dict[bytes, Method]:
+        """Every method that is served, by its path."""
+        return {**self._unary, **self._streaming}
 
     def _is_serving(self) -> bool:
         return not self._stopping.is_set() and is_ready(self._gateway.room.router)
@@ -173,12 +177,17 @@ class GrpcServer:
 
     def open(self, connection: Connection, number: int, head: object) -> Stream:
         assert isinstance(head, Head), "it was read here"
-        if head.refusal is None and head.unary is not None:
-            return UnaryRpc(connection, number, head, self, head.unary)
-        rpc = StreamRpc(connection, number, head, self)
         if head.refusal is not None:
-            rpc.fail(head.refusal.status, head.refusal.details, http=head.refusal.http)
-        elif head.streaming is not None:
+            refused = StreamRpc(connection, number, head, self)
+            refused.fail(head.refusal.status, head.refusal.details, http=head.refusal.http)
+            return refused
+        if head.unary is not None:
+            call = UnaryRpc(connection, number, head, self, head.unary)
+            self._calls.admit(call, head.unary)
+            return call
+        assert head.streaming is not None, "a head without a method is refused"
+        rpc = StreamRpc(connection, number, head, self, head.streaming)
+        if self._calls.admit(rpc, head.streaming):
             head.streaming.begin(rpc)
         return rpc
 

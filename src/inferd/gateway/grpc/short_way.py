@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from inferd import clock
 from inferd.errors import InferdError, QuotaExceeded
 from inferd.events import HttpServed
-from inferd.gateway.grpc.calls import SERVICE, Calls, Serving, Unary
-from inferd.gateway.grpc.envelope import Envelopes
-from inferd.gateway.grpc.inference import DIALECT, only_answer
+from inferd.gateway.grpc.calls import SERVICE, Calls, time_left
+from inferd.gateway.grpc.envelope import Envelope, Envelopes
+from inferd.gateway.grpc.inference import DIALECT, model_infer, only_answer
 from inferd.gateway.grpc.rpc import Rpc, UnaryRpc
 from inferd.gateway.grpc.wire import trailers_block
 from inferd.gateway.http import Call, fresh_id
@@ -85,18 +85,36 @@ class GrpcErrand(Errand):
         self.convert()
 
 
-class ShortWay(Unary):
+class ShortWay:
     """Takes what it can; the rest is the ordinary way's."""
 
-    def __init__(self, calls: Calls, ordinary: Serving) -> None:
-        super().__init__(calls, METHOD, ordinary)
+    name: Final = METHOD
+    scope: Final = "infer"
+    max_bytes: Final = None
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
         self._envelopes = Envelopes()
 
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
-        if not self._depart(rpc, body):
-            super().take(rpc, body)
+        try:
+            envelope = self._envelopes.read(body)
+        except InferdError as error:
+            rpc.connection.charge(self._envelopes.cost)
+            self.calls.refuse(self.calls.begin(METHOD, rpc, len(body)), rpc, error)
+            return
+        rpc.connection.charge(self._envelopes.cost)
+        if not self._depart(rpc, body, envelope):
 
-    def _depart(self, rpc: UnaryRpc, body: bytes) -> bool:
+            async def answer(call: Call) -> bytes:
+                return await model_infer(self.calls.room, call, envelope, body, time_left(rpc))
+
+            self.calls.start(METHOD, rpc, len(body), answer)
+
+    def open(self, rpc: UnaryRpc, body: bytes) -> None:
+        self.calls.open(self, rpc, body)
+
+    def _depart(self, rpc: UnaryRpc, body: bytes, envelope: Envelope) -> bool:
         """Send it; False: it is the ordinary way's, and nothing has happened."""
         head = rpc.head
         if not head.is_usual:
@@ -104,19 +122,14 @@ class ShortWay(Unary):
         left = rpc.time_left()
         if left is not None and left <= 0:
             return False
-        room = self.calls.room
-        try:
-            envelope = self._envelopes.read(body)
-            principal = room.door.authenticate(head.token)
-        except InferdError:
-            return False
+        room, principal = self.calls.room, rpc.principal
         model = envelope.model
         config = room.config.models.get(model)
         if config is None or config.cache.enabled or (envelope.version and envelope.version != config.version):
             return False
         if envelope.parameters and not _SPECIAL.isdisjoint(envelope.parameters):
             return False
-        if principal.region or not principal.may("infer") or not principal.may_use(model):
+        if principal.region or not principal.may_use(model):
             return False
         priority = max(principal.default_priority, principal.priority)
         line = line_of(priority)
@@ -142,22 +155,13 @@ class ShortWay(Unary):
         try:
             errand.permit = room.door.admit(principal, errand.unique, model, prompt_tokens=0, max_tokens=0)
         except QuotaExceeded as error:
-            call = self._as_call(errand)
-            self.calls.spawn(rpc, self._refused(call, rpc, error), call)
+            self.calls.refuse(self._as_call(errand), rpc, error)
         else:
             rpc.owner = errand
             errand.depart(desk, request, line, now)
         return True
 
     # -- the ordinary way -------------------------------------------------------------------
-
-    async def _refused(self, call: Call, rpc: Rpc, refusal: QuotaExceeded) -> None:
-        """It is not even sent."""
-
-        async def refused() -> bytes:
-            raise refusal
-
-        (await self.calls.ended(call, refused())).tell(rpc)
 
     def go_on(self, errand: GrpcErrand, stream: Stream) -> None:
         """The worker failed, or answers in parts, or the client has left: ``stream`` says what happens."""

@@ -12,11 +12,11 @@ from typing import Final
 
 from inferd.errors import InferdError
 from inferd.gateway.admission import authenticate
-from inferd.gateway.grpc.calls import Calls, defect, note, time_left, trailers_of
+from inferd.gateway.grpc.calls import Calls, defect, note, time_left
 from inferd.gateway.grpc.envelope import Envelope, read_envelope
 from inferd.gateway.grpc.inference import answers
 from inferd.gateway.grpc.rpc import Gone, StreamRpc
-from inferd.gateway.grpc.statuses import Status, details_of, status_of
+from inferd.gateway.grpc.statuses import Status, details_of
 from inferd.gateway.server import hear_ends
 from inferd.predict.codecs.protowire import sized
 
@@ -26,6 +26,10 @@ MAX_IN_FLIGHT: Final = 256  # requests of one stream; further ones are read when
 
 class Streams:
     """The streams that are open."""
+
+    name: Final = METHOD
+    scope: Final = "infer"
+    max_bytes: Final = None
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -43,13 +47,6 @@ class Streams:
             stream.stop()
 
     async def _serve(self, rpc: StreamRpc) -> None:
-        call = self._calls.made(METHOD, rpc, 0)
-        try:
-            authenticate(self._calls.room.door, call, "infer")
-        except InferdError as failure:
-            self._calls.refuse(call, failure)
-            rpc.fail(status_of(failure), details_of(failure), trailers_of(call, failure))
-            return
         stream = _InferStream(self._calls, rpc)
         self._open.add(stream)
         try:

@@ -14,7 +14,7 @@ import msgspec
 from inferd.errors import InternalError, InvalidRequest
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation import check_end, collect, note_end
-from inferd.gateway.grpc.envelope import Envelope
+from inferd.gateway.grpc.envelope import MAX_FIELDS, Envelope
 from inferd.gateway.http import Call
 from inferd.gateway.kserve import Served
 from inferd.gateway.kserve_generate import TextRequest, submit_text
@@ -28,6 +28,7 @@ OPTIONS: Final = "sampling_parameters"
 IGNORED: Final = frozenset({"stream", "exclude_input_in_output"})  # other inputs that clients of Triton's vLLM send
 _OUTPUT: Final = sized(5, sized(1, b"text_output") + sized(2, b"BYTES") + sized(3, b"\x01"))
 _LENGTH: Final = struct.Struct("<I")
+_MAX_FIELDS: Final = 64  # of a tensor of one element, and of its contents
 _SEQUENCE: Final = frozenset({"sequence_id", "sequence_start", "sequence_end"})  # texts belong to none
 _options_decoder: Final = msgspec.json.Decoder(dict[str, object])
 
@@ -107,7 +108,7 @@ def read_texts(body: bytes) -> dict[str, str]:
     """The inputs that are texts of one element, by name. Raises InvalidRequest."""
     described: list[tuple[str, str, bytes]] = []
     raws: list[bytes] = []
-    for field, wire, start, end in fields(body, 0, len(body)):
+    for field, wire, start, end in fields(body, 0, len(body), MAX_FIELDS):
         if wire == LENGTH and field == 5:
             described.append(_tensor(body, start, end))
         elif wire == LENGTH and field == 7:
@@ -137,7 +138,7 @@ def read_texts(body: bytes) -> dict[str, str]:
 
 def _tensor(body: bytes, start: int, end: int) -> tuple[str, str, bytes]:
     name, datatype, contents = "", "", b""
-    for field, wire, at, stop in fields(body, start, end):
+    for field, wire, at, stop in fields(body, start, end, _MAX_FIELDS):
         if wire != LENGTH:
             continue
         if field == 1:
@@ -158,7 +159,8 @@ def _only_text(name: str, raw: bytes) -> str:
 
 
 def _only_content(name: str, contents: bytes) -> str:
-    elements = [contents[at:stop] for field, wire, at, stop in fields(contents, 0, len(contents)) if field == 8]
+    found = fields(contents, 0, len(contents), _MAX_FIELDS)
+    elements = [contents[at:stop] for field, wire, at, stop in found if field == 8]
     if len(elements) != 1:
         raise invalid(f"inputs.{name}", f"The input {name!r} has {len(elements)} elements; one is expected.")
     return _utf8(name, elements[0])

@@ -211,6 +211,9 @@ class Connection(Guest):
             if not stream.is_blocked:
                 stream.drained()
 
+    def charge(self, cost: int) -> None:
+        """What a stream's message cost beside its frames."""
+
     # -- frames -----------------------------------------------------------------------------
 
     def _begin(self, data: bytes) -> int:

@@ -7,6 +7,7 @@ refuses to read is refused here as well; ``tests/predict`` holds the two against
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Final
 
@@ -27,14 +28,18 @@ Field = tuple[int, int, int, int]
 """Number, wire type, and for a varint its value and 0; for everything else where its bytes begin and end."""
 
 
-def fields(body: bytes, start: int, end: int) -> list[Field]:
+def fields(body: bytes, start: int, end: int, most: int = sys.maxsize) -> list[Field]:
     """The fields of the message in ``body[start:end]``, in the order in which they came, groups left out.
 
-    Raises InvalidRequest where that is no message.
+    Reading stops at the field after the first ``most``; those within groups count. Raises InvalidRequest where that is
+    no message, or one of more fields.
     """
     found: list[Field] = []
-    at = start
+    at, left = start, most
     while at < end:
+        if left <= 0:
+            raise _too_many(most)
+        left -= 1
         tag = body[at]
         at += 1
         if tag >= 128:
@@ -67,7 +72,9 @@ def fields(body: bytes, start: int, end: int) -> list[Field]:
             found.append((number, wire, at, stop))
             at = stop
         elif wire == _GROUP:
-            at = _skip_group(body, at, end, number)
+            at, left = _skip_group(body, at, end, number, left)
+            if left < 0:
+                raise _too_many(most)
         else:
             raise broken(at, f"there is no wire type {wire} here")
     return found
@@ -88,9 +95,11 @@ def varint(body: bytes, at: int, end: int) -> tuple[int, int]:
     raise broken(at, "it ends within a number")
 
 
-def _skip_group(body: bytes, at: int, end: int, number: int) -> int:
+def _skip_group(body: bytes, at: int, end: int, number: int, left: int) -> tuple[int, int]:
+    """Where the group ends, and how many of the ``left`` fields remain; less than 0: it has more, and goes on."""
     open_groups = [number]
-    while open_groups:
+    while open_groups and left >= 0:
+        left -= 1
         began = at
         tag, at = varint(body, began, end)
         if tag >= 1 << 32 or tag < 8 or at - began > _TAG_BYTES:
@@ -114,7 +123,14 @@ def _skip_group(body: bytes, at: int, end: int, number: int) -> int:
             raise broken(at, f"there is no wire type {wire}")
         if at > end:
             raise broken(at, "it ends within a group")
-    return at
+    return at, left
+
+
+def _too_many(most: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"The request has a message of more than {most} fields; send fewer, and tensors as raw_input_contents.",
+        code="too_many_fields",
+    )
 
 
 def broken(at: int, why: str) -> InvalidRequest:

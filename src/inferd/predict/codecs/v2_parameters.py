@@ -6,22 +6,25 @@ Knows no tensor: the gateway's process reads parameters with this as well.
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 from inferd.predict.codecs.protowire import FIXED64, LENGTH, VARINT, fields, number, signed, sized, text
 
 Value = bool | int | str | float | None
 
+_MAX_FIELDS: Final = 16  # of an entry, and of its value: a key, a value, one choice; and some that are not known
+
 
 def parameter(body: bytes, start: int, end: int) -> tuple[str, Value]:
     """An entry of a map of InferParameters; None: its value is none."""
     key, content = "", b""
-    for field, wire, at, stop in fields(body, start, end):
+    for field, wire, at, stop in fields(body, start, end, _MAX_FIELDS):
         if wire == LENGTH and field == 1:
             key = text(body, at, stop)
         elif wire == LENGTH and field == 2:
             content += body[at:stop]
     found: Value = None
-    for field, wire, at, stop in fields(content, 0, len(content)):
+    for field, wire, at, stop in fields(content, 0, len(content), _MAX_FIELDS):
         if wire == VARINT and field == 1:
             found = at != 0
         elif wire == VARINT and field == 2:
