@@ -86,6 +86,12 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Longest prompt plus answer in tokens; unset: the checkpoint's own limit."),
     ] = None
+    max_rows: Annotated[
+        Annotated[int, Meta(ge=1, le=16_777_216)] | None,
+        Meta(
+            description="Rows that one request for predictions may have, texts likewise; unset: 65536, and 2048 texts. More than max_batch_size of them are computed in several batches."
+        ),
+    ] = None
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(

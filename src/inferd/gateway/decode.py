@@ -16,7 +16,7 @@ import msgspec
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.errors import invalid, printable, shown
-from inferd.predict.codecs.reading import DuplicateKey, refuse_duplicates
+from inferd.predict.codecs.duplicates import DuplicateKey, refuse_duplicates
 
 T = TypeVar("T")
 
@@ -117,7 +117,10 @@ def _explain(text: str, body: bytes, wire: Any) -> InvalidRequest:
 
 
 def _value_at(path: str, body: bytes) -> tuple[Any] | None:
-    """The value at a path such as ``.messages[0].content``; None where it cannot be named."""
+    """The value at a path such as ``.messages[0].content``; None where it cannot be named, or is too deep in a large
+    body to be looked for."""
+    if len(body) > OFF_LOOP_BYTES:
+        return None
     try:
         value = msgspec.json.decode(body)
         for name, index in _STEP.findall(path):

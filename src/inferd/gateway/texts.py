@@ -6,6 +6,7 @@ it came. Vectors, ranks and scores of models behind remote servers are relayed. 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -24,7 +25,6 @@ from inferd.gateway.relay_fields import ELSEWHERE
 from inferd.gateway.room import Room
 from inferd.gateway.upstream import ModelStatus
 from inferd.gateway.versions import model_for
-from inferd.predict.codecs.text_wire import MAX_TEXTS
 
 # What is relayed to remote servers, and under which path of theirs.
 _RELAYED: Final = {"openai.embeddings": "/embeddings", "rerank": "/rerank", "score": "/score"}
@@ -98,7 +98,12 @@ async def _body(room: Room, call: Call) -> bytes:
 async def _read(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The worker reads the body whole, and looks for keys that come twice."""
     if len(raw) > OFF_LOOP_BYTES:
-        return await decode_body(raw, decoder)
+        return await asyncio.to_thread(_stepped_over, raw, decoder)
+    return _stepped_over(raw, decoder)
+
+
+def _stepped_over(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The fields that the decoder knows; of all others no object is made. Raises InvalidRequest."""
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, RecursionError):
@@ -190,7 +195,7 @@ async def tei_info(room: Room, call: Call, rest: str) -> Answer:
         model_type={kind: numbered},
         max_input_length=info.max_model_len,
         max_batch_requests=info.max_batch_size,
-        max_client_batch_size=MAX_TEXTS,
+        max_client_batch_size=info.max_rows,
         auto_truncate=False,
         version=__version__,
     )

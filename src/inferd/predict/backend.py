@@ -17,6 +17,7 @@ import numpy as np
 from inferd import clock
 from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest, Overloaded, Unavailable
 from inferd.predict.batcher import Batcher
+from inferd.predict.bounds import bounded
 from inferd.predict.check import Checker
 from inferd.predict.codecs.port import Codec, Question
 from inferd.predict.codecs.registry import codec_for
@@ -89,7 +90,7 @@ class _Running:
 
 
 class PredictBackend:
-    """All methods belong to one thread. Times are of ``clock.now()``."""
+    """All methods belong to one thread. Times are of ``clock.now()``. ``max_rows``: of one request; None: the default."""
 
     def __init__(
         self,
@@ -97,13 +98,15 @@ class PredictBackend:
         batcher: Batcher,
         info: ModelInfo,
         *,
+        max_rows: int | None = None,
         codecs: Callable[[str], Codec] = codec_for,
     ) -> None:
-        self.info = info
+        contract = bounded(runtime.contract, max_rows, batcher.limits.max_rows)
+        self.info = msgspec.structs.replace(info, max_rows=contract.max_rows)
         self._runtime = runtime
         self._staged = runtime if isinstance(runtime, Staged) else None
-        self._contract: Contract = runtime.contract
-        self._checker = Checker(runtime.contract)
+        self._contract: Contract = contract
+        self._checker = Checker(contract)
         self._batcher = batcher
         self._codecs = codecs
         self._asked: dict[str, Asked] = {}

@@ -12,10 +12,12 @@ from typing import Final
 import numpy as np
 
 from inferd.errors import InvalidRequest
+from inferd.predict.bounds import check_answer
 from inferd.predict.codecs.port import Question
 from inferd.predict.contract import NUMPY, Array, Contract, Tensors, datatype_of
 from inferd.types import TensorSpec
 
+_MOST_LISTED: Final = 64  # names in one sentence
 _FLOATS: Final = frozenset({"FP16", "FP32", "FP64"})
 _INTEGERS: Final = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"})
 
@@ -53,6 +55,7 @@ class Checker:
         self._outputs = frozenset(spec.name for spec in contract.outputs)
         self._has_rows = contract.max_batch_size > 0
         self._refuses_nan = contract.refuses_nan
+        self._contract = contract
 
     def check(self, question: Question) -> tuple[Tensors, int]:
         """The inputs as the model takes them, and their size along the batch dimension (1 where there is none).
@@ -85,20 +88,22 @@ class Checker:
             if self._refuses_nan:
                 _check_finite(plan.spec, array)
             checked[name] = array
+        if question.is_told_in_json and rows > 1:
+            check_answer(rows, question.wanted, self._contract)
         return checked, rows or 1
 
     def _check_wanted(self, wanted: tuple[str, ...]) -> None:
         for name in wanted:
             if name not in self._outputs:
                 raise InvalidRequest(
-                    f"The model has no output {name!r}; its outputs are {_listed(self._outputs)}.", param="outputs"
+                    f"The model has no output {name[:64]!r}; its outputs are {_listed(self._outputs)}.", param="outputs"
                 )
 
     def _check_names(self, inputs: Tensors) -> None:
         for name in inputs:
             if name not in self._specs:
                 raise InvalidRequest(
-                    f"The model has no input {name!r}; its inputs are {_listed(self._specs)}.", param="inputs"
+                    f"The model has no input {name[:64]!r}; its inputs are {_listed(self._specs)}.", param="inputs"
                 )
         for name in self._required:
             if name not in inputs:
@@ -200,4 +205,6 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _listed(names: Mapping[str, object] | frozenset[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(names)) or "none"
+    shown = [repr(name if len(name) <= 64 else name[:64] + "...") for name in sorted(names)[:_MOST_LISTED]]
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return (", ".join(shown) or "none") + more

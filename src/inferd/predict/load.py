@@ -57,7 +57,8 @@ def load_predictor(name: str, artifact: Artifact, config: ModelConfig, progress:
     codec_for("v2")  # its import is long, and the first request is somebody's
     seconds = {"runtime": round(loaded - began, 4), "warm_up": round(clock.now() - loaded, 4)}
     info = model_info(name, config, artifact, contract, limits.max_rows)
-    return PredictBackend(runtime, Batcher(limits, cost), msgspec.structs.replace(info, load_s=seconds))
+    info = msgspec.structs.replace(info, load_s=seconds)
+    return PredictBackend(runtime, Batcher(limits, cost), info, max_rows=config.max_rows)
 
 
 def _tried(runtime: Runtime, limits: Limits, cost: BatchCost, config: ModelConfig) -> Limits:

@@ -31,11 +31,11 @@ class ClassifyCodec:
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
         check_task(contract, "classify")
-        wire = read(request.body, _decoder)
+        wire = read(request.body, _decoder, contract)
         texts = [wire.input] if isinstance(wire.input, str) else wire.input
         raw = None if wire.use_activation is None else not wire.use_activation
         parameters = parameters_of(wire, raw_scores=raw, aggregation_strategy=wire.aggregation_strategy)
-        return Question(inputs={"text": texts_of(texts, "input")}, parameters=parameters, form=wire)
+        return Question(inputs={"text": texts_of(texts, "input", contract)}, parameters=parameters, form=wire)
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
         wire = question.form

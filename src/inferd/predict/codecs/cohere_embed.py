@@ -29,7 +29,7 @@ class CohereEmbedCodec:
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
         check_task(contract, "embed")
-        wire = read(request.body, _decoder)
+        wire = read(request.body, _decoder, contract)
         cuts = wire.truncate != "NONE"
         parameters = parameters_of(wire, dimensions=wire.output_dimension)
         if cuts:
@@ -37,7 +37,7 @@ class CohereEmbedCodec:
             parameters.setdefault("truncation_side", "left" if wire.truncate == "START" else "right")
             if wire.max_tokens is not None:
                 parameters.setdefault("truncate_prompt_tokens", min(wire.max_tokens, contract.max_tokens))
-        return Question(inputs={"text": texts_of(wire.texts, "texts")}, parameters=parameters, form=wire)
+        return Question(inputs={"text": texts_of(wire.texts, "texts", contract)}, parameters=parameters, form=wire)
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
         wire = question.form

@@ -45,7 +45,7 @@ class InvocationsCodec:
     """Dialect ``invocations``. The question's form is whether the answer is in columns."""
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
-        wire = read(request.body, _decoder)
+        wire = read(request.body, _decoder, contract)
         given = [name for name in _FORMS if getattr(wire, name) is not msgspec.UNSET]
         if len(given) != 1:
             raise InvalidRequest(
@@ -62,7 +62,13 @@ class InvocationsCodec:
         else:
             inputs = columns(wire.inputs, contract)
         params = wire.params if isinstance(wire.params, dict) else {}
-        return Question(inputs=inputs, wanted=wanted_outputs(contract), parameters=params, form=given == ["inputs"])
+        return Question(
+            inputs=inputs,
+            wanted=wanted_outputs(contract),
+            parameters=params,
+            is_told_in_json=True,
+            form=given == ["inputs"],
+        )
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
         if not question.form:

@@ -12,6 +12,8 @@ import re
 from typing import Final
 
 from inferd.errors import InvalidRequest
+from inferd.predict.bounds import most_in_table, too_large
+from inferd.predict.codecs.duplicates import first_repeated
 from inferd.predict.codecs.invocations import answer_in_rows, table
 from inferd.predict.codecs.port import Question
 from inferd.predict.codecs.reading import shown
@@ -29,6 +31,8 @@ _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,40}")
 _NUMBER: Final = re.compile(
     r"[+-]?(?:[0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?|inf|infinity|nan)", re.I
 )
+_PLAIN: Final = re.compile(r"[0-9+\-.eEinfatyINFATY]*")  # of such characters ``float`` reads what ``_NUMBER`` allows
+_FLOATS: Final = frozenset(("FP16", "BF16", "FP32", "FP64"))
 _TRUTHS: Final = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -36,24 +40,27 @@ class InvocationsCsvCodec:
     """Dialects ``invocations.csv`` and, without a line of columns, ``invocations.csv.rows``."""
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
-        names, rows = _read(request.body, has_header=request.dialect != WITHOUT_HEADER)
+        names, rows = _read(request.body, contract, has_header=request.dialect != WITHOUT_HEADER)
         datatypes = {spec.name: spec.datatype for spec in contract.inputs}
         if names is not None and datatypes.keys() & set(names):
             wanted = [datatypes.get(name, "BYTES") for name in names]
         else:  # all of them are one input's
             only = [spec.datatype for spec in contract.inputs if not spec.is_optional] or ["BYTES"]
             wanted = only[:1] * len(rows[0][1])
+        is_numbers = all(datatype in _FLOATS for datatype in wanted)
         values = [
-            [_value(cell, datatype, line) for cell, datatype in zip(row, wanted, strict=True)] for line, row in rows
+            (_numbers(row) if is_numbers else None)
+            or [_value(cell, datatype, line) for cell, datatype in zip(row, wanted, strict=True)]
+            for line, row in rows
         ]
         inputs = table(names, values, contract, _PARAM)
-        return Question(inputs=inputs, wanted=wanted_outputs(contract))
+        return Question(inputs=inputs, wanted=wanted_outputs(contract), is_told_in_json=True)
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
         return answer_in_rows(result, question.wanted, info)
 
 
-def _read(body: bytes, *, has_header: bool) -> tuple[list[str] | None, list[tuple[int, list[str]]]]:
+def _read(body: bytes, contract: Contract, *, has_header: bool) -> tuple[list[str] | None, list[tuple[int, list[str]]]]:
     """The columns' names and the rows, each with its line in the text. Raises InvalidRequest."""
     try:
         text = body.decode("utf-8-sig")
@@ -61,10 +68,15 @@ def _read(body: bytes, *, has_header: bool) -> tuple[list[str] | None, list[tupl
         raise InvalidRequest("The table is not valid UTF-8; encode it as UTF-8.", code="invalid_utf8") from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows: list[tuple[int, list[str]]] = []
+    most_rows, most_cells = most_in_table(contract, has_header=has_header)
+    cells = 0
     try:
         for row in reader:
             if not row:
                 continue
+            cells += len(row)
+            if len(rows) >= most_rows or cells > most_cells:
+                raise too_large(len(rows) + 1 - has_header, cells, contract)
             if rows and len(row) != len(rows[0][1]):
                 raise InvalidRequest(
                     f"Line {reader.line_num} of the table has {len(row)} values; {len(rows[0][1])} are expected, one for "
@@ -87,12 +99,22 @@ def _read(body: bytes, *, has_header: bool) -> tuple[list[str] | None, list[tupl
         raise InvalidRequest(
             f"The table has {len(rows[0][1])} columns; at most {_MOST_COLUMNS} are taken.", param=_PARAM
         )
-    if names is not None and len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    twice = first_repeated(names or ())
+    if twice is not None:
         raise InvalidRequest(
             f"The table has the column {shown(twice)} twice; columns are told apart by their names.", param=_PARAM
         )
     return names, rows
+
+
+def _numbers(row: list[str]) -> list[object] | None:
+    """The cells as floats, where all are plain numbers; None: each cell needs a look of its own."""
+    if _PLAIN.fullmatch("".join(row)) is None:
+        return None
+    try:
+        return [float(cell) if cell else None for cell in row]
+    except ValueError:
+        return None
 
 
 def _value(cell: str, datatype: str, line: int) -> object:
@@ -105,7 +127,7 @@ def _value(cell: str, datatype: str, line: int) -> object:
         if found is None:
             raise _wrong(cell, "true or false", line)
         return found
-    is_float = "FP" in datatype or datatype == "BF16"
+    is_float = datatype in _FLOATS
     if not plain and is_float:
         return None
     if not _NUMBER.fullmatch(plain):  # Python's own words for numbers are more: 1_000, and every script's digits

@@ -22,11 +22,11 @@ class OpenAIEmbeddingsCodec:
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
         check_task(contract, "embed")
-        wire = read(request.body, _decoder)
+        wire = read(request.body, _decoder, contract)
         parameters = parameters_of(
             wire, dimensions=wire.dimensions, normalize=wire.normalize, prompt_name=wire.prompt_name
         )
-        return Question(inputs=inputs_of(wire.input, "input"), parameters=parameters, form=wire)
+        return Question(inputs=inputs_of(wire.input, "input", contract), parameters=parameters, form=wire)
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
         wire = question.form

@@ -33,10 +33,10 @@ class PoolingCodec:
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
         if not any(spec.name in _OUTPUTS for spec in contract.outputs):
             check_task(contract, "pool")
-        wire = read(request.body, _decoder)
+        wire = read(request.body, _decoder, contract)
         raw = None if wire.use_activation is None else not wire.use_activation
         parameters = parameters_of(wire, dimensions=wire.dimensions, raw_scores=raw)
-        return Question(inputs=inputs_of(wire.input, "input"), parameters=parameters, form=wire)
+        return Question(inputs=inputs_of(wire.input, "input", contract), parameters=parameters, form=wire)
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
         wire = question.form

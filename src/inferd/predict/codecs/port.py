@@ -23,6 +23,7 @@ class Question(msgspec.Struct, kw_only=True, eq=False):
     wanted: tuple[str, ...] = ()  # names of outputs; empty: all
     parameters: Parameters = {}
     wants_times: bool = False  # a pipeline's steps in the answer's parameters
+    is_told_in_json: bool = False  # the answer has each value of the wanted outputs as JSON
     form: object = None  # what the codec must know again to write the answer
 
 

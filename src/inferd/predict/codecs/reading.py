@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from inferd.errors import InvalidRequest
+from inferd.predict.bounds import check_values
+from inferd.predict.codecs.duplicates import DuplicateKey, refuse_duplicates
+from inferd.predict.contract import Contract
 
 T = TypeVar("T")
 SHOWN_CHARS: Final = 64
@@ -25,14 +28,12 @@ _STEP = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+)\]")
 _encode = msgspec.json.Encoder().encode
 
 
-class DuplicateKey(ValueError):
-    pass
-
-
-def read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Raises InvalidRequest that names the field at fault, what was expected and what came."""
+def read(body: bytes, decoder: msgspec.json.Decoder[T], contract: Contract) -> T:
+    """Raises InvalidRequest that names the field at fault, what was expected and what came; before it is read for a
+    document of more values than the contract can need."""
     if not body:
         raise InvalidRequest("The body is empty; send a JSON object.", code="invalid_json")
+    check_values(body, contract)
     try:
         decoded = decoder.decode(body)
         if _may_repeat_keys(decoded, body):
@@ -73,17 +74,6 @@ def _may_repeat_keys(decoded: object, body: bytes) -> bool:
     if b"\\" in body and b"\\u003" in body:  # looking for one byte first is ten times as fast where there is none
         return True
     return _encode(decoded).count(b":") != body.count(b":")
-
-
-def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise DuplicateKey(key)
-            seen.add(key)
-    return found
 
 
 def _explain(text: str, body: bytes) -> InvalidRequest:

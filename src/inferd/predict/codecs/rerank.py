@@ -41,7 +41,7 @@ class RerankCodec:
     cuts = False
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
-        wire = read(request.body, decoder)
+        wire = read(request.body, decoder, contract)
         if wire.documents is None:
             raise InvalidRequest(
                 "The required field 'documents' is missing; add it.",

@@ -33,7 +33,7 @@ class ScoreCodec:
     """Dialect ``score``."""
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
-        wire = read(request.body, _decoder)
+        wire = read(request.body, _decoder, contract)
         (left, first), (right, second) = _side(wire, _FIRST), _side(wire, _SECOND)
         raw = None if wire.use_activation is None else not wire.use_activation
         return pairs_question(contract, wire, first, second, (left, right), parameters_of(wire, raw_scores=raw))

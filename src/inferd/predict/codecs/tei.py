@@ -47,11 +47,11 @@ class TeiEmbedCodec:
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
         check_task(contract, "embed")
-        wire = read(request.body, _embed_decoder)
+        wire = read(request.body, _embed_decoder, contract)
         parameters = _parameters(
             wire, normalize=wire.normalize is not False, prompt_name=wire.prompt_name, dimensions=wire.dimensions
         )
-        return Question(inputs=inputs_of(wire.inputs, "inputs"), parameters=parameters, form=wire)
+        return Question(inputs=inputs_of(wire.inputs, "inputs", contract), parameters=parameters, form=wire)
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
         return Prediction(encode(vectors_of(result.outputs["embedding"], None)))
@@ -61,7 +61,7 @@ class TeiRerankCodec:
     """Dialect ``tei.rerank``: the best first."""
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
-        wire = read(request.body, rerank_decoder)
+        wire = read(request.body, rerank_decoder, contract)
         assert wire.texts is not None, "the gateway tells the two forms of /rerank apart by this field"
         if wire.documents is not None:
             raise InvalidRequest("Send either 'documents' or 'texts', one of the two.", param="texts")
@@ -93,7 +93,7 @@ class TeiPredictCodec:
                 param="model",
                 code="unsupported_task",
             )
-        wire = read(request.body, _predict_decoder)
+        wire = read(request.body, _predict_decoder, contract)
         rows = _rows(wire)
         widths = {len(row) for row in rows}
         if len(widths) != 1 or not widths <= {1, 2}:
@@ -101,9 +101,9 @@ class TeiPredictCodec:
                 "inputs must be a text, a pair of texts, or a list of lists that all hold one text, or all two.",
                 param="inputs",
             )
-        inputs: dict[str, Array] = {"text": texts_of([row[0] for row in rows], "inputs")}
+        inputs: dict[str, Array] = {"text": texts_of([row[0] for row in rows], "inputs", contract)}
         if widths == {2}:
-            second = texts_of([row[1] for row in rows], "inputs")
+            second = texts_of([row[1] for row in rows], "inputs", contract)
             is_reranker = any(spec.name == "query" for spec in contract.inputs)
             inputs = {"query": inputs["text"], "text": second} if is_reranker else {**inputs, "text_pair": second}
         return Question(inputs=inputs, parameters=_parameters(wire, raw_scores=wire.raw_scores), form=wire)

@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 
 from inferd.errors import InvalidRequest
+from inferd.predict.bounds import MAX_RANK, check_answered
 from inferd.predict.codecs.reading import shown
 from inferd.predict.contract import NUMPY, Array
 
-MAX_RANK: Final = 32
 MAX_PACKED: Final = 65_536
 
 
@@ -164,8 +164,9 @@ def _floats(values: list[float]) -> Array:
 def to_json(name: str, datatype: str, array: Array) -> list[object]:
     """The flat list of an array's values. NaN and infinities become null when it is written.
 
-    Raises InvalidRequest where JSON has no form for them.
+    Raises InvalidRequest where JSON has no form for them, and for more of them than one answer may have.
     """
+    check_answered(array.size)
     flat: list[object]
     if datatype == "BYTES":
         try:

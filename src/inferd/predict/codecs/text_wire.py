@@ -11,7 +11,6 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-MAX_TEXTS: Final = 2048  # of one request
 _ignored = Meta(description="Accepted and ignored; listed in the x-inferd-ignored-params header.")
 Ignored = Annotated[Raw | UnsetType, _ignored]
 _texts = Meta(description="A text, texts, the token ids of a text, or those of several.")

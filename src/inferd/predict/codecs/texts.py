@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from inferd.errors import InvalidRequest
 from inferd.predict.codecs.port import Question
-from inferd.predict.codecs.text_wire import IGNORED, MAX_TEXTS, TextFields, TextUsage
+from inferd.predict.codecs.text_wire import IGNORED, TextFields, TextUsage
 from inferd.predict.contract import Array, Contract, Tensors
 from inferd.predict.runtime import Result
 from inferd.types import Prediction, PredictRequest
@@ -27,14 +27,11 @@ IGNORED_HEADER: Final = "x-inferd-ignored-params"
 encode: Final = msgspec.json.Encoder().encode
 
 
-def texts_of(values: Sequence[str], param: str) -> Array:
+def texts_of(values: Sequence[str], param: str, contract: Contract) -> Array:
     """[n] BYTES. Raises InvalidRequest for none or too many."""
     if not values:
         raise InvalidRequest(f"{param} is empty; send at least one text.", param=param)
-    if len(values) > MAX_TEXTS:
-        raise InvalidRequest(
-            f"{param} may have at most {MAX_TEXTS} entries, not {len(values)}; send several requests.", param=param
-        )
+    _check_count(len(values), param, contract)
     made = np.empty(len(values), dtype=np.object_)
     try:
         made[:] = [value.encode() for value in values]
@@ -45,13 +42,15 @@ def texts_of(values: Sequence[str], param: str) -> Array:
     return made
 
 
-def inputs_of(value: str | list[str | int | list[int]], param: str) -> Tensors:
+def inputs_of(value: str | list[str | int | list[int]], param: str, contract: Contract) -> Tensors:
     """OpenAI's ``input``: the model's ``text``, or its ``token_ids``. Raises InvalidRequest."""
     if isinstance(value, str):
-        return {"text": texts_of([_filled(value, param)], param)}
+        return {"text": texts_of([_filled(value, param)], param, contract)}
     if not value:
         raise InvalidRequest(f"{param} is an empty list; send text, token ids, or a list of either.", param=param)
     kind = type(value[0])
+    if kind is not int:
+        _check_count(len(value), param, contract)
     for position, entry in enumerate(value):
         if type(entry) is not kind:
             raise InvalidRequest(
@@ -60,20 +59,25 @@ def inputs_of(value: str | list[str | int | list[int]], param: str) -> Tensors:
             )
     if kind is str:
         return {
-            "text": texts_of([_filled(str(text), f"{param}[{i}]") for i, text in enumerate(value)], param),
+            "text": texts_of([_filled(str(text), f"{param}[{i}]") for i, text in enumerate(value)], param, contract),
         }
     lists = (
         [[one for one in value if isinstance(one, int)]]
         if kind is int
         else [ids for ids in value if isinstance(ids, list)]
     )
-    if len(lists) > MAX_TEXTS:
-        raise InvalidRequest(
-            f"{param} may have at most {MAX_TEXTS} entries, not {len(lists)}; send several requests.", param=param
-        )
     made = np.empty(len(lists), dtype=np.object_)
     made[:] = [_packed(ids, param) for ids in lists]
     return {"token_ids": made}
+
+
+def _check_count(count: int, param: str, contract: Contract) -> None:
+    if count > contract.max_rows:
+        raise InvalidRequest(
+            f"{param} may have at most {contract.max_rows} entries, not {count} (the model's setting max_rows); send "
+            "several requests.",
+            param=param,
+        )
 
 
 def _filled(text: str, at: str) -> str:
@@ -171,7 +175,7 @@ def pairs_question(
 ) -> Question:
     """One text against several, or pair by pair. Raises InvalidRequest for sides that do not fit together."""
     check_task(contract, "score")
-    left, right = texts_of(first, params[0]), texts_of(second, params[1])
+    left, right = texts_of(first, params[0], contract), texts_of(second, params[1], contract)
     if len(left) not in (1, len(right)):
         raise InvalidRequest(
             f"{params[0]} has {len(left)} texts and {params[1]} {len(right)}; send one against several, or as many on "

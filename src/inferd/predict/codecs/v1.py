@@ -44,7 +44,7 @@ class V1Codec:
     """Dialect ``v1``. The question's form is whether the answer is in columns."""
 
     def decode(self, request: PredictRequest, contract: Contract) -> Question:
-        wire = read(request.body, _decoder)
+        wire = read(request.body, _decoder, contract)
         if wire.signature_name and wire.signature_name != DEFAULT_SIGNATURE:
             raise InvalidRequest(
                 f"signature_name must be {DEFAULT_SIGNATURE!r}, the only one there is, not {wire.signature_name[:64]!r}.",
@@ -59,7 +59,13 @@ class V1Codec:
             assert isinstance(wire.instances, list)
             inputs = instances(wire.instances, contract)
         parameters = wire.parameters if isinstance(wire.parameters, dict) else {}
-        return Question(inputs=inputs, wanted=wanted_outputs(contract), parameters=parameters, form=in_columns)
+        return Question(
+            inputs=inputs,
+            wanted=wanted_outputs(contract),
+            parameters=parameters,
+            is_told_in_json=True,
+            form=in_columns,
+        )
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
         outputs = nested(result, question.wanted, info)

@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 
 from inferd.errors import InvalidRequest
+from inferd.predict.bounds import check_shape
+from inferd.predict.codecs.duplicates import first_repeated
 from inferd.predict.codecs.port import Question
 from inferd.predict.codecs.reading import read, shown
 from inferd.predict.codecs.tensors import bytes_array, check_datatype, from_bytes, from_json, to_bytes, to_json
@@ -111,7 +113,7 @@ class V2Codec:
                 f"{HEADER_LENGTH} is {end}, and the body has {len(body)} bytes; it is the length of its JSON part.",
                 param=HEADER_LENGTH,
             )
-        wire = read(body if end < 0 else body[:end], _decoder)
+        wire = read(body if end < 0 else body[:end], _decoder, contract)
         if wire.model_name or wire.model_version:
             _check_model(wire, request)
         inputs: dict[str, Array] = {}
@@ -122,6 +124,7 @@ class V2Codec:
             if name in inputs:
                 raise InvalidRequest(f"The input {shown(name)} comes twice; send it once.", param=f"inputs.{name[:64]}")
             size = _binary_size(tensor) if tensor.parameters else None
+            check_shape(name, tensor.datatype, tensor.shape, contract, is_listed=size is None)
             if size is None:
                 inputs[name] = _listed(tensor)
             else:
@@ -143,13 +146,15 @@ class V2Codec:
         if not inputs:
             raise InvalidRequest("The request has no inputs; send at least one.", param="inputs")
         wanted = _wanted(wire) if wire.outputs else ()
+        form = _form(wire)
         return Question(
             inputs=inputs,
             datatypes=datatypes,
             wanted=wanted,
             parameters=_parameters(wire.parameters) if wire.parameters else {},
             wants_times=wants_times(wire.parameters) if wire.parameters else False,
-            form=_form(wire),
+            is_told_in_json=not form.is_binary and not form.choices,
+            form=form,
         )
 
     def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
@@ -250,8 +255,8 @@ def _wanted(wire: WireRequest) -> tuple[str, ...]:
     """The names of the outputs asked for. Raises InvalidRequest for one that comes twice."""
     assert wire.outputs
     names = tuple([output.name for output in wire.outputs])
-    if len(set(names)) != len(names):
-        twice = next(name for index, name in enumerate(names) if name in names[:index])
+    twice = first_repeated(names)
+    if twice is not None:
         raise InvalidRequest(f"The output {shown(twice)} is asked for twice; ask for it once.", param="outputs")
     return names
 

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from inferd.errors import InvalidRequest
+from inferd.predict.bounds import MAX_RANK, check_shape
+from inferd.predict.codecs.duplicates import first_repeated
 from inferd.predict.codecs.port import Question
 from inferd.predict.codecs.protowire import (
     FIXED32,
@@ -38,6 +40,8 @@ from inferd.predict.runtime import Result
 from inferd.types import ModelInfo, Prediction, PredictRequest
 
 GRPC_TYPE: Final = "application/grpc"
+_MAX_FIELDS: Final = 16_384  # of a message: tiny ones cost a hundred times their bytes
+_VARINT_BYTES: Final = 10  # of the longest
 _SMALL_BYTES: Final = 256  # of a tensor's description that is worth remembering
 _FEW: Final = 16  # numbers that are read faster one by one
 
@@ -57,6 +61,9 @@ _CONTENTS_NAMES: Final = (
     *("bool_contents", "int_contents", "int64_contents", "uint_contents", "uint64_contents"),
     *("fp32_contents", "fp64_contents", "bytes_contents"),
 )
+
+
+_FIXED_WIDTH: Final[Mapping[int, int]] = {6: 4, 7: 8}  # bytes of a number; those of other fields are varints
 
 
 class _Tensor(NamedTuple):
@@ -86,7 +93,7 @@ class V2GrpcCodec:
         classes: dict[str, int] = {}
         parameters: dict[str, object] = {}
         request_id, is_timed = b"", False
-        for field, wire, start, end in fields(body, 0, len(body)):
+        for field, wire, start, end in fields(body, 0, len(body), _MAX_FIELDS):
             if wire != LENGTH:
                 continue
             if field == 5:
@@ -108,17 +115,16 @@ class V2GrpcCodec:
                 request_id = body[start:end]
                 text(body, start, end)
         if raws:
-            inputs = _from_raw(body, described, raws)
+            inputs = _from_raw(body, described, raws, contract)
         else:
-            inputs = {tensor.name: _from_contents(tensor) for tensor in described}
+            inputs = {tensor.name: _from_contents(tensor, contract) for tensor in described}
         if len(inputs) < len(described):
-            names = [tensor.name for tensor in described]
-            twice = next(name for index, name in enumerate(names) if name in names[:index])
+            twice = first_repeated(tensor.name for tensor in described) or ""
             raise InvalidRequest(f"The input {shown(twice)} comes twice; send it once.", param=f"inputs.{twice[:64]}")
         if not inputs:
             raise InvalidRequest("The request has no inputs; send at least one.", param="inputs")
         if len(set(wanted)) != len(wanted):
-            twice = next(name for index, name in enumerate(wanted) if name in wanted[:index])
+            twice = first_repeated(wanted) or ""
             raise InvalidRequest(f"The output {shown(twice)} is asked for twice; ask for it once.", param="outputs")
         return Question(
             inputs=inputs,
@@ -164,9 +170,15 @@ def _read_tensor(message: bytes) -> _Tensor:
     name = datatype = ""
     shape: list[int] = []
     contents: bytes | None = None
-    for field, wire, start, end in fields(message, 0, len(message)):
+    for field, wire, start, end in fields(message, 0, len(message), _MAX_FIELDS):
         if field == 3:
-            shape.extend(signed(value) for value in _varints_of(message, wire, start, end))
+            if wire != LENGTH or end - start <= MAX_RANK * _VARINT_BYTES:
+                shape += [signed(value) for value in _varints_of(message, wire, start, end)]
+            if len(shape) > MAX_RANK or end - start > MAX_RANK * _VARINT_BYTES:
+                raise InvalidRequest(
+                    f"The input {shown(name)} has more than {MAX_RANK} dimensions; at most {MAX_RANK} are expected.",
+                    param=f"inputs.{name[:64]}",
+                )
         elif wire != LENGTH:
             continue
         elif field == 1:
@@ -193,7 +205,7 @@ _known_tensor: Final = functools.lru_cache(maxsize=1024)(_read_tensor)
 def _wanted(message: bytes) -> tuple[str, int]:
     """An InferRequestedOutputTensor: an output, and as how many of its best classes; 0: as the tensor it is."""
     name, num_classes = "", 0
-    for field, wire, start, end in fields(message, 0, len(message)):
+    for field, wire, start, end in fields(message, 0, len(message), _MAX_FIELDS):
         if wire == LENGTH and field == 1:
             name = text(message, start, end)
         elif wire == LENGTH and field == 2:
@@ -215,7 +227,9 @@ def _wanted(message: bytes) -> tuple[str, int]:
     return name, num_classes
 
 
-def _from_raw(body: bytes, described: Sequence[_Tensor], raws: Sequence[tuple[int, int]]) -> dict[str, Array]:
+def _from_raw(
+    body: bytes, described: Sequence[_Tensor], raws: Sequence[tuple[int, int]], contract: Contract
+) -> dict[str, Array]:
     if len(raws) != len(described):
         raise InvalidRequest(
             f"raw_input_contents has {len(raws)} entries and inputs has {len(described)}; send one for each input.",
@@ -228,11 +242,12 @@ def _from_raw(body: bytes, described: Sequence[_Tensor], raws: Sequence[tuple[in
                 f"The input {shown(tensor.name)} has contents, and there are raw_input_contents; send one of the two.",
                 param=f"inputs.{tensor.name[:64]}",
             )
+        check_shape(tensor.name, tensor.datatype, tensor.shape, contract, is_listed=False)
         inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, body, start, end - start)
     return inputs
 
 
-def _from_contents(tensor: _Tensor) -> Array:
+def _from_contents(tensor: _Tensor, contract: Contract) -> Array:
     name, datatype, shape, contents = tensor
     field = _CONTENTS.get(datatype)
     if field is None:
@@ -241,21 +256,26 @@ def _from_contents(tensor: _Tensor) -> Array:
             param=f"inputs.{name[:64]}",
         )
     count = num_elements(name, shape)
+    check_shape(name, datatype, shape, contract, is_listed=field not in _FIXED_WIDTH)
     values: list[Array] = []
     elements: list[bytes] = []
+    given = 0
     body = contents or b""
-    for found, wire, start, end in fields(body, 0, len(body)):
+    # A text is a field of its own; numbers come packed in one, or, few of them, one by one.
+    for found, wire, start, end in fields(body, 0, len(body), _MAX_FIELDS + (count if field == 8 else 0)):
         if found == field == 8 and wire == LENGTH:
             elements.append(body[start:end])
+            given += 1
         elif found == field:
-            values.append(_numbers(body, field, wire, start, end))
+            given += _count(body, field, wire, start, end)
+            if given <= count:  # else there are too many, which is said below
+                values.append(_numbers(body, field, wire, start, end))
         elif 1 <= found <= 8 and (wire != LENGTH or end > start):
             raise InvalidRequest(
                 f"The input {shown(name)} is {datatype} and has {_CONTENTS_NAMES[found]}; put its values into "
                 f"{_CONTENTS_NAMES[field]}.",
                 param=f"inputs.{name[:64]}",
             )
-    given = len(elements) if field == 8 else sum(len(part) for part in values)
     if given != count:
         raise InvalidRequest(
             f"The input {shown(name)} is {datatype} of shape {shape[:8]}, which takes {count if count < 1 << 64 else 'too many'} "
@@ -268,6 +288,15 @@ def _from_contents(tensor: _Tensor) -> Array:
         return np.empty(shape, NUMPY[datatype])
     array: Array = values[0] if len(values) == 1 else np.concatenate(values)
     return _narrowed(name, datatype, array).reshape(shape)
+
+
+def _count(body: bytes, field: int, wire: int, start: int, end: int) -> int:
+    """Of a repeated number that comes together or one by one, how many there are."""
+    if field in _FIXED_WIDTH:
+        return (end - start) // _FIXED_WIDTH[field] if wire == LENGTH else 1
+    if wire != LENGTH:
+        return int(wire == VARINT)
+    return int(np.count_nonzero(np.frombuffer(body, np.uint8, end - start, start) < 128))
 
 
 def _numbers(body: bytes, field: int, wire: int, start: int, end: int) -> Array:

@@ -14,8 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from inferd.errors import InvalidRequest
+from inferd.predict.bounds import MAX_RANK, check_answered, check_rows
 from inferd.predict.codecs.reading import shown
-from inferd.predict.codecs.tensors import MAX_RANK, bytes_array, to_json
+from inferd.predict.codecs.tensors import bytes_array, to_json
 from inferd.predict.contract import Array, Contract, datatype_of
 from inferd.predict.runtime import Result
 from inferd.types import ModelInfo, TensorSpec
@@ -85,7 +86,12 @@ def is_bytes(value: object) -> bool:
 
 
 def fitted(spec: TensorSpec, array: Array, contract: Contract) -> Array:
-    """The array with as many dimensions as the input has, where that takes nothing but a dimension of one."""
+    """The array with as many dimensions as the input has, where that takes nothing but a dimension of one.
+
+    Raises InvalidRequest for more rows than one request may have.
+    """
+    if contract.max_batch_size and array.ndim:
+        check_rows(spec.name, len(array), contract)
     if spec.name in contract.any_rank:
         return array
     wanted = len(spec.shape)
@@ -138,6 +144,7 @@ def nested(result: Result, wanted: Sequence[str], info: ModelInfo) -> dict[str, 
     for name in wanted or result.outputs:
         array, spec = result.outputs[name], specs.get(name)
         datatype = spec.datatype if spec is not None else datatype_of(array.dtype)
+        check_answered(array.size)
         if datatype == "BYTES":
             texts = np.empty(array.size, np.object_)
             texts[:] = to_json(name, datatype, array)
