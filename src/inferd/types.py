@@ -110,6 +110,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str
     priority: Priority = 0
     deadline_s: float | None = None  # seconds from arrival until the answer is worthless
+    first_byte_s: float | None = None  # of a stream: seconds from arrival until one that has not begun is worthless
     tenant: str = ""  # who pays; also salts the prefix cache
     weight: float = 1.0  # the tenant's share among the tenants of its class
     session: str = ""  # requests of one session go to one replica while they can

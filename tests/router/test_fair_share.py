@@ -183,3 +183,27 @@ def test_tenants_that_left_are_forgotten_but_for_what_they_owe() -> None:
         share.push(ticket(number, tenant=str(number), tokens=10))
         assert take(share) is not None
     assert len(share._flows) < 200
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(WEIGHTS)), st.booleans()), max_size=60),
+    st.sampled_from(sorted(WEIGHTS)),
+)
+def test_no_more_are_served_before_a_newcomer_than_are_counted_ahead_of_it(
+    steps: list[tuple[str, bool]], newcomer: str
+) -> None:
+    """Of requests that cost alike, with nothing owed: where all that wait came in one busy time."""
+    share = FairShare()
+    for number, (tenant, leaves) in enumerate(steps):
+        place = share.push(ticket(number, tenant=tenant, tokens=10, weight=WEIGHTS[tenant]))
+        if leaves:
+            share.drop(place)
+    new = ticket(len(steps), tenant=newcomer, tokens=10, weight=WEIGHTS[newcomer])
+    ahead = share.num_ahead(new.request)
+    assert ahead <= share.num_live
+    share.push(new)
+    served = 0
+    while (taken := take(share)) is not new:
+        assert taken is not None
+        served += 1
+    assert served <= ahead

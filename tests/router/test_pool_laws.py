@@ -18,6 +18,7 @@ import msgspec
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.router.virtual_loop import VirtualLoop
 
 from inferd import clock
 from inferd.config import BreakerConfig, ModelConfig, QueueConfig, RemoteConfig, RetryConfig
@@ -79,26 +80,6 @@ REQUESTS = st.tuples(
     st.sampled_from([True] * 4 + [False]),  # idempotent
     st.booleans(),  # streamed
 )
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes when there is nothing else to do, and then at once: every run of a script is the same."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        super().__init__()
-        selector: Any = self._selector  # type: ignore[attr-defined]
-        look = selector.select
-
-        def select(timeout: float | None = None) -> Any:
-            assert timeout is not None, "everybody waits for ever"
-            self.now += timeout
-            return look(0)
-
-        selector.select = select
-
-    def time(self) -> float:
-        return self.now
 
 
 class FakeSupervisor:

@@ -27,8 +27,17 @@ class QueueConfig(Section, frozen=True, kw_only=True):
             le=1,
         ),
     ] = 0.5
+    max_wait_s: Annotated[
+        float,
+        Meta(
+            description="Longest time a request may wait behind others, or twice an answer's time where that is more; "
+            "one that would wait longer is refused with 503. Batch work and requests for a model that loads may wait "
+            "for timeout_s.",
+            gt=0,
+        ),
+    ] = 10.0
     timeout_s: Annotated[
-        float, Meta(description="Longest time a request may wait before it is refused with 503.", gt=0)
+        float, Meta(description="Longest time a request may wait for any reason before it is refused with 503.", gt=0)
     ] = 600.0
     aging_every: Annotated[
         int,

@@ -104,6 +104,7 @@ class Errand(ABC):
                 timings=end.timings,
                 priority=request.priority,
             ),
+            self._sent_at,
             now,
         )
 

@@ -175,7 +175,7 @@ class Transit(ABC):
                     usage = Usage(self._body_bytes // BYTES_PER_TOKEN, len(body) // BYTES_PER_TOKEN)
                 end = self._end(usage, now)
                 self.deliver_whole(head, body, end)
-                self._way.pool.transit_ended(self._ended(end), now)
+                self._way.pool.transit_ended(self._ended(end), self._sent_at, now)
                 return
         self.convert().answer_whole(head, body)
 
@@ -220,7 +220,7 @@ class Transit(ABC):
         now = clock.now()
         end = self._end(reader.usage or Usage(self._body_bytes // BYTES_PER_TOKEN, reader.num_tokens), now)
         self.deliver_last(end)
-        self._way.pool.transit_ended(self._ended(end), now)
+        self._way.pool.transit_ended(self._ended(end), self._sent_at, now)
 
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
         self._connection = None

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -54,10 +55,11 @@ class Place:
 class Flow:
     """One tenant's part of a class."""
 
-    __slots__ = ("num_live", "places", "stamp", "start")
+    __slots__ = ("num_live", "places", "stamp", "start", "weight")
 
     def __init__(self, start: float) -> None:
         self.start = start
+        self.weight = 0.0  # while it has requests waiting: that of the first of them
         self.places: deque[Place] = deque()  # by arrival; some left meanwhile
         self.num_live = 0
         self.stamp = 0  # of its one valid entry in the class's heap
@@ -93,11 +95,24 @@ _Entry = tuple[float, int, int, Flow]
 class FairShare:
     """The tickets of one class."""
 
-    __slots__ = ("_flows", "_heap", "_returned", "_stamps", "_suspects", "_sweep_at", "_virtual", "num_live")
+    __slots__ = (
+        "_flows",
+        "_heap",
+        "_num_waiting",
+        "_returned",
+        "_stamps",
+        "_suspects",
+        "_sweep_at",
+        "_virtual",
+        "_weights",
+        "num_live",
+    )
 
     def __init__(self) -> None:
         self.num_live = 0
         self._virtual = 0.0  # the start tag of who was served last: where a newcomer begins if nobody waits
+        self._num_waiting = 0  # tenants with requests waiting
+        self._weights = 0.0  # of these together
         self._flows: dict[str, Flow] = {}
         self._heap: list[_Entry] = []
         self._sweep_at = _SLACK
@@ -121,6 +136,9 @@ class FairShare:
         if not flow.num_live:
             flow.start = max(flow.start, self._least())
             flow.num_live = 1
+            flow.weight = request.weight
+            self._weights += flow.weight
+            self._num_waiting += 1
             self._line_up(flow)
         else:
             flow.num_live += 1
@@ -162,10 +180,24 @@ class FairShare:
             elif not flow.num_live:
                 flow.places.clear()
                 flow.stamp = 0
+                self._weights -= flow.weight
+                self._num_waiting -= 1
+                flow.weight = 0.0
                 if not self.num_live:
+                    self._weights = 0.0  # exactly
                     self._virtual = max(self._virtual, flow.start)  # the end of a busy time
         else:
             (self._suspects if place.ticket.is_suspect else self._returned).remove(place)
+
+    def num_ahead(self, request: Request) -> int:
+        """How many of those that wait are taken before a newcomer, at most, if requests cost alike and its tenant owes
+        nothing: those that came back, its tenant's, and of each other tenant's as many as the law above allows."""
+        flow = self._flows.get(request.tenant)
+        own, own_weight = (flow.num_live, flow.weight) if flow is not None else (0, 0.0)
+        back = len(self._returned) + len(self._suspects)
+        num_rivals = self._num_waiting - (own > 0)
+        share = math.ceil(own * max(0.0, self._weights - own_weight) / request.weight) + num_rivals
+        return back + own + min(self.num_live - back - own, share)
 
     def settle(self, request: Request, num_tokens: int) -> None:
         """A request that was taken has cost so many tokens."""

@@ -5,6 +5,7 @@ Looks at queue and fleet and changes neither.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from inferd import clock
@@ -14,10 +15,11 @@ from inferd.events import RefusalReason
 from inferd.router.drain_rate import DrainRate
 from inferd.router.fleet import Fleet
 from inferd.router.member import Member
-from inferd.router.queue import RequestQueue
+from inferd.router.queue import RequestQueue, is_patient
 from inferd.router.status import ModelState, ModelStatus
 from inferd.router.ticket import Ticket
-from inferd.types import CLASSES, Failure, ModelInfo, class_of
+from inferd.router.wait_bound import WaitBound
+from inferd.types import Failure, ModelInfo
 
 _RETRY_AFTER_S = (1.0, 60.0)
 
@@ -35,6 +37,8 @@ class Outlook:
         self._created = clock.wall()
         self.config = config
         self.drain_rate = DrainRate()
+        self.wait_bound = WaitBound(config.queue.max_wait_s)
+        self._began_at: float | None = None  # to work, as it was last looked
         self.load_error: InferdError | None = None
         self.info: ModelInfo | None = None
         self.is_stopped = False
@@ -65,22 +69,62 @@ class Outlook:
             return Unavailable(message, code="breaker_open", retry_after_s=retry_after_s), "breaker_open"
         return self.unavailable(), "unavailable"
 
-    def why_too_late(self, ticket: Ticket, now: float) -> Verdict:
-        """Why it would wait beyond its deadline, where that is known well enough."""
-        if ticket.request.deadline_s is None:
+    def why_too_long(self, ticket: Ticket, now: float) -> Verdict:
+        """Why it would wait beyond its deadline, or for longer than requests may, where that is known well enough."""
+        left_s = ticket.due_at - now
+        bound_s = self.longest_wait_s(now)
+        if is_patient(ticket.request):
+            bound_s = math.inf
+        if math.isinf(left_s) and math.isinf(bound_s):
             return None, "deadline"
-        rank = CLASSES.index(class_of(ticket.request.priority))
-        ahead = sum(self._queue.by_class[: rank + 1]) + 1
-        left_s = ticket.deadline_at - now
-        if not self.drain_rate.surely_longer_than(left_s, ahead, now):
-            return None, "deadline"
-        error = Overloaded(
-            f"{ahead - 1} requests wait before this one, which at the present rate takes longer than the "
-            f"{left_s:.3g} s that its deadline leaves; allow more time, or try again later.",
-            code="deadline_unreachable",
-            retry_after_s=self.retry_after_s(now),
-        )
-        return error, "deadline"
+        ahead = self._queue.num_ahead(ticket.request)
+        if self.drain_rate.surely_longer_than(left_s, ahead + 1, now):
+            error = Overloaded(
+                f"{ahead} requests wait before this one, which at the present rate takes longer than the "
+                f"{left_s:.3g} s that its deadline leaves; allow more time, or try again later.",
+                code="deadline_unreachable",
+                retry_after_s=self.retry_after_s(now),
+            )
+            return error, "deadline"
+        if self.drain_rate.surely_longer_than(bound_s, ahead, now):
+            error = Overloaded(
+                f"The model's queue is full: {ahead} requests wait before this one, which at the present rate takes "
+                f"longer than the {bound_s:.3g} s that requests may wait (queue.max_wait_s). Try again later, or send "
+                "work that can wait as batch work.",
+                code="queue_full",
+                retry_after_s=self.retry_after_s(now),
+            )
+            return error, "queue_full"
+        return None, "deadline"
+
+    def longest_wait_s(self, now: float) -> float:
+        """How long requests may wait, apart from batch work; infinite while no replica works."""
+        return self.wait_bound.seconds(now) if self._works_since(now) is not None else math.inf
+
+    def expires_since(self, now: float) -> float:
+        """Whatever has waited since then or before has waited too long, apart from batch work. The time in which no
+        replica worked does not count."""
+        works_since = self._works_since(now)
+        if works_since is None:
+            return -math.inf
+        since = now - self.wait_bound.seconds(now)
+        return since if since >= works_since else -math.inf
+
+    def next_expiry(self, now: float) -> float | None:
+        """When the next waiting request has waited too long; None: no time is known."""
+        works_since, oldest_at = self._works_since(now), self._queue.oldest_at
+        if works_since is None or oldest_at is None:
+            return None
+        bound_s = self.wait_bound.seconds(now)
+        return None if math.isinf(bound_s) else max(oldest_at, works_since) + bound_s
+
+    def _works_since(self, now: float) -> float | None:
+        """Since when at least one replica has been ready; None: none is."""
+        if not any(member.replica.is_ready for member in self._fleet.members):
+            self._began_at = None
+        elif self._began_at is None:
+            self._began_at = now
+        return self._began_at
 
     def unavailable(self) -> InferdError:
         if self.is_stopped:

@@ -31,7 +31,7 @@ from inferd.router.fleet import Fleet
 from inferd.router.member import Member
 from inferd.router.outlook import Outlook, Verdict
 from inferd.router.placement import Placement
-from inferd.router.queue import RequestQueue
+from inferd.router.queue import RequestQueue, is_patient
 from inferd.router.replica import LocalReplica, Replica
 from inferd.router.status import Applied, ModelStatus
 from inferd.router.stream import Stream
@@ -117,6 +117,7 @@ class Pool:
             is_whole=isinstance(request, GenerateRequest) and not request.stream,
         )
         ticket = Ticket(request, stream, self._num_accepted, now + self.config.queue.timeout_s, relay)
+        ticket.queued_at = now
         self._tries.budget.note(now)
         able = () if self._is_stopped or len(self._queue) else self._placement.able(ticket, self.fleet.takers(now))
         if not able:
@@ -136,7 +137,7 @@ class Pool:
         """Whether a request that cannot be worked on at once may wait."""
         error, reason = self.outlook.why_not(ticket, now)
         if error is None:
-            error, reason = self.outlook.why_too_late(ticket, now)
+            error, reason = self.outlook.why_too_long(ticket, now)
         if error is None:
             error, reason = self._make_room(ticket, now)
         if error is not None:
@@ -197,7 +198,10 @@ class Pool:
         if len(self._queue):
             now = clock.now()
             for expired in self._queue.pop_expired(now):
-                self._expire(expired, now)
+                self._expire(expired, now, f"for {self.config.queue.timeout_s:g} s without a replica becoming free")
+            for expired in self._queue.pop_longest(self.outlook.expires_since(now)):
+                longest_s = self.outlook.longest_wait_s(now)
+                self._expire(expired, now, f"behind others for the {longest_s:.3g} s that requests may wait")
             while len(self._queue):
                 takers = self.fleet.takers(now)
                 if not takers:
@@ -239,7 +243,8 @@ class Pool:
 
     def _arm(self, now: float) -> None:
         """Look again when the next ticket has waited too long, or a breaker lets a request through."""
-        at = self._queue.next_expiry
+        times = (self._queue.next_expiry, self.outlook.next_expiry(now))
+        at = min((time for time in times if time is not None), default=None)
         for member in self.fleet.members:
             reopens_at = member.breaker.reopens_at if member.breaker is not None else None
             if reopens_at is not None and reopens_at > now and (at is None or reopens_at < at):
@@ -255,18 +260,18 @@ class Pool:
         self._timer = None
         self._pump()
 
-    def _expire(self, ticket: Ticket, now: float) -> None:
+    def _expire(self, ticket: Ticket, now: float, why: str) -> None:
         request = ticket.request
         if ticket.deadline_at <= now:
             self._fail(ticket, too_late(request))
             return
         self._emit(RequestRefused(model=self.name, reason="queue_timeout", tenant=request.tenant))
         error = Overloaded(
-            f"The request waited for {self.config.queue.timeout_s:g} s without a replica becoming free; try again later.",
+            f"The request waited {why}; try again later.",
             retry_after_s=self.outlook.retry_after_s(now),
             code="queue_timeout",
         )
-        self._refuse(ticket, error)
+        self._refuse_or_fail(ticket, error)
 
     def _reconsider(self) -> None:
         """The replicas are others now: whoever waits in vain hears of it."""
@@ -299,9 +304,10 @@ class Pool:
         if not self._teller.is_telling:
             self._teller.tell()
 
-    def transit_ended(self, ended: RequestEnded, now: float) -> None:
+    def transit_ended(self, ended: RequestEnded, sent_at: float, now: float) -> None:
         """It was answered."""
         self._num_transits -= 1
+        self.outlook.wait_bound.answered(now - sent_at)
         self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
         self.last_used_at = now
         self._emit(ended)
@@ -320,6 +326,7 @@ class Pool:
         ticket = Ticket(request, stream, self._num_accepted, clock.now() + self.config.queue.timeout_s, relay)
         self._num_accepted += 1
         ticket.attempts = 1
+        ticket.queued_at = sent_at
         ticket.dispatched_at = ticket.first_dispatched_at = sent_at
         ticket.runner, ticket.replica = member.replica, member.index
         stream.progress.first_at = first_at
@@ -336,7 +343,8 @@ class Pool:
     def _wait_again(self, ticket: Ticket) -> None:
         ticket.runner = None
         ticket.is_paid = True  # also one that had found the queue empty: who comes back goes first
-        ticket.expires_at = clock.now() + self.config.queue.timeout_s
+        ticket.queued_at = clock.now()
+        ticket.expires_at = ticket.queued_at + self.config.queue.timeout_s
         self._queue.push(ticket)
 
     def _hedge(self, ticket: Ticket, attempt: int) -> None:
@@ -581,6 +589,7 @@ class Pool:
         del self._live[request.id]
         end = timed(end, ticket, last, now)
         ticket.runner = None
+        self._note_wait(ticket, end, now)
         if isinstance(last, Relayed):
             stream.relay(Relayed(request.id, last.head, last.data, end), now)
         else:
@@ -596,6 +605,20 @@ class Pool:
         if self.is_idle:
             self._now_idle()
         self._teller.tell()
+
+    def _note_wait(self, ticket: Ticket, end: End, now: float) -> None:
+        """What became of a request says whether the queue lets requests wait for too long. Batch work says nothing."""
+        begun_at = ticket.dispatched_at
+        if begun_at is None:
+            return
+        if end.outcome == "done":
+            self.outlook.wait_bound.answered(now - begun_at)
+        elif (
+            (end.outcome == "cancelled" or was_too_late(end))
+            and ticket.is_for_nothing
+            and not is_patient(ticket.request)
+        ):
+            self.outlook.wait_bound.given_up(begun_at - ticket.queued_at, begun_at, now)
 
     def _now_idle(self) -> None:
         self.idle.set()
@@ -643,6 +666,7 @@ class Pool:
         old, self.config = self.config, config
         self.outlook.config = config
         self._queue.configure(config.queue)
+        self.outlook.wait_bound.configure(config.queue.max_wait_s)
         self._placement.config = config
         self._tries.configure(config.retry)
         applied = await self.fleet.fit(config)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -45,6 +46,7 @@ class RequestQueue:
         self._classes = tuple(FairShare() for _ in CLASSES)  # the best first
         self._places: dict[Ticket, Place] = {}
         self._expiries: list[tuple[float, int, Place]] = []
+        self._arrivals: deque[Place] = deque()  # of all but batch work, in this order; some left meanwhile
         self._tie = itertools.count()
         self._total = _Sum()
         self._tenants: dict[str, _Sum] = {}
@@ -71,6 +73,11 @@ class RequestQueue:
         """How many wait in each class, the best first."""
         critical, interactive, normal, batch = self._classes
         return critical.num_live, interactive.num_live, normal.num_live, batch.num_live
+
+    def num_ahead(self, request: Request) -> int:
+        """How many of those that wait would be taken before a newcomer, by class and fair share. An estimate."""
+        line = _line(request.priority)
+        return sum(better.num_live for better in self._classes[:line]) + self._classes[line].num_ahead(request)
 
     # -- coming -----------------------------------------------------------------------------
 
@@ -109,7 +116,7 @@ class RequestQueue:
         return victims
 
     def push(self, ticket: Ticket) -> None:
-        """Let a ticket wait. Its ``expires_at`` and deadline count as they are now."""
+        """Let a ticket wait. Its ``queued_at``, ``expires_at`` and deadline count as they are now."""
         assert not ticket.is_waiting, f"request {ticket.request.id} waits twice"
         ticket.is_waiting = True
         request = ticket.request
@@ -122,6 +129,8 @@ class RequestQueue:
         expires_at = min(ticket.expires_at, ticket.deadline_at)
         if expires_at < math.inf:
             heapq.heappush(self._expiries, (expires_at, next(self._tie), place))
+        if not is_patient(request):
+            self._arrivals.append(place)
 
     # -- leaving ----------------------------------------------------------------------------
 
@@ -160,6 +169,23 @@ class RequestQueue:
                 self.remove(place.ticket)
                 expired.append(place.ticket)
         return expired
+
+    def pop_longest(self, until: float) -> list[Ticket]:
+        """Every ticket that has waited since ``until`` or before, by arrival; they wait no more. Batch work stays."""
+        found = []
+        while (oldest_at := self.oldest_at) is not None and oldest_at <= until:
+            place = self._arrivals.popleft()
+            self.remove(place.ticket)
+            found.append(place.ticket)
+        return found
+
+    @property
+    def oldest_at(self) -> float | None:
+        """Since when the one that has waited for the longest does. Batch work does not count."""
+        arrivals = self._arrivals
+        while arrivals and not arrivals[0].is_live:
+            arrivals.popleft()
+        return arrivals[0].ticket.queued_at if arrivals else None
 
     @property
     def next_expiry(self) -> float | None:
@@ -201,6 +227,8 @@ class RequestQueue:
             # A queue that stands still must not grow with every client that leaves.
             self._expiries = [expiry for expiry in self._expiries if expiry[2].is_live]
             heapq.heapify(self._expiries)
+        if len(self._arrivals) > _SLACK + 4 * len(self._places):
+            self._arrivals = deque(place for place in self._arrivals if place.is_live)
 
     def _problem(self, request: Request, total: _Sum, own: _Sum) -> Overloaded | None:
         config = self._config
@@ -250,6 +278,11 @@ class _Sum:
         self.requests -= 1
         self.tokens -= request.num_tokens
         self.bytes -= request.num_bytes
+
+
+def is_patient(request: Request) -> bool:
+    """Whether it may wait for long: batch work."""
+    return class_of(request.priority) == "batch"
 
 
 def _line(rank: Priority) -> int:

@@ -29,6 +29,7 @@ class Ticket:
         "is_waiting",
         "kills",
         "number",
+        "queued_at",
         "relay",
         "replica",
         "request",
@@ -48,6 +49,7 @@ class Ticket:
         self.number = number
         self.expires_at = expires_at
         self.is_waiting = False
+        self.queued_at = -math.inf  # when it began to wait, the last time
         self.is_paid = False  # the queue gave it out once: its tenant's share has paid for it
         self.first_dispatched_at: float | None = None
         self.dispatched_at: float | None = None  # the last time
@@ -64,6 +66,19 @@ class Ticket:
     def deadline_at(self) -> float:
         deadline_s = self.request.deadline_s
         return math.inf if deadline_s is None else self.request.arrived_at + deadline_s
+
+    @property
+    def due_at(self) -> float:
+        """When its answer, or the first of it, is worthless."""
+        first_byte_s = self.request.first_byte_s
+        return (
+            self.deadline_at if first_byte_s is None else min(self.deadline_at, self.request.arrived_at + first_byte_s)
+        )
+
+    @property
+    def is_for_nothing(self) -> bool:
+        """Whether its client, were it to leave now, has seen nothing of an answer."""
+        return self.stream.is_whole or not self.stream.progress.has_output
 
     @property
     def is_suspect(self) -> bool:
