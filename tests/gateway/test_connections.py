@@ -241,17 +241,43 @@ def test_requests_that_two_servers_could_read_differently_are_refused(server: Ru
     assert received.count(b"\r\n\r\n") == 1
 
 
-def test_garbage_behind_a_request_does_not_get_into_its_answer(server: Running) -> None:
+def test_garbage_behind_a_request_is_refused_behind_its_answer(server: Running) -> None:
     server.router.script = None
     with connect(server) as connection:
         connection.sendall(request("/v1/chat/completions", BODY))
         assert server.router.submitted.acquire(timeout=10)
         stream = server.router.streams[0]
         server.put(stream, Output(stream.request.id, (Delta(0, "one"),), PromptReport(1)))
-        read_until(connection, b"one")
+        received = read_until(connection, b"one")
         connection.sendall(b"\x00garbage\r\n\r\n")
-        assert b"400" not in read_all(connection)
-    assert server.served().status == 499
+        server.put(
+            stream, Output(stream.request.id, (Delta(0, "two", finish_reason="stop"),), end=End("done", Usage(1, 2)))
+        )
+        received += read_all(connection)
+    answer, _, refusal = received.partition(b"0\r\n\r\n")
+    assert b"[DONE]" in answer
+    assert refusal.startswith(b"HTTP/1.1 400 ")
+    assert server.served().status == 200
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_a_malformed_chunk_is_a_400_for_the_client_and_in_the_log(
+    server: Running, path: str, is_waited_for: bool
+) -> None:
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", "transfer-encoding: chunked"]
+    with connect(server) as connection:
+        if is_waited_for:
+            connection.sendall("\r\n".join([*lines, "expect: 100-continue", "", ""]).encode())
+            read_until(connection, b"100 Continue\r\n\r\n")  # the endpoint reads the body
+        else:
+            connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        connection.sendall(b'3\r\n{"a\r\nzz\r\n')
+        received = read_all(connection)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.count(b"HTTP/1.1") == 1 + received.count(b"no valid HTTP/1.1")
+    assert (served := server.served()).status == 400
+    assert (served.route, served.error_code) == (path, "invalid_http")
 
 
 def test_a_body_announced_too_large_is_refused_unread(server: Running) -> None:

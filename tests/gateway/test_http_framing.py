@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, cast
 
@@ -17,8 +19,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.stopwatch import Stopwatch
 
+from inferd import clock
 from inferd.config import ServerConfig
-from inferd.gateway.connection import MAX_HEADER_BYTES, MAX_PIPELINED, PIPELINE_AHEAD, Connection, Waits
+from inferd.errors import InferdError
+from inferd.gateway.connection import (
+    MAX_HEADER_BYTES,
+    PIPELINE_AHEAD,
+    REQUESTS_PER_TURN,
+    SLICE_BYTES,
+    Connection,
+    Waits,
+)
+from inferd.gateway.errors import kind_of
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.http import Message, Receive, Scope, Send
 from inferd.gateway.listener import HttpServer
@@ -36,6 +48,7 @@ class Wire:
     def __init__(self) -> None:
         self.written = b""
         self.is_closed = False
+        self.is_paused = False
 
     def write(self, data: bytes) -> None:
         assert not self.is_closed
@@ -49,8 +62,12 @@ class Wire:
     def is_closing(self) -> bool:
         return self.is_closed
 
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
     def set_write_buffer_limits(self, high: int) -> None: ...
 
 
@@ -78,6 +95,9 @@ class Host:
         exchange.answer(200, (), b"ok")
         return True
 
+    def refuse(self, exchange: Exchange, error: InferdError) -> None:
+        exchange.answer(kind_of(error).status, (), b"no")
+
     def spawn(self, serving: Coroutine[Any, Any, None]) -> None:
         serving.close()  # of requests that are not whole
 
@@ -87,14 +107,20 @@ class Host:
 
 def ours(data: bytes, cuts: list[int]) -> tuple[list[Seen], Wire]:
     host, wire = Host(), Wire()
-    connection = Connection(host)
+    asyncio.run(fed(Connection(host), wire, data, cuts))
+    return host.seen, wire
+
+
+async def fed(connection: Connection, wire: Wire, data: bytes, cuts: list[int]) -> None:
+    """Everything has arrived, and has been taken as far as it will be."""
     connection.connection_made(wire)  # type: ignore[arg-type]
     begin = 0
     for cut in [*sorted(cuts), len(data)]:
         if data[begin:cut] and not wire.is_closed:
             connection.data_received(data[begin:cut])
+        while wire.is_paused and not wire.is_closed:
+            await asyncio.sleep(0)
         begin = cut
-    return host.seen, wire
 
 
 def theirs(data: bytes) -> list[Seen]:
@@ -214,14 +240,99 @@ def test_what_could_be_read_in_two_ways_is_refused_and_the_connection_closed(cas
     assert wire.is_closed
 
 
-def test_more_requests_than_a_client_may_send_ahead_end_the_connection() -> None:
+@pytest.mark.parametrize("count", [64, 65, 66, 1000, 20_000])
+@pytest.mark.parametrize(
+    "one", [WHOLE[0], WHOLE[2], b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"]
+)
+def test_any_number_of_requests_in_one_read_is_answered(count: int, one: bytes) -> None:
+    count = min(count, 2**18 // len(one))  # what one read brings at most
+    seen, wire = ours(one * count, [])
+    assert len(seen) == count
+    assert wire.written.count(b"HTTP/1.1 200") == count
+    assert not wire.is_closed
+
+
+def test_one_turn_of_the_loop_begins_a_bounded_number_of_requests() -> None:
     host, wire = Host(), Wire()
-    host.forward = None
-    connection = Connection(host)
-    connection.connection_made(wire)  # type: ignore[arg-type]
-    connection.data_received(WHOLE[0] * (MAX_PIPELINED + 2))
+    counts = list[int]()
+
+    async def main() -> None:
+        feeding = asyncio.ensure_future(fed(Connection(host), wire, WHOLE[0] * 5000, []))
+        while not feeding.done():
+            await asyncio.sleep(0)
+            counts.append(len(host.seen))
+
+    asyncio.run(main())
+    begun = [after - before for before, after in itertools.pairwise([0, *counts])]
+    assert max(begun) <= REQUESTS_PER_TURN + SLICE_BYTES // len(WHOLE[0])
+    assert len(host.seen) == 5000
+
+
+def test_requests_behind_one_that_takes_its_time_wait_unread() -> None:
+    host, wire = Host(), Wire()
+    answered = list[Exchange]()
+
+    def take(exchange: Exchange) -> bool:
+        answered.append(exchange)
+        return True
+
+    host.forward = take
+
+    async def main() -> None:
+        connection = Connection(host)
+        connection.connection_made(wire)  # type: ignore[arg-type]
+        connection.data_received(WHOLE[0] * 5000)
+        assert len(connection._queue) <= PIPELINE_AHEAD + SLICE_BYTES // len(WHOLE[0])
+        assert wire.is_paused
+        for number in range(5000):
+            while len(answered) <= number:
+                await asyncio.sleep(0)
+            answered[number].take_body()
+            answered[number].answer(200, (), b"ok")
+            assert len(connection._queue) <= PIPELINE_AHEAD + SLICE_BYTES // len(WHOLE[0])
+        while wire.is_paused:
+            await asyncio.sleep(0)
+        assert wire.written.count(b"HTTP/1.1 200") == 5000
+
+    asyncio.run(main())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(WHOLE), max_size=100),
+    st.sampled_from(
+        [*AMBIGUOUS.values(), b"\x00garbage\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"x" * (2 * MAX_HEADER_BYTES)]
+    ),
+    st.lists(st.integers(0, 6000), max_size=4),
+)
+def test_the_requests_before_bytes_that_are_none_are_answered_and_then_comes_one_refusal(
+    whole: list[bytes], bad: bytes, cuts: list[int]
+) -> None:
+    data = b"".join(whole) + bad
+    seen, wire = ours(data, [min(cut, len(data)) for cut in cuts])
+    assert len(seen) == len(whole)
+    answers = re.findall(rb"HTTP/1\.1 (\d+)", wire.written)
+    assert answers[:-1] == [b"200"] * len(whole)
+    assert answers[-1] in (b"400", b"431")
     assert wire.is_closed
-    assert wire.written.startswith(b"HTTP/1.1 400 ")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(WHOLE), max_size=5),
+    st.sampled_from(WHOLE),
+    st.binary(max_size=40) | st.sampled_from([*WHOLE, *AMBIGUOUS.values()]),
+    st.lists(st.integers(0, 400), max_size=4),
+)
+def test_bytes_behind_a_request_that_is_its_clients_last_change_nothing(
+    whole: list[bytes], last: bytes, behind: bytes, cuts: list[int]
+) -> None:
+    data = b"".join(whole) + last.replace(b"host: x\r\n", b"host: x\r\nconnection: close\r\n") + behind
+    seen, wire = ours(data, [min(cut, len(data)) for cut in cuts])
+    assert seen == theirs(data)
+    assert len(seen) == len(whole) + 1
+    assert re.findall(rb"HTTP/1\.1 (\d+)", wire.written) == [b"200"] * len(seen)
+    assert wire.is_closed
 
 
 # -- over real sockets -------------------------------------------------------------------------------
@@ -429,12 +540,8 @@ def test_a_trailer_is_never_taken_for_a_header(cuts: list[int]) -> None:
         return host._take(exchange)
 
     host.forward = take
-    connection, wire = Connection(host), Wire()
-    connection.connection_made(wire)  # type: ignore[arg-type]
-    sent, begin = CHUNKED + b"authorization: Bearer stolen\r\nkept: no\r\n\r\n", 0
-    for cut in [*cuts, len(sent)]:
-        connection.data_received(sent[begin:cut])
-        begin = cut
+    sent = CHUNKED + b"authorization: Bearer stolen\r\nkept: no\r\n\r\n"
+    asyncio.run(fed(Connection(host), Wire(), sent, cuts))
     assert host.seen == [("POST", b"/a", b"hi")]
     assert headers == [(b"host", b"x"), (b"kept", b"yes"), (b"transfer-encoding", b"chunked")]
 
@@ -487,11 +594,44 @@ def test_a_request_that_comes_in_two_parts_behind_others_is_read_to_its_end() ->
     served(then, slow)
 
 
-def test_any_number_of_offers_of_another_protocol_ends_in_a_refusal() -> None:
-    offer = b"GET /a HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
-    seen, wire = ours(offer * 3000, [])
-    assert seen == []
-    assert wire.written.startswith(b"HTTP/1.1 400 ")
-    assert wire.is_closed
-    seen, wire = ours(offer * MAX_PIPELINED, [])
-    assert seen == [("GET", b"/a", b"")] * MAX_PIPELINED
+def test_half_of_a_head_behind_a_request_does_not_cut_its_answer() -> None:
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            await given_up.wait()
+        await echo(scope, receive, send)
+
+    given_up = asyncio.Event()
+
+    async def then(server: HttpServer) -> None:
+        async with socket_to(server) as one:
+            one.writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\nGET /half HTTP/1.1\r\nho")
+            while not any(cast(Connection, guest)._last_words for guest in server.connections):
+                await asyncio.sleep(0.01)
+            given_up.set()
+            received = await one.rest()
+            assert received.startswith(b"HTTP/1.1 200")
+            assert received.index(b"GET /slow ") < received.index(b"HTTP/1.1 408")
+
+    served(then, slow, header_s=0.1)
+
+
+def test_the_headers_of_a_request_that_waits_unread_are_not_too_slow() -> None:
+    host, wire = Host(), Wire()
+    answered = list[Exchange]()
+    host.forward = lambda exchange: not answered.append(exchange)  # type: ignore[func-returns-value]
+
+    async def main() -> None:
+        connection = Connection(host)
+        connection.connection_made(wire)  # type: ignore[arg-type]
+        connection.data_received(WHOLE[0] * (PIPELINE_AHEAD + 1) + WHOLE[0][:10])
+        assert wire.is_paused
+        for _ in range(3):
+            connection.look(clock.now() + 2 * host.waits.header_s)
+        for number in range(PIPELINE_AHEAD + 1):
+            answered[number].take_body()
+            answered[number].answer(200, (), b"ok")
+        connection.data_received(WHOLE[0][10:])
+        assert len(answered) == PIPELINE_AHEAD + 2
+        assert not wire.is_closed
+
+    asyncio.run(main())

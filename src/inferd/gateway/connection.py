@@ -13,20 +13,26 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, Literal, NamedTuple, Protocol, cast
 
 import httptools
 
 from inferd import clock
+from inferd.errors import InferdError, InvalidRequest
 from inferd.gateway.exchange import READ_AHEAD_BYTES, BadTarget, Exchange, Serving
 from inferd.gateway.http import Receive, Scope, Send
 from inferd.gateway.upgrade import Guest, Successor
 
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_DISCARDED_BYTES: Final = 64 * 1024 * 1024
-MAX_PIPELINED: Final = 64
-# Requests and bytes of them that are read while another is answered. Not more, and not less: who leaves is only
-# noticed while reading.
+SLICE_BYTES: Final = 4096
+"""Outside of bodies a read is parsed in pieces of this size. Between two pieces, parsing can stop."""
+
+REQUESTS_PER_TURN: Final = 64
+"""Requests of one connection that one turn of the event loop begins, give or take those of one piece."""
+
+# Requests and bytes of them that are read while another is answered. Not more, and not less: a client that leaves is
+# only noticed while reading.
 PIPELINE_AHEAD: Final = 8
 PIPELINE_AHEAD_BYTES: Final = 64 * 1024
 WRITE_AHEAD_BYTES: Final = 64 * 1024
@@ -65,6 +71,24 @@ NO_ROOM: Final = _refusal(
 )
 
 
+Reading = Literal["on", "offer", "later", "end"]
+"""What becomes of what is read. on: it is parsed; offer: it is held, as it is not HTTP if an offer is taken; later: it is
+held until there is room for more requests; end: it is thrown away, as nothing behind the last request is one."""
+
+
+def _malformed() -> InferdError:
+    return InvalidRequest(
+        "The request's body is no valid HTTP/1.1; send what its headers announce.", code="invalid_http"
+    )
+
+
+def _too_large() -> InferdError:
+    return InvalidRequest(
+        f"More than {MAX_HEADER_BYTES >> 10} KiB of the request's body are extensions of chunks or trailers; send less.",
+        code="headers_too_large",
+    )
+
+
 class Waits(NamedTuple):
     """Seconds that a client gets."""
 
@@ -90,6 +114,9 @@ class Host(Protocol):
 
     is_stopping: bool
 
+    def refuse(self, exchange: Exchange, error: InferdError, /) -> None:
+        """Answer a request that cannot be read to its end, and that the application has not heard of."""
+
     def spawn(self, serving: Coroutine[Any, Any, None]) -> None: ...
     def turn_away(self, transport: asyncio.Transport) -> None:
         """There is no room for this connection: it is nobody's from now on."""
@@ -104,6 +131,7 @@ class Connection(Guest):
         "_ahead_bytes",
         "_at_boundary",
         "_bare_bytes",
+        "_body_left",
         "_current",
         "_discarded",
         "_drain",
@@ -118,9 +146,12 @@ class Connection(Guest):
         "_incoming",
         "_is_moving",
         "_is_read_paused",
+        "_last_words",
+        "_num_read",
         "_parser",
         "_queue",
         "_raw_head",
+        "_reading",
         "_reading_bytes",
         "_rest_since",
         "_stuck_bytes",
@@ -147,7 +178,9 @@ class Connection(Guest):
         self._in_headers = True
         self._header_bytes = 0
         self._header_since = clock.now()  # 0: no headers are under way
-        self._reading_bytes = 0  # of the read that is being parsed
+        self._reading_bytes = 0  # of the piece that is being parsed
+        self._body_left = 0  # of the body that is being read, where its length was told
+        self._num_read = 0  # requests whose headers this turn has read
         self._bare_bytes = 0  # read since the last byte of a body: sizes of chunks, their extensions, trailers
         self._idle_since = 0.0  # 0: something is under way
         self._incoming: Exchange | None = None  # whose body is being read
@@ -159,7 +192,9 @@ class Connection(Guest):
         self._ahead_bytes = 0  # read while requests waited for the one that is being answered
         self._is_moving = False
         self._is_read_paused = False
-        self._held: bytes | None = None  # read behind an offer of another protocol, and not HTTP if it is taken
+        self._reading: Reading = "on"
+        self._held: bytes | None = None  # what was read and is not parsed; None: all is
+        self._last_words = b""  # a refusal that follows the answers to what was read before
         self._discarded = 0
         self._drain: asyncio.Future[None] | None = None
         self._stuck_since = 0.0
@@ -194,53 +229,115 @@ class Connection(Guest):
                 return
             end = data.find(b"\r\n\r\n")
             self._raw_head = data[:end] if 0 < end < MAX_FAMILIAR_BYTES else b""
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Parse what this turn may, begin with the requests that are complete, and see whether to read on."""
+        self._num_read = 0
+        self._feed(data)
+        if self._transport.is_closing():
+            return
+        self._move()
+        if self._transport.is_closing():
+            return
+        incoming = self._incoming
+        if (incoming.is_over if incoming is not None else not self._in_headers) and self._current is None:
+            self._idle_since = clock.now()
+        num_ahead = self._num_ahead
+        self._ahead_bytes = self._ahead_bytes + len(data) if num_ahead > 0 else 0
+        if self._reading != "end" and (
+            num_ahead >= PIPELINE_AHEAD
+            or self._reading == "later"
+            or self._ahead_bytes > PIPELINE_AHEAD_BYTES
+            or (incoming is not None and not incoming.is_over and incoming.num_buffered > READ_AHEAD_BYTES)
+        ):
+            self._pause_reading()
+            if self._reading == "later" and num_ahead <= 0:
+                asyncio.get_running_loop().call_soon(self._parse_on)
+
+    @property
+    def _num_ahead(self) -> int:
+        """Requests that wait for the one that is being answered."""
+        return len(self._queue) - (self._current is None)
+
+    def _feed(self, data: bytes) -> None:
+        """Parse in pieces that end where parsing may have to stop. What is left waits in ``_held``."""
+        begin, size = 0, len(data)
+        while begin < size and not self._transport.is_closing():
+            end = min(size, begin + max(SLICE_BYTES, self._body_left))
+            if self._reading == "on" and self._is_enough():
+                self._reading, self._held = "later", data[begin:]
+                return
+            try:
+                self._parse(data if end - begin == size else data[begin:end])
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._decline_upgrade(data[begin + upgrade.args[0] :])
+                begin, size = 0, len(data)
+                continue
+            if self._reading == "end":
+                return
+            begin = end
+
+    def _is_enough(self) -> bool:
+        """Whether no more may be parsed in this turn. Begins with the requests that are complete."""
+        if self._incoming is not None or not self._num_read:
+            return False
+        self._move()
+        return self._num_read >= REQUESTS_PER_TURN or self._num_ahead >= PIPELINE_AHEAD
+
+    def _parse(self, data: bytes) -> None:
+        """Raises HttpParserUpgrade, whose argument is how much of ``data`` was parsed."""
         self._reading_bytes = len(data)
         self._bare_bytes += len(data)
         try:
-            self._feed(data)
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise
         except httptools.HttpParserCallbackError:
             raise  # a defect of ours; the loop reports it and closes
         except httptools.HttpParserError:
-            self._refuse(_BAD_REQUEST)
+            if self._reading != "end":  # else what cannot be read is behind the last request
+                self._give_up_reading(_BAD_REQUEST, _malformed)
             return
-        if self._transport.is_closing():
+        if self._reading == "end":
             return
         if self._in_headers:
             self._header_bytes += len(data)
             if not self._header_since:
                 self._header_since = clock.now()
-            if self._header_bytes > MAX_HEADER_BYTES:
-                self._refuse(_HEADERS_TOO_LARGE)
-                return
+            if self._header_bytes > MAX_HEADER_BYTES + SLICE_BYTES:  # the piece may have begun before the headers
+                self._give_up_reading(_HEADERS_TOO_LARGE, _too_large)
         elif self._incoming is not None and self._bare_bytes > MAX_HEADER_BYTES:
-            self._refuse(_HEADERS_TOO_LARGE)  # extensions or trailers without end; the parser keeps a trailer whole
-            return
-        self._move()
-        incoming = self._incoming
-        if (incoming.is_over if incoming is not None else not self._in_headers) and self._current is None:
-            self._idle_since = clock.now()
-        num_ahead = len(self._queue) - (self._current is None)
-        self._ahead_bytes = self._ahead_bytes + len(data) if num_ahead > 0 else 0
-        if (
-            num_ahead >= PIPELINE_AHEAD
-            or self._ahead_bytes > PIPELINE_AHEAD_BYTES
-            or (incoming is not None and not incoming.is_over and incoming.num_buffered > READ_AHEAD_BYTES)
-        ) and not self._is_read_paused:
-            self._is_read_paused = True
-            self._transport.pause_reading()
-
-    def _feed(self, data: bytes) -> None:
-        while not self._transport.is_closing():
-            try:
-                self._parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                data = self._decline_upgrade(data[upgrade.args[0] :])
+            # Extensions or trailers without end; the parser keeps a trailer whole.
+            self._give_up_reading(_HEADERS_TOO_LARGE, _too_large)
 
     def _hold(self, data: bytes) -> None:
         assert self._held is not None
+        if self._reading == "end":
+            self._discarded += len(data)
+            if self._discarded > MAX_DISCARDED_BYTES:
+                self._transport.abort()
+            return
         self._held += data
-        if len(self._held) > READ_AHEAD_BYTES and not self._is_read_paused:
+        if len(self._held) > READ_AHEAD_BYTES:
+            self._pause_reading()
+
+    def _give_up_reading(self, answer: bytes, error: Callable[[], InferdError]) -> None:
+        """What follows cannot be read. The request that it belongs to is refused (``error``), or what would have been
+        one (``answer``); the requests before it are answered first."""
+        self._reading, self._held = "end", b""
+        self._discarded = 0
+        self._header_since = 0.0
+        incoming, self._incoming = self._incoming, None
+        if incoming is None:
+            self._last_words = answer
+        else:
+            incoming.spoil(error)
+            if incoming.is_over:
+                self._close()  # it is answered already: its rest was being thrown away
+
+    def _pause_reading(self) -> None:
+        if not self._is_read_paused:
             self._is_read_paused = True
             self._transport.pause_reading()
 
@@ -281,19 +378,19 @@ class Connection(Guest):
         if parser.should_upgrade():
             return  # the parser stops here, see ``_decline_upgrade``
         self._in_headers = False
-        self._bare_bytes = 0
+        self._bare_bytes = self._body_left = 0
         self._header_since = 0.0
-        if self._transport.is_closing():
+        if self._transport.is_closing() or self._reading == "end":
             return
         headers = self._headers
         if self._header_bytes + self._reading_bytes > MAX_HEADER_BYTES:
             size = len(self._target) + sum(len(name) + len(value) for name, value in headers)
             if size > MAX_HEADER_BYTES:
-                self._refuse(_HEADERS_TOO_LARGE)
+                self._give_up_reading(_HEADERS_TOO_LARGE, _too_large)
                 return
         version: str = parser.get_http_version()
         if version not in ("1.1", "1.0"):  # a line without a version would be HTTP/0.9
-            self._refuse(_BAD_REQUEST)
+            self._give_up_reading(_BAD_REQUEST, _malformed)
             return
         exchange = Exchange(
             self,
@@ -306,22 +403,23 @@ class Connection(Guest):
         names = [name for name, _ in headers]
         num_hosts = names.count(b"host")
         if num_hosts != 1 and (version == "1.1" or num_hosts > 1):
-            self._refuse(_BAD_REQUEST)
+            self._give_up_reading(_BAD_REQUEST, _malformed)
             return
         if b"transfer-encoding" in names and not _is_chunked(headers, version):
-            self._refuse(_BAD_REQUEST)
+            self._give_up_reading(_BAD_REQUEST, _malformed)
             return
+        if b"content-length" in names:
+            length = headers[names.index(b"content-length")][1].strip()
+            self._body_left = int(length) if length.isdigit() else 0
         if b"expect" in names:
             exchange.expects_continue = version == "1.1" and (b"expect", b"100-continue") in [
                 (name, value.strip().lower()) for name, value in headers
             ]
-        if len(self._queue) >= MAX_PIPELINED:
-            self._refuse(_BAD_REQUEST)
-            return
         exchange.raw_head, self._raw_head = self._raw_head, b""
         if self._held is not None:  # what follows is not HTTP, or of nobody's
             exchange.keep_alive = False
             exchange.may_hand_over = True
+        self._num_read += 1
         self._incoming = exchange
         self._queue.append(exchange)
 
@@ -330,6 +428,7 @@ class Connection(Guest):
         if incoming is None or self._transport.is_closing():
             return
         self._bare_bytes = 0
+        self._body_left -= len(body)
         if incoming.is_over:
             # An answer sent before the body was read (413) leaves the rest to be thrown away. Up to a limit
             # this goes on, so that a client that writes first and reads later gets to see the answer.
@@ -341,11 +440,15 @@ class Connection(Guest):
 
     def on_message_complete(self) -> None:
         self._at_boundary = True
+        self._body_left = 0
         incoming, self._incoming = self._incoming, None
         self._rest_since = 0.0
         if incoming is None or self._transport.is_closing():
             return
         incoming.end_body()
+        if not incoming.keep_alive and self._reading == "on":
+            self._reading, self._held = "end", b""  # what follows is for nobody (RFC 9112, section 9.6)
+            self._discarded = 0
         if incoming.is_over:
             self._idle_since = clock.now()
 
@@ -360,7 +463,7 @@ class Connection(Guest):
         self._raw_head = b""
         method = self._parser.get_method()
         if method == b"CONNECT":
-            self._refuse(_BAD_REQUEST)
+            self._give_up_reading(_BAD_REQUEST, _malformed)
             return b""
         kept = [
             (name, value) for name, value in self._headers if name not in (b"upgrade", b"http2-settings", b"connection")
@@ -376,7 +479,7 @@ class Connection(Guest):
         offers_websocket = method == b"GET" and _offers_websocket(self._headers, self._parser.get_http_version())
         self._parser = httptools.HttpRequestParser(self)
         if offers_websocket:
-            self._held = b""
+            self._reading, self._held = "offer", b""
             self._hold(rest)
             return head
         return head + rest
@@ -391,12 +494,14 @@ class Connection(Guest):
         try:
             while self._current is None and self._queue and not self._transport.is_closing():
                 exchange = self._queue[0]
-                if not exchange.is_body_complete and self._gathers(exchange):
+                if not exchange.is_body_complete and exchange.spoiled is None and self._gathers(exchange):
                     return
                 self._queue.popleft()
                 self._waiting = None
                 self._current = exchange
                 self._begin(exchange)
+            if self._last_words and self._current is None:
+                self._refuse(self._last_words)
         finally:
             self._is_moving = False
 
@@ -416,6 +521,9 @@ class Connection(Guest):
     def _begin(self, exchange: Exchange) -> None:
         forward = self._host.forward
         try:
+            if exchange.spoiled is not None:
+                self._host.refuse(exchange, exchange.spoiled())
+                return
             if forward is not None and exchange.is_body_complete and forward(exchange):
                 return
             scope = exchange.scope()
@@ -493,7 +601,7 @@ class Connection(Guest):
             self._idle_since = clock.now()
         else:
             self._rest_since = clock.now()
-        if self._queue:
+        if self._queue or self._last_words:
             self._move()
         if self._is_read_paused:
             self._read_on()
@@ -501,9 +609,24 @@ class Connection(Guest):
     def _read_on(self) -> None:
         # One that is waited for is still in the queue, and the rest of its body is yet to be read.
         num_ahead = len(self._queue) - (self._waiting is not None)
-        if self._is_read_paused and not self._transport.is_closing() and not num_ahead:
+        if not self._is_read_paused or self._transport.is_closing() or num_ahead:
+            return
+        if self._reading != "later":
             self._is_read_paused = False
             self._transport.resume_reading()
+        elif not self._is_moving:
+            asyncio.get_running_loop().call_soon(self._parse_on)
+
+    def _parse_on(self) -> None:
+        """Go on with what was read and had to wait."""
+        if self._reading != "later" or self._transport.is_closing() or self._num_ahead > 0:
+            return
+        data, self._held = self._held, None
+        assert data is not None
+        self._reading = "on"
+        self._take(data)
+        if self._reading == "on":
+            self._read_on()
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -531,8 +654,11 @@ class Connection(Guest):
         elif self._waiting is not None:
             self._move()
         elif self._header_since:
-            if now - self._header_since > waits.header_s:
-                self._refuse(_HEADERS_TOO_SLOW)
+            if self._is_read_paused:
+                self._header_since = now  # the rest of them is not read before there is room for the request
+            elif now - self._header_since > waits.header_s:
+                self._give_up_reading(_HEADERS_TOO_SLOW, _malformed)
+                self._move()
         elif (self._idle_since and now - self._idle_since > waits.keep_alive_s) or (
             self._rest_since and now - self._rest_since > waits.rest_s
         ):

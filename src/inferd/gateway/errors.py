@@ -123,6 +123,7 @@ MAX_MESSAGE_CHARS: Final = 2000
 
 # Codes whose status differs from their kind's.
 _BY_CODE: Final[dict[str, int]] = {
+    "headers_too_large": 431,
     "idempotency_key_reused": 422,
     "upstream_connect_timeout": 504,
     "upstream_first_byte_timeout": 504,

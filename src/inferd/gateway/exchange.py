@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import httptools
 
 from inferd import clock
+from inferd.errors import InferdError
 from inferd.gateway.http import Headers, Message, Scope
 from inferd.gateway.upgrade import Offer, Successor
 
@@ -91,6 +92,7 @@ class Exchange:
         "on_leave",
         "on_room",
         "raw_head",
+        "spoiled",
         "target",
     )
 
@@ -123,6 +125,7 @@ class Exchange:
         self.is_started = False  # some of the answer was sent
         self.is_over = False  # all of it was
         self.has_left = False
+        self.spoiled: Callable[[], InferdError] | None = None  # why the body will never be complete
         self.on_leave: Callable[[], None] | None = None  # the client is gone
         self.on_room: Callable[[bool], None] | None = None  # whether there is room to write has changed
 
@@ -135,6 +138,12 @@ class Exchange:
 
     def end_body(self) -> None:
         self.is_body_complete = True
+        self._wake()
+
+    def spoil(self, error: Callable[[], InferdError]) -> None:
+        """The rest of the body cannot be read: ``receive`` raises the error, unless the answer needs no body."""
+        self.spoiled = error
+        self.keep_alive = False
         self._wake()
 
     def leave(self) -> None:
@@ -200,7 +209,10 @@ class Exchange:
         self._line.hand_over(self, successor, serving)
 
     async def receive(self) -> Message:
-        """ASGI: the next part of the body; after its end nothing, until the client leaves or all is said."""
+        """ASGI: the next part of the body; after its end nothing, until the client leaves or all is said.
+
+        Raises the error that ``spoil`` was given.
+        """
         if self.expects_continue and not self.is_body_complete and not self.is_started:
             self.expects_continue = False
             self._line.write(_CONTINUE)
@@ -215,6 +227,8 @@ class Exchange:
                 return {"type": "http.request", "body": data, "more_body": not self.is_body_complete}
             if self.has_left or self.is_over:
                 return {"type": "http.disconnect"}
+            if self.spoiled is not None:
+                raise self.spoiled()
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter

@@ -17,11 +17,12 @@ from typing import Any, Final, cast
 
 from inferd import clock
 from inferd.config import ServerConfig
-from inferd.errors import ConfigError
+from inferd.errors import ConfigError, InferdError
 from inferd.events import ClientTurnedAway, Emit, ignore
 from inferd.gateway.connection import MAX_HEADER_BYTES, NO_ROOM, Connection, Waits
+from inferd.gateway.errors import error_body, kind_of
 from inferd.gateway.exchange import Exchange
-from inferd.gateway.http import Receive, Scope, Send
+from inferd.gateway.http import JSON_TYPE, Receive, Scope, Send
 from inferd.gateway.tls import end_writing, secured
 from inferd.gateway.upgrade import Guest
 
@@ -97,7 +98,8 @@ def find_dead_peers(listener: socket.socket) -> None:
 class HttpServer:
     """An application on a socket. ``serve`` runs until ``stop``; requests in flight get ``grace_s``.
 
-    An application with a method ``forward`` is offered every request whose body is complete, and may take
+    An application with a method ``refuse`` answers requests that cannot be read to their end. One with a method
+    ``forward`` is offered every request whose body is complete, and may take
     it over without a task of its own; with a method ``express`` likewise whatever is read between two requests.
     """
 
@@ -119,6 +121,7 @@ class HttpServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.app = app
+        self.refuse = cast("Callable[[Exchange, InferdError], None]", getattr(app, "refuse", _refuse))
         self.forward = cast("Callable[[Exchange], bool] | None", getattr(app, "forward", None))
         self.express = cast("Callable[[Connection, bytes], bool] | None", getattr(app, "express", None))
         self._emit = emit
@@ -236,6 +239,11 @@ class HttpServer:
             connection.look(now)
         every = min(LOOK_EVERY_S, min(self.waits) / 4)
         self._timer = asyncio.get_running_loop().call_later(every, self._look)
+
+
+def _refuse(exchange: Exchange, error: InferdError) -> None:
+    """For an application that has no words of its own."""
+    exchange.answer(kind_of(error).status, ((b"content-type", JSON_TYPE),), error_body(error))
 
 
 class _TurnedAway(asyncio.Protocol):

@@ -19,6 +19,7 @@ from inferd.errors import InferdError, InternalError
 from inferd.events import Emit, HttpServed
 from inferd.gateway import kserve_rest as v2
 from inferd.gateway.admission import authenticate
+from inferd.gateway.answering import Answering
 from inferd.gateway.background import Background, is_wanted, refuse_stream
 from inferd.gateway.connection import Connection
 from inferd.gateway.control import ControlActions
@@ -103,6 +104,14 @@ class Gateway:
         if exchange.target.startswith(b"/v2/models/") and self._lane.may_learn(exchange):
             self._learn(exchange)
         return False
+
+    def refuse(self, exchange: Exchange, error: InferdError) -> None:
+        """Answer a request whose body cannot be read to its end, and that nothing else has heard of."""
+        call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
+        match = self._table.find(call.path)
+        if match is not None:
+            call.route, call.errors = match.pattern, match.errors
+        Answering(call, exchange, self).refuse(error)
 
     def _learn(self, exchange: Exchange) -> None:
         """If the next infer request with this head may take the short way, remember it. What the ordinary way
