@@ -73,6 +73,13 @@ def test_a_failure_is_kept_like_an_answer(server: Running) -> None:
     assert found["answer"]["error"]["code"] == "queue_full"
 
 
+def test_how_long_the_client_waits_for_its_handle_is_no_deadline_of_the_answer(server: Running) -> None:
+    headers = {"authorization": "Bearer sk-a", "prefer": "respond-async", "x-stainless-read-timeout": "5"}
+    where = server.http.post(server.url + "/v1/chat/completions", json=CHAT, headers=headers).headers["location"]
+    assert ask(server, "GET", where, prefer="wait=10").json()["status"] == "done"
+    assert server.router.last.deadline_s is None
+
+
 def test_only_its_tenant_sees_a_handle(server: Running) -> None:
     where = begin(server).headers["location"]
     assert ask(server, "GET", where, "sk-a2").status_code == 200

@@ -229,6 +229,14 @@ def test_a_priority_is_no_better_than_the_keys_best(
         ({"x-inferd-timeout": "2.5"}, 7, 2.5),
         ({"x-inferd-timeout": "9", "x-request-timeout": "1"}, 7, 1.0),
         ({"x-request-timeout": "3"}, None, 3.0),
+        ({"x-stainless-timeout": "60"}, None, 60.0),
+        ({"x-stainless-read-timeout": "600.0", "x-stainless-timeout": "60"}, None, 60.0),
+        ({"x-stainless-read-timeout": "600", "x-inferd-timeout": "2.5"}, 7, 2.5),
+        ({"x-stainless-read-timeout": "2.5"}, 7, 2.5),
+        ({"x-stainless-read-timeout": "NOT_GIVEN"}, None, None),
+        ({"x-stainless-read-timeout": "nan"}, 7, 7.0),
+        ({"x-stainless-read-timeout": "0", "x-stainless-timeout": "-1"}, None, None),
+        ({"x-stainless-read-timeout": "inf"}, None, None),
     ],
 )
 def test_the_least_of_several_deadlines_counts(
@@ -237,6 +245,18 @@ def test_the_least_of_several_deadlines_counts(
     asked = {"prompt": "x", **({"timeout": body} if body is not None else {})}
     assert post(server, "/v1/completions", asked, **headers, **AUTH).status_code == 200
     assert server.router.last.deadline_s == deadline_s
+
+
+def test_openais_client_tells_how_long_it_waits(server: Running) -> None:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0) as client:
+        client.completions.create(model="tiny", prompt="x")
+        assert server.router.last.deadline_s == 600
+        client.completions.create(model="tiny", prompt="x", timeout=7)
+        assert server.router.last.deadline_s == 7
+        client.completions.create(model="tiny", prompt="x", timeout=None)
+        assert server.router.last.deadline_s is None
+        with client.completions.create(model="tiny", prompt="x", timeout=7, stream=True):
+            assert (server.router.last.deadline_s, server.router.last.first_byte_s) == (None, 7)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import pytest
 from tests.remote.test_relays import Client, Reply
 from tests.worker.watching import until
 
+from inferd import clock
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import QuotaExceeded
 from inferd.events import Event, HttpServed, RequestEnded
@@ -250,6 +251,29 @@ def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list
         outcomes = [event.outcome for event in site.events if isinstance(event, RequestEnded)]
         assert sorted(outcomes) == ["cancelled", "done", "done", "done"]
         assert site.router._pools["twice"].is_idle
+
+    through(tmp_path, then)
+
+
+def test_the_timeout_that_openais_client_tells_is_a_deadline(tmp_path: Path, departed: list[str]) -> None:
+    held = Held(tmp_path)
+    patient, impatient = "x-stainless-read-timeout: 600", "x-stainless-read-timeout: 0.05"
+
+    async def then(site: Site) -> None:
+        async with site.client() as busy, site.client() as client:
+            for header in (patient, impatient):
+                assert (await client.ask(body(), PATH, header)).status in (200, 408)  # a loaded machine is late
+            busy.send(body(13, 0), PATH)
+            await busy.writer.drain()
+            await held.is_computing()
+            client.send(body(), PATH, impatient)
+            await client.writer.drain()
+            await until(lambda: len(departed) >= 1, "it is on its way")
+            due_at = clock.now() + 0.05
+            await until(lambda: clock.now() > due_at, "its time is over")
+            held.let_go()
+            assert (await client.reply()).status == 408
+            assert (await busy.reply()).status == 200
 
     through(tmp_path, then)
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import pytest
 from tests.remote.fault_server import (
     CHUNKED,
     DONE,
@@ -25,6 +26,7 @@ from inferd.config import Config, ModelConfig, RemoteSettings, RetryConfig, Serv
 from inferd.events import Event, HttpServed, RequestEnded
 from inferd.gateway.listener import HttpServer
 from inferd.gateway.server import create_app
+from inferd.router.remote_replica import RemoteReplica
 from inferd.router.router import Router
 from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.types import Usage
@@ -351,6 +353,41 @@ def test_a_client_that_leaves_ends_the_work_of_the_remote_server() -> None:
             assert served.usage.prompt_tokens > 0, "the server had the prompt"
 
     through(script, then)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_request_whose_client_left_while_it_waited_is_never_begun(is_stream: bool) -> None:
+    go = asyncio.Event()
+
+    async def waits(talk: Talk) -> None:
+        await go.wait()
+        await well(talk)
+
+    async def then(site: Site) -> None:
+        pool = site.router._pools["m"]
+        (member,) = pool.fleet.members
+        assert isinstance(member.replica, RemoteReplica)
+        member.replica.capacity = 1
+        body = {"model": "m", "messages": MESSAGES, "stream": is_stream}
+        async with site.client() as first, site.client() as last:
+            first.send(body)
+            async with site.client() as leaves:
+                while not site.upstream.talks:
+                    await asyncio.sleep(0.01)
+                leaves.send(body)
+                while not len(pool._queue):
+                    await asyncio.sleep(0.01)
+            while len(pool._queue):
+                await asyncio.sleep(0.01)
+            last.send(body)
+            while not len(pool._queue):
+                await asyncio.sleep(0.01)
+            go.set()
+            assert (await first.reply()).status == (await last.reply()).status == 200
+        assert len(site.upstream.talks) == 2
+        assert (await site.of(RequestEnded))[0].outcome == "cancelled"
+
+    through(waits, then)
 
 
 def test_a_slow_reader_holds_back_the_remote_server_and_loses_nothing() -> None:

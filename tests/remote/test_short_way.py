@@ -263,6 +263,52 @@ def test_a_client_that_leaves_ends_its_request_there_and_here() -> None:
         assert (counted.departed, counted.converted) == (2, 1) or (counted.departed, counted.converted) == (1, 1)
 
 
+@pytest.mark.parametrize("has_short_way", [True, False])
+def test_the_timeout_that_openais_client_tells_is_a_deadline(has_short_way: bool) -> None:
+    async def waits(talk: Talk) -> None:
+        if len(talk.server.talks) == 4:
+            await talk.gone()
+        else:
+            await well(talk)
+
+    async def then(site: Site) -> None:
+        async with site.client() as client:
+            for timeout_s in ("600.0", "600.0", "0.2", "0.2"):
+                late = await client.ask(UNARY, "/v1/chat/completions", f"x-stainless-read-timeout: {timeout_s}")
+            assert (late.status, late.error["code"]) == (408, "deadline_exceeded")
+            assert (await client.ask(UNARY)).status == 200
+        await asyncio.wait_for(site.upstream.lost.wait(), 10)
+        assert site.router._pools["m"].is_idle
+
+    with pytest.MonkeyPatch.context() as patch:
+        counted = Counted(patch)
+        if not has_short_way:
+            patch.setattr(Lane, "take", lambda lane, client, data: False)
+        through(waits, then)
+        assert (counted.departed, counted.converted) == ((2, 1) if has_short_way else (0, 0))
+
+
+def test_a_stream_may_last_for_longer_than_openais_client_waits_for_its_beginning() -> None:
+    async def is_slow(talk: Talk) -> None:
+        if len(talk.server.talks) < 3:
+            await well(talk)
+            return
+        await talk.send(CHUNKED)
+        await talk.event(piece("one"))
+        await asyncio.sleep(0.4)
+        await talk.event(piece("two"))
+        await talk.chunk(DONE)
+        await talk.end()
+
+    async def then(site: Site) -> None:
+        async with site.client() as client:
+            for _ in range(3):
+                reply = await client.ask(STREAM, "/v1/chat/completions", "x-stainless-read-timeout: 0.3")
+            assert b'"two"' in reply.body
+
+    through(is_slow, then)
+
+
 def test_a_client_that_leaves_in_the_middle_of_a_stream_pays_for_what_it_had() -> None:
     async def stops(talk: Talk) -> None:
         if len(talk.server.talks) < 3:

@@ -6,6 +6,7 @@ Owns the requests in the worker from ``add`` to their one end. Every method but 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -68,6 +69,7 @@ class Engine:
         self._cancelled: list[Generation] = []  # their ends are due with the next step
         self._completed: list[Generation] = []  # likewise: continuations that had nothing left to say
         self._with_deadline: set[str] = set()
+        self._next_deadline = math.inf  # none of them is due before
         self._current: Step | None = None  # the step being computed
         self._said: list[Output] = []  # what it has to say so far; what is left of one that failed comes first
         self._clock = StepClock()
@@ -135,6 +137,7 @@ class Engine:
                 return
         if generation.deadline_at is not None:
             self._with_deadline.add(request.id)
+            self._next_deadline = min(self._next_deadline, generation.deadline_at)
         if sampling.use_beam_search and sampling.max_tokens:
             state = BeamState(
                 width=sampling.width,
@@ -221,11 +224,18 @@ class Engine:
         return outputs
 
     def _expire(self, now: float) -> list[Output]:
-        expired = []
-        late = [g for g in map(self._generations.__getitem__, self._with_deadline) if (g.deadline_at or now) <= now]
-        for generation in late:
-            self._forget(generation)
-            expired.append(generation.failed(_too_late(generation.prepared.request), now))
+        expired: list[Output] = []
+        if now < self._next_deadline:
+            return expired
+        self._next_deadline = math.inf
+        for generation in [self._generations[request_id] for request_id in self._with_deadline]:
+            deadline_at = generation.deadline_at
+            assert deadline_at is not None
+            if deadline_at <= now:
+                self._forget(generation)
+                expired.append(generation.failed(_too_late(generation.prepared.request), now))
+            else:
+                self._next_deadline = min(self._next_deadline, deadline_at)
         return expired
 
     def _note_scheduled(self, step: Step, now: float) -> None:

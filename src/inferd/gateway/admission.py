@@ -6,14 +6,15 @@ comes after it, and before any cost. Knows the door and the principal, not how k
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from inferd.config.versions import entry_named
 from inferd.errors import Forbidden, InvalidRequest, ModelNotFound, Unauthenticated
 from inferd.gateway.errors import invalid, printable, shown
-from inferd.gateway.http import Call
+from inferd.gateway.http import SDK_TIMEOUT_HEADERS, Call
 from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range
 from inferd.gateway.upstream import ModelStatus, Upstream
@@ -139,6 +140,7 @@ class Terms(NamedTuple):
 
     priority: Priority
     deadline_s: float | None
+    first_byte_s: float | None
     tenant: str
     weight: float
     session: str
@@ -148,9 +150,11 @@ class Terms(NamedTuple):
 def terms_of(call: Call, *, priority: int | None, timeout: float | None) -> Terms:
     """From headers, the body's ``priority`` and ``timeout``, and what the key allows. Raises InvalidRequest."""
     principal = call.principal
+    deadline_s, first_byte_s = waits_of(_deadline(call, timeout), sdk_timeout(call.header), stream=call.stream)
     return Terms(
         _priority(call, priority),
-        _deadline(call, timeout),
+        deadline_s,
+        first_byte_s,
         principal.tenant,
         principal.weight,
         session_of(call),
@@ -196,6 +200,28 @@ def _deadline(call: Call, in_body: float | None) -> float | None:
             raise invalid(word, f"The header {word} must be seconds above 0 and at most 86400, not {text!r}.")
         found.append(seconds)
     return min(found) if found else None
+
+
+def sdk_timeout(header: Callable[[bytes], bytes | None]) -> float | None:
+    """How long OpenAI's client waits for the first byte of the answer, in seconds; None: it does not say, or nothing that
+    can be meant. Its user did not write the header, so a strange value is no reason to refuse the request."""
+    found: list[float] = []
+    for name in SDK_TIMEOUT_HEADERS:
+        text = header(name)
+        if text is None:
+            continue
+        with contextlib.suppress(ValueError):
+            found.append(float(text))
+    return min((seconds for seconds in found if 0 < seconds <= MAX_TIMEOUT_S), default=None)
+
+
+def waits_of(
+    deadline_s: float | None, sdk_timeout_s: float | None, *, stream: bool
+) -> tuple[float | None, float | None]:
+    """``deadline_s`` and ``first_byte_s`` of a request. The first byte of an answer that is no stream comes with its last."""
+    if stream or sdk_timeout_s is None:
+        return deadline_s, sdk_timeout_s
+    return sdk_timeout_s if deadline_s is None else min(deadline_s, sdk_timeout_s), None
 
 
 def session_of(call: Call) -> str:

@@ -21,7 +21,7 @@ import msgspec
 from inferd import clock
 from inferd.errors import InvalidRequest, Overloaded
 from inferd.gateway.errors import RouteNotFound
-from inferd.gateway.http import Call, Message, Receive, Response, Scope, Send
+from inferd.gateway.http import SDK_TIMEOUT_HEADERS, Call, Message, Receive, Response, Scope, Send
 
 MAX_RUNNING: Final = 4096
 MAX_RUNNING_PER_TENANT: Final = 1024
@@ -29,6 +29,8 @@ MAX_KEPT: Final = 16_384
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 KEEP_S: Final = 3600.0
 MAX_WAIT_S: Final = 60.0
+
+_GRANTED: Final = frozenset((b"prefer", *SDK_TIMEOUT_HEADERS))
 
 _WAIT = re.compile(rb"wait=(\d{1,6})")
 
@@ -251,6 +253,6 @@ def refuse_stream(body: bytes) -> None:
 
 
 def _scope(call: Call) -> Scope:
-    """The request again, without the wish that has been granted."""
-    headers = [(name, value) for name, value in call.headers if name != b"prefer"]
+    """The request again, without the wish that has been granted, and without how long its client waits for the handle."""
+    headers = [(name, value) for name, value in call.headers if name not in _GRANTED]
     return {"type": "http", "method": call.method, "path": call.path, "headers": headers, "http_version": "1.1"}

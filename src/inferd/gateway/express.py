@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from inferd import clock
 from inferd.errors import InferdError
 from inferd.events import HttpServed
-from inferd.gateway.admission import token_of
+from inferd.gateway.admission import sdk_timeout, token_of
 from inferd.gateway.answering import Answering, Books
 from inferd.gateway.errors import OPENAI_ERRORS, ErrorShape
 from inferd.gateway.exchange import Exchange
@@ -48,12 +48,13 @@ _USUAL_PREFIX: Final = b"x-stainless-"  # OpenAI's clients describe themselves
 class Familiar(ABC):
     """What a head stands for that the ordinary way has read and found usual."""
 
-    __slots__ = ("headers", "route", "target", "token")
+    __slots__ = ("headers", "route", "sdk_timeout_s", "target", "token")
 
     def __init__(self, exchange: Exchange, route: str) -> None:
         self.target = exchange.target
         self.headers = exchange.headers  # their Content-Length is that of the first such request
         self.route = route
+        self.sdk_timeout_s = sdk_timeout(dict(reversed(exchange.headers)).get)
         self.token: str | None = None
 
     @abstractmethod

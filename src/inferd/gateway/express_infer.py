@@ -65,6 +65,7 @@ class FamiliarInfer(Familiar):
             id="predict-" + errand.unique,
             model=self.model,
             priority=priority,
+            deadline_s=self.sdk_timeout_s,
             tenant=principal.tenant,
             weight=principal.weight,
             num_tokens=max(1, len(body) // BYTES_PER_TOKEN),

@@ -9,7 +9,7 @@ import msgspec
 
 from inferd import clock
 from inferd.errors import QuotaExceeded
-from inferd.gateway.admission import UNSET_MAX_TOKENS, cost_of
+from inferd.gateway.admission import UNSET_MAX_TOKENS, cost_of, waits_of
 from inferd.gateway.decode import may_repeat_keys
 from inferd.gateway.exchange import Exchange, date_line
 from inferd.gateway.express import CLOSE_LINE, Familiar, Lane, Passage
@@ -82,7 +82,8 @@ class FamiliarRelay(Familiar):
                 out = body[:-1] + _ASK_USAGE
             else:
                 out = letterhead.body(transit.ordinary()[1])
-        transit.depart(way, letterhead.ask(self.path, transit.unique.encode("ascii"), out), len(body), now)
+        asked = letterhead.ask(self.path, transit.unique.encode("ascii"), out)
+        transit.depart(way, asked, len(body), now, transit.deadline_s)
         return True
 
 
@@ -91,6 +92,7 @@ class RelayTransit(Transit, Passage):
 
     __slots__ = (
         "_max_tokens",
+        "_waits",
         "body",
         "client",
         "drops_usage",
@@ -134,6 +136,12 @@ class RelayTransit(Transit, Passage):
         self._max_tokens = fields.longest
         self.is_stream = fields.stream is True
         self.drops_usage = self.is_stream and not fields.wants_usage
+        self._waits = waits_of(None, known.sdk_timeout_s, stream=self.is_stream)
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds from its arrival."""
+        return self._waits[0]
 
     # -- the connection's side --------------------------------------------------------------
 
@@ -218,6 +226,8 @@ class RelayTransit(Transit, Passage):
             id=self.id,
             model=self.model,
             priority=self.priority,
+            deadline_s=self._waits[0],
+            first_byte_s=self._waits[1],
             tenant=self.tenant,
             weight=self.principal.weight,
             num_tokens=cost.expected,

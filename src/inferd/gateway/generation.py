@@ -94,6 +94,7 @@ def submit_all(
             model=model.name,
             priority=terms.priority,
             deadline_s=terms.deadline_s,
+            first_byte_s=terms.first_byte_s,
             tenant=terms.tenant,
             weight=terms.weight,
             session=terms.session,

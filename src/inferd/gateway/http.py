@@ -43,6 +43,9 @@ BODY_IDLE_TIMEOUT_S: Final = 60.0
 SLOWEST_BODY: Final = 16 * 1024  # bytes per second, behind which a body's time is not prolonged
 SEND_PIECE_BYTES: Final = 64 * 1024  # of a large answer that are handed to the connection at a time
 
+SDK_TIMEOUT_HEADERS: Final = (b"x-stainless-timeout", b"x-stainless-read-timeout")
+"""In which OpenAI's clients tell how long they wait for the first byte of an answer, in seconds."""
+
 EVENTS_HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 # Ids must differ, not be secret: a system call for each would cost more than the rest of a call.

@@ -142,6 +142,7 @@ def request_of(call: Call, model: ModelStatus, asked: Asked) -> PredictRequest:
         model=model.name,
         priority=terms.priority,
         deadline_s=terms.deadline_s,
+        first_byte_s=terms.first_byte_s,
         tenant=terms.tenant,
         weight=terms.weight,
         session=asked.sequence or terms.session,

@@ -102,6 +102,7 @@ def admitted(room: Room, call: Call, name: str, asking: Asking, terms: Terms, co
         model=name,
         priority=terms.priority,
         deadline_s=terms.deadline_s,
+        first_byte_s=terms.first_byte_s,
         tenant=terms.tenant,
         weight=terms.weight,
         session=terms.session,

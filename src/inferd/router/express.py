@@ -2,13 +2,14 @@
 
 Most requests find an empty queue, a server with room and a kept connection, and its answer is whole and well.
 For these one object is what else a ticket, a stream and an answer's reader are together. As soon as anything is
-otherwise (the server refuses, the connection breaks, the client leaves, the server stops) it is turned into
+otherwise (the server refuses, the connection breaks, the client leaves, the deadline passes, the server stops) it is turned into
 those, as if it had been one of them from the beginning, and goes the ordinary way from there (``Transit.convert``):
 what retries, breakers and cancellations do is written once.
 """
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
@@ -74,6 +75,7 @@ class Transit(ABC):
         "_reader",
         "_request",
         "_sent_at",
+        "_timer",
         "_way",
         "first_at",
     )
@@ -111,9 +113,12 @@ class Transit(ABC):
 
     # -- the way ------------------------------------------------------------------------------
 
-    def depart(self, way: Way, request: bytes, body_bytes: int, now: float) -> None:
+    def depart(self, way: Way, request: bytes, body_bytes: int, now: float, deadline_s: float | None = None) -> None:
         """Send the bytes of a whole request, of which so many are the client's body."""
         self._way = way
+        self._timer: asyncio.TimerHandle | None = None
+        if deadline_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(deadline_s, self.convert)
         self._connection: Connection | None = way.connection
         self._request = request
         self._body_bytes = body_bytes
@@ -155,6 +160,9 @@ class Transit(ABC):
         return answer
 
     def _let_go(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None  # it refers back
         replica = self._way.replica
         replica.transits.remove(self)
         replica.outstanding -= 1
