@@ -17,6 +17,7 @@ CONTRACT = Contract(
     inputs=(TensorSpec("x", "INT64", (-1, 1)),),
     outputs=(TensorSpec("y", "INT64", (-1, 1)),),
     max_batch_size=1024,
+    because="declared",
 )
 POISON, BAD, REFUSED = 666, 667, 668
 """A number that fails the whole batch it is in; one that gets an error of its own; one that ``prepare`` refuses."""

@@ -15,7 +15,7 @@ from inferd.types import TensorSpec
 
 
 def contract(*inputs: TensorSpec, **fields: object) -> Contract:
-    given = {"max_batch_size": 8, "outputs": (TensorSpec("y", "FP32", (-1, 1)),), **fields}
+    given = {"max_batch_size": 8, "because": "declared", "outputs": (TensorSpec("y", "FP32", (-1, 1)),), **fields}
     return Contract(inputs=inputs, **given)  # type: ignore[arg-type]
 
 

@@ -29,7 +29,9 @@ class Echo:
 
     def __init__(self, inputs: Sequence[TensorSpec], *, max_batch_size: int = 8, **contract: Any) -> None:
         outputs = tuple(TensorSpec(f"{spec.name}_out", spec.datatype, spec.shape) for spec in inputs)
-        self.contract = Contract(inputs=tuple(inputs), outputs=outputs, max_batch_size=max_batch_size, **contract)
+        self.contract = Contract(
+            inputs=tuple(inputs), outputs=outputs, max_batch_size=max_batch_size, because="declared", **contract
+        )
         self.seen: list[Item] = []
 
     def prepare(self, item: Item) -> None:

@@ -20,7 +20,10 @@ from inferd.predict.stacked import Stacked
 from inferd.types import TensorSpec
 
 CONTRACT = Contract(
-    inputs=(TensorSpec("x", "FP32", (-1, 3)),), outputs=(TensorSpec("y", "FP32", (-1, 3)),), max_batch_size=65536
+    inputs=(TensorSpec("x", "FP32", (-1, 3)),),
+    outputs=(TensorSpec("y", "FP32", (-1, 3)),),
+    max_batch_size=65536,
+    because="declared",
 )
 
 
@@ -135,7 +138,8 @@ def test_a_model_that_fails_on_examples_is_left_alone_and_its_operator_told(capl
         (msgspec.structs.replace(CONTRACT, max_batch_size=4), BatchingConfig(), "dynamic", 4),
         (msgspec.structs.replace(CONTRACT, max_batch_size=0), BatchingConfig(), "off", 1),
         (msgspec.structs.replace(CONTRACT, max_batch_size=0, max_items=8), BatchingConfig(), "dynamic", 8),
-        (CONTRACT, BatchingConfig(mode="off"), "off", 256),
+        (CONTRACT, BatchingConfig(mode="off"), "off", 65536),
+        (CONTRACT, BatchingConfig(mode="off", max_batch_size=8), "off", 8),
     ],
 )
 def test_limits_are_what_the_configuration_asks_within_what_the_artifact_allows(

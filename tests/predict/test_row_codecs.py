@@ -20,17 +20,22 @@ from inferd.predict.runtime import Result
 from inferd.types import PredictRequest, TensorSpec
 
 TABLE = Contract(
-    inputs=(TensorSpec("input-0", "FP32", (-1, 2)),), outputs=(TensorSpec("y", "FP32", (-1,)),), max_batch_size=8
+    inputs=(TensorSpec("input-0", "FP32", (-1, 2)),),
+    outputs=(TensorSpec("y", "FP32", (-1,)),),
+    max_batch_size=8,
+    because="declared",
 )
 TWO = Contract(
     inputs=(TensorSpec("age", "INT64", (-1, 1)), TensorSpec("name", "BYTES", (-1,))),
     outputs=(TensorSpec("a", "FP32", (-1, 2)), TensorSpec("b", "BYTES", (-1,))),
     max_batch_size=8,
+    because="declared",
 )
 NAMED = Contract(
     inputs=(TensorSpec("input-0", "FP64", (-1, 2), labels=("width", "height")),),
     outputs=(TensorSpec("label", "INT64", (-1,)), TensorSpec("probabilities", "FP64", (-1, 2))),
     max_batch_size=8,
+    because="declared",
 )
 IMAGE = Contract(inputs=(TensorSpec("image", "FP32", (2, 2)),), outputs=(TensorSpec("y", "FP32", (3,)),))
 TEXT = Contract(inputs=(TensorSpec("text", "BYTES", (-1,)),), outputs=(TensorSpec("e", "FP32", (-1, 2)),))

@@ -19,7 +19,7 @@ calls: list[dict[str, tuple[int, ...]]] = []
 
 
 def contract(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = (), **fields: object) -> Contract:
-    return Contract(inputs=inputs, outputs=outputs, **{"max_batch_size": 64, **fields})  # type: ignore[arg-type]
+    return Contract(inputs=inputs, outputs=outputs, **{"max_batch_size": 64, "because": "declared", **fields})  # type: ignore[arg-type]
 
 
 FIXED = contract(TensorSpec("x", "FP32", (-1, 3)), outputs=(TensorSpec("y", "FP32", (-1, 2)),))
@@ -143,16 +143,6 @@ def test_an_optional_input_that_some_leave_out_keeps_them_apart() -> None:
     runtime.prepare(plain)
     runtime.prepare(biased)
     assert plain.bucket != biased.bucket
-
-
-def test_an_artifact_of_a_fixed_size_gets_that_many_rows() -> None:
-    runtime = Stacked(FIXED, noted(product), exact_rows=4)
-    items = [item(x=np.full((count, 3), count, np.float32)) for count in (1, 2)]
-    found = outputs_of(runtime.predict(items))
-    assert calls == [{"x": (4, 3)}]
-    assert [parts["y"].shape for parts in found] == [(1, 2), (2, 2)]
-    assert runtime.padded_rows == 1
-    np.testing.assert_array_equal(found[1]["y"], product(dict(items[1].inputs))["y"])
 
 
 def test_a_model_without_a_batch_dimension_computes_each_request_alone() -> None:

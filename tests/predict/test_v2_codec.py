@@ -28,7 +28,10 @@ NUMBERS = [name for name in NUMPY if name not in ("BYTES", "BOOL", "FP16", "BF16
 
 def contract(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = (), max_batch_size: int = 8) -> Contract:
     return Contract(
-        inputs=inputs or (TensorSpec("x", "FP32", (-1, 2)),), outputs=outputs, max_batch_size=max_batch_size
+        inputs=inputs or (TensorSpec("x", "FP32", (-1, 2)),),
+        outputs=outputs,
+        max_batch_size=max_batch_size,
+        because="declared",
     )
 
 

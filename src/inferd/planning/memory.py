@@ -20,7 +20,6 @@ from inferd.engine.taken import taken_bytes
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.planning.predictive import plan_predictive
 from inferd.registry.artifact import Artifact, artifact_of
-from inferd.registry.signature import Signature, why_one_by_one
 from inferd.registry.source import blaming, find, is_remote
 from inferd.types import ModelKind, TensorSpec
 
@@ -52,7 +51,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     # Of models that make predictions, as far as their files say before they are loaded:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
-    max_batch_size: int | None = None  # rows that the artifact computes together; 0: it has no batch dimension
+    max_batch_size: int | None = None  # rows that are computed together; 0: nothing says that it has rows
     not_batched: str = ""  # why it has none
 
     @property
@@ -235,16 +234,10 @@ def _told(outputs: Iterable[TensorSpec], sequence: SequenceConfig) -> Iterator[T
     return (spec for spec in outputs if spec.name not in sequence.states)
 
 
-def _why_one_by_one(artifact: Artifact, signature: Signature | None) -> str:
-    if artifact.runtime != "onnx" or signature is None or signature.max_batch_size:
-        return ""
-    return why_one_by_one(signature.inputs, signature.outputs)
-
-
 def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -> MemoryEstimate:
     """Likewise for a model that makes predictions."""
     plan = plan_predictive(artifact, config)
-    signature = plan.signature
+    signature, declared = plan.signature, config.batching.max_batch_size
     estimate = MemoryEstimate(
         name=name,
         folder=str(artifact.path),
@@ -255,8 +248,8 @@ def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -
         platform=artifact.platform,
         inputs=() if signature is None or config.preprocess else tuple(_asked(signature.inputs, config.sequence)),
         outputs=() if signature is None or config.postprocess else tuple(_told(signature.outputs, config.sequence)),
-        max_batch_size=None if signature is None else signature.max_batch_size,
-        not_batched=_why_one_by_one(artifact, signature),
+        max_batch_size=None if signature is None else signature.max_batch_size(declared),
+        not_batched="" if signature is None else signature.not_batched(declared),
     )
     allowed = free if config.memory_bytes is None else min(free, config.memory_bytes)
     if estimate.total_bytes > allowed:

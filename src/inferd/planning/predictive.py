@@ -87,13 +87,14 @@ def _weights_bytes(artifact: Artifact, signature: Signature | None, config: Mode
 
 
 def _batch_bytes(signature: Signature, batching: BatchingConfig) -> int:
-    has_rows = signature.max_batch_size > 0
+    able = signature.max_batch_size(batching.max_batch_size)
+    has_rows = able > 0
     given = sum(_row_bytes(spec, has_rows=has_rows) for spec in signature.inputs)
     one = given * _LAYERS + sum(_row_bytes(spec, has_rows=has_rows) for spec in signature.outputs) * _COPIES
     rows = 1
     if has_rows:
         typical = min(max(_BATCH_BYTES // max(given, 1), 4), _MOST_ROWS)
-        rows = batching.max_batch_size or min(typical, signature.max_batch_size)
+        rows = batching.max_batch_size or min(typical, able)
     return rows * one
 
 

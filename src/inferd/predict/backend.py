@@ -178,8 +178,16 @@ class PredictBackend:
         if request.sequence:
             item.tenant, item.sequence = request.tenant, request.sequence
             item.sequence_start, item.sequence_end = request.sequence_start, request.sequence_end
-        max_rows = self._batcher.limits.max_rows
-        if rows <= max_rows or not self._contract.max_batch_size or self._contract.is_stateful:
+        limits = self._batcher.limits
+        max_rows = limits.max_rows
+        has_rows = self._contract.max_batch_size > 0 and not self._contract.is_stateful
+        if has_rows and rows > max_rows and not limits.cuts:
+            raise InvalidRequest(
+                f"The request has {rows} rows, and at most {max_rows} are computed together; batching.mode off computes a "
+                "request in one piece. Send fewer rows, or raise batching.max_batch_size.",
+                param="inputs",
+            )
+        if rows <= max_rows or not has_rows:
             self._runtime.prepare(item)
             return (item,)
         parts = _parts(item, max_rows)

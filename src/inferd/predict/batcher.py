@@ -39,6 +39,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: Literal["dynamic", "static", "off"] = "dynamic"
     max_rows: int = 1
+    cuts: bool = True  # whether a request of more rows is computed in parts; else it is refused
     max_size: int = 0
     max_delay_s: float = 0.002
     preferred: tuple[int, ...] = ()  # rows

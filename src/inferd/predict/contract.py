@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from inferd.registry.rows.verdict import Because
 from inferd.types import TensorSpec
 
 Array = npt.NDArray[np.generic]
@@ -37,6 +38,10 @@ NUMPY: Final[Mapping[str, np.dtype[np.generic]]] = {
 _DATATYPES: Final[Mapping[np.dtype[np.generic], str]] = {dtype: name for name, dtype in NUMPY.items() if name != "BF16"}
 
 
+MASKS: Final = frozenset({"attention_mask", "padding_mask", "mask"})
+"""Inputs that say with 1 and 0 what is real and what is padding."""
+
+
 def datatype_of(dtype: np.dtype[np.generic]) -> str:
     """The protocol's word for a numpy dtype. Raises KeyError for one it has no word for."""
     if dtype.kind in "SU":
@@ -52,7 +57,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    max_batch_size: int = 0  # rows that the artifact itself can compute together; 0: it has no batch dimension
+    max_batch_size: int = 0  # rows that the artifact itself can compute together; 0: nothing says that it has rows
+    because: Because | None = None  # why rows of several requests may be computed together
     tasks: tuple[str, ...] = ("predict",)  # also embed, rerank, score, classify, token_classify, generate
     platform: str = "python"
     is_stateful: bool = False
@@ -70,7 +76,9 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int = 0  # compute threads; 0: not said
     casts: tuple[str, ...] = ()  # inputs whose numbers may come in any datatype, where no value is lost
     any_rank: tuple[str, ...] = ()  # inputs whose number of dimensions is free; their shape is told as [-1]
-    not_batched: str = (
-        ""  # why its requests are computed one by one, where the artifact says no more than that they are
-    )
+    not_batched: str = ""  # why requests are computed one by one, where the model's files are the reason
     is_decoupled: bool = False  # one request may have several answers (or none): the runtime is a ``Streaming``
+
+    def __post_init__(self) -> None:
+        if self.max_batch_size and self.because is None:
+            raise ValueError("a contract with rows says why they may be computed together")

@@ -73,6 +73,7 @@ class Sequences:
             ),
             outputs=tuple(self._told),
             max_batch_size=0,
+            because=None,
             not_batched="" if max_items else contract.not_batched,
             max_items=max_items if config.batching.mode != "off" else 0,
             is_stateful=True,

@@ -8,25 +8,21 @@ Knows arrays; knows neither dialects nor what computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 import msgspec
 import numpy as np
 
 from inferd.config import BatchingConfig
 from inferd.errors import InferdError, InternalError
-from inferd.predict.contract import NUMPY, Array, Contract, Tensors
+from inferd.predict.contract import MASKS, NUMPY, Array, Contract, Tensors
 from inferd.predict.runtime import Item, Result
 from inferd.types import TensorSpec
 
 Compute = Callable[[dict[str, Array]], Mapping[str, Array]]
 
-MASKS: Final = frozenset({"attention_mask", "padding_mask", "mask"})
-"""Inputs that say with 1 and 0 what is real and what is padding; made here where a client sends none."""
-
 
 class Stacked:
-    """A ``Runtime``. ``exact_rows``: the artifact computes only so many rows at once; fewer are filled up with zeros."""
+    """A ``Runtime``."""
 
     def __init__(
         self,
@@ -34,11 +30,9 @@ class Stacked:
         compute: Compute,
         batching: BatchingConfig = BatchingConfig(),
         *,
-        exact_rows: int = 0,
         close: Callable[[], None] | None = None,
     ) -> None:
         self._compute = compute
-        self._exact_rows = exact_rows
         self._close = close
         self._has_rows = contract.max_batch_size > 0
         self._buckets = tuple(sorted(batching.buckets))
@@ -51,7 +45,7 @@ class Stacked:
         self._is_uniform = (
             not self._variable and not contract.any_rank and not any(spec.is_optional for spec in contract.inputs)
         )
-        self.padded_rows = 0  # what the last batch computed for nothing, in rows or positions of rows
+        self.padded_rows = 0  # positions of rows that the last batch computed for nothing
 
     def prepare(self, item: Item) -> None:
         if not self._has_rows:
@@ -89,16 +83,15 @@ class Stacked:
         if not self._has_rows:
             return [Result(outputs=self._compute(dict(item.inputs))) for item in items]
         rows = sum([item.rows for item in items])
-        inputs = self._stack(items, rows)
+        inputs = self._stack(items)
         outputs = self._compute(inputs)
-        total = max(rows, self._exact_rows)
         for name, output in outputs.items():
-            if not output.ndim or output.shape[0] != total:
+            if not output.ndim or output.shape[0] != rows:
                 raise InternalError(
-                    f"The output {name!r} has the shape {list(output.shape)} for {total} rows; its first dimension must be "
+                    f"The output {name!r} has the shape {list(output.shape)} for {rows} rows; its first dimension must be "
                     "the batch."
                 )
-        if len(items) == 1 and total == rows and not self._pads:
+        if len(items) == 1 and not self._pads:
             return [Result(outputs=outputs)]
         results = []
         begin = 0
@@ -111,17 +104,13 @@ class Stacked:
             begin = end
         return results
 
-    def _stack(self, items: Sequence[Item], rows: int) -> dict[str, Array]:
+    def _stack(self, items: Sequence[Item]) -> dict[str, Array]:
         inputs: dict[str, Array] = {}
         for name in items[0].inputs:
             arrays = [item.inputs[name] for item in items]
             if self._pads and name in self._variable:
                 arrays = self._padded(name, arrays)
-            if rows < self._exact_rows:
-                arrays.append(np.zeros((self._exact_rows - rows, *arrays[0].shape[1:]), arrays[0].dtype))
             inputs[name] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        if rows < self._exact_rows:
-            self.padded_rows += self._exact_rows - rows
         return inputs
 
     def _padded(self, name: str, arrays: list[Array]) -> list[Array]:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 
 from inferd.errors import ModelLoadError
-from inferd.registry.content import varint
+from inferd.registry.wire import Field, Malformed, Wire, signed
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -78,24 +78,12 @@ _BELOW: Final[Mapping[_Message, Mapping[int, _Message]]] = {
 }
 
 
-class _Field(NamedTuple):
-    number: int
-    wire: int
-    value: int  # of a varint
-    begin: int
-    end: int
-
-
-class _Malformed(ValueError):
-    """Bytes that are no protobuf of this kind."""
-
-
 def read_onnx(path: Path) -> OnnxFile:
     """What the file says. Raises ModelLoadError for a file that is no complete ONNX model."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).model()
-    except (_Malformed, UnicodeDecodeError) as error:
+    except (Malformed, UnicodeDecodeError) as error:
         raise ModelLoadError(
             f"{path} is not a complete ONNX model ({error}); export or copy it again.", param="source"
         ) from None
@@ -103,11 +91,11 @@ def read_onnx(path: Path) -> OnnxFile:
         raise ModelLoadError(f"{path} cannot be read: {error}.", param="source") from None
 
 
-class _Reader:
+class _Reader(Wire):
     """One pass over a mapped file."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
+        super().__init__(data)
         self._external: list[External] = []
         self._parameters = 0
         self._bits = 0
@@ -116,21 +104,21 @@ class _Reader:
         self._domains: set[str] = set()
 
     def model(self) -> OnnxFile:
-        size = len(self._data)
-        graph = [field for field in self._fields(0, size) if field.number == 7]
+        size = len(self.data)
+        graph = [field for field in self.fields(0, size) if field.number == 7]
         if len(graph) != 1:
-            raise _Malformed(f"it has {len(graph)} graphs instead of one")
+            raise Malformed(f"it has {len(graph)} graphs instead of one")
         self._walk("model", 0, size, 0, is_weight=False)
         inputs, outputs, initialized = [], [], set()
-        for field in self._fields(graph[0].begin, graph[0].end):
+        for field in self.fields(graph[0].begin, graph[0].end):
             if field.number == 11:
                 inputs.append(self._value(field))
             elif field.number == 12:
                 outputs.append(self._value(field))
             elif field.number == 5:
-                initialized.add(self._named(field, 8))
+                initialized.add(self.named(field, 8))
             elif field.number == 15:
-                initialized |= {self._named(sub, 8) for sub in self._fields(field.begin, field.end) if sub.number == 1}
+                initialized |= {self.named(sub, 8) for sub in self.fields(field.begin, field.end) if sub.number == 1}
         labels = next(iter(self._labels)) if len(self._labels) == 1 else ()
         return OnnxFile(
             inputs=tuple(value for value in inputs if value.name not in initialized),
@@ -143,71 +131,32 @@ class _Reader:
             domains=tuple(sorted(self._domains)),
         )
 
-    # -- the wire ---------------------------------------------------------------------------
-
-    def _fields(self, begin: int, end: int) -> Iterator[_Field]:
-        data, at = self._data, begin
-        while at < end:
-            key, at = varint(data, at)
-            number, wire, value = key >> 3, key & 7, 0
-            start = at
-            if at < 0:
-                raise _Malformed("a field is cut off")
-            if wire == 0:
-                value, at = varint(data, at)
-            elif wire == 1:
-                at += 8
-            elif wire == 5:
-                at += 4
-            elif wire == 2:
-                length, start = varint(data, at)
-                at = start + length if start >= 0 else -1
-            else:
-                raise _Malformed(f"there is no field of the kind {wire}")
-            if number == 0 or at < 0 or at > end:
-                raise _Malformed("a field is longer than the file")
-            yield _Field(number, wire, value, start, at)
-
-    def _bytes(self, field: _Field) -> bytes:
-        if field.wire != 2:
-            raise _Malformed("a text is missing")
-        return self._data[field.begin : field.end]
-
-    def _text(self, field: _Field) -> str:
-        if field.end - field.begin > 65536:
-            raise _Malformed("a name is too long")
-        return self._bytes(field).decode()
-
-    def _named(self, field: _Field, number: int) -> str:
-        """The text of one field of a message; empty where it has none."""
-        return next((self._text(sub) for sub in self._fields(field.begin, field.end) if sub.number == number), "")
-
     # -- messages ---------------------------------------------------------------------------
 
     def _walk(self, message: _Message, begin: int, end: int, depth: int, *, is_weight: bool) -> None:
         if depth > _MAX_DEPTH:
-            raise _Malformed("its graphs are nested too deeply")
+            raise Malformed("its graphs are nested too deeply")
         if message == "tensor":
             self._tensor(begin, end, is_weight=is_weight)
             return
         below = _BELOW[message]
         if message == "node":
             self._node(begin, end)
-        for field in self._fields(begin, end):
+        for field in self.fields(begin, end):
             inner = below.get(field.number)
             if inner is not None:
                 if field.wire != 2:
-                    raise _Malformed("a message is missing")
+                    raise Malformed("a message is missing")
                 is_inner_weight = message == "graph" or (is_weight and message == "sparse")
                 self._walk(inner, field.begin, field.end, depth + 1, is_weight=is_inner_weight)
 
     def _node(self, begin: int, end: int) -> None:
         operator, domain, labels = "", "", None
-        for field in self._fields(begin, end):
+        for field in self.fields(begin, end):
             if field.number == 4:
-                operator = self._text(field)
+                operator = self.text(field)
             elif field.number == 7:
-                domain = self._text(field)
+                domain = self.text(field)
             elif field.number == 5 and labels is None:
                 labels = self._class_labels(field)
         self._heavy += operator in _HEAVY
@@ -216,44 +165,35 @@ class _Reader:
         if labels is not None:
             self._labels.add(labels)
 
-    def _class_labels(self, attribute: _Field) -> tuple[str, ...] | None:
+    def _class_labels(self, attribute: Field) -> tuple[str, ...] | None:
         """A classifier's labels, where this is the attribute that holds them."""
         found: list[str] = []
         name = ""
-        for field in self._fields(attribute.begin, attribute.end):
+        for field in self.fields(attribute.begin, attribute.end):
             if field.number == 1:
-                name = self._text(field)
+                name = self.text(field)
                 if not name.startswith("classlabels_"):
                     return None
             elif field.number == 9:
-                found.append(self._text(field))
-            elif field.number == 8 and field.wire == 0:
-                found.append(str(_signed(field.value)))
-            elif field.number == 8:  # packed
-                at = field.begin
-                while 0 <= at < field.end:
-                    value, at = varint(self._data, at)
-                    found.append(str(_signed(value)))
+                found.append(self.text(field))
+            elif field.number == 8:
+                found += [str(signed(value)) for value in self.varints(field)]
         return tuple(found) if name and found else None
 
     def _tensor(self, begin: int, end: int, *, is_weight: bool) -> None:
         name, kind, is_external, count = "", 0, False, 1
         entries: dict[str, str] = {}
-        for field in self._fields(begin, end):
+        for field in self.fields(begin, end):
             match field.number:
-                case 1 if field.wire == 0:
-                    count *= field.value
                 case 1:
-                    at = field.begin
-                    while 0 <= at < field.end:
-                        value, at = varint(self._data, at)
+                    for value in self.varints(field):
                         count *= value
                 case 2:
                     kind = field.value
                 case 8:
-                    name = self._text(field)
+                    name = self.text(field)
                 case 13:
-                    pair = {sub.number: self._text(sub) for sub in self._fields(field.begin, field.end)}
+                    pair = {sub.number: self.text(sub) for sub in self.fields(field.begin, field.end)}
                     entries[pair.get(1, "")] = pair.get(2, "")
                 case 14:
                     is_external = field.value == 1
@@ -264,55 +204,51 @@ class _Reader:
         if is_external or entries:
             numbers = [entries.get(key, "0") or "0" for key in ("offset", "length")]
             if not all(number.isascii() and number.isdecimal() and len(number) < 19 for number in numbers):
-                raise _Malformed(f"the place of the external tensor {name!r} is no number")
+                raise Malformed(f"the place of the external tensor {name!r} is no number")
             self._external.append(External(name, entries.get("location", ""), int(numbers[0]), int(numbers[1])))
 
-    def _value(self, field: _Field) -> Value:
+    def _value(self, field: Field) -> Value:
         name, kind = "", "tensor()"
         shape: tuple[int | str | None, ...] = ()
-        for sub in self._fields(field.begin, field.end):
+        for sub in self.fields(field.begin, field.end):
             if sub.number == 1:
-                name = self._text(sub)
+                name = self.text(sub)
             elif sub.number == 2:
                 kind, shape = self._type(sub, 0)
         return Value(name, kind, shape)
 
-    def _type(self, field: _Field, depth: int) -> tuple[str, tuple[int | str | None, ...]]:
+    def _type(self, field: Field, depth: int) -> tuple[str, tuple[int | str | None, ...]]:
         """A TypeProto in onnxruntime's words, with its shape where it is a tensor's."""
         if depth > 8:
-            raise _Malformed("a type is nested too deeply")
-        for sub in self._fields(field.begin, field.end):
+            raise Malformed("a type is nested too deeply")
+        for sub in self.fields(field.begin, field.end):
             match sub.number:
                 case 1:
                     return self._tensor_type(sub)
                 case 4 | 9:
-                    inner = next((one for one in self._fields(sub.begin, sub.end) if one.number == 1), None)
+                    inner = next((one for one in self.fields(sub.begin, sub.end) if one.number == 1), None)
                     word = "seq" if sub.number == 4 else "optional"
                     return f"{word}({self._type(inner, depth + 1)[0] if inner else ''})", ()
                 case 5:
-                    parts = {one.number: one for one in self._fields(sub.begin, sub.end)}
+                    parts = {one.number: one for one in self.fields(sub.begin, sub.end)}
                     key = ELEMENTS.get(parts[1].value, "?") if 1 in parts else "?"
                     return f"map({key},{self._type(parts[2], depth + 1)[0] if 2 in parts else ''})", ()
                 case 8:
                     return "sparse_tensor()", ()
         return "tensor()", ()
 
-    def _tensor_type(self, field: _Field) -> tuple[str, tuple[int | str | None, ...]]:
+    def _tensor_type(self, field: Field) -> tuple[str, tuple[int | str | None, ...]]:
         element, shape = "?", []
-        for sub in self._fields(field.begin, field.end):
+        for sub in self.fields(field.begin, field.end):
             if sub.number == 1:
                 element = ELEMENTS.get(sub.value, "?")
             elif sub.number == 2:
-                for dim in self._fields(sub.begin, sub.end):
+                for dim in self.fields(sub.begin, sub.end):
                     size: int | str | None = None
-                    for part in self._fields(dim.begin, dim.end):
-                        size = _signed(part.value) if part.number == 1 else self._text(part)
+                    for part in self.fields(dim.begin, dim.end):
+                        size = signed(part.value) if part.number == 1 else self.text(part)
                     shape.append(size)
         return f"tensor({element})", tuple(shape)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def check_external(path: Path, model: OnnxFile) -> tuple[Path, ...]:

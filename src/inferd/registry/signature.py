@@ -16,6 +16,9 @@ import msgspec
 from inferd.errors import ModelLoadError
 from inferd.registry.artifact import Artifact
 from inferd.registry.onnx_file import OnnxFile, Value, check_external, read_onnx
+from inferd.registry.onnx_graph import read_graph
+from inferd.registry.rows.onnx import prove
+from inferd.registry.rows.verdict import BY_NATURE, Verdict, claimed, judged
 from inferd.types import TensorSpec
 
 ANY_ROWS: Final = 65536
@@ -38,12 +41,21 @@ _TAIL_BYTES: Final = 1 << 20
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
-    """Shapes have the batch dimension in front where ``max_batch_size`` is not 0; -1 stands for any size."""
+    """Shapes have the batch dimension in front where there are rows; -1 stands for any size."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...] = ()  # empty: known when it is loaded
-    max_batch_size: int = 0
+    rows: Verdict = Verdict()
     weights_bytes: int = 0
+
+    def max_batch_size(self, declared: int | None = None) -> int:
+        """Rows that may be computed together; 0: none. ``declared``: the setting ``batching.max_batch_size``."""
+        return ANY_ROWS if claimed(self.rows, declared).because is not None else 0
+
+    def not_batched(self, declared: int | None = None) -> str:
+        """Why requests are computed one by one; empty where they are not."""
+        found = claimed(self.rows, declared)
+        return "" if found.because is not None else found.sentence
 
 
 def read_signature(artifact: Artifact) -> Signature | None:
@@ -57,7 +69,7 @@ def read_signature(artifact: Artifact) -> Signature | None:
                 file = read_onnx(path)
                 outside = sum(other.stat().st_size for other in check_external(path, file))
                 size = max(file.weights_bytes, path.stat().st_size + outside)
-                return msgspec.structs.replace(onnx_signature(file), weights_bytes=size)
+                return msgspec.structs.replace(onnx_signature(path, file), weights_bytes=size)
             case "xgboost":
                 return _xgboost(path)
             case "lightgbm":
@@ -72,25 +84,48 @@ def read_signature(artifact: Artifact) -> Signature | None:
 # -- ONNX --------------------------------------------------------------------------------------
 
 
-def onnx_signature(file: OnnxFile) -> Signature:
+def onnx_signature(path: Path, file: OnnxFile) -> Signature:
     """Raises ModelLoadError for inputs or outputs that are no tensors."""
     labels = file.class_labels
     return Signature(
         inputs=tuple(TensorSpec(value.name, onnx_datatype(value, "input"), onnx_shape(value)) for value in file.inputs),
         outputs=tuple(onnx_output(value, labels) for value in file.outputs),
-        max_batch_size=declared_rows(file.inputs, file.outputs),
+        rows=onnx_rows(path, file),
     )
 
 
-def why_one_by_one(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
-    """Why a model without rows has none, as its shapes tell."""
-    for noun, specs in (("input", inputs), ("output", outputs)):
-        for spec in specs:
-            if not spec.shape:
-                return f"the {noun} {spec.name!r} has no dimensions"
-            if spec.shape[0] != -1:
-                return f"the first dimension of the {noun} {spec.name!r} is fixed at {spec.shape[0]}; export it as a free one"
-    return "the first dimensions of its inputs have different names"
+def onnx_rows(path: Path, file: OnnxFile) -> Verdict:
+    """Whether rows may be computed together: by the shapes, the graph and the names of the first dimensions. Raises
+    ModelLoadError."""
+    closed = _why_closed(file.inputs, file.outputs)
+    if closed:
+        return Verdict(None, closed)
+    firsts = [value.shape[0] for value in file.inputs]
+    axes = {
+        value.name: (tuple(size if isinstance(size, int) and size >= 0 else None for size in value.shape), 0)
+        for value in file.inputs
+    }
+    found = prove(read_graph(path), axes)
+    return judged(found, [first for first in firsts if isinstance(first, str)] if None not in firsts else [])
+
+
+def _why_closed(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
+    """Why a model has no batch dimension, as its shapes tell; empty where they do not."""
+    if not inputs:
+        return "it has no inputs"
+    for noun, values in (("input", inputs), ("output", outputs)):
+        for value in values:
+            if not value.shape and noun == "input":
+                return f"the input {value.name!r} has no dimensions"
+            first = value.shape[0] if value.shape else None
+            if isinstance(first, int) and first >= 0:
+                return f"the first dimension of the {noun} {value.name!r} is fixed at {first}; export it as a free one"
+    firsts = {value.shape[0] for value in inputs}
+    if len(firsts - {None}) > 1:
+        return "the first dimensions of its inputs have different names"
+    if any(first is not None and first in value.shape[1:] for first in firsts for value in inputs):
+        return f"the dimension {next(iter(firsts - {None}))!r} occurs twice in an input"
+    return ""
 
 
 def onnx_datatype(value: Value, what: str) -> str:
@@ -116,18 +151,6 @@ def onnx_output(value: Value, labels: tuple[str, ...]) -> TensorSpec:
     if labels and datatype in ("FP32", "FP64") and len(shape) > 1 and shape[-1] in (-1, len(labels)):
         return TensorSpec(value.name, datatype, (*shape[:-1], len(labels)), labels=labels)
     return TensorSpec(value.name, datatype, shape)
-
-
-def declared_rows(inputs: Sequence[Value], outputs: Sequence[Value]) -> int:
-    """ANY_ROWS where every input and output begins with a dimension of any size, with the same name if any."""
-    firsts = [value.shape[0] if value.shape else 1 for value in inputs]
-    if not firsts or any(isinstance(first, int) and first >= 0 for first in firsts):
-        return 0
-    if len({first for first in firsts if first is not None}) > 1:
-        return 0
-    if any(value.shape and isinstance(value.shape[0], int) and value.shape[0] >= 0 for value in outputs):
-        return 0
-    return ANY_ROWS
 
 
 # -- torch.export ------------------------------------------------------------------------------
@@ -160,7 +183,7 @@ def _exported(path: Path) -> Signature | None:
     firsts = {json.dumps(tensors[one]["sizes"][:1]) for one in names}
     has_rows = len(firsts) == 1 and all(sizes and "as_int" not in sizes[0] for sizes in outputs) and bool(inputs)
     is_free = has_rows and all(spec.shape and spec.shape[0] == -1 for spec in inputs)
-    return Signature(inputs=inputs, max_batch_size=ANY_ROWS if is_free else 0, weights_bytes=path.stat().st_size)
+    return Signature(inputs=inputs, rows=BY_NATURE if is_free else Verdict(), weights_bytes=path.stat().st_size)
 
 
 def _exported_spec(name: str, tensor: dict[str, Any]) -> TensorSpec:
@@ -185,7 +208,7 @@ def _xgboost(path: Path) -> Signature | None:
         return None
     return Signature(
         inputs=(TensorSpec("input-0", "FP32", (-1, int(found[-1]))),),
-        max_batch_size=ANY_ROWS,
+        rows=BY_NATURE,
         weights_bytes=path.stat().st_size,
     )
 
@@ -197,6 +220,6 @@ def _lightgbm(path: Path) -> Signature | None:
         return None
     return Signature(
         inputs=(TensorSpec("input-0", "FP64", (-1, int(found[1]) + 1)),),
-        max_batch_size=ANY_ROWS,
+        rows=BY_NATURE,
         weights_bytes=path.stat().st_size,
     )

@@ -43,10 +43,10 @@ def test_the_archive_says_its_inputs_before_it_is_loaded(program: Path, tmp_path
         signature = read_signature(recognise(str(path)))
         assert signature is not None
         assert signature.inputs == loaded(path).contract.inputs
-        assert signature.max_batch_size > 1
+        assert signature.max_batch_size() > 1
     fixed = read_signature(recognise(str(export(Scores(), tmp_path / "f.pt2", torch.randn(2, 4), is_dynamic=False))))
     assert fixed is not None
-    assert (fixed.max_batch_size, fixed.inputs[0].shape) == (0, (2, 4))
+    assert (fixed.max_batch_size(), fixed.inputs[0].shape) == (0, (2, 4))
 
 
 def test_the_answer_is_the_programs_own(program: Path) -> None:

@@ -124,6 +124,7 @@ class EncoderRuntime:
             inputs=_inputs(model),
             outputs=_outputs(model),
             max_batch_size=MAX_ROWS,
+            because="by_nature",
             tasks=_TASKS[model.task],
             platform="inferd_encoder",
             num_parameters=model.num_parameters,

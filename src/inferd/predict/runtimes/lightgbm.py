@@ -45,6 +45,7 @@ class LightgbmModel:
             inputs=(tabular.numbers(booster.num_feature(), "FP64"),),
             outputs=self._outputs(),
             max_batch_size=ANY_ROWS,
+            because="by_nature",
             platform="lightgbm_text",
             casts=(tabular.INPUT,),
             num_threads=threads,

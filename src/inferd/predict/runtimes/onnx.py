@@ -27,7 +27,8 @@ from inferd.predict.runtimes.libraries import needs
 from inferd.predict.runtimes.trial import Trial, common_refusal, is_open, try_rows
 from inferd.predict.stacked import Stacked
 from inferd.registry.onnx_file import OnnxFile, Value, check_external, read_onnx
-from inferd.registry.signature import ZIP_MAP, declared_rows, onnx_datatype, onnx_output, onnx_shape, why_one_by_one
+from inferd.registry.rows.verdict import Verdict, claimed
+from inferd.registry.signature import ANY_ROWS, ZIP_MAP, onnx_datatype, onnx_output, onnx_rows, onnx_shape
 from inferd.registry.source import Progress
 from inferd.types import TensorSpec
 
@@ -45,7 +46,7 @@ class _TooLongError(Exception):
 
 
 class OnnxModel:
-    """One session. ``compute`` is a function of stacked arrays. ``patience_s``: for an example of the trial."""
+    """One session. ``compute`` is a function of stacked arrays. ``patience_s``: for the examples of the trial."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class OnnxModel:
         file: OnnxFile,
         *,
         num_threads: int,
+        rows: Verdict,
         patience_s: float,
         ceiling: Ceiling,
     ) -> None:
@@ -67,14 +69,14 @@ class OnnxModel:
         self._names = [value.name for value in outputs]
         self._is_plain = not self._maps and not self._text_outputs
         self._labels: dict[str, tuple[str, ...]] = {}
-        rows = declared_rows(inputs, outputs)
         specs = tuple(TensorSpec(value.name, onnx_datatype(value, "input"), onnx_shape(value)) for value in inputs)
         answers = tuple(onnx_output(value, file.class_labels) for value in outputs)
         self.contract = Contract(
             inputs=specs,
             outputs=answers,
-            max_batch_size=rows,
-            not_batched="" if rows else why_one_by_one(specs, answers),
+            max_batch_size=ANY_ROWS if rows.because is not None else 0,
+            because=rows.because,
+            not_batched="" if rows.because is not None else rows.sentence,
             platform="onnxruntime_onnx",
             num_parameters=file.num_parameters,
             num_threads=num_threads,
@@ -135,11 +137,11 @@ class OnnxModel:
     # -- trying -----------------------------------------------------------------------------
 
     def _settle(self, patience_s: float, ceiling: Ceiling) -> None:
-        """Compute one and two rows of examples, which warms up, and correct the contract by what comes out.
+        """Compute examples, which warms up, and correct the contract by what comes out.
         Raises ModelLoadError where nothing will ever come out."""
         contract = self.contract
-        has_guesses = is_open(contract, has_rows=contract.max_batch_size > 0)
-
+        is_free = all(spec.shape[:1] == (-1,) for spec in contract.inputs)  # then any size of it is as good as another
+        has_guesses = is_open(contract, has_rows=is_free)
         num_computed = 0
 
         def compute(inputs: Tensors) -> dict[str, Array]:
@@ -174,12 +176,13 @@ class OnnxModel:
         if trial is None:
             return
         if contract.max_batch_size and not trial.is_batchable:
-            _log.warning("the first dimension of %s is no batch dimension: %s", self._names, trial.reason)
+            _log.warning("the rows of %s are not computed together: %s", self._names, trial.reason)
         outputs = tuple(self._tried_spec(spec, trial) for spec in contract.outputs)
         self.contract = msgspec.structs.replace(
             contract,
             outputs=outputs,
             max_batch_size=contract.max_batch_size if trial.is_batchable else 0,
+            because=contract.because if trial.is_batchable else None,
             not_batched=contract.not_batched or ("" if trial.is_batchable else trial.reason),
             typical_rows=trial.typical_rows,
         )
@@ -226,6 +229,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
             _session(name, path, file, config, ceiling),
             file,
             num_threads=threads_for(file, config),
+            rows=claimed(onnx_rows(path, file), config.batching.max_batch_size),
             patience_s=config.hang_timeout_s,
             ceiling=ceiling,
         )

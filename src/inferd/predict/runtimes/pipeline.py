@@ -20,6 +20,7 @@ from inferd import clock
 from inferd.config import ModelConfig, PipelineConfig
 from inferd.config.pipelines import Spec, connections
 from inferd.errors import Cancelled, DeadlineExceeded, InferdError, InternalError, InvalidRequest, ModelLoadError
+from inferd.predict.batcher import Limits
 from inferd.predict.check import Checker
 from inferd.predict.codecs.port import Question
 from inferd.predict.contract import Array, Contract
@@ -58,21 +59,24 @@ MAX_ROWS = 256
 class _Model:
     """A model as a step."""
 
-    def __init__(self, runtime: Runtime, max_rows: int, max_size: int) -> None:
+    def __init__(self, runtime: Runtime, limits: Limits) -> None:
         self.runtime = runtime
         self.checker = Checker(runtime.contract)
-        self.max_rows = max_rows
-        self.max_size = max_size
+        self.max_rows = limits.max_rows
+        self._max_size = limits.max_size
+        contract = runtime.contract
+        self._is_together = limits.mode != "off" and bool(contract.max_batch_size or contract.max_items)
 
     def batches(self, items: Sequence[Item]) -> list[list[Item]]:
         """The items as they may be computed together, each batch in their order."""
-        contract = self.runtime.contract
+        if not self._is_together:
+            return [[item] for item in items]
         found: list[list[Item]] = []
         open_batches: dict[object, tuple[list[Item], int, int]] = {}
         for item in items:
             batch, rows, size = open_batches.get(item.bucket, ([], 0, 0))
-            fits = rows + item.rows <= self.max_rows and not (self.max_size and size + item.size > self.max_size)
-            if not batch or not fits or not (contract.max_batch_size or contract.max_items):
+            fits = rows + item.rows <= self.max_rows and not (self._max_size and size + item.size > self._max_size)
+            if not batch or not fits:
                 batch, rows, size = [], 0, 0
                 found.append(batch)
             batch.append(item)
@@ -463,8 +467,7 @@ def _as_step(name: str, runtime: Runtime, config: ModelConfig) -> _Model:
     contract = runtime.contract
     if contract.is_decoupled:
         raise ModelLoadError(f"The model {name!r} gives several answers to one request, which no pipeline takes.")
-    limits = limits_for(contract, config)
-    return _Model(runtime, limits.max_rows, limits.max_size)
+    return _Model(runtime, limits_for(contract, config))
 
 
 def _built(
@@ -510,6 +513,7 @@ def _contract(described: Described, models: Mapping[int, _Model], optional: froz
         inputs=inputs,
         outputs=outputs,
         max_batch_size=max_rows if has_rows else 0,
+        because="by_nature" if has_rows else None,
         tasks=tuple(tasks),
         platform="ensemble",
         is_stateful=any(contract.is_stateful for contract in contracts),

@@ -70,6 +70,7 @@ class PythonModel:
             inputs=signature.inputs,
             outputs=signature.outputs,
             max_batch_size=max_rows,
+            because="declared" if max_rows else None,
             max_items=max_items,
             tasks=("predict",),
             platform="python",

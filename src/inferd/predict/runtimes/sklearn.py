@@ -69,6 +69,7 @@ class SklearnModel:
             inputs=inputs,
             outputs=outputs,
             max_batch_size=ANY_ROWS,
+            because="by_nature",
             tasks=("predict", "classify") if self._reads_texts and self._has_probabilities else ("predict",),
             platform=platform,
             casts=tuple(spec.name for spec in inputs if spec.datatype != "BYTES"),

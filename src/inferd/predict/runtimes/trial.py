@@ -1,20 +1,21 @@
-"""Trying a model before it is believed: does its first dimension hold rows that do not know of each other?
+"""Trying a model at load: the shapes of its outputs, its time, and whether its rows are seen to depend on each other.
 
-Computes an example row alone and with another one beside it. Knows contracts and a function of stacked arrays; knows no
-library.
+Three different rows are computed alone and together, in every order. A difference takes the batching away; that there is
+none gives no reason for it (``registry/rows``). Knows contracts and a function of stacked arrays; knows no library.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from inferd import clock
-from inferd.predict.contract import NUMPY, Array, Contract, Tensors
+from inferd.predict.contract import MASKS, NUMPY, Array, Contract, Tensors
 from inferd.types import TensorSpec
 
 _SIZES: Final = (8, 1, 64, 224)  # tried for dimensions of any size, until the model takes one
@@ -26,13 +27,23 @@ _MAX_ELEMENTS: Final = 1 << 26  # of an example; larger inputs are not tried
 _VALUES: Final = (0, 1, None)  # that every element has; None: those of ``example``
 _ROWS: Final = (1, 2, 5)
 
+_CHOICES: Final = (13, 2, 1)  # different integers and texts in an example, until the model takes them
+_TRIED_ROWS: Final = 3
+_BOTH_WAYS: Final = ((0, 1, 2), (2, 1, 0))
+_WIDE: Final = 8.0  # the span of the second example's numbers, around 0
+
+_OF_SCALE: Final = 1e-4  # the difference that rounding may make, as a part of the output's largest number
+_OF_VALUE: Final = 1e-3  # likewise of the number itself
+_HALF: Final = 30.0  # times as much for numbers of 16 bits
+_OF_NOISE: Final = 4.0  # likewise of what differs when the same batch is computed again
+
 Compute = Callable[[Tensors], Mapping[str, Array]]
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What came out."""
 
-    is_batchable: bool
+    is_batchable: bool  # whether there are rows, and they were not seen to depend on each other
     reason: str = ""  # why not
     shapes: Mapping[str, tuple[int, ...]]  # of the outputs; -1 where they may differ
     typical_rows: int = 0  # a batch that takes no longer than a person notices; 0: there are no rows
@@ -44,17 +55,22 @@ def try_rows(contract: Contract, compute: Compute, failures: tuple[type[Exceptio
     A model without a batch dimension is computed once, for the shapes of its outputs and to warm it up.
     """
     has_rows = contract.max_batch_size > 0
+    is_chosen = any(spec.datatype not in _REAL for spec in contract.inputs)
     for size in _SIZES if is_open(contract, has_rows=has_rows) else _SIZES[:1]:
-        first = _examples(contract, size, has_rows=has_rows)
-        if sum(array.size for array in first.values()) > _MAX_ELEMENTS:
-            return None
-        try:
-            alone = dict(compute(first))
-        except failures:
-            continue
-        if not has_rows:
-            return Trial(is_batchable=False, shapes=_shapes(contract, alone, alone, has_rows=False))
-        return _compared(contract, compute, failures, first, alone)
+        for choices in _CHOICES if is_chosen else _CHOICES[:1]:
+            rows = [
+                {spec.name: _example(spec, size, row, choices, has_rows=has_rows) for spec in _asked(contract)}
+                for row in range(_TRIED_ROWS if has_rows else 1)
+            ]
+            if sum(array.size for array in rows[0].values()) > _MAX_ELEMENTS:
+                return None
+            try:
+                alone = [dict(compute(row)) for row in rows]
+            except failures:
+                continue
+            if not has_rows:
+                return Trial(is_batchable=False, shapes=_shapes(contract, alone[0], alone[0], has_rows=False))
+            return _compared(contract, compute, failures, rows, alone)
     return None
 
 
@@ -94,31 +110,77 @@ def _compared(
     contract: Contract,
     compute: Compute,
     failures: tuple[type[Exception], ...],
-    first: dict[str, Array],
-    alone: dict[str, Array],
+    rows: Sequence[Tensors],
+    alone: Sequence[Mapping[str, Array]],
 ) -> Trial:
-    shapes = {name: np.shape(array) for name, array in alone.items()}
+    shapes = {name: np.shape(array) for name, array in alone[0].items()}
     for name, shape in shapes.items():
         if not shape or shape[0] != 1:
-            return Trial(is_batchable=False, reason=f"one row gives the output {name} of {shape}", shapes=shapes)
-    try:
-        both = dict(compute({name: np.concatenate([array, _other(array)]) for name, array in first.items()}))
-    except failures as error:
-        return Trial(is_batchable=False, reason=f"two rows fail: {str(error)[:200]}", shapes=shapes)
-    for name, array in both.items():
-        if np.shape(array)[:1] != (2,):
-            reason = f"two rows give the output {name} of {np.shape(array)}"
-            return Trial(is_batchable=False, reason=reason, shapes=shapes)
-    began = clock.now()
-    compute({name: np.concatenate([array, array]) for name, array in first.items()})
-    per_row_s = (clock.now() - began) / 2
-    different = [name for name in alone if not _close(alone[name], both[name][:1])]
-    if different and all(_close(value, alone[name]) for name, value in compute(first).items()):
-        reason = f"the output {different[0]} of a row changes with the row beside it"
-        return Trial(is_batchable=False, reason=reason, shapes=shapes)
+            return Trial(is_batchable=False, reason=f"one row gives the output {name!r} of {shape}", shapes=shapes)
+    together: dict[str, Array] = {}
+    per_row_s = 0.0
+    for sample, orders in _samples(contract, rows):
+        try:
+            single = alone if sample is rows else [dict(compute(row)) for row in sample]
+        except failures:
+            break  # these numbers are none that it takes
+        noise: Mapping[str, float] | None = None
+        for order in orders:
+            batch = {name: np.concatenate([sample[row][name] for row in order]) for name in sample[0]}
+            try:
+                found = dict(compute(batch))
+                again = found if noise is not None else dict(compute(batch))
+            except failures as error:
+                reason = f"{len(order)} rows together fail: {str(error)[:200]}"
+                return Trial(is_batchable=False, reason=reason, shapes=shapes)
+            for name, array in found.items():
+                if np.shape(array)[:1] != (len(order),):
+                    reason = f"{len(order)} rows give the output {name!r} of {np.shape(array)}"
+                    return Trial(is_batchable=False, reason=reason, shapes=shapes)
+            if noise is None:
+                noise = {name: _distance(contract, name, array, again[name]) for name, array in found.items()}
+            for name, array in found.items():
+                expected = [single[row][name] for row in order]
+                if any(np.shape(one)[1:] != np.shape(array)[1:] for one in expected):
+                    reason = f"the shape of the output {name!r} changes with the rows beside a row"
+                    return Trial(is_batchable=False, reason=reason, shapes=shapes)
+                if not _agree(contract, name, np.concatenate(expected), array, noise[name]):
+                    reason = f"the output {name!r} of a row changes with the rows beside it"
+                    return Trial(is_batchable=False, reason=reason, shapes=shapes)
+            if not together:
+                together = found
+                began = clock.now()
+                compute(batch)
+                per_row_s = (clock.now() - began) / len(order)
     return Trial(
-        is_batchable=True, shapes=_shapes(contract, alone, both, has_rows=True), typical_rows=_rows_within(per_row_s)
+        is_batchable=True,
+        shapes=_shapes(contract, alone[0], together, has_rows=True),
+        typical_rows=_rows_within(per_row_s),
     )
+
+
+def _samples(
+    contract: Contract, rows: Sequence[Tensors]
+) -> Iterator[tuple[Sequence[Tensors], Sequence[tuple[int, ...]]]]:
+    """Rows, and orders to compute them in. What is proved is tried there and back; anything else in every order, and
+    again with numbers of both signs."""
+    if contract.because == "proved":
+        yield rows, _BOTH_WAYS
+        return
+    orders = list(itertools.permutations(range(len(rows))))
+    yield rows, orders
+    real = {spec.name for spec in contract.inputs if spec.datatype in _REAL}
+    if real:
+        yield (
+            [{name: _widened(array) if name in real else array for name, array in row.items()} for row in rows],
+            orders,
+        )
+
+
+def _widened(array: Array) -> Array:
+    if array.dtype == np.uint16:  # bfloat16
+        return _bfloat16((_real(array) - 0.5) * _WIDE)
+    return np.multiply(np.subtract(array, 0.5), _WIDE).astype(array.dtype)
 
 
 def _rows_within(per_row_s: float) -> int:
@@ -149,33 +211,83 @@ def is_open(contract: Contract, *, has_rows: bool) -> bool:
     return any(-1 in spec.shape[1 if has_rows else 0 :] for spec in contract.inputs)
 
 
+def _asked(contract: Contract) -> list[TensorSpec]:
+    return [spec for spec in contract.inputs if not spec.is_optional]
+
+
 def _examples(contract: Contract, size: int, *, has_rows: bool) -> dict[str, Array]:
-    return {spec.name: example(spec, size, has_rows=has_rows) for spec in contract.inputs if not spec.is_optional}
+    return {spec.name: example(spec, size, has_rows=has_rows) for spec in _asked(contract)}
 
 
 def example(spec: TensorSpec, size: int = 1, *, has_rows: bool) -> Array:
-    """A small input that most models take: one row, dimensions of any size as long as ``size``."""
+    """A small input that most models take: one row, dimensions of any size as long as ``size``. Integers are 0."""
+    return _example(spec, size, 0, 1, has_rows=has_rows)
+
+
+_REAL: Final = frozenset({"FP16", "FP32", "FP64", "BF16"})
+
+
+def _example(spec: TensorSpec, size: int, row: int, choices: int, *, has_rows: bool) -> Array:
+    """Likewise one of several rows that differ: real numbers from 0 to 1, and so many different integers or texts."""
     shape = [size if dim == -1 else dim for dim in spec.shape]
     if has_rows:
         shape[0] = 1
     count = math.prod(shape)
+    places = np.arange(count)
+    if spec.datatype in _REAL:
+        real = ((places * 0.618 + row * 0.389) % 1.0).reshape(shape)
+        return _bfloat16(real) if spec.datatype == "BF16" else real.astype(NUMPY[spec.datatype])
+    chosen = (places * 7 + row * 4 + 1) % choices
+    if spec.name in MASKS:
+        chosen = (places % max(shape[-1] if shape else 1, 1) < max((shape[-1] if shape else 1) - row, 1)).astype(int)
     if spec.datatype == "BYTES":
         made = np.empty(count, dtype=np.object_)
-        made[:] = [b"a"] * count
+        made[:] = [b"a" * (1 + int(number)) for number in chosen]
         return made.reshape(shape)
-    dtype = NUMPY[spec.datatype]
-    if dtype.kind == "f":
-        return ((np.arange(count, dtype=np.float64) * 0.618) % 1.0).astype(dtype).reshape(shape)
-    return np.zeros(shape, dtype=dtype)
+    return chosen.astype(NUMPY[spec.datatype]).reshape(shape)
 
 
-def _other(array: Array) -> Array:
-    """Another row beside an example."""
-    return np.subtract(1, array, dtype=array.dtype) if array.dtype.kind == "f" else array
+def _bfloat16(real: np.typing.ArrayLike) -> Array:
+    bits: Array = np.asarray(real, np.float32).view(np.uint32) >> 16
+    return bits.astype(np.uint16)
 
 
-def _close(one: Array, other: Array) -> bool:
-    if one.dtype.kind != "f":
-        return np.array_equal(one, other)
-    scale = float(np.nanmax(np.abs(one), initial=1.0)) if one.size else 1.0
-    return bool(np.allclose(one, other, rtol=1e-2, atol=1e-3 * scale, equal_nan=True))
+def _real(array: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Real numbers as float64."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+# -- how far outputs differ ----------------------------------------------------------------------
+
+
+def _datatype(contract: Contract, name: str, array: Array) -> str:
+    found = next((spec.datatype for spec in contract.outputs if spec.name == name), "")
+    return "BF16" if found == "BF16" and array.dtype == np.uint16 else array.dtype.name
+
+
+def _distance(contract: Contract, name: str, one: Array, other: Array) -> float:
+    """The largest difference of two real outputs; infinite for others that differ."""
+    if _datatype(contract, name, one) not in _BITS or np.shape(one) != np.shape(other):
+        return 0.0 if np.array_equal(one, other) else math.inf
+    with np.errstate(all="ignore"):
+        differences = np.abs(_real(one) - _real(other))
+    finite = differences[np.isfinite(differences)]
+    return float(finite.max(initial=0.0))
+
+
+_BITS: Final[Mapping[str, float]] = {"float16": _HALF, "BF16": _HALF, "float32": 1.0, "float64": 1.0}
+
+
+def _agree(contract: Contract, name: str, expected: Array, found: Array, noise: float) -> bool:
+    """Whether outputs are the same but for rounding. ``noise``: what differs when the same batch is computed again;
+    outputs that are drawn at random say nothing."""
+    word = _datatype(contract, name, found)
+    if word not in _BITS:
+        return noise > 0.0 or np.array_equal(expected, found)
+    one, other = _real(expected), _real(found)
+    scale = float(np.max(np.abs(one[np.isfinite(one)]), initial=0.0))
+    coarse = _BITS[word]
+    atol = coarse * _OF_SCALE * scale + _OF_NOISE * noise
+    return bool(np.allclose(other, one, rtol=coarse * _OF_VALUE, atol=atol, equal_nan=True))

@@ -20,6 +20,7 @@ from inferd.errors import InferdError, InternalError, InvalidRequest, ModelLoadE
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.predict.runtime import Item, Result
 from inferd.predict.runtimes import triton_interface
+from inferd.registry.rows.verdict import Because
 from inferd.registry.source import Progress
 from inferd.types import TensorSpec
 
@@ -239,7 +240,8 @@ def _contract(name: str, settings: Mapping[str, object], config: ModelConfig) ->
         rows = size if isinstance(size, int) else 0
     inputs = _specs(name, "input", settings, config.inputs, has_rows=rows > 0)
     outputs = _specs(name, "output", settings, config.outputs, has_rows=rows > 0)
-    return Contract(inputs=inputs, outputs=outputs, max_batch_size=rows, platform="python")
+    because: Because | None = "declared" if rows else None
+    return Contract(inputs=inputs, outputs=outputs, max_batch_size=rows, because=because, platform="python")
 
 
 def _specs(

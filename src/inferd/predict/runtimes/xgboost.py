@@ -47,6 +47,7 @@ class XgboostModel:
             inputs=(tabular.numbers(booster.num_features(), "FP32"),),
             outputs=self._outputs(),
             max_batch_size=ANY_ROWS,
+            because="by_nature",
             platform=platform,
             casts=(tabular.INPUT,),
             num_threads=num_threads,
