@@ -23,7 +23,7 @@ def test_one_that_cannot_be_listened_to_is_ended_and_its_end_is_told() -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "create_unix_connection", refused)
-            process = WorkerProcess(FOREVER, "one", lambda messages: None, lambda: None)
+            process = WorkerProcess(FOREVER, "one", os.environ, lambda messages: None, lambda: None)
             async with asyncio.timeout(20):
                 assert await process.gone < 0
         assert process.channel_error is not None

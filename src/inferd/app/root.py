@@ -40,6 +40,7 @@ from inferd.state.folder import data_folder
 from inferd.tenancy.control import Control
 from inferd.tenancy.principal import OPERATOR
 from inferd.types import ModelInfo
+from inferd.worker.dumps import forbid_dumps
 from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
 
@@ -98,6 +99,7 @@ def run(
         if on_ready is not None:
             on_ready(found)
 
+    forbid_dumps()
     with asyncio.Runner(loop_factory=factory) as runner:
         _allow_files()
         return runner.run(

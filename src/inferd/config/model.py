@@ -58,6 +58,12 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         bool,
         Meta(description="Open pickles, which can run any code when they are read. Only for files you made yourself."),
     ] = False
+    environment: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
+        Meta(
+            description="Variables of the server's environment that the model's workers get as well; others than those that computing takes they do not see."
+        ),
+    ] = ()
     options: Annotated[dict[str, Any], Meta(description="The runtime's or Python class's own options.")] = {}
     replicas: Annotated[int, Meta(description="Copies of the model, each in its own worker process.", ge=1, le=64)] = 1
     dtype: Annotated[

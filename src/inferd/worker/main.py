@@ -37,6 +37,7 @@ from inferd.errors import InferdError, ModelLoadError
 from inferd.types import GenerateRequest
 from inferd.worker.channel import BlockingChannel, ChannelError
 from inferd.worker.direct import DirectLoop, GoneError, Predictor, refused
+from inferd.worker.dumps import forbid_dumps
 from inferd.worker.intake import Intake
 from inferd.worker.log_lines import JsonLines
 from inferd.worker.loop import Halt, Inbox, StepLoop, StepsFailedError
@@ -299,6 +300,7 @@ def main(argv: Sequence[str] | None = None, create: Create = create_backend) -> 
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     _die_with(options.parent)
+    forbid_dumps()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _log_to_stderr(options.name, as_json=options.json_log)

@@ -12,29 +12,30 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
-import inferd
 from inferd.worker.asynchronous import Channel
 from inferd.worker.messages import FromWorker, ToWorker
 
 # -P: a worker started in a model's folder must not import what lies there.
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.worker")
-SPIN_COUNT = "2000"
 LAST_BREATH_S = 0.2  # between the end of a process's channel and its own
 LAST_WORDS_S = 1.0  # for reading what a process wrote before it ended
 STDERR = 2
 
 
 class WorkerProcess:
-    """One life of a worker. ``gone`` resolves to its exit status (negative: the signal that killed it)
-    once it is reaped, its channel is closed and everything it sent has been handed over."""
+    """One life of a worker, which inherits its end of the channel, stderr and ``environment``, and nothing else.
+
+    ``gone`` resolves to its exit status (negative: the signal that killed it) once it is reaped, its channel is closed
+    and everything it sent has been handed over.
+    """
 
     def __init__(
         self,
         command: Sequence[str],
         name: str,
+        environment: Mapping[str, str],
         on_messages: Callable[[list[FromWorker]], None],
         on_writable: Callable[[], None],
     ) -> None:
@@ -52,7 +53,7 @@ class WorkerProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=STDERR,
-                env=_environment(),
+                env=environment,
                 start_new_session=True,  # a terminal's Ctrl-C is the gateway's to handle
             )
         except OSError:
@@ -129,15 +130,3 @@ async def _exited(process: subprocess.Popen[bytes]) -> None:
         loop.remove_reader(descriptor)
         os.close(descriptor)
     process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with the way to this package: ``-P`` keeps the worker from looking into the current folder."""
-    environment = dict(os.environ)
-    # Compute threads that wait for each other spin; by libgomp's default long enough to take the core
-    # from the gateway and the clients, on which everybody then waits. Read when the library is loaded.
-    environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    root = Path(inferd.__file__).resolve().parents[1]
-    if root.name not in ("site-packages", "dist-packages"):
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), environment.get("PYTHONPATH"))))
-    return environment

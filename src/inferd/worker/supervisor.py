@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import random
 import signal
 from collections import deque
@@ -24,6 +25,7 @@ from inferd.engine.resident import rss_bytes
 from inferd.errors import ModelLoadError
 from inferd.events import Emit, LoadProgress, ReplicaChanged
 from inferd.types import Failure, ModelInfo, Output, StepStats
+from inferd.worker.environment import environment_for
 from inferd.worker.messages import (
     Detokenized,
     FromWorker,
@@ -216,7 +218,8 @@ class Supervisor:
         self._change("starting")
         name = f"{self._model}/{self._replica}"
         try:
-            self._process = WorkerProcess(self._command, name, self._take, self._owner.worker_writable)
+            environment = environment_for(self._config, os.environ)
+            self._process = WorkerProcess(self._command, name, environment, self._take, self._owner.worker_writable)
         except OSError as error:
             self._process = None
             self._is_starved = error.errno in _STARVED
