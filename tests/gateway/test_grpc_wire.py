@@ -18,6 +18,7 @@ from tests.gateway.grpc_running import GrpcRunning, infer_request, running, stre
 from tests.worker.watching import until_now
 
 from inferd.config import ServerConfig
+from inferd.events import HttpServed
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.grpc.wire import status_block, timeout_of
 from inferd.gateway.http2.hpack import Decoder
@@ -268,11 +269,15 @@ def test_thousands_of_streams_that_are_given_up_trouble_nobody(server: GrpcRunni
             client.send(number, framed(BODY), end_stream=True)
             client._state.reset_stream(number, 8)
         client._socket.sendall(client._state.data_to_send())
-        statuses = [server.served().status for _ in range(900)]
+        for _ in range(900):
+            server.served()
     finally:
         client.close()
-    assert statuses.count(499) > 890, "those that came together with their end were not even begun"
-    assert len(server.router.streams) < 10
+    statuses = [event.status for event in server.events if isinstance(event, HttpServed)]
+    assert statuses.count(499) > 850, (
+        "those that came together with their end were not even begun, but for one in a turn"
+    )
+    assert len(server.router.streams) < 50
     with server.channel() as channel:
         assert unary(channel, "ModelInfer", infer_request(id="other")).id == "other"
     until_now(lambda: server.server._calls._num_open == 0, "every call is closed", 10)

@@ -11,6 +11,7 @@ from inferd.gateway.http2.connection import Connection
 from inferd.gateway.http2.hpack import Header, literal
 from inferd.gateway.http2.request import Request, read_request
 from inferd.gateway.http2.stream import Stream
+from inferd.gateway.http2.work import Turns
 from inferd.gateway.upgrade import Guest
 
 HEAD = b"\x88"
@@ -108,14 +109,17 @@ class Host:
         self.answers = True
         self.is_full = False
         self._turn: list[Callable[[], None]] = []
+        self.turns = Turns(self.soon)
 
     def soon(self, call: Callable[[], None], /) -> None:
         self._turn.append(call)
 
     def end_turn(self) -> None:
-        turn, self._turn = self._turn, []
-        for call in turn:
-            call()
+        """And those after it, until there is nothing left to do."""
+        while self._turn:
+            turn, self._turn = self._turn, []
+            for call in turn:
+                call()
 
     def has_room(self) -> bool:
         return not self.is_full
@@ -156,6 +160,11 @@ class Peer:
         """Code and words of the last GOAWAY."""
         told = [content for kind, _, _, content in self.frames() if kind == f.GOAWAY]
         return (int.from_bytes(told[-1][4:8], "big"), told[-1][8:]) if told else None
+
+    @property
+    def is_sent_away(self) -> bool:
+        """Nothing more is read of what it sends."""
+        return self.connection._is_ended
 
     def of(self, number: int) -> list[tuple[int, bytes]]:
         """What was written to a stream: kinds and contents."""

@@ -11,7 +11,10 @@ from tests.gateway.http2.h2_site import PREFACE, Peer, asking, block, data, in_l
 from inferd import clock
 from inferd.gateway.http2 import connection as limits
 from inferd.gateway.http2 import frames as f
+from inferd.gateway.http2 import work
+from inferd.gateway.http2.hpack import literal
 from inferd.gateway.http2.stream import Stream
+from inferd.gateway.http2.work import Turns
 
 
 def ping(number: int) -> bytes:
@@ -23,43 +26,170 @@ def rapid_reset(number: int) -> bytes:
     return asking(stream) + f.reset(stream, f.CANCEL)
 
 
-FLOODS: dict[str, tuple[Callable[[int], bytes], bytes, int]] = {
-    "streams begun and given up (CVE-2023-44487)": (rapid_reset, b"too_many_resets", 1000),
-    "pings": (ping, b"too_many_pings", 4),
-    "settings": (lambda number: f.settings(((f.INITIAL_WINDOW_SIZE, number),)), b"too_many_frames", 999),
-    "acknowledgements": (lambda number: f.SETTINGS_ACK, b"too_many_frames", 999),
-    "answers to no ping": (lambda number: f.frame(f.PING, f.ACK, 0, bytes(8)), b"too_many_frames", 999),
-    "priorities": (lambda number: f.frame(f.PRIORITY, 0, 1, b"\0\0\0\3\7"), b"too_many_frames", 999),
-    "frames that nobody knows": (lambda number: f.frame(77, 0, 0), b"too_many_frames", 999),
-    "data without content": (lambda number: data(1) if number else asking(1), b"too_many_frames", 1000),
-    "padding without content": (
-        lambda number: f.frame(f.DATA, f.PADDED, 1, b"\x03abc") if number else asking(1),
-        b"too_many_frames",
-        1000,
+HUFFMAN = literal(b"x", b"")[:-1] + b"\xff\x81\xf9\x01" + b"\x00" * 32_000  # 51,200 times the letter 0
+
+
+def refused(number: int) -> bytes:
+    """Streams that stay open until no further one may be begun."""
+    return asking(2 * number + 1)
+
+
+FLOODS: dict[str, Callable[[int], bytes]] = {
+    "streams begun and given up (CVE-2023-44487)": rapid_reset,
+    "streams beyond those that may be open": refused,
+    "settings": lambda number: f.settings(((f.INITIAL_WINDOW_SIZE, number % 9000),)),
+    "acknowledgements": lambda number: f.SETTINGS_ACK,
+    "answers to no ping": lambda number: f.frame(f.PING, f.ACK, 0, bytes(8)),
+    "priorities": lambda number: f.frame(f.PRIORITY, 0, 1, b"\0\0\0\3\7"),
+    "windows that open by a byte": lambda number: f.window_update(0, 1),
+    "windows of streams that are over": lambda number: f.window_update(1, 1) if number else asking(1, is_end=True),
+    "goodbyes": lambda number: f.frame(f.GOAWAY, 0, 0, bytes(8)),
+    "frames that nobody knows": lambda number: f.frame(77, 0, 0),
+    "data without content": lambda number: data(1) if number else asking(1),
+    "data of a byte": lambda number: data(1, b"x") if number else asking(1),
+    "padding without content": lambda number: f.frame(f.DATA, f.PADDED, 1, b"\x03abc") if number else asking(1),
+    "malformed requests": lambda number: asking(2 * number + 1, headers=[]),
+    "tiny headers": lambda number: f.headers(2 * number + 1, b"\x82" * 1700, f.MAX_FRAME, is_end=True),
+    "headers in Huffman's code": lambda number: f.headers(2 * number + 1, HUFFMAN, f.MAX_FRAME, is_end=True),
+    "trailers of nothing": lambda number: asking(1, is_end=True),
+    "requests in frames of a byte": lambda number: (
+        f.frame(f.HEADERS, 0, 2 * number + 1) + f.frame(f.CONTINUATION, f.END_HEADERS, 2 * number + 1, block())
     ),
-    "malformed requests": (lambda number: asking(2 * number + 1, headers=[]), b"too_many_frames", 999),
-    "trailers of nothing": (lambda number: asking(1, is_end=True), b"too_many_frames", 1000),
 }
+
+
+def read_of(piece: Callable[[int], bytes], number: int) -> tuple[bytes, int]:
+    """Whole pieces from ``number`` on, as many as one read of a socket brings, and the number of the next one."""
+    found = bytearray()
+    while len(found) < 256 * 1024:
+        found += piece(number)
+        number += 1
+    return bytes(found), number
 
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_who_floods_is_sent_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    piece, why, allowed = FLOODS[name]
+    """Whatever the frames: what it costs is counted, and nothing is earned."""
+    monkeypatch.setattr(clock, "now", lambda: 100.0)
+    piece = FLOODS[name]
+
+    def check() -> None:
+        peer = Peer()
+        peer.host.answers = "trailers" in name or "over" in name
+        peer.send(PREFACE)
+        sent = 0
+        while not peer.is_sent_away:
+            assert sent < 1_000_000
+            flood, number = read_of(piece, sent)
+            peer.send(flood)
+            sent = number
+        assert peer.goodbye() == (f.ENHANCE_YOUR_CALM, b"too_much_work")
+        assert sent >= 1000 or "eaders" in name, "so many are allowed"
+        assert not peer.connection.streams
+        written = len(peer.wire.written)
+        peer.send(read_of(piece, sent)[0])
+        assert len(peer.wire.written) == written, "and nothing else is said"
+
+    in_loop(check)
+
+
+def test_who_floods_with_pings_is_sent_away_in_the_words_that_clients_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now", lambda: 100.0)
 
     def check() -> None:
         peer = Peer()
-        peer.host.answers = "trailers" in name
         peer.send(PREFACE)
-        for number in range(allowed):
-            peer.send(piece(number))
+        for number in range(4):
+            peer.send(ping(number))
         assert peer.goodbye() is None, "so many are allowed"
-        written = len(peer.wire.written)
-        for number in range(allowed, allowed + 100):
-            peer.send(piece(number))
-        assert peer.goodbye() == (f.ENHANCE_YOUR_CALM, why)
-        assert not peer.connection.streams
-        assert len(peer.wire.written) - written < 200, "and nothing else is said"
+        peer.send(ping(4))
+        assert peer.goodbye() == (f.ENHANCE_YOUR_CALM, b"too_many_pings")
+
+    in_loop(check)
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_turn_of_the_loop_does_no_more_than_a_turns_work(name: str) -> None:
+    """The rest waits, nothing is read meanwhile, and other connections are served."""
+    piece = FLOODS[name]
+
+    def check() -> None:
+        peer = Peer()
+        other = Peer(peer.host)
+        for one in (peer, other):
+            one.send(PREFACE)
+        peer.connection.data_received(read_of(piece, 0)[0])
+        assert peer.wire.is_paused
+        assert not peer.connection.work, "it was entered"
+        other.connection.data_received(asking(1, is_end=True))
+        assert other.host.seen[-1][0] == 1
+        other.host.end_turn()
+        assert not peer.wire.is_paused or peer.goodbye() is not None
+
+    in_loop(check)
+
+
+def test_connections_that_have_more_to_do_take_turns() -> None:
+    """One slice of one of them in each turn of the loop, so that the loop hears everybody else in between."""
+    done: list[str] = []
+    turn: list[Callable[[], None]] = []
+    turns = Turns(turn.append)
+
+    def worker(name: str, slices: int) -> Callable[[], None]:
+        left = slices
+
+        def go_on() -> None:
+            nonlocal left
+            left -= 1
+            done.append(name)
+            if left:
+                turns.wait(go_on)
+
+        return go_on
+
+    for name, slices in (("a", 3), ("b", 1), ("c", 2)):
+        turns.wait(worker(name, slices))
+    while turn:
+        (call,) = turn
+        turn.clear()
+        call()
+        done.append("|")
+    assert "".join(done) == "a|b|c|a|c|a|"
+
+
+def test_useful_requests_pay_for_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that asks and takes its answers is never sent away, however much it asks in however little time."""
+    monkeypatch.setattr(clock, "now", lambda: 100.0)
+
+    def check() -> None:
+        peer = Peer()
+        peer.send(PREFACE)
+        for number in range(20_000):
+            peer.send(asking(2 * number + 1) + data(2 * number + 1, bytes(100), is_end=True))
+            peer.send(f.window_update(0, 100))
+        assert peer.goodbye() is None
+        assert len(peer.host.seen) == 20_000
+
+    in_loop(check)
+
+
+def test_large_requests_pay_for_their_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now", lambda: 100.0)
+    monkeypatch.setattr(work, "BURST", 20_000)  # a hundredth, for a hundredth of the bytes
+
+    def check() -> None:
+        peer = Peer()
+        peer.host.answer = b"short"
+        peer.send(PREFACE)
+        for number in range(5):
+            stream = 2 * number + 1
+            peer.send(asking(stream), f.window_update(0, 10))
+            peer.connection._receivable = peer.connection.streams[stream].receivable = 1 << 30
+            for _ in range(10):
+                peer.send(data(stream, bytes(16384)) * 15)
+            peer.send(data(stream, is_end=True))
+        assert peer.goodbye() is None
+        assert len(peer.host.seen) == 5
 
     in_loop(check)
 

@@ -18,6 +18,7 @@ from inferd.gateway.grpc.rpc import Method, Rpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.statuses import Status, details_of, status_of
 from inferd.gateway.grpc.wire import trailers_block
 from inferd.gateway.http import Call, Headers, Message
+from inferd.gateway.http2.work import FIELD, REFUSAL, TASK
 from inferd.gateway.room import Room
 from inferd.gateway.server import hear_ends
 from inferd.tenancy.principal import Scope
@@ -125,6 +126,7 @@ class Calls:
 
     def spawn(self, rpc: Rpc, serving: Coroutine[Any, Any, None], call: Call | None = None) -> None:
         """Serve in a task that is cancelled with the stream; ``call`` was begun for it."""
+        rpc.connection.charge(TASK)
         task = rpc.owner = asyncio.get_running_loop().create_task(serving)
         self._tasks[task] = call
         task.add_done_callback(self._done)
@@ -190,6 +192,7 @@ class Calls:
 
     def refuse(self, call: Call, rpc: Rpc, failure: InferdError) -> None:
         """A call is over before anything was done for it."""
+        rpc.connection.charge(REFUSAL)
         note(call, failure, 0)
         self.close(call)
         rpc.fail(status_of(failure), details_of(failure), trailers_of(call, failure))
@@ -212,6 +215,8 @@ class Unary:
         self._endpoint = endpoint
 
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
+        rpc.connection.charge(len(body) * FIELD)
+
         async def answer(call: Call) -> bytes:
             return await self._endpoint(self.calls.room, call, body, time_left(rpc))
 

@@ -22,8 +22,11 @@ from inferd.gateway.http2.connection import Connection
 from inferd.gateway.http2.frames import FIRST_WINDOW
 from inferd.gateway.http2.hpack import Header
 from inferd.gateway.http2.stream import SLOWEST, Stream
+from inferd.gateway.http2.work import FRAME
 from inferd.tenancy.principal import LOCAL, Principal, Scope
 
+TURN_BYTES: Final = 8192  # of messages that are read before others have their turn
+MESSAGE_BYTES: Final = 512  # that a message counts besides its own
 MAX_UNREAD: Final = 4096  # messages of a stream, which are within its window if they are tiny
 
 _EXPIRED: Final = "The request's deadline has passed; give it more time."
@@ -143,6 +146,7 @@ class Rpc(Stream):
                 self._need += size
                 if len(buffer) < self._need:
                     break
+            self.connection.work += FRAME
             message = bytes(memoryview(buffer)[PREFIX_BYTES : self._need])
             is_compressed = buffer[0] == 1
             del buffer[: self._need]
@@ -339,7 +343,7 @@ class UnaryRpc(Rpc):
 class StreamRpc(Rpc):
     """Many messages either way."""
 
-    __slots__ = ("_messages", "_num_unread", "_reader", "_writer")
+    __slots__ = ("_messages", "_num_unread", "_read_ahead", "_reader", "_writer")
 
     def __init__(
         self, connection: Connection, number: int, head: Head, limits: Limits, method: StreamMethod | None = None
@@ -347,6 +351,7 @@ class StreamRpc(Rpc):
         super().__init__(connection, number, head, limits, method)
         self._messages: deque[tuple[bytes, bool]] = deque()
         self._num_unread = 0  # bytes
+        self._read_ahead = 0  # bytes that were read since others had their turn
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
 
@@ -386,6 +391,12 @@ class StreamRpc(Rpc):
         message, is_compressed = self._messages.popleft()
         self._num_unread -= PREFIX_BYTES + len(message)
         self._open_window()
+        self._read_ahead += len(message) + MESSAGE_BYTES
+        if self._read_ahead > TURN_BYTES:
+            self._read_ahead = 0
+            await asyncio.sleep(0)  # others have their turn
+            if self.is_told:
+                raise Gone
         if not is_compressed:
             return message
         found = await self.opened(message)

@@ -29,16 +29,18 @@ from inferd.gateway.grpc.wire import Head, Refusal, path_of, refusal_of, shown
 from inferd.gateway.health import is_ready
 from inferd.gateway.http2.blocks import MAX_HEADER_BYTES
 from inferd.gateway.http2.connection import Connection
-from inferd.gateway.http2.hpack import Header
+from inferd.gateway.http2.hpack import MAX_HEADERS, Header
 from inferd.gateway.http2.request import read_request
 from inferd.gateway.http2.stream import Stream
+from inferd.gateway.http2.work import Turns
 from inferd.gateway.listener import BACKLOG, LOOK_EVERY_S, find_dead_peers, num_files
 from inferd.gateway.server import LAST_WORDS_S, Gateway
 from inferd.gateway.tls import secured
 from inferd.gateway.upgrade import Guest
 
 _TOO_LARGE: Final = Refusal(
-    Status.RESOURCE_EXHAUSTED, f"The headers are larger than {MAX_HEADER_BYTES // 1024} KiB; send less metadata."
+    Status.RESOURCE_EXHAUSTED,
+    f"The headers are larger than {MAX_HEADER_BYTES // 1024} KiB, or more than {MAX_HEADERS}; send less metadata.",
 )
 
 
@@ -74,6 +76,7 @@ class GrpcServer:
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.connections: set[Guest] = set()
+        self.turns = Turns(self.soon)
         self.port: int = reserved.getsockname()[1]
 
     @property

@@ -22,7 +22,7 @@ _MAX_PIECES: Final = 32  # frames that a header block may come in
 class HeaderBlocks:
     """``known`` is what whole blocks mean; ``since`` is when the one that goes on in further frames began, or 0."""
 
-    __slots__ = ("_decoder", "_num_pieces", "_open", "_stream", "_version", "_was_end", "known", "since")
+    __slots__ = ("_decoder", "_num_pieces", "_open", "_stream", "_version", "_was_end", "known", "num_headers", "since")
 
     def __init__(self) -> None:
         self._decoder = Decoder()
@@ -32,6 +32,7 @@ class HeaderBlocks:
         self._was_end = False
         self._num_pieces = 0
         self.known: dict[bytes, object] = {}
+        self.num_headers = 0  # of the block that was decoded last, whether they were too many or not
         self.since = 0.0
 
     def begin(self, number: int, piece: bytes, is_end: bool, now: float) -> None:
@@ -65,6 +66,7 @@ class HeaderBlocks:
             headers = decoder.decode(block, MAX_HEADER_BYTES)
         except HpackError as error:
             raise Fault(f.COMPRESSION_ERROR, str(error)) from None
+        self.num_headers = decoder.num_headers
         if decoder.version != before:
             self.known.clear()  # what stood for a header stands for another one now
             self._version = -1

@@ -1,22 +1,24 @@
 """One client's HTTP/2 connection: frames within limits, flow control both ways, and when to give up.
 
-Knows framing and time (RFC 9113), nothing of what is served. Every frame that a read brought is looked at in one go, and
-what is answered in one turn of the loop leaves in one write.
+Knows framing and time (RFC 9113), nothing of what is served. The frames that a read brought are looked at in one go, as far
+as a turn of the loop goes (``work``), and what is answered in one turn leaves in one write.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, cast
 
 from inferd import clock
 from inferd.gateway.http2 import frames as f
+from inferd.gateway.http2 import work
 from inferd.gateway.http2.blocks import MAX_HEADER_BYTES, HeaderBlocks
-from inferd.gateway.http2.floods import Allowance
 from inferd.gateway.http2.frames import Fault
 from inferd.gateway.http2.grants import Grants
 from inferd.gateway.http2.host import Host
+from inferd.gateway.http2.hpack import Header
 from inferd.gateway.http2.stream import Stream
 from inferd.gateway.tls import end_writing
 from inferd.gateway.upgrade import Guest
@@ -33,8 +35,6 @@ MIN_PING_S: Final = 5.0  # between a client's pings to which nothing was said in
 MAX_HASTY_PINGS: Final = 3
 FAREWELL_S: Final = 1.0  # for a peer to read why it is sent away, or to hear that no further stream is wanted
 
-_RESETS: Final = (1000, 200.0)  # streams that a client gives up: at once, and per second
-_ODDITIES: Final = (1000, 100.0)  # frames without content, SETTINGS, PRIORITY, of kinds that nobody knows
 _OURS: Final = b"inferd.."  # in our pings
 
 _HTTP1: Final = (
@@ -49,6 +49,7 @@ class Connection(Guest):
     """Serves the streams of one client."""
 
     __slots__ = (
+        "_account",
         "_blocks",
         "_expected",
         "_goodbye",
@@ -59,16 +60,15 @@ class Connection(Guest):
         "_is_begun",
         "_is_calm",
         "_is_ended",
+        "_is_waiting",
         "_last_seen",
         "_leave_at",
         "_made_at",
-        "_oddities",
         "_out",
         "_out_bytes",
         "_owed",
         "_pinged_at",
         "_receivable",
-        "_resets",
         "_rest",
         "_shut_at",
         "_soon",
@@ -77,6 +77,7 @@ class Connection(Guest):
         "_timer",
         "_transport",
         "asked_at",
+        "earned",
         "first_window",
         "grants",
         "has_said",
@@ -86,6 +87,7 @@ class Connection(Guest):
         "sendable",
         "streams",
         "table_update",
+        "work",
     )
 
     _transport: asyncio.Transport
@@ -105,8 +107,10 @@ class Connection(Guest):
         self._receivable = WINDOW
         self._owed = 0  # of the window, and not given back yet
         self.grants = Grants()
-        self._resets = Allowance(*_RESETS, now)
-        self._oddities = Allowance(*_ODDITIES, now)
+        self._account = work.Account(now)
+        self._is_waiting = False  # for a turn to look at the rest of what was read
+        self.work = 0  # done in this turn
+        self.earned = 0  # since that was last entered
         self._hasty_pings = 0
         self._pinged_at = 0.0  # when the client last asked whether we are there
         self._has_heard = False  # something since the last look
@@ -158,6 +162,14 @@ class Connection(Guest):
         if self._rest:
             data = self._rest + data
             self._rest = b""
+        if self._is_waiting:
+            self._rest = data
+        else:
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        """Look at as much as a turn allows, and keep the rest."""
+        self.work += work.READ
         try:
             at = 0
             if not self._is_begun:
@@ -165,15 +177,38 @@ class Connection(Guest):
                 if not at:
                     return
             at = self._take(data, at)
+            spent, earned, self.work, self.earned = self.work, self.earned, 0, 0
+            if not self._account.is_good(spent, earned, clock.now):
+                raise Fault(f.ENHANCE_YOUR_CALM, "too_much_work")
         except Fault as fault:
             self._end(fault.code, fault.why)
             return
         if at < len(data):
             self._rest = data[at:]
+            if spent >= work.TURN and not self._is_ended:
+                self._wait()
         if self._owed >= WINDOW // 2:
             self._receivable += self._owed
             self.write(f.window_update(0, self._owed))
             self._owed = 0
+
+    def _wait(self) -> None:
+        """The rest is looked at in another turn, and nothing is read before."""
+        self._is_waiting = True
+        self._transport.pause_reading()
+        self._host.turns.wait(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_waiting = False
+        if self._transport.is_closing():
+            return
+        if not self._is_ended:
+            if not self.is_writable:
+                return  # it goes on when its answers are taken
+            data, self._rest = self._rest, b""
+            self._read(data)
+        if not self._is_waiting and self.is_writable:
+            self._transport.resume_reading()
 
     def write(self, data: bytes) -> None:
         """At the end of this turn of the loop, with whatever else is written until then."""
@@ -204,15 +239,19 @@ class Connection(Guest):
     def resume_writing(self) -> None:
         self.is_writable = True
         self._stuck_since = 0.0
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not self._is_waiting and not self._transport.is_closing():
+            if self._rest:
+                self._wait()
+            else:
+                self._transport.resume_reading()
         self.pump()
         for stream in tuple(self.streams.values()):
             if not stream.is_blocked:
                 stream.drained()
 
     def charge(self, cost: int) -> None:
-        """What a stream's message cost beside its frames."""
+        """What a stream's message costs beside its frames, in units of ``work``."""
+        self.work += cost
 
     # -- frames -----------------------------------------------------------------------------
 
@@ -233,8 +272,8 @@ class Connection(Guest):
 
     def _take(self, data: bytes, at: int) -> int:
         """Every whole frame from ``at`` on; returns where the last one ends. Raises Fault."""
-        unpack, streams, end = f.HEAD.unpack_from, self.streams, len(data)
-        while end - at >= f.HEAD_BYTES:
+        unpack, streams, end, turn = f.HEAD.unpack_from, self.streams, len(data), work.TURN
+        while end - at >= f.HEAD_BYTES and self.work < turn:
             high, low, kind, flags, number = unpack(data, at)
             size = high << 8 | low
             if size > f.MAX_FRAME:
@@ -247,6 +286,7 @@ class Connection(Guest):
             number &= 0x7FFFFFFF
             if self._expected is not None and kind != self._expected:
                 raise Fault(f.PROTOCOL_ERROR, f"a frame of kind {kind} where kind {self._expected} must come")
+            self.work += work.FRAME + (size >> 9)
             if kind == f.DATA:
                 self._receivable -= size
                 self._owed += size
@@ -266,8 +306,7 @@ class Connection(Guest):
                     stream.heard_all = True
                     stream.data(data, start, stop, True)
                 else:
-                    if start == stop:
-                        self._odd()
+                    self.earned += stop - start >> 4
                     stream.data(data, start, stop, False)
             elif kind == f.HEADERS:
                 self._headers(number, data, start, stop, flags)
@@ -307,12 +346,11 @@ class Connection(Guest):
             return
         head = self._blocks.known.get(block)
         if head is None:
-            headers = self._blocks.decode(block)
+            headers = self._decoded(block)
             self._last_seen = number
             head = self._host.read_head(headers)
             if head is None:
                 self.write(f.reset(number, f.PROTOCOL_ERROR))
-                self._odd()
                 return
             self._blocks.remember(block, head)
         self._last_seen = number
@@ -320,8 +358,8 @@ class Connection(Guest):
             return  # it has been told that nobody looks
         if len(self.streams) >= MAX_STREAMS:
             self.write(f.reset(number, f.REFUSED_STREAM))
-            self._odd()
             return
+        self.work += work.STREAM
         stream = self._host.open(self, number, head)
         if not stream.is_over:
             self.streams[number] = stream
@@ -329,13 +367,19 @@ class Connection(Guest):
                 stream.heard_all = True
                 stream.data(b"", 0, 0, True)
 
+    def _decoded(self, block: bytes) -> Sequence[Header] | None:
+        """As ``HeaderBlocks.decode``."""
+        self.work += work.HEADERS + len(block)
+        headers = self._blocks.decode(block)
+        self.work += self._blocks.num_headers * work.HEADER
+        return headers
+
     def _trailers(self, number: int, block: bytes, is_end: bool) -> None:
         """Headers behind a request's body: read, as the table has to be kept, and used by nobody."""
-        headers = self._blocks.decode(block)
+        headers = self._decoded(block)
         stream = self.streams.get(number)
         if stream is None:
-            self._odd()  # we had answered without waiting for them, or it is a stream that was given up
-            return
+            return  # we had answered without waiting for them, or it is a stream that was given up
         if stream.heard_all:
             self._break_off(stream, f.STREAM_CLOSED)
         elif not is_end or headers is None or any(name[:1] == b":" for name, _ in headers):
@@ -370,7 +414,6 @@ class Connection(Guest):
         else:  # PRIORITY, which nobody heeds any more, or a kind that is not known
             if kind == f.PRIORITY and (not number or len(payload) != 5):
                 raise Fault(f.FRAME_SIZE_ERROR if number else f.PROTOCOL_ERROR, "PRIORITY of a wrong form")
-            self._odd()
 
     def _window_update(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -399,8 +442,6 @@ class Connection(Guest):
             raise Fault(f.FRAME_SIZE_ERROR, "RST_STREAM of a wrong size")
         if not number & 1 or number > self._last_seen:
             raise Fault(f.PROTOCOL_ERROR, f"RST_STREAM of the stream {number}, which has not begun")
-        if not self._resets.take(clock.now()):
-            raise Fault(f.ENHANCE_YOUR_CALM, "too_many_resets")
         stream = self.streams.get(number)
         if stream is not None:
             self._lose(stream)
@@ -411,8 +452,6 @@ class Connection(Guest):
         if flags & f.ACK:
             if self._shut_at and self._goodbye is None:
                 self._say_goodbye()
-            else:
-                self._odd()
             return
         now = clock.now()
         if self.has_said:
@@ -432,10 +471,9 @@ class Connection(Guest):
                 raise Fault(f.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with content")
             if self._expected is not None:
                 raise Fault(f.PROTOCOL_ERROR, "an acknowledgement in place of SETTINGS")
-            self._odd()
             return
         self._expected = None
-        self._odd()
+        self.work += work.FRAME * (2 + len(self.streams))
         for name, value in dict(f.read_settings(payload)).items():  # of several values the last one holds
             if name == f.INITIAL_WINDOW_SIZE:
                 if value > f.MAX_WINDOW or any(value + one.credit > f.MAX_WINDOW for one in self.streams.values()):
@@ -454,10 +492,6 @@ class Connection(Guest):
         for stream in self.streams.values():
             stream.line_up()
         self.pump()
-
-    def _odd(self) -> None:
-        if not self._oddities.take(clock.now()):
-            raise Fault(f.ENHANCE_YOUR_CALM, "too_many_frames")
 
     # -- streams ----------------------------------------------------------------------------
 
@@ -479,11 +513,11 @@ class Connection(Guest):
 
     def _break_off(self, stream: Stream, code: int) -> None:
         """The client has broken a rule of its stream."""
-        self._odd()
         self.write(f.reset(stream.id, code))
         self._lose(stream)
 
     def _lose(self, stream: Stream) -> None:
+        self.work += work.STREAM
         stream.is_over = True
         stream.drop()
         self.stream_over(stream)

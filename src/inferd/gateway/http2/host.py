@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from inferd.gateway.http2.hpack import Header
+from inferd.gateway.http2.work import Turns
 from inferd.gateway.upgrade import Guest
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ class Host(Protocol):
     """The server, as a connection sees it."""
 
     connections: set[Guest]
+    turns: Turns
 
     def soon(self, call: Callable[[], None], /) -> object:
         """Call it at the end of this turn of the loop."""

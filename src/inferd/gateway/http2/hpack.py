@@ -12,6 +12,7 @@ from inferd.gateway.http2.huffman import HuffmanError, decode
 Header = tuple[bytes, bytes]
 
 TABLE_BYTES: Final = 4096  # of the dynamic table, as every peer assumes; no setting of ours says otherwise
+MAX_HEADERS: Final = 512  # of a block
 _ENTRY_BYTES: Final = 32  # that an entry counts besides its name and value
 _MAX_INTEGER: Final = 1 << 28
 _ABSURD: Final = 4
@@ -48,20 +49,22 @@ class HpackError(ValueError):
 class Decoder:
     """Reads the blocks of one connection, in their order."""
 
-    __slots__ = ("_limit", "_size", "_table", "version")
+    __slots__ = ("_limit", "_size", "_table", "num_headers", "version")
 
     def __init__(self) -> None:
         self._table: list[Header] = []  # the newest first
         self._size = 0
         self._limit = TABLE_BYTES  # that the peer has chosen
+        self.num_headers = 0  # of the block that was read last
         self.version = 0
         """Changes with the table: a block read under one version means the same as long as that lasts."""
 
     def decode(self, block: bytes, max_bytes: int) -> list[Header] | None:
         """The headers in their order; None where they are larger than ``max_bytes``, each counted with 32 bytes
-        more: the table is kept all the same, unless they are many times as large. Raises HpackError."""
+        more, or more than ``MAX_HEADERS``: the table is kept all the same, unless they are many times as large. Raises
+        HpackError."""
         found: list[Header] = []
-        at, end, size = 0, len(block), 0
+        at, end, size, count = 0, len(block), 0, 0
         while at < end:
             byte = block[at]
             if byte >= 0x80:  # a known header
@@ -83,11 +86,14 @@ class Decoder:
             else:
                 header, at = self._literal(block, at, 4)
             size += len(header[0]) + len(header[1]) + _ENTRY_BYTES
+            count += 1
             if size <= max_bytes:
-                found.append(header)
+                if count <= MAX_HEADERS:
+                    found.append(header)
             elif size > _ABSURD * max_bytes:
                 raise HpackError(f"a few bytes that stand for more than {_ABSURD * max_bytes} bytes of headers")
-        return found if size <= max_bytes else None
+        self.num_headers = count
+        return found if size <= max_bytes and count <= MAX_HEADERS else None
 
     def _entry(self, number: int) -> Header:
         if 0 < number <= len(STATIC):

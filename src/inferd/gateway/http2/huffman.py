@@ -1,4 +1,4 @@
-"""HPACK's Huffman code (RFC 7541, appendix B), read four bits at a time; nothing is written in it.
+"""HPACK's Huffman code (RFC 7541, appendix B), read a byte at a time; nothing is written in it.
 
 The code is canonical: symbols of one length have consecutive codes, in the order in which they are listed here, and
 those of the next length go on where these end. So the lengths are the whole table.
@@ -33,8 +33,8 @@ _BY_LENGTH: Final = (
     (30, b"\n\r\x16"),  # and behind them the end of a string, which no string has
 )
 
-_Row = tuple[tuple[int, bytes], ...]
-_REFUSED: Final = -1
+_Row = list[tuple[int, bytes]]
+"""For each byte more: the next state, and the symbols that were completed, of which there are two at most."""
 
 
 class HuffmanError(ValueError):
@@ -43,48 +43,51 @@ class HuffmanError(ValueError):
 
 def decode(data: bytes) -> bytes:
     """Raises HuffmanError."""
-    rows, may_end = _table()
+    rows = _rows()
     state, found = 0, []
     for byte in data:
-        state, symbol = rows[state][byte >> 4]
-        if symbol:
-            found.append(symbol)
-        if state == _REFUSED:
-            raise HuffmanError("the end of a string within it")
-        state, symbol = rows[state][byte & 15]
-        if symbol:
-            found.append(symbol)
-        if state == _REFUSED:
-            raise HuffmanError("the end of a string within it")
-    if state not in may_end:
-        raise HuffmanError("what fills its last byte is not the beginning of the string's end")
+        state, symbols = rows[state][byte]
+        if symbols:
+            found.append(symbols)
+    if state not in rows.may_end:
+        raise HuffmanError("the end of a string is within it, or what fills its last byte is not the end's beginning")
     return b"".join(found)
 
 
-@functools.cache
-def _table() -> tuple[list[_Row], frozenset[int]]:
-    """For each state (the bits of a symbol that have been read) and each four bits more: the next state, and the symbol
-    that was completed. And the states in which a string may end: less than a byte of ones. Four bits complete at most
-    one symbol, as none is shorter than five."""
-    symbols: dict[str, bytes] = {}
-    code, before = 0, 0
-    for length, members in _BY_LENGTH:
-        code <<= length - before
-        before = length
-        for member in members:
-            symbols[f"{code:0{length}b}"] = bytes((member,))
-            code += 1
-    prefixes = {bits[:size] for bits in (*symbols, "1" * 30) for size in range(len(bits))}
-    states = {prefix: number for number, prefix in enumerate(sorted(prefixes, key=lambda bits: (len(bits), bits)))}
-    rows = []
-    for prefix in states:
-        row = []
-        for nibble in range(16):
-            bits, found = prefix, b""
-            for bit in f"{nibble:04b}":
-                bits += bit
-                if bits in symbols:
-                    found, bits = symbols[bits], ""
-            row.append((states.get(bits, _REFUSED), found))
-        rows.append(tuple(row))
-    return rows, frozenset(states["1" * size] for size in range(8))
+class _Rows(dict[int, _Row]):
+    """A row for each state, which is the bits of a symbol that have been read; made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._symbols: dict[str, bytes] = {}
+        code, before = 0, 0
+        for length, members in _BY_LENGTH:
+            code <<= length - before
+            before = length
+            for member in members:
+                self._symbols[f"{code:0{length}b}"] = bytes((member,))
+                code += 1
+        prefixes = {bits[:size] for bits in (*self._symbols, "1" * 30) for size in range(len(bits))}
+        self._prefixes = sorted(prefixes, key=lambda bits: (len(bits), bits))
+        self._states = {prefix: number for number, prefix in enumerate(self._prefixes)}
+        self._refused = len(self._prefixes)  # the state behind the end of a string, which it does not leave
+        self[self._refused] = [(self._refused, b"")] * 256
+        self.may_end = frozenset(self._states["1" * size] for size in range(8))
+        """States in which a string may end: less than a byte of ones."""
+
+    def __missing__(self, state: int) -> _Row:
+        row = self[state] = [self._next(self._prefixes[state], byte) for byte in range(256)]
+        return row
+
+    def _next(self, bits: str, byte: int) -> tuple[int, bytes]:
+        found = b""
+        for bit in f"{byte:08b}":
+            bits += bit
+            if bits in self._symbols:
+                found += self._symbols[bits]
+                bits = ""
+            elif bits not in self._states:
+                return self._refused, b""
+        return self._states[bits], found
+
+
+_rows = functools.cache(_Rows)

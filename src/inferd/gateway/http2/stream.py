@@ -23,6 +23,7 @@ from inferd.gateway.http2.frames import (
     reset,
     window_update,
 )
+from inferd.gateway.http2.work import ANSWER, FRAME
 
 if TYPE_CHECKING:
     from inferd.gateway.http2.connection import Connection
@@ -123,11 +124,12 @@ class Stream(ABC):
             or len(trailers) > connection.max_frame
         ):
             self.begin(head)
-            self.put(prefix + body)
+            self.put(prefix + body)  # which is what it earns
             self.end(trailers)
             return
         connection.sendable -= size
         connection.has_said = True
+        connection.earned += ANSWER
         number = self.id.to_bytes(4, "big")
         connection.write(
             b"".join(
@@ -162,6 +164,7 @@ class Stream(ABC):
         """Say it as far as the windows allow; the rest waits."""
         connection = self.connection
         size = len(data)
+        connection.earned += ANSWER + size
         if (
             self._pending is None
             and size <= connection.sendable
@@ -217,6 +220,7 @@ class Stream(ABC):
             pending[0] = piece[room:]
             piece = piece[:room]
             size = room
+        connection.work += FRAME + (size >> 9)
         connection.sendable -= size
         self.credit -= size
         self._sent_since += size
