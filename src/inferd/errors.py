@@ -32,6 +32,11 @@ class InferdError(Exception):
         return Failure(self.kind, self.message, self.param, self.code, self.retry_after_s)
 
 
+class CodeFailed(Exception):
+    """Code that came with a model has raised. ``__cause__`` is what it raised: for the operator, who wrote the code, with its
+    message and lines; never for a client."""
+
+
 class InternalError(InferdError):
     """A defect in inferd. The message never carries internals; the log does."""
 

@@ -423,21 +423,21 @@ class _Bar:
 
 def _load(name: str, config: ModelConfig, progress: bool) -> Backend:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-    from inferd.engine.room import weights_room
-
-    room = weights_room(config, with_cache=True)  # the system finds it while torch is imported
-    from inferd.engine.load import create_backend
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
     hidden = not progress or not (console.is_terminal or console.is_jupyter)
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(f"Loading {name}", total=None)
 
         def tell(phase: str, done: int, total: int) -> None:
-            bar.update(task, description=f"Loading {name}: {phase}", completed=done, total=total or None)
+            bar.update(task, description=f"Loading {name}: {phase}", completed=done, total=total if total > 1 else None)
+
+        from inferd.engine.room import weights_room
+
+        room = weights_room(config, with_cache=True)  # the system finds it while torch is imported
+        from inferd.engine.load import create_backend  # some seconds, which the bar shows
 
         return create_backend(name, config, tell, room)
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from inferd import models
 from inferd.cli.board import Board
+from inferd.cli.flags import in_flags
 from inferd.config import ModelConfig, RemoteConfig
 from inferd.events import LoadProgress, QueueChanged, ReplicaChanged
 
@@ -24,8 +25,8 @@ MODELS = {
 }
 
 
-def drawn(board: Board) -> str:
-    console = Console(width=100, file=io.StringIO(), record=True)
+def drawn(board: Board, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True)
     console.print(board.drawing())
     return console.export_text()
 
@@ -44,7 +45,9 @@ def test_a_models_row_follows_its_replicas() -> None:
     assert re.search(r"nightly +on demand", row(board, "nightly"))
     board.take(changed(0, "loading"))
     board.take(LoadProgress(model="chat", replica=0, phase="weights", done=3 * 2**20, total=12 * 2**20))
-    assert "weights 3.00 MiB of 12.0 MiB" in row(board, "chat")
+    assert "weights 25 % of 12.0 MiB" in row(board, "chat")
+    board.take(LoadProgress(model="chat", replica=0, phase="model", done=0, total=1))
+    assert re.search(r" model  ", row(board, "chat"))
     board.take(QueueChanged(model="chat", waiting=7, in_flight=0))
     assert re.search(r" 7 *$", row(board, "chat"))
     board.take(changed(0, "ready", rss_bytes=200 * 2**20))
@@ -78,29 +81,55 @@ def test_events_of_others_are_none_of_its_business() -> None:
     assert re.search(r"chat +loading", row(board, "chat"))
 
 
-def test_without_a_terminal_each_step_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_the_log_alone_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     board = Board({"chat": ModelConfig(source="demo")})
     with board.shown():
-        for done in (1, 2, 3):
-            board.take(LoadProgress(model="chat", replica=0, phase="weights", done=done, total=3))
-        for rss_bytes in (1, 2):
-            board.take(changed(0, "ready", rss_bytes=rss_bytes))
-    board.take(changed(0, "died", reason="later troubles are for the log"))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "Loading chat: reading the weights"
-    assert lines[1].startswith("Loading chat: 1/1 ready")
-    assert len(lines) == 2
+        board.take(LoadProgress(model="chat", replica=0, phase="weights", done=1, total=3))
+        board.take(changed(0, "ready"))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_load_that_failed_ends_in_a_table_that_says_so_and_leaves_the_reason_to_what_follows() -> None:
+    board = Board({"chat": ModelConfig(source="demo")})
+    with board.shown():
+        board.take(changed(0, "loading"))
+        board.take(changed(0, "failed", reason="The folder has no config.json."))
+        board.take(changed(0, "stopped"))
+        assert "The folder has no config.json." in drawn(board)
+    assert re.search(r"chat +failed +0/1", row(board, "chat"))
+    assert "config.json" not in drawn(board)
+
+
+def test_reasons_are_in_the_words_of_the_command_line() -> None:
+    board = Board({"chat": ModelConfig(source="demo")}, in_flags)
+    board.take(changed(0, "failed", reason="Lower kv_cache.memory_bytes."))
+    assert "chat: Lower --kv-cache-memory." in drawn(board)
+
+
+def test_a_table_of_eighty_columns_cuts_nothing() -> None:
+    name = "organisation-with-a-long-name/and-a-model-too"
+    board = Board({name: ModelConfig(source="demo", remotes=(RemoteConfig(url="https://far/v1"),))})
+    board.take(ReplicaChanged(model=name, replica=0, state="loading", rss_bytes=300 * 2**20))
+    board.take(LoadProgress(model=name, replica=0, phase="weights", done=1 << 30, total=3 << 30))
+    board.take(QueueChanged(model=name, waiting=1000, in_flight=0))
+    text = drawn(board, width=80)
+    assert "\u2026" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert name in "".join(line.split()[0] for line in text.splitlines()[3:] if line.split())
+    for cell in ("loading", "0/2 (1 remote)", "weights 33 % of 3.00 GiB", "300 MiB", "1000"):
+        assert cell in text
 
 
 def test_on_a_terminal_there_is_a_table_and_the_log_stays_readable(tmp_path: Path) -> None:
     code = """
 from inferd.cli.board import Board
+from inferd.cli.flags import in_flags
 from inferd.config import ModelConfig
 from inferd.events import ReplicaChanged
 board = Board({"chat": ModelConfig(source="demo")})
 with board.shown():
     board.take(ReplicaChanged(model="chat", replica=0, state="loading"))
-    board.write("12:00:00 chat/0 is loading\\n12:00:00 warning: disk is slow\\n")
+    board.write("12:00:00 chat/0 is loading\\n12:00:00 chat/0 failed: why\\n12:00:00 warning: disk is slow\\n")
     board.take(ReplicaChanged(model="chat", replica=0, state="ready", rss_bytes=2**20))
 board.write("12:00:01 afterwards\\n")
 """
@@ -120,7 +149,7 @@ board.write("12:00:01 afterwards\\n")
     os.close(ours)
     assert process.returncode == 0
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
-    assert "chat/0 is loading" not in text
+    assert "chat/0" not in text
     assert re.search(r"12:00:00 warning: disk is slow\r?\n", text)
     assert re.search(r"chat +ready +1/1 +1.00 MiB", text)
     assert text.rstrip().endswith("12:00:01 afterwards")

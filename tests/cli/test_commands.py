@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,13 +13,16 @@ from collections.abc import Generator
 from pathlib import Path
 
 import click
+import httpx
 import pytest
+import skops.io
 import yaml
 from click.testing import CliRunner
+from sklearn.ensemble import RandomForestClassifier
 
 from inferd import models
 from inferd.cli.chat import converse
-from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, flag_name
+from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, flag_name, in_flags
 from inferd.cli.main import COMMANDS, cli, main
 from inferd.cli.serve import serve_config
 from inferd.config import Config
@@ -63,7 +67,7 @@ def test_flags_reach_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFERD_SERVER__PORT", "9000")
     seen: list[Config] = []
 
-    def remember(config: Config, source: object = None, known: object = ()) -> int:
+    def remember(config: Config, source: object = None, known: object = (), words: object = None) -> int:
         seen.append(config)
         return 0
 
@@ -88,7 +92,11 @@ def test_a_files_models_take_flags_when_it_is_clear_which(tmp_path: Path) -> Non
     [
         (["srve"], 2, "did you mean 'inferd serve'?"),
         (["serve", "--port", "x"], 2, "'x' is not an integer from 0 to 65535."),
-        (["serve", "./nowhere"], 1, "Error: There is no file or folder ./nowhere; check the path."),
+        (
+            ["serve", "./nowhere", "--log-format", "text"],
+            1,
+            "Error: There is no file or folder ./nowhere; check the path.",
+        ),
         (["serve", "none.yaml"], 1, "none.yaml does not exist"),
         (["generate", " "], 2, "The prompt is empty"),
         (["bench", "--url", "http://127.0.0.1:1"], 1, "inferd serve"),
@@ -107,9 +115,11 @@ def test_a_mistake_is_one_sentence_and_an_exit_code(
 
 def test_a_port_in_use_is_told_by_a_real_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = run("serve", "--port", str(taken.getsockname()[1]))
+        port = taken.getsockname()[1]
+        done = run("serve", "--port", str(port))
     assert done.returncode == 1
-    assert "Error:" in done.stderr
+    message = f"Port {port} on 127.0.0.1 is in use; stop the other program or choose another --port."
+    assert json.loads(done.stderr.splitlines()[-1])["message"] == message
     assert "Traceback" not in done.stderr
 
 
@@ -132,7 +142,7 @@ def test_with_keys_in_use_the_ready_message_shows_how_to_pass_one(tmp_path: Path
     shown = serving("serve", "openai:http://127.0.0.1:9/v1", "--name", "far", "--port", "0", **env)
     assert '-H "authorization: Bearer $INFERD_API_KEY"' in shown
     assert 'api_key=os.environ["INFERD_API_KEY"]' in shown
-    assert "Warning: INFERD_PORT is no setting" in shown
+    assert "INFERD_PORT is no setting" in shown
 
 
 def serving(*words: str, **env: str) -> str:
@@ -231,13 +241,156 @@ def test_a_draft_model_that_is_not_there_is_told_with_its_setting(command: list[
     assert "speculation.draft: There is no file or folder ./none; check the path." in found.stderr + found.stdout
 
 
-def test_a_worker_logs_in_the_form_of_the_server(tmp_path: Path) -> None:
-    words = ["serve", "demo-draft", "--max-model-len", "999999", "--port", "0", "--log-format"]
+BROKEN = """
+class Loads:
+    def load(self):
+        _read("nowhere.csv")
+
+    def predict(self, x: float) -> float:
+        return x
+
+
+class Predicts:
+    def predict(self, x: float) -> float:
+        return _scaled(x)
+
+
+def _read(path):
+    return open(path).read()
+
+
+def _scaled(x):
+    raise ValueError(f"secret {x}")
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_class_that_does_not_load_is_told_once_with_its_own_lines(form: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    words = ["serve", f"{tmp_path}/broken.py:Loads", "--port", "0", "--log-format", form]
+    said = run(*words, INFERD_STATE__DATA_DIR=str(tmp_path)).stderr
+    if form == "json":
+        entries = [json.loads(line) for line in said.splitlines()]  # each line is JSON
+        said = "\n".join(entry.get("message", "") for entry in entries)
+    assert said.count("could not be loaded") == 1
+    assert said.count("Loads.load failed: FileNotFoundError") == (1 if form == "json" else 2)  # the log, and at the end
+    innermost, outer = said.index("broken.py:16 in _read"), said.index("broken.py:4 in load")
+    assert innermost < outer
+    assert "inferd/predict" not in said
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_class_that_fails_shows_its_lines_to_the_operator_and_not_to_the_client(form: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    words = ["serve", f"{tmp_path}/broken.py:Predicts", "--port", "0", "--log-format", form]
+    env = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2]), "INFERD_STATE__DATA_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "inferd", *words]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = next(line.split("ready at ")[1].split()[0] for line in process.stdout if "ready at " in line)
+        body = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP64", "data": [7.5]}]}
+        answer = httpx.post(f"{address}/v2/models/Predicts/infer", json=body, timeout=30)
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert "broken.py" not in answer.text
+    if form == "json":
+        entries = [json.loads(line) for line in said.splitlines()]
+        (failure,) = [entry for entry in entries if entry.get("worker") == "Predicts/0"]
+        assert (failure["level"], failure["error"]) == ("error", "ValueError")
+        said = failure["trace"]
+    lines = iter(said.splitlines())
+    assert any(line == "ValueError: secret 7.5" for line in lines)
+    assert "broken.py:20 in _scaled: raise ValueError" in next(lines)
+    assert "broken.py:12 in predict: return _scaled(x)" in next(lines)
+
+
+def test_with_json_logs_every_line_on_stderr_is_json(tmp_path: Path) -> None:
+    env = {"INFERD_STATE__DATA_DIR": str(tmp_path), "INFERD_PORT": "1"}
+    done = run("serve", "demo-draft", "--max-model-len", "999999", "--port", "0", **env)
+    entries = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1
+    assert entries[0]["message"].startswith("INFERD_PORT is no setting")
+    assert entries[-1]["message"].startswith("--max-model-len is 999999")
+    assert [entry["state"] for entry in entries if entry["event"] == "replica"][-2:] == ["failed", "stopped"]
+
+
+def test_without_a_word_there_is_help_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["keys"], ["config"]):
+        assert main(words) == 0
+        shown = capsys.readouterr()
+        assert "Commands:" in shown.out
+        assert shown.err == ""
+
+
+def test_help_of_a_command_is_what_its_flag_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["serve"], ["keys", "create"], ["help"]):
+        assert main(["help", *words]) == 0
+        shown = capsys.readouterr().out
+        assert main([*words, "--help"]) == 0
+        assert capsys.readouterr().out == shown
+    assert main(["help", "serv"]) == 2
+    assert "did you mean 'inferd serve'?" in capsys.readouterr().err
+    assert main(["help", "keys", "creat"]) == 2
+    assert "did you mean 'inferd keys create'?" in capsys.readouterr().err
+
+
+def test_no_sentence_of_a_list_of_commands_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (["--help"], ["keys", "--help"], ["models", "--help"], ["config", "--help"]):
+        shown = CliRunner().invoke(cli, words).output
+        assert "..." not in shown.partition("Commands:")[2]
+        listed = re.findall(
+            r"^  \w+ {2,}\w.*?\.$(?=\n  \w|\Z)", shown.partition("Commands:\n")[2].rstrip(), re.M | re.S
+        )
+        assert listed
+        assert all(one.endswith(".") for one in listed)
+
+
+def test_the_flags_of_serve_are_listed_by_section_and_the_common_ones_first() -> None:
+    shown = CliRunner().invoke(cli, ["serve", "--help"]).output
+    sections = re.findall(r"^([a-zA-Z_]+)(?: \(.*\))?:$", shown, re.M)
+    assert sections[sections.index("Options") :][:4] == ["Options", "server", "tls", "model"]
+    assert {"batching", "scheduler", "kv_cache", "queue"} <= set(sections)
+    first = shown.partition("Options:")[2].partition("server (")[0]
+    assert all(flag in first for flag in ("--name", "--port", "--max-model-len", "--kv-cache-memory", "--options"))
+    assert first.index("--name") < first.index("--port") < first.index("--max-model-len")
+    assert "--queue-timeout" not in first
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_options_of_a_runtime_are_entries_of_a_flag() -> None:
+    flags = {"options": (("trusted", "a.B,c.D"), ("quantiles", [0.1, 0.9]))}
+    config = serve_config("demo-draft", None, flags)
+    assert config.models["demo-draft"].options == {"trusted": "a.B,c.D", "quantiles": [0.1, 0.9]}
+    found = CliRunner().invoke(cli, ["serve", "demo", "--options", "trusted"])
+    assert (found.exit_code, "'trusted' is not NAME=VALUE." in found.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Lower kv_cache.memory_bytes or max_model_len.", "Lower --kv-cache-memory or --max-model-len."),
+        ("name them: options.trusted: a.B,c.D", "name them: --options trusted=a.B,c.D"),
+        ("Set allow_code: true (--allow-code) if you trust it.", "Set --allow-code if you trust it."),
+        ("choose another server.port.", "choose another --port."),
+        ("models.m.source: 'x' is nothing.", "'x' is nothing."),
+        ('models."org/m".max_model_len: -1 is less.', "--max-model-len: -1 is less."),
+        ("the seed of a device", "the seed of a device"),
+    ],
+)
+def test_messages_name_flags_where_the_user_typed_flags(said: str, shown: str) -> None:
+    assert in_flags(said, is_alone=True) == shown
+
+
+def test_a_forest_in_skops_is_served_with_what_the_refusal_says(tmp_path: Path) -> None:
+    path = tmp_path / "forest.skops"
+    forest = RandomForestClassifier(2).fit([[0.0, 1.0], [1.0, 0.0]], [0, 1])
+    skops.io.dump(forest, path)
     env = {"INFERD_STATE__DATA_DIR": str(tmp_path)}
-    lines = run(*words, "json", **env).stderr.splitlines()
-    logged = [json.loads(line) for line in lines if line.startswith("{")]
-    (failure,) = [line for line in logged if line.get("worker") == "demo-draft/0"]
-    assert (failure["event"], failure["level"]) == ("log", "error")
-    assert failure["message"].startswith("loading failed: max_model_len is 999999")
-    assert not any("ERROR worker" in line for line in lines)
-    assert "ERROR worker demo-draft/0: loading failed: max_model_len" in run(*words, "text", **env).stderr
+    done = run("serve", str(path), "--port", "0", "--log-format", "text", **env)
+    assert done.returncode == 1
+    words = done.stderr.splitlines()[-1].partition("name them: ")[2].split()
+    assert words[0] == "--options"
+    assert "inferd is ready at" in serving("serve", str(path), "--port", "0", *words, **env)

@@ -132,11 +132,11 @@ def test_a_models_memory_bounds_everything_it_takes_and_a_plan_bound_to_itself_i
 
 
 def test_what_does_not_fit_is_refused_with_the_remedy() -> None:
-    with pytest.raises(ModelLoadError, match=r"Give the model at least \d+ bytes"):
+    with pytest.raises(ModelLoadError, match=r"Give the model at least \d+MiB\."):
         planned("m", ModelConfig(source="demo", memory_bytes=10**6))
-    with pytest.raises(ModelLoadError, match=r"Lower kv_cache, or give the model at least \d+ bytes"):
+    with pytest.raises(ModelLoadError, match=r"Lower kv_cache, or give the model at least \d+MiB\."):
         planned("m", ModelConfig(source="demo", memory_bytes=3 * 10**8, kv_cache=KVCacheConfig(memory_bytes=10**9)))
-    with pytest.raises(ModelLoadError, match=r"A replica of m takes 1\.\d+ GB .* but 500 MB may be used"):
+    with pytest.raises(ModelLoadError, match=r"A replica of m takes 1\.\d+ GiB .* but 477 MiB may be used"):
         planned("m", ModelConfig(source="demo", kv_cache=KVCacheConfig(memory_bytes=10**9)), 500_000_000)
 
 
@@ -254,7 +254,7 @@ def test_models_that_do_not_fit_together_do_not_start() -> None:
         server=ServerConfig(memory_bytes=400 * 2**20),
         models={"a": ModelConfig(source="demo"), "b": ModelConfig(source="demo")},
     )
-    with pytest.raises(ConfigError, match=r"server.memory_bytes = 419 MB .*models.b: A replica of b takes more than"):
+    with pytest.raises(ConfigError, match=r"server.memory_bytes = 400 MiB .*models.b: A replica of b takes more than"):
         bind(config)
     unbound = msgspec.structs.replace(config, server=ServerConfig())
     assert bind(unbound) is unbound

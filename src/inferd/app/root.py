@@ -17,7 +17,6 @@ import gc
 import logging
 import resource
 import ssl
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -33,6 +32,7 @@ from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import InternalError, ModelLoadError
 from inferd.events import Emit, Event, ignore
 from inferd.observe import Observer
+from inferd.observe.plain import is_plain
 from inferd.router.loading import Plan, plan_model
 from inferd.router.router import Router
 from inferd.router.status import Applied
@@ -156,7 +156,7 @@ async def serve(
         reserved = reserve(config.server)
         if reserved is not None:
             stack.callback(reserved.close)
-        plain = _is_plain(config.server.log_format)
+        plain = is_plain(config.server.log_format)
         observer = Observer(models=_replicas(config), access_log=config.server.access_log, stream=log, plain=plain)
         stack.callback(observer.close)
         stack.enter_context(_logging_into(observer.log_handler))
@@ -315,11 +315,6 @@ def _replicas(config: Config) -> dict[str, int]:
     return {name: model.num_local + len(model.upstreams) for name, model in config.models.items()}
 
 
-def _is_plain(log_format: str) -> bool:
-    """JSON for machines; words where a person watches."""
-    return log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
-
-
 @contextlib.contextmanager
 def _logging_into(handler: logging.Handler) -> Iterator[None]:
     """Have Python's logging join the log that waits for nobody: a stuck reader stops no request."""
@@ -388,9 +383,7 @@ async def _run(
 
 def _refuse_if_all_failed(site: Site) -> None:
     """A server that can serve nothing is a failed start; one bad model among others is not."""
-    failures = site.router.load_failures()
-    for name, failure in failures.items():
-        _log.error("the model %s could not be loaded: %s", name, failure.message)
+    failures = site.router.load_failures()  # each is in the log, as its replica's
     if failures and len(failures) == len(site.config.models):
         raise ModelLoadError(
             "\n".join(

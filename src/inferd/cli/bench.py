@@ -277,7 +277,7 @@ def _print(report: Report) -> None:
 @contextlib.contextmanager
 def _own_server(source: str) -> Iterator[str]:
     """A server on a free port for as long as it is needed; yields its address."""
-    words = [sys.executable, "-m", "inferd", "serve", source, "--port", "0", "--no-access-log"]
+    words = [sys.executable, "-m", "inferd", "serve", source, "--port", "0", "--no-access-log", "--log-format", "text"]
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "TERM": "dumb"})
         try:

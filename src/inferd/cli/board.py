@@ -1,4 +1,4 @@
-"""The table of models that ``inferd serve`` shows while they load, and its plain lines where nobody watches.
+"""The table of models that ``inferd serve`` shows on a terminal while they load; elsewhere the log alone tells of it.
 
 Knows events and how they look, not who emits them.
 """
@@ -9,15 +9,13 @@ import contextlib
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-import click
-
-from inferd import clock
-from inferd.cli.terminal import bytes_text, console, is_live
+from inferd.cli.terminal import console, is_live
 from inferd.config import ModelConfig
+from inferd.config.units import bytes_text
 from inferd.events import Event, LoadProgress, QueueChanged, ReplicaChanged
 from inferd.observe.logs import write_all
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 REFRESHES_PER_S: Final = 8
-_BAR_WIDTH: Final = 10
-_PHASES: Final = {"weights": "reading the weights", "tokenizer": "reading the tokenizer"}
 _COLOURS: Final = {
     "ready": "green",
     "failed": "red",
@@ -39,7 +35,8 @@ _COLOURS: Final = {
     "remote": "green",
 }
 _OVER: Final = ("ready", "failed")
-_SHOWN: Final = re.compile(r"[\d:]+ \S+/\d+ is (starting|loading|ready)\n")
+_BROKEN: Final = ("hung", "died", "failed")
+_SHOWN: Final = re.compile(r"[\d:]+ \S+/\d+ (is (starting|loading|ready)|failed: .*|has stopped)\n")
 """Lines of the log that say what the table shows."""
 
 
@@ -65,7 +62,7 @@ class Row:
     def state(self) -> str:
         if self.is_on_demand and not self.states:
             return "on demand"
-        broken = sum(state in ("hung", "died", "failed") for state in self.states.values())
+        broken = sum(state in _BROKEN for state in self.states.values())
         if self.num_ready:
             return "degraded" if broken else "ready" if self.num_ready >= self.num_replicas else "loading"
         if broken and broken == len(self.states) >= self.num_replicas:
@@ -95,11 +92,13 @@ class Row:
 class Board:
     """Rows by model. ``take`` is called from the event loop, drawing happens in a thread of rich's."""
 
-    def __init__(self, models: Mapping[str, ModelConfig]) -> None:
+    def __init__(
+        self, models: Mapping[str, ModelConfig], words: Callable[[str], str] = lambda sentence: sentence
+    ) -> None:
+        """``words``: what becomes of a reason before it is shown."""
+        self._words = words
         self._rows = {name: Row(model) for name, model in models.items()}
-        self._began_at = clock.now()
         self._live: Live | None = None
-        self._told: set[tuple[str, str]] = set()
         self._is_over = False
         self._writing = threading.Lock()
 
@@ -110,38 +109,24 @@ class Board:
             return
         if isinstance(event, LoadProgress):
             row.progress[event.replica] = event
-            self._say(event.model, _PHASES.get(event.phase, event.phase))
         elif isinstance(event, ReplicaChanged):
-            is_news = row.states.get(event.replica) != event.state
+            if event.state == "stopped" and row.states.get(event.replica) in _BROKEN:
+                return  # what it was stopped for is the news
             row.states[event.replica] = event.state
             row.rss[event.replica] = event.rss_bytes
             row.reason = event.reason or row.reason
-            if not is_news:
-                return
-            if event.state == "ready":
-                self._say(event.model, f"{row.replicas} ready, {self._seconds()}")
-            elif event.state in ("failed", "died", "hung"):
-                self._say(event.model, f"replica {event.replica} {event.state}: {event.reason}")
         elif isinstance(event, QueueChanged):
             row.waiting, row.in_flight = event.waiting, event.in_flight
 
-    def _say(self, model: str, text: str) -> None:
-        """A plain line where there is no table; each once."""
-        if not self._is_over and not is_live() and (model, text) not in self._told:
-            self._told.add((model, text))
-            click.echo(f"Loading {model}: {text}", err=True)
-
-    def _seconds(self) -> str:
-        return f"{clock.now() - self._began_at:.1f} s"
-
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Draw, or say in lines, until the block ends; the last state stays on the screen."""
-        try:
-            with self._drawn() if is_live() else contextlib.nullcontext():
+        """Draw until the block ends, where a person watches; the last state stays on the screen, without the reasons: what
+        follows tells them."""
+        with self._drawn() if is_live() else contextlib.nullcontext():
+            try:
                 yield
-        finally:
-            self._is_over = True
+            finally:
+                self._is_over = True
 
     @contextmanager
     def _drawn(self) -> Iterator[None]:
@@ -167,27 +152,41 @@ class Board:
         from rich.console import Group
         from rich.text import Text
 
-        wrong = [f"{name}: {row.reason}" for name, row in self._rows.items() if row.is_broken and row.reason]
-        return Group(self.table(), *(Text(line, style="red", overflow="ellipsis", no_wrap=True) for line in wrong))
+        if self._is_over:
+            return Group(self.table())
+        wrong = [
+            f"{name}: {self._words(row.reason)}" for name, row in self._rows.items() if row.is_broken and row.reason
+        ]
+        return Group(self.table(), *(Text(line, style="red") for line in wrong))
 
     def table(self) -> Table:
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in ("model", "state", "replicas", "progress", "memory", "queue"):
-            table.add_column(heading, justify="right" if heading in ("memory", "queue") else "left", no_wrap=True)
-        for name, row in self._rows.items():
+        rows = self._rows
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        table.add_column("model", overflow="fold", min_width=8)
+        for heading in ("state", "replicas", "progress"):
+            table.add_column(heading, no_wrap=True)
+        has_memory = any(any(row.rss.values()) for row in rows.values())
+        has_queue = any(row.waiting + row.in_flight for row in rows.values())
+        for heading, is_shown in (("memory", has_memory), ("queue", has_queue)):
+            if is_shown:
+                table.add_column(heading, justify="right", no_wrap=True)
+        for name, row in rows.items():
             memory = sum(row.rss.values())
-            table.add_row(
-                Text(name, overflow="ellipsis"),
+            cells: list[Text | str] = [
+                Text(name),
                 Text(row.state, style=_COLOURS.get(row.state, "yellow")),
                 row.replicas,
                 _progress(*row.doing),
-                bytes_text(memory) if memory else "",
-                str(row.waiting + row.in_flight or ""),
-            )
+            ]
+            if has_memory:
+                cells.append(bytes_text(memory) if memory else "")
+            if has_queue:
+                cells.append(str(row.waiting + row.in_flight or ""))
+            table.add_row(*cells)
         return table
 
     # -- the log, beside the table ------------------------------------------------------------
@@ -208,11 +207,10 @@ class Board:
 
 
 def _progress(phase: str, done: int, total: int) -> Text:
-    """A bar, the phase, and bytes where it counts bytes."""
+    """The phase and how far it is, of how many bytes where it counts bytes. Short enough for a terminal of 80 columns."""
     from rich.text import Text
 
-    if not phase:
-        return Text()
-    filled = min(_BAR_WIDTH, _BAR_WIDTH * done // total) if total else 0
-    count = f" {bytes_text(done)} of {bytes_text(total)}" if phase == "weights" and total else ""
-    return Text.assemble(("━" * filled, "green"), ("━" * (_BAR_WIDTH - filled), "dim"), f" {phase}{count}")
+    if total <= 1:  # it is done or not, which is no amount
+        return Text(phase)
+    whole = f" of {bytes_text(total)}" if phase == "weights" else ""
+    return Text.assemble(f"{phase} ", (f"{100 * done // total} %", "green"), whole)

@@ -16,8 +16,9 @@ import msgspec
 from inferd.app.change import refuse_empty
 from inferd.cli.ready import tensor_lines
 from inferd.cli.serve import serve_config
-from inferd.cli.terminal import bytes_text, console, fail, warn
+from inferd.cli.terminal import console, fail, warn
 from inferd.config import Config, ModelConfig, RemoteConfig, stray_variables
+from inferd.config.units import bytes_text
 from inferd.errors import ConfigError, InferdError
 from inferd.planning.memory import MemoryEstimate, Plan, plan_config
 from inferd.registry.signature import ANY_ROWS

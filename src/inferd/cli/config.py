@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 import msgspec
 
+from inferd.cli.help import Commands
 from inferd.config import load_config
 
 
-@click.group("config")
+@click.group("config", cls=Commands)
 def command() -> None:
     """Show, check and describe the configuration.
 

@@ -6,19 +6,29 @@ memory_bytes`` is ``--kv-cache-memory``), except those whose fields speak for th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from inspect import getdoc
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 import msgspec
 from msgspec import inspect
 
+from inferd.cli.help import COMMON
 from inferd.config import ModelConfig, ServerConfig
 from inferd.config.tree import Leaf, Text, branches, parse
 from inferd.config.units import NotAllowedError, size_text
 
 _UNPREFIXED = ("scheduler",)
 _UNITS = {"_bytes": "SIZE", "_s": "SECONDS"}
+
+_COMMON_FLAGS: Final = (
+    *("--port", "--host", "--auth", "--log-format"),
+    *("--max-model-len", "--kv-cache-memory", "--dtype", "--quantization", "--device", "--threads", "--replicas"),
+    *("--chat-template", "--allow-code", "--allow-pickle", "--options"),
+)
+"""Listed before all others."""
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[object]
@@ -43,15 +53,31 @@ class Setting(_ParamType):
             return "[" + "|".join(sorted(map(str, self.leaf.type.values), key=lambda v: (v != "auto", v))) + "]"
         if isinstance(self.leaf.type, inspect.IntType):
             return "N"
-        return "TEXT"
+        if isinstance(self.leaf.type, inspect.FloatType):
+            return "NUMBER"
+        if isinstance(self.leaf.type, inspect.DictType):
+            return "NAME=VALUE"
+        return "TEXT,.." if isinstance(self.leaf.type, inspect.VarTupleType) else "TEXT"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
         if not isinstance(value, str):
             return value
+        if isinstance(self.leaf.type, inspect.DictType):
+            return self._entry(value, param, ctx)
         try:
             return parse(self.leaf, Text(value))
         except NotAllowedError as wrong:
             self.fail(f"{value!r} is not {wrong}.", param, ctx)
+
+    def _entry(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, object]:
+        """One entry of a mapping: a name, and a value in JSON (3, true, [0.1, 0.9]) or else a text."""
+        name, is_entry, value = text.partition("=")
+        if not is_entry or not name.strip():
+            self.fail(f"{text!r} is not NAME=VALUE.", param, ctx)
+        try:
+            return name.strip(), msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return name.strip(), value
 
 
 def flag_name(leaf: Leaf) -> str:
@@ -73,7 +99,15 @@ def leaves(section: type[msgspec.Struct], skip: Iterable[str] = ()) -> list[Leaf
     ]
 
 
-def option(leaf: Leaf) -> click.Option:
+class SettingOption(click.Option):
+    """A flag of a setting; ``section`` is where the help lists it."""
+
+    section = COMMON
+    place = 0
+
+
+def option(leaf: Leaf, sections: Mapping[tuple[str, ...], str]) -> click.Option:
+    """``sections``: the titles in the help, by the paths of the settings' sections."""
     name, parameter = flag_name(leaf), "__".join(leaf.path)
     if isinstance(leaf.type, inspect.BoolType):
         declared, kind, is_flag = f"{name}/--no-{name[2:]}", None, True
@@ -81,7 +115,27 @@ def option(leaf: Leaf) -> click.Option:
         declared, kind, is_flag = name, Setting(leaf), False
     shown = _default(leaf)
     text = leaf.description.rstrip(".") + "." + (f"  [default: {shown}]" if shown else "")
-    return click.Option([declared, parameter], type=kind, is_flag=is_flag, default=None, help=text)
+    is_mapping = isinstance(leaf.type, inspect.DictType)
+    if is_mapping:
+        text += "  Again for more."
+    made = SettingOption(
+        [declared, parameter], type=kind, is_flag=is_flag, multiple=is_mapping, default=None, help=text
+    )
+    if name in _COMMON_FLAGS:
+        made.place = 1 + _COMMON_FLAGS.index(name)
+    else:
+        made.section = sections[leaf.path[:-1]]
+    return made
+
+
+def _sections(of: type[msgspec.Struct], word: str) -> dict[tuple[str, ...], str]:
+    """The titles of a struct's sections: their paths, and the first sentence of what they say of themselves."""
+    titles = {}
+    for branch in branches(of):
+        about = (getdoc(branch.type.cls) or "").partition("\n")[0].rstrip(".").partition(": ")
+        told = re.split(r", | \(", about[2] if about[0] == "One model" else about[0])[0]
+        titles[branch.path] = f"{'.'.join(branch.path) or word} ({told[:1].lower()}{told[1:]})"
+    return titles
 
 
 def _default(leaf: Leaf) -> str:
@@ -89,7 +143,9 @@ def _default(leaf: Leaf) -> str:
         return "yes" if leaf.default else "no"
     if isinstance(leaf.default, int) and leaf.is_size:
         return size_text(leaf.default)
-    if isinstance(leaf.default, int | float):
+    if isinstance(leaf.default, int):
+        return f"{leaf.default:,}" if leaf.default >= 100_000 else str(leaf.default)
+    if isinstance(leaf.default, float):
         return f"{leaf.default:g}"
     return leaf.default if isinstance(leaf.default, str) else ""
 
@@ -100,16 +156,16 @@ MODEL_LEAVES = leaves(
     ModelConfig,
     skip=(
         *("source", "remote", "remotes", "routing", "breaker", "retry", "cache", "load"),
-        *("options", "pipeline", "inputs", "outputs", "preprocess", "postprocess", "sequence"),
+        *("pipeline", "inputs", "outputs", "preprocess", "postprocess", "sequence"),
         *("memory_fraction", "batching.buckets", "batching.preferred_sizes"),
     ),
 )
 
 
-def _flags(of: list[Leaf]) -> Callable[[Decorated], Decorated]:
+def _flags(of: list[Leaf], sections: Mapping[tuple[str, ...], str]) -> Callable[[Decorated], Decorated]:
     def decorate(function: Decorated) -> Decorated:
         for leaf in reversed(of):
-            made = option(leaf)
+            made = option(leaf, sections)
             params: list[click.Option] = function.__dict__.setdefault("__click_params__", [])
             params.append(made)
         return function
@@ -119,12 +175,12 @@ def _flags(of: list[Leaf]) -> Callable[[Decorated], Decorated]:
 
 def server_flags(function: Decorated) -> Decorated:
     """Add a flag for each field of ServerConfig that concerns a server of one model."""
-    return _flags(SERVER_LEAVES)(function)
+    return _flags(SERVER_LEAVES, _sections(ServerConfig, "server"))(function)
 
 
 def model_flags(function: Decorated) -> Decorated:
     """Add a flag for each field of ModelConfig that concerns one copy of a model."""
-    return _flags(MODEL_LEAVES)(function)
+    return _flags(MODEL_LEAVES, _sections(ModelConfig, "model"))(function)
 
 
 def given(of: list[Leaf], values: Mapping[str, object]) -> dict[str, object]:
@@ -132,6 +188,8 @@ def given(of: list[Leaf], values: Mapping[str, object]) -> dict[str, object]:
     tree: dict[str, object] = {}
     for leaf in of:
         value = values.get("__".join(leaf.path))
+        if isinstance(value, tuple) and isinstance(leaf.type, inspect.DictType):
+            value = dict(value) or None
         if value is None:
             continue
         node = tree
@@ -141,3 +199,38 @@ def given(of: list[Leaf], values: Mapping[str, object]) -> dict[str, object]:
             node = child
         node[leaf.name] = value
     return tree
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+_NAMES: Final = {
+    **{".".join(leaf.path): leaf for leaf in MODEL_LEAVES},
+    **{f"server.{'.'.join(leaf.path)}": leaf for leaf in SERVER_LEAVES},
+}
+_NAME: Final = "|".join(re.escape(name) for name in sorted(_NAMES, key=len, reverse=True))
+_OF_A_MODEL: Final = r"models\.(?:\"[^\"]*\"|[^\s:\"]+?)"
+# A setting of one word is taken for one only where the model stands before it: "seed" and "device" are words as well.
+_NAMED: Final = re.compile(
+    rf"(?<![\w.-])(?:(?P<prefix>{_OF_A_MODEL}\.)?(?P<name>{_NAME})(?!\w)(?P<entry>\.\w+)?(?P<value>: true\b(?: \(--[\w-]+\))?|: [^\s'\"]+)?)"
+)
+_PLACE: Final = re.compile(rf"(?<![\w.-]){_OF_A_MODEL}(?:\.source)?: ")
+
+
+def in_flags(sentence: str, *, is_alone: bool = False) -> str:
+    """A message with flags in the place of the settings' names: for a model that was named on the command line, where there
+    is no file to change. ``models.iris.kv_cache.memory_bytes`` is ``--kv-cache-memory``. ``is_alone``: there is one model, which need not be
+    named."""
+
+    def flagged(found: re.Match[str]) -> str:
+        leaf, entry, value = _NAMES[found["name"]], found["entry"] or "", found["value"] or ""
+        if not found["prefix"] and "_" not in found["name"] and "." not in found["name"] + entry:
+            return found[0]
+        flag = flag_name(leaf)
+        if isinstance(leaf.type, inspect.DictType):
+            return f"{flag} {entry[1:]}{value.replace(': ', '=', 1)}" if entry else flag + value
+        if isinstance(leaf.type, inspect.BoolType) and value.startswith(": true"):
+            return flag
+        return flag + entry + value
+
+    said = _NAMED.sub(flagged, sentence)
+    return _PLACE.sub("", said) if is_alone else said

@@ -15,6 +15,7 @@ import msgspec
 
 from inferd import clock
 from inferd.cli import terminal
+from inferd.cli.help import Commands
 from inferd.config import Config, load_config
 from inferd.config.units import NotAllowedError, count
 from inferd.errors import StateUnavailable
@@ -98,7 +99,7 @@ def _common(function: Decorated) -> Decorated:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
 
 
-@click.group("keys")
+@click.group("keys", cls=Commands)
 def command() -> None:
     """Make, list, revoke and rotate API keys, and see what each has used.
 

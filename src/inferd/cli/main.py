@@ -12,7 +12,8 @@ from types import TracebackType
 import click
 
 from inferd import __version__
-from inferd.cli.terminal import fail, is_debug
+from inferd.cli.help import SETTINGS, Commands
+from inferd.cli.terminal import fail, is_debug, speak_json
 from inferd.errors import InferdError
 
 # name -> module under inferd.cli; each has a click command called ``command``.
@@ -32,6 +33,7 @@ COMMANDS = (
     "perplexity",
     "config",
     "version",
+    "help",
 )
 
 OVERVIEW = """One inference server for every model.
@@ -55,7 +57,7 @@ Settings come from a file < the environment (INFERD_SERVER__PORT=9000) < flags;
 """
 
 
-class Lazy(click.Group):
+class Lazy(Commands):
     """A group that imports a command's module when the command is named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -68,21 +70,8 @@ class Lazy(click.Group):
         assert isinstance(found, click.Command)
         return found
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            import difflib
 
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean 'inferd {close[0]}'?" if close else f"there are: {', '.join(COMMANDS)}."
-            raise click.UsageError(f"There is no command {args[0]!r}; {hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-
-@click.group(
-    cls=Lazy, help=OVERVIEW, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=Lazy, help=OVERVIEW, context_settings=SETTINGS)
 @click.version_option(__version__, "-V", "--version", prog_name="inferd", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show Python tracebacks of errors (also INFERD_DEBUG=1).")
 @click.pass_context
@@ -94,6 +83,7 @@ def main(args: list[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     words = sys.argv[1:] if args is None else args
     debug = is_debug() or "--debug" in words
+    speak_json(False)
     if not debug:
         sys.excepthook = _one_line
     try:

@@ -8,13 +8,15 @@ import click
 import msgspec
 
 from inferd.cli.control import Server, model_path, server_options, working
-from inferd.cli.terminal import bytes_text, console
+from inferd.cli.help import Commands
+from inferd.cli.terminal import console
+from inferd.config.units import bytes_text
 
 if TYPE_CHECKING:
     from inferd.gateway.control import ModelReport
 
 
-@click.group("models", invoke_without_command=True)
+@click.group("models", cls=Commands, invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
     """List the models that can be served; with a command, see and change those of a server that runs.
@@ -39,10 +41,10 @@ def _servable() -> None:
     for name in models.NAMES:
         folder = models.path(name)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        click.echo(f"  {name:<14} {size / 1e6:.1f} MB" + ("" if size else "  (weights not installed)"))
+        click.echo(f"  {name:<14} {bytes_text(size)}" + ("" if size else "  (weights not installed)"))
     for name in models.CLASSIFIERS:
         size = (models.path(name) / "model.onnx").stat().st_size
-        click.echo(f"  {name:<14} {size / 1e3:.0f} kB")
+        click.echo(f"  {name:<14} {bytes_text(size)}")
     click.echo("\nArchitectures (inferd serve FOLDER, or a Hugging Face Hub id):")
     for architecture in supported_architectures():
         click.echo(f"  {architecture}")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from inferd.cli.terminal import bytes_text, console, loading
+from inferd.cli.terminal import console, loading
+from inferd.config.units import bytes_text
 
 if TYPE_CHECKING:
     from inferd.engine.calibrate.checkpoint import Result

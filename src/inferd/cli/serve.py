@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -16,16 +17,18 @@ from inferd.app.change import refuse_empty
 from inferd.app.source import ConfigSource
 from inferd.cli.board import Board
 from inferd.cli.demo import CHAT, demo_models
-from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, model_flags, server_flags
+from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, in_flags, model_flags, server_flags
+from inferd.cli.help import Sectioned
 from inferd.cli.ready import show_ready
-from inferd.cli.terminal import Told, is_live, loading, warn
+from inferd.cli.terminal import Told, is_live, loading, speak_json, warn
 from inferd.config import REMOTE_PREFIX, Config, ModelConfig, load_config, model_name, stray_variables
 from inferd.errors import ConfigError, ModelLoadError
+from inferd.observe.plain import is_plain
 from inferd.registry.artifact import artifact_of
 from inferd.registry.source import blaming, is_code, is_remote, resolve, silent
 
 
-@click.command("serve")
+@click.command("serve", cls=Sectioned)
 @click.argument("source", default="demo")
 @click.option(
     "--name", default=None, help="Name that clients use for the model.  [default: the folder's name, or the hub id]"
@@ -59,16 +62,32 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
         if flags.get("auth") not in (None, "off"):
             raise click.UsageError(f"--insecure-no-auth and --auth {flags['auth']} contradict each other; keep one.")
         flags["auth"] = "off"
+    if _is_file(source) or _is_repository(source):
+        return _follow(source, name, flags)
+    try:
+        config = serve_config(source, name, flags)
+        _begin_log(config)
+        if source == CHAT:
+            models, left_out = demo_models()
+            for sentence in left_out:
+                warn(sentence)
+            return run(config, known=models, words=in_flags)
+        return run(config, words=functools.partial(in_flags, is_alone=True))
+    except (ConfigError, ModelLoadError) as error:
+        raise type(error)(in_flags(error.message, is_alone=source != CHAT), param=error.param) from error
+
+
+def _begin_log(config: Config) -> None:
+    """What is said from here on has the log's form. The first of it: variables that only look like settings."""
+    speak_json(not is_plain(config.server.log_format))
     for sentence in stray_variables(os.environ):
         warn(sentence)
+
+
+def _follow(source: str, name: str | None, flags: dict[str, object]) -> int:
+    """Serve what a file or a repository says, and follow its changes."""
     config = serve_config(source, name, flags)
-    if source == CHAT:
-        models, left_out = demo_models()
-        for sentence in left_out:
-            warn(sentence)
-        return run(config, known=models)
-    if not _is_file(source) and not _is_repository(source):
-        return run(config)
+    _begin_log(config)
     if _is_repository(source):
         from inferd.registry.triton import read_repository
 
@@ -160,15 +179,21 @@ def _file_config(path: Path, name: str | None, server: dict[str, object], model:
     return load_config(path, os.environ, {"server": server, "models": {name: model}})
 
 
-def run(config: Config, source: ConfigSource | None = None, known: Collection[str] = ()) -> int:
-    """Serve until told to stop; the exit code. ``source`` is followed while serving, ``known`` as in ``ready_to_load``."""
+def run(
+    config: Config,
+    source: ConfigSource | None = None,
+    known: Collection[str] = (),
+    words: Callable[[str], str] = lambda sentence: sentence,
+) -> int:
+    """Serve until told to stop; the exit code. ``source`` is followed while serving, ``known`` as in ``ready_to_load``;
+    ``words``: what becomes of messages before they are shown."""
     config = ready_to_load(config, loading, known)
     from inferd.app import root  # after the flags are known to be right: a mistake is told at once
 
     if source is not None:
         read = source.read
         source = msgspec.structs.replace(source, read=lambda: checked(ready_to_load(read(), _silently)))
-    board = Board(config.models)
+    board = Board(config.models, words)
     with contextlib.ExitStack() as showing:
         showing.enter_context(board.shown())
 
@@ -180,7 +205,7 @@ def run(config: Config, source: ConfigSource | None = None, known: Collection[st
                 found.models,
                 needs_key=found.needs_key,
                 grpc_address=found.grpc_address,
-                failed=found.failed,
+                failed={name: words(why) for name, why in found.failed.items()},
             )
 
         return root.run(config, source=source, on_ready=ready, watch=board.take, log=board if is_live() else None)

@@ -11,37 +11,68 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 Told = Callable[[str, int, int], None]
 
-_PHASES = {"download": "Downloading", "weights": "Reading the weights", "tokenizer": "Reading the tokenizer"}
+_PHASES = {
+    "download": "Downloading",
+    "model": "Opening the model",
+    "weights": "Reading the weights",
+    "tokenizer": "Reading the tokenizer",
+    "warm-up": "Warming up",
+}
 
 
 def is_debug() -> bool:
     return os.environ.get("INFERD_DEBUG", "").lower() not in ("", "0", "false", "no")
 
 
+class _Voice:
+    """Whether stderr is a log of JSON lines, between which nothing else may stand."""
+
+    is_json = False
+
+
+def speak_json(is_wanted: bool) -> None:
+    """From now on what is said on stderr is a line of the log, as JSON; or again words for people."""
+    _Voice.is_json = is_wanted
+
+
+def _log_line(level: str, sentence: str) -> None:
+    import logging
+
+    from inferd.worker.log_lines import record_line
+
+    number = logging.getLevelNamesMapping()[level]
+    record = logging.LogRecord("inferd.cli", number, "", 0, "%s", (click.unstyle(sentence),), None)
+    click.echo(record_line(record), err=True)
+
+
 def fail(sentence: str) -> None:
     """An error as a person sees it, on stderr."""
+    if _Voice.is_json:
+        _log_line("ERROR", sentence)
+        return
     click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
     click.secho(sentence, fg="red", err=True)
 
 
 def warn(sentence: str) -> None:
     """Something a person may not have meant, on stderr."""
+    if _Voice.is_json:
+        _log_line("WARNING", sentence)
+        return
     click.secho("Warning: ", fg="yellow", bold=True, nl=False, err=True)
     click.echo(sentence, err=True)
 
 
-def bytes_text(num_bytes: float) -> str:
-    """A number of bytes for people, in three digits: 512 B, 1.50 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(num_bytes) < 1000:
-            digits = 0 if unit == "B" or abs(num_bytes) >= 100 else 1 if abs(num_bytes) >= 10 else 2
-            return f"{num_bytes:.{digits}f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
+def note(sentence: str) -> None:
+    """Something that happens, on stderr."""
+    if _Voice.is_json:
+        _log_line("INFO", sentence)
+        return
+    click.echo(sentence, err=True)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -71,7 +102,7 @@ def loading(title: str, *, counts: bool = False) -> Iterator[Told]:
         def line(phase: str, done: int, total: int) -> None:
             if phase not in seen:
                 seen.add(phase)
-                click.echo(f"{title}: {_PHASES.get(phase, phase).lower()}", err=True)
+                note(f"{title}: {_PHASES.get(phase, phase).lower()}")
 
         yield line
         return
@@ -82,15 +113,28 @@ def loading(title: str, *, counts: bool = False) -> Iterator[Told]:
         Progress,
         ProgressColumn,
         SpinnerColumn,
+        Task,
         TextColumn,
+        TimeElapsedColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
-    amounts: tuple[ProgressColumn, ...] = (DownloadColumn(binary_units=False), TransferSpeedColumn())
+    class Amount(ProgressColumn):
+        """Nothing where nothing is counted: a phase of one step, or one that has not begun."""
+
+        def __init__(self, inner: ProgressColumn) -> None:
+            super().__init__(inner.get_table_column())
+            self._inner = inner
+
+        def render(self, task: Task) -> RenderableType:
+            return self._inner.render(task) if task.total is not None else ""
+
+    amounts: tuple[ProgressColumn, ...] = (DownloadColumn(binary_units=True), TransferSpeedColumn())
     if counts:
         amounts = (MofNCompleteColumn(), TimeRemainingColumn())
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), *amounts)
+    shown = (Amount(BarColumn(bar_width=20)), *map(Amount, amounts), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), *shown)
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=None)
         current = ""
@@ -100,6 +144,6 @@ def loading(title: str, *, counts: bool = False) -> Iterator[Told]:
             if phase != current:
                 current = phase
                 progress.reset(task, description=f"{title}: {_PHASES.get(phase, phase).lower()}")
-            progress.update(task, completed=done, total=total or None)
+            progress.update(task, completed=done, total=total if total > 1 else None)
 
         yield show

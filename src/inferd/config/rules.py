@@ -20,7 +20,7 @@ from inferd.config.pipelines import problems_of
 from inferd.config.remote import RemoteSettings
 from inferd.config.tree import Path as Place
 from inferd.config.tree import Problem
-from inferd.config.units import roughly
+from inferd.config.units import bytes_text
 
 _STATE_SCHEMES = ("sqlite", "postgresql", "postgres")
 _CACHE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
@@ -217,15 +217,15 @@ def _memory(config: Config) -> Iterator[Problem]:
         if wanted > whole:
             yield Problem(
                 ("models", name, "memory_bytes" if model.memory_fraction is None else "memory_fraction"),
-                f"{model.replicas} times {roughly(size)} is more than server.memory_bytes = "
-                f"{roughly(whole)}; lower it, the number of replicas, or raise the server's.",
+                f"{model.replicas} times {bytes_text(size)} is more than server.memory_bytes = "
+                f"{bytes_text(whole)}; lower it, the number of replicas, or raise the server's.",
             )
         elif model.load == "startup":
             fixed += wanted
     if fixed > whole:
         yield Problem(
             ("server", "memory_bytes"),
-            f"{roughly(whole)} is less than the {roughly(fixed)} of the models that load at the start; "
+            f"{bytes_text(whole)} is less than the {bytes_text(fixed)} of the models that load at the start; "
             "raise it, lower theirs, or let some load on_demand.",
         )
 

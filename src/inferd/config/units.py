@@ -76,9 +76,16 @@ def size_text(num_bytes: int) -> str:
     return str(num_bytes)
 
 
-def roughly(num_bytes: int) -> str:
-    """A number of bytes as people compare it: 1.49 GiB."""
-    for power, unit in ((3, "GiB"), (2, "MiB")):
-        if num_bytes >= 1024**power:
-            return f"{num_bytes / 1024**power:.2f} {unit}"
-    return str(num_bytes)
+def bytes_text(num_bytes: float) -> str:
+    """A number of bytes for people, in three digits: 512 B, 1.50 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1000:
+            digits = 0 if unit == "B" or abs(num_bytes) >= 100 else 1 if abs(num_bytes) >= 10 else 2
+            return f"{num_bytes:.{digits}f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def enough_text(num_bytes: int) -> str:
+    """A size to set that is no less than a number of bytes: 253MiB, in whole MiB."""
+    return f"{-(-num_bytes // 2**20)}MiB"

@@ -30,7 +30,7 @@ _ENTRY: Final = re.compile(r"(?P<name>.+)@(?P<version>[1-9][0-9]{0,17})", re.DOT
 
 
 class VersionsConfig(Section, frozen=True, kw_only=True):
-    """Which versions of a model are served whose folder has numbered subfolders: 1/, 2/, ..."""
+    """Which versions of a model with numbered subfolders are served: 1/, 2/, ..."""
 
     policy: Annotated[
         Literal["latest", "specific", "all"],

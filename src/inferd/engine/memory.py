@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inferd.config import KVCacheConfig, ModelConfig
+from inferd.config.units import bytes_text, enough_text
 from inferd.engine.model.config import DecoderConfig
 from inferd.errors import ModelLoadError
 from inferd.types import MemoryPlan
@@ -121,9 +122,9 @@ def plan_arena(
         smallest = 2 * size * per_token
         if allowed < smallest:
             raise ModelLoadError(
-                f"memory_bytes is {config.memory_bytes}, but weights ({weights_bytes} bytes) and a worker's own needs "
-                f"({rest} bytes) leave nothing of it for the KV cache. Give the model at least "
-                f"{weights_bytes + rest + smallest} bytes.",
+                f"memory_bytes is {bytes_text(config.memory_bytes)}, but weights ({bytes_text(weights_bytes)}) and a worker's own needs "
+                f"({bytes_text(rest)}) leave nothing of it for the KV cache. Give the model at least "
+                f"{enough_text(weights_bytes + rest + smallest)}.",
                 param="memory_bytes",
             )
         if cache.num_blocks is None and cache.memory_bytes is None:
@@ -142,14 +143,15 @@ def plan_arena(
         if cache is config.kv_cache:
             raise
         raise ModelLoadError(
-            f"{error.message} (That is what memory_bytes = {config.memory_bytes} leaves for it.)", param="memory_bytes"
+            f"{error.message} (That is what memory_bytes = {bytes_text(config.memory_bytes or 0)} leaves for it.)",
+            param="memory_bytes",
         ) from error
     arena = Arena(max_model_len, num_blocks, size, per_token)
     if config.memory_bytes is not None and allowed is not None and arena.nbytes > allowed:
         raise ModelLoadError(
-            f"memory_bytes is {config.memory_bytes}, but the KV cache that kv_cache asks for takes {arena.nbytes} bytes "
-            f"and only {allowed} are left for it. Lower kv_cache, or give the model at least "
-            f"{config.memory_bytes + arena.nbytes - allowed} bytes.",
+            f"memory_bytes is {bytes_text(config.memory_bytes)}, but the KV cache that kv_cache asks for takes {bytes_text(arena.nbytes)} "
+            f"and only {bytes_text(max(allowed, 0))} are left for it. Lower kv_cache, or give the model at least "
+            f"{enough_text(config.memory_bytes + arena.nbytes - allowed)}.",
             param="memory_bytes",
         )
     return arena
@@ -161,13 +163,13 @@ def refuse_more_than_is_free(arena: Arena, config: ModelConfig, free_bytes: int)
     if arena.nbytes <= free_bytes:
         return
     cache = config.kv_cache
-    name, asked = "memory_bytes", config.memory_bytes
+    name, asked = "memory_bytes", bytes_text(config.memory_bytes or 0)
     if cache.num_blocks is not None:
-        name, asked = "kv_cache.num_blocks", cache.num_blocks
+        name, asked = "kv_cache.num_blocks", str(cache.num_blocks)
     elif cache.memory_bytes is not None:
-        name, asked = "kv_cache.memory_bytes", cache.memory_bytes
+        name, asked = "kv_cache.memory_bytes", bytes_text(cache.memory_bytes)
     raise ModelLoadError(
-        f"{name} is {asked}, which makes a KV cache of {arena.nbytes} bytes, but only {free_bytes} bytes of memory are free. "
+        f"{name} is {asked}, which makes a KV cache of {bytes_text(arena.nbytes)}, but only {bytes_text(free_bytes)} of memory are free. "
         f"Lower {name}, or leave it out: then the cache takes what fits.",
         param=name,
     )
@@ -211,17 +213,17 @@ def plan_blocks(
         asked = f"kv_cache.num_blocks = {config.num_blocks}"
     elif config.memory_bytes is not None:
         blocks = config.memory_bytes // per_block
-        asked = f"kv_cache.memory_bytes = {config.memory_bytes}"
+        asked = f"kv_cache.memory_bytes = {bytes_text(config.memory_bytes)}"
     else:
         most = int(free_bytes * share) // per_block
         blocks = max(min(one_sequence * max_num_seqs, most), min(one_sequence, free_bytes // per_block))
-        asked = f"{free_bytes} bytes of free memory"
+        asked = f"{bytes_text(free_bytes)} of free memory"
     if blocks < one_sequence:
         fits = max((blocks - 1) * config.block_size, 0)
         remedy = "Give" if fits == 0 else f"Set max_model_len to {fits} or less, or give"
         raise ModelLoadError(
             f"The KV cache cannot hold one sequence of max_model_len = {max_model_len} tokens "
-            f"({one_sequence * per_block} bytes) within {asked}. {remedy} the KV cache more memory.",
+            f"({bytes_text(one_sequence * per_block)}) within {asked}. {remedy} the KV cache more memory.",
             param="max_model_len",
         )
     return blocks

@@ -9,6 +9,7 @@ import asyncio
 import zlib
 from typing import Final, Literal
 
+from inferd.config.units import bytes_text
 from inferd.errors import InvalidRequest
 from inferd.gateway.errors import BodyTooLarge, UnsupportedMediaType, printable
 from inferd.gateway.http import Call, Response
@@ -62,7 +63,7 @@ def decompress(body: bytes, encoding: Encoding, max_bytes: int) -> bytes:
         ) from None
     if len(found) > max_bytes:
         raise BodyTooLarge(
-            f"The request body is larger than {max_bytes} bytes when it is opened; send less, or raise "
+            f"The request body is larger than {bytes_text(max_bytes)} when it is opened; send less, or raise "
             "server.max_body_bytes."
         )
     if not inflate.eof or inflate.unused_data:

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeVar
 
 from inferd import clock
+from inferd.config.units import bytes_text
 from inferd.errors import InvalidRequest
 from inferd.gateway.errors import (
     OPENAI_ERRORS,
@@ -335,13 +336,13 @@ def _too_slow(call: Call, left: float, timeout_s: float) -> BodyTimeout:
         return BodyTimeout(f"No part of the body arrived for {BODY_IDLE_TIMEOUT_S:.0f} s; send it again.")
     return BodyTimeout(
         f"The body did not arrive within {timeout_s:g} s and a second for every {SLOWEST_BODY >> 10} KiB of it "
-        f"({call.request_bytes} bytes did); send it faster, or raise server.body_timeout_s."
+        f"({bytes_text(call.request_bytes)} of it did); send it faster, or raise server.body_timeout_s."
     )
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(
-        f"The request body is larger than {max_bytes} bytes; send less, or raise server.max_body_bytes."
+        f"The request body is larger than {bytes_text(max_bytes)}; send less, or raise server.max_body_bytes."
     )
 
 

@@ -57,6 +57,11 @@ def bind(config: ServerConfig) -> socket.socket:
                 f"Port {config.port} on {config.host} is in use; stop the other program or choose another server.port.",
                 param="server.port",
             ) from None
+        if error.errno == errno.EACCES:
+            raise ConfigError(
+                f"Port {config.port} may not be had by this user ({error.strerror}); choose a server.port from 1024 on.",
+                param="server.port",
+            ) from None
         raise ConfigError(
             f"Cannot listen on {where}: {error.strerror or error}; choose another server.host.", param="server.host"
         ) from None

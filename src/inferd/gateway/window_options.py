@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import Meta
 
+from inferd.config.units import bytes_text
 from inferd.errors import InvalidRequest
 from inferd.gateway.errors import invalid, printable, shown
 from inferd.types import ModelInfo, TensorSpec
@@ -173,7 +174,10 @@ def plan_of(name: str, info: ModelInfo, options: WindowOptions, max_bytes: int) 
     length = options.context + window
     num_bytes = length * options.channels * _SIZES[spec.datatype]
     if num_bytes > max_bytes:
-        raise invalid("window", f"A window of {num_bytes} bytes is larger than server.max_body_bytes, {max_bytes}.")
+        raise invalid(
+            "window",
+            f"A window of {bytes_text(num_bytes)} is larger than server.max_body_bytes, {bytes_text(max_bytes)}.",
+        )
     tensor: dict[str, object] = {
         "name": spec.name,
         "shape": _shape(options, spec, length),

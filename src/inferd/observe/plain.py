@@ -7,11 +7,17 @@ nothing else is.
 from __future__ import annotations
 
 import json
+import sys
 
 from inferd.types import JSON
 
 _DID = {"died": "died", "failed": "failed", "hung": "hangs", "stopped": "has stopped"}
 _PROBES = ("/health", "/livez", "/readyz", "/ping", "/metrics", "/admin/status")
+
+
+def is_plain(log_format: str) -> bool:
+    """Whether the log on stderr is words, as where a person watches, or JSON lines for programs."""
+    return log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
 
 
 def plain(line: str) -> str | None:
@@ -27,7 +33,9 @@ def plain(line: str) -> str | None:
                 f"{at} {entry['model']}/{entry['replica']} {_DID.get(entry['state'], 'is ' + entry['state'])}{reason}"
             )
         case "log":
-            places = "".join(f"\n    {place}" for place in entry.get("places", ()))
+            places = "".join(
+                f"\n    {place}" for place in (*entry.get("trace", "").splitlines(), *entry.get("places", ()))
+            )
             return f"{at} {entry['level']}: {entry['message']}{places}"
         case _:
             return f"{at} {line}"

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from inferd.config import Config, ModelConfig, SequenceConfig
+from inferd.config.units import bytes_text
 from inferd.engine.memory import RUNTIME_BYTES, headroom_bytes, kv_bytes_per_token, plan_arena
 from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, read_config
 from inferd.engine.model.config import Source
@@ -100,8 +101,8 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     beside = free - weights_bytes - RUNTIME_BYTES
     if beside <= 0:
         raise ModelLoadError(
-            f"A replica of {name} takes more than {_size(weights_bytes + RUNTIME_BYTES)} (weights "
-            f"{_size(weights_bytes)}, the process {_size(RUNTIME_BYTES)}, and a KV cache), but {_size(free)} may be used. "
+            f"A replica of {name} takes more than {bytes_text(weights_bytes + RUNTIME_BYTES)} (weights "
+            f"{bytes_text(weights_bytes)}, the process {bytes_text(RUNTIME_BYTES)}, and a KV cache), but {bytes_text(free)} may be used. "
             "Give it more memory, or take a smaller model.",
             param="memory_bytes",
         )
@@ -137,8 +138,8 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     )
     if estimate.total_bytes > free:
         raise ModelLoadError(
-            f"A replica of {name} takes {_size(estimate.total_bytes)} (weights {_size(weights_bytes)}, "
-            f"KV cache {_size(estimate.kv_bytes)}, the process {_size(estimate.headroom_bytes)}), but {_size(free)} "
+            f"A replica of {name} takes {bytes_text(estimate.total_bytes)} (weights {bytes_text(weights_bytes)}, "
+            f"KV cache {bytes_text(estimate.kv_bytes)}, the process {bytes_text(estimate.headroom_bytes)}), but {bytes_text(free)} "
             "may be used. Lower kv_cache.memory_bytes or max_model_len, take a smaller model, or give it more memory.",
             param="memory_bytes",
         )
@@ -173,7 +174,7 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
             startup += estimate.total_bytes * estimate.replicas
     if config.server.memory_bytes is not None and config.server.memory_bytes > free:
         problems.append(
-            f"server.memory_bytes is {config.server.memory_bytes}, but only {_size(free)} are free on this machine. Lower it."
+            f"server.memory_bytes is {bytes_text(config.server.memory_bytes)}, but only {bytes_text(free)} are free on this machine. Lower it."
         )
     return Plan(
         models=tuple(sorted(estimates, key=lambda estimate: in_order[estimate.name])),
@@ -204,10 +205,10 @@ def bind(config: Config) -> Config:
         if name in planned:
             models[name] = msgspec.structs.replace(model, memory_bytes=planned[name].total_bytes)
         elif _loads_alone(name, model):
-            taken = ", ".join(f"{e.name} {e.replicas} x {_size(e.total_bytes)}" for e in plan.models) or "nothing"
+            taken = ", ".join(f"{e.name} {e.replicas} x {bytes_text(e.total_bytes)}" for e in plan.models) or "nothing"
             problem = next(problem for problem in plan.problems if problem.startswith(f"models.{name}: "))
             raise ConfigError(
-                f"The models do not fit into server.memory_bytes = {_size(budget)} (planned so far: {taken}). {problem}",
+                f"The models do not fit into server.memory_bytes = {bytes_text(budget)} (planned so far: {taken}). {problem}",
                 param="server.memory_bytes",
             )
     return msgspec.structs.replace(config, models=models)
@@ -254,8 +255,8 @@ def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -
     allowed = free if config.memory_bytes is None else min(free, config.memory_bytes)
     if estimate.total_bytes > allowed:
         raise ModelLoadError(
-            f"A replica of {name} takes about {_size(estimate.total_bytes)} (weights {_size(estimate.weights_bytes)}, the "
-            f"process and a batch {_size(estimate.headroom_bytes)}), but {_size(allowed)} may be used. "
+            f"A replica of {name} takes about {bytes_text(estimate.total_bytes)} (weights {bytes_text(estimate.weights_bytes)}, the "
+            f"process and a batch {bytes_text(estimate.headroom_bytes)}), but {bytes_text(allowed)} may be used. "
             "Lower batching.max_batch_size, take a smaller model, or give it more memory.",
             param="memory_bytes",
         )
@@ -288,9 +289,3 @@ def _loads_alone(name: str, model: ModelConfig) -> bool:
     except ModelLoadError:
         return False
     return True
-
-
-def _size(count: int) -> str:
-    if count >= 1e9:
-        return f"{count / 1e9:.2f} GB"
-    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} KB"

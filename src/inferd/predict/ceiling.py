@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from inferd.config import ModelConfig
+from inferd.config.units import bytes_text
 from inferd.engine.resident import available_bytes, rss_bytes
 
 _SLACK_BYTES: Final = 256 << 20  # stacks of threads and arenas that are set aside and not touched
@@ -34,8 +35,8 @@ class Ceiling:
         found = _REFUSED.search(reason)
         if found is None:
             return None
-        size = f"{_size(int(found[1]))} of memory at once" if found[1] else "more memory"
-        return f"it asks for {size}, and {self.limit} leaves it {_size(self.num_bytes)}"
+        size = f"{bytes_text(int(found[1]))} of memory at once" if found[1] else "more memory"
+        return f"it asks for {size}, and {self.limit} leaves it {bytes_text(self.num_bytes)}"
 
 
 @contextlib.contextmanager
@@ -43,7 +44,9 @@ def memory_ceiling(config: ModelConfig, *, is_kept: bool = True) -> Iterator[Cei
     """For as long as the context lasts: what the model's memory_bytes leave, else what the machine has. Only told and
     not kept where ``is_kept`` says so: a GPU's libraries set aside more than there is."""
     if config.memory_bytes is not None:
-        ceiling = Ceiling(max(config.memory_bytes - rss_bytes(), 0), f"memory_bytes = {_size(config.memory_bytes)}")
+        ceiling = Ceiling(
+            max(config.memory_bytes - rss_bytes(), 0), f"memory_bytes = {bytes_text(config.memory_bytes)}"
+        )
     else:
         ceiling = Ceiling(available_bytes(), "the machine's free memory")
     held = _data_bytes()
@@ -74,10 +77,3 @@ def _data_bytes() -> int | None:
     except (OSError, ValueError):
         return None
     return None
-
-
-def _size(num_bytes: int) -> str:
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes / 2**20:.0f} MiB"

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from inferd.config.units import bytes_text
 from inferd.errors import ModelLoadError
 
 ALLOWED = (
@@ -133,7 +134,7 @@ def _disk_or_network(error: OSError, spelled: str) -> str:
     if error.errno in (28, 122):  # ENOSPC, EDQUOT
         free = shutil.disk_usage(Path(cache).anchor if not Path(cache).exists() else cache).free
         return (
-            f"There is no space left for {spelled} in {cache} ({free / 1e9:.1f} GB free); "
+            f"There is no space left for {spelled} in {cache} ({bytes_text(free)} free); "
             "free some, set HF_HOME to a larger disk"
         )
     if isinstance(error, PermissionError):

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from inferd import clock
 from inferd.config import ModelConfig
+from inferd.config.units import bytes_text
 from inferd.errors import InferdError, InternalError, ModelLoadError, Overloaded, Unavailable
 from inferd.router.fleet import Leaving
 from inferd.router.member import Member
@@ -190,10 +191,10 @@ class Loading:
             residents = [resident for resident in self._residents() if resident.name != pool.name]
             room = make_room(residents, need, budget)
             if room.verdict == "never" or (room.verdict == "wait" and is_last):
-                held = ", ".join(f"{resident.name} {_size(resident.num_bytes)}" for resident in residents)
+                held = ", ".join(f"{resident.name} {bytes_text(resident.num_bytes)}" for resident in residents)
                 raise Overloaded(
-                    f"The model {pool.name!r} takes {_size(need)}, of which {_size(room.missing_bytes)} are missing: "
-                    f"{_size(budget)} may be used, and in memory are {held or 'no other models'}. "
+                    f"The model {pool.name!r} takes {bytes_text(need)}, of which {bytes_text(room.missing_bytes)} are missing: "
+                    f"{bytes_text(budget)} may be used, and in memory are {held or 'no other models'}. "
                     "Unload one of them, or raise server.memory_bytes.",
                     code="insufficient_memory",
                     retry_after_s=RETRY_LOAD_S,
@@ -245,7 +246,3 @@ class Loading:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"

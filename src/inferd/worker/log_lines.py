@@ -8,18 +8,30 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
+import sysconfig
 import traceback
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
 
+from inferd.errors import CodeFailed
 from inferd.types import JSON
 
 MAX_MESSAGE_CHARACTERS = 4096
 """Of a record's message."""
 
+MAX_TRACE_CHARACTERS = 16_384
+MAX_CAUSES = 5
+MAX_FRAMES = 20
+"""Of what the operator's own code raised."""
+
+_OURS: Final = str(Path(__file__).parents[1]) + os.sep
+
 
 def record_line(record: logging.LogRecord, worker: str | None = None) -> str:
     """A record of Python's logging, of ``worker`` where it is one. Of an exception the type and the places, not its
-    message, which may quote a request."""
+    message, which may quote a request; of the operator's own code what it raised and its lines."""
     line: JSON = {
         "ts": timestamp(record.created),
         "level": record.levelname.lower(),
@@ -30,10 +42,43 @@ def record_line(record: logging.LogRecord, worker: str | None = None) -> str:
     if worker is not None:
         line["worker"] = worker
     if record.exc_info is not None and record.exc_info[0] is not None:
-        kind, _, trace = record.exc_info
+        kind, error, trace = record.exc_info
+        if isinstance(error, CodeFailed) and error.__cause__ is not None:
+            line["error"] = type(error.__cause__).__name__
+            line["trace"] = trace_text(error.__cause__)
+            return json.dumps(line, separators=(",", ":"))
         line["error"] = kind.__name__
         line["places"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)]
     return json.dumps(line, separators=(",", ":"))
+
+
+def trace_text(error: BaseException) -> str:
+    """What was raised and the lines that led to it, the innermost first: those of the operator's own files, then those of
+    libraries, without inferd's. What caused it follows likewise."""
+    parts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(parts) < MAX_CAUSES:
+        frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if not _is_ours(frame.filename)]
+        own = [frame for frame in frames if not frame.filename.startswith(_libraries())]
+        others = [frame for frame in frames if frame.filename.startswith(_libraries())]
+        said = "".join(traceback.format_exception_only(cause)).rstrip()
+        lines = [
+            f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in [*own[::-1], *others[::-1]]
+        ]
+        parts.append("\n".join([said, *lines[:MAX_FRAMES]]))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    text = "\nbecause of ".join(parts)[:MAX_TRACE_CHARACTERS]
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((_OURS, "<frozen "))
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple(dict.fromkeys(paths[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
 def timestamp(wall_s: float) -> str:
@@ -45,6 +90,21 @@ def timestamp(wall_s: float) -> str:
 @functools.lru_cache(maxsize=2)
 def _second(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).isoformat(timespec="seconds").removesuffix("+00:00")
+
+
+class Words(logging.Formatter):
+    """Formats a worker's records for people."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s worker {worker}: %(message)s")
+
+    def formatException(self, ei: object) -> str:  # noqa: N802  logging calls it so
+        """Of the operator's own code what it raised and its lines."""
+        assert isinstance(ei, tuple)
+        error = ei[1]
+        if isinstance(error, CodeFailed) and error.__cause__ is not None:
+            return trace_text(error.__cause__)
+        return super().formatException(ei)
 
 
 class JsonLines(logging.Formatter):

@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -33,13 +34,13 @@ from inferd import clock
 from inferd.backend import Backend
 from inferd.config import ModelConfig
 from inferd.engine.resident import rss_bytes
-from inferd.errors import InferdError, ModelLoadError
+from inferd.errors import CodeFailed, InferdError, ModelLoadError
 from inferd.types import GenerateRequest
 from inferd.worker.channel import BlockingChannel, ChannelError
 from inferd.worker.direct import DirectLoop, GoneError, Predictor, refused
 from inferd.worker.dumps import forbid_dumps
 from inferd.worker.intake import Intake
-from inferd.worker.log_lines import JsonLines
+from inferd.worker.log_lines import JsonLines, Words, trace_text
 from inferd.worker.loop import Halt, Inbox, StepLoop, StepsFailedError
 from inferd.worker.messages import (
     Cancel,
@@ -140,13 +141,13 @@ class Worker:
             artifact = _identity(load.model)
             backend = self._create(load.name, load.model, self._progress())
         except InferdError as error:
-            _log.error("loading failed: %s", error.message)
-            self._send(LoadFailed(error.to_failure()))
+            code = error.__cause__ if isinstance(error.__cause__, CodeFailed) else None
+            trace = trace_text(code.__cause__) if code is not None and code.__cause__ is not None else ""
+            self._send(LoadFailed(error.to_failure(), trace))
             return EXIT_LOAD_FAILED
         except Exception as error:
-            _log.exception("loading failed")
             failure = ModelLoadError(f"The model could not be loaded: {type(error).__name__}: {error}.")
-            self._send(LoadFailed(failure.to_failure()))
+            self._send(LoadFailed(failure.to_failure(), "".join(traceback.format_exception(error)).rstrip()))
             return EXIT_LOAD_FAILED
         gc.freeze()  # what was loaded stays, and is not looked through any more
         gc.enable()
@@ -283,9 +284,8 @@ def _die_with(parent: int) -> None:
 
 def _log_to_stderr(name: str, *, as_json: bool) -> None:
     """The gateway's stderr is ours: what is written to it has the gateway's form."""
-    words = logging.Formatter(f"%(asctime)s %(levelname)s worker {name}: %(message)s")
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines(name) if as_json else words)
+    handler.setFormatter(JsonLines(name) if as_json else Words(name))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 

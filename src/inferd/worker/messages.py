@@ -71,6 +71,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
     failure: Failure
+    trace: str = ""  # for the operator's log, where code failed: what it raised, and the lines that did
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -189,8 +189,10 @@ class Supervisor:
             )
             # From the third on it is a crash loop, and somebody should look.
             level = logging.ERROR if in_a_row >= 3 else logging.WARNING
-            restarting = "replica %d of %s: %s; restarting in %.1f s (%d in a row)"
-            _log.log(level, restarting, self._replica, self._model, ending.reason, delay, in_a_row)
+            when = f"in {delay:.1f} s" if delay >= 0.05 else "now"
+            often = f" ({in_a_row} times in a row)" if in_a_row > 1 else ""
+            words = "%s/%d: %s; it is started again %s%s"
+            _log.log(level, words, self._model, self._replica, ending.reason.rstrip("."), when, often)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), delay)
             if self._leaving.is_set():
@@ -249,7 +251,8 @@ class Supervisor:
             was_useful = self._has_finished or ready_s >= self._patience.useful_s
             ending = msgspec.structs.replace(ending, ready_s=ready_s, was_useful=was_useful)
             self._info = None
-        if not self._leaving.is_set() and ending.state != self.state:
+        is_final = ending.state == "failed" and not self.was_ready  # which is told as such, once
+        if not self._leaving.is_set() and ending.state != self.state and not is_final:
             self._change("died" if ending.state == "failed" else ending.state, ending.reason)
         if ending.ready_s is not None:
             self._owner.worker_lost(ending.reason)
@@ -326,8 +329,10 @@ class Supervisor:
                     self.rss_bytes = self.measure_rss()
                     self._change("ready")
                     self._owner.worker_ready(info)
-                case LoadFailed(failure):
+                case LoadFailed(failure, trace):
                     self._load_failure = failure
+                    if trace:
+                        _log.error("%s/%d could not be loaded:\n%s", self._model, self._replica, trace)
 
     def _beat(self, beat: Heartbeat) -> None:
         self._watch.progress(beat.steps, beat.busy)

@@ -97,7 +97,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
             param="options",
         )
     path = Path(path)
-    progress("weights", 0, 1)
+    progress("model", 0, 1)
     header = header_of(path)
     try:
         booster = lightgbm.Booster(model_file=str(path))
@@ -113,7 +113,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
         num_threads(config),
         with_margin=bool(config.options.get("margin", False)),
     )
-    progress("weights", 1, 1)
+    progress("model", 1, 1)
     return Stacked(model.contract, model.compute, config.batching)
 
 

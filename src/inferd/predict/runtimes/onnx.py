@@ -223,7 +223,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
     path = Path(path)
     file = read_onnx(path)
     check_external(path, file)
-    progress("weights", 0, 1)
+    progress("model", 0, 1)
     with memory_ceiling(config, is_kept=not _uses_gpu(config)) as ceiling:
         model = OnnxModel(
             _session(name, path, file, config, ceiling),
@@ -233,7 +233,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
             patience_s=config.hang_timeout_s,
             ceiling=ceiling,
         )
-    progress("weights", 1, 1)
+    progress("model", 1, 1)
     return Stacked(model.contract, model.compute, config.batching)
 
 

@@ -14,11 +14,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Final
 
 import numpy as np
 
 from inferd.config import ModelConfig
-from inferd.errors import InferdError, InternalError, ModelLoadError
+from inferd.errors import CodeFailed, InferdError, InternalError, ModelLoadError
 from inferd.predict.contract import Array, Contract
 from inferd.predict.runtime import Item, Result
 from inferd.predict.runtimes.python_requires import check_requirements, declared_requirements
@@ -104,7 +106,16 @@ class PythonModel:
         if inspect.isasyncgen(answers):
             return self._awaited(answers)
         assert isinstance(answers, Iterator), "the contract is decoupled where predict is a generator"
-        return (self._result(answer) for answer in answers)
+        return self._given(answers)
+
+    def _given(self, answers: Iterator[object]) -> Iterator[Result]:
+        while True:
+            try:
+                with OPERATORS_CODE:
+                    answer = next(answers)
+            except StopIteration:
+                return
+            yield self._result(answer)
 
     def close(self) -> None:
         try:
@@ -117,17 +128,23 @@ class PythonModel:
     # -- calling ----------------------------------------------------------------------------
 
     def _called(self, function: Callable[..., object], item: Item) -> object:
-        return _wait(self._runner, function(**self._signature.arguments(item.inputs, item.parameters)))
+        arguments = self._signature.arguments(item.inputs, item.parameters)
+        with OPERATORS_CODE:
+            return _wait(self._runner, function(**arguments))
 
     def _stacked_predict(self, inputs: dict[str, Array]) -> Mapping[str, Array]:
-        answer = _wait(self._runner, self._predict(**self._signature.arguments(inputs, {})))
+        arguments = self._signature.arguments(inputs, {})
+        with OPERATORS_CODE:
+            answer = _wait(self._runner, self._predict(**arguments))
         return self._signature.outputs_of(answer)
 
     def _batched(self, items: Sequence[Item]) -> list[Result | InferdError]:
         """``predict_batch`` gets a list of each request's inputs, and answers in the same order; an exception among
         its answers is that request's own."""
         assert self._predict_batch is not None
-        answers = _wait(self._runner, self._predict_batch([self._signature.named(item.inputs) for item in items]))
+        batch = [self._signature.named(item.inputs) for item in items]
+        with OPERATORS_CODE:
+            answers = _wait(self._runner, self._predict_batch(batch))
         if not isinstance(answers, Sequence | np.ndarray) or len(answers) != len(items):
             count = len(answers) if isinstance(answers, Sequence | np.ndarray) else type(answers).__name__
             raise InternalError(
@@ -149,7 +166,7 @@ class PythonModel:
         if isinstance(answer, InferdError):
             return answer
         if isinstance(answer, Exception):
-            raise answer  # the batch is computed again one by one, and this one is told and logged as its own
+            raise failed(answer)  # the batch is computed again one by one, and this one is told and logged as its own
         return self._result(answer)
 
     def _result(self, answer: object) -> Result:
@@ -160,12 +177,36 @@ class PythonModel:
         try:
             while True:
                 try:
-                    answer = self._runner.run(_next(answers))
+                    with OPERATORS_CODE:
+                        answer = self._runner.run(_next(answers))
                 except StopAsyncIteration:
                     return
                 yield self._result(answer)
         finally:
             self._runner.run(answers.aclose())
+
+
+def failed(error: Exception) -> CodeFailed:
+    """What the operator's own code has raised, as its failure."""
+    made = CodeFailed(f"The model's own code raised {type(error).__name__}.")
+    made.__cause__ = error
+    return made
+
+
+class _OperatorsCode:
+    """Within, code that came with a model is called. Raises CodeFailed for what it raises, but for inferd's own errors and
+    the ends of iterations. Not a generator, as it is entered for every prediction."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, InferdError | StopIteration | StopAsyncIteration):
+            raise failed(error) from error
+
+
+OPERATORS_CODE: Final = _OperatorsCode()
 
 
 async def _next(answers: object) -> object:
@@ -210,7 +251,7 @@ def _find_class(path: str, source: str) -> type:
     except Exception as error:
         raise ModelLoadError(
             f"{source} could not be imported: {type(error).__name__}: {error}.", param="source"
-        ) from error
+        ) from failed(error)
     found = getattr(module, name, None)
     if not isinstance(found, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and hasattr(value, "predict")]
@@ -256,7 +297,7 @@ def _made(cls: type, config: ModelConfig) -> object:
             f"{cls.__name__}() failed: {type(error).__name__}: {error}. It is made without arguments; what it needs of "
             "the configuration is given to load(options).",
             param="source",
-        ) from error
+        ) from failed(error)
 
 
 def _load_model(model: object, config: ModelConfig, runner: asyncio.Runner) -> None:
@@ -277,4 +318,4 @@ def _load_model(model: object, config: ModelConfig, runner: asyncio.Runner) -> N
     except Exception as error:
         raise ModelLoadError(
             f"{type(model).__name__}.load failed: {type(error).__name__}: {error}.", param="source"
-        ) from error
+        ) from failed(error)

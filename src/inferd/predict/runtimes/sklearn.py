@@ -197,7 +197,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
             param="options",
         )
     path = Path(path)
-    progress("weights", 0, 1)
+    progress("model", 0, 1)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         if content_of(path) == "skops":
@@ -216,20 +216,20 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
         )
     _limit_threads(num_threads(config))
     model = SklearnModel(estimator, config, platform)
-    progress("weights", 1, 1)
+    progress("model", 1, 1)
     return Stacked(model.contract, model.compute, config.batching)
 
 
 def _from_skops(name: str, path: Path, config: ModelConfig) -> Any:
     skops = _skops()
     trusted = config.options.get("trusted", [])
-    allowed = [trusted] if isinstance(trusted, str) else [str(one) for one in trusted]
+    allowed = trusted.split(",") if isinstance(trusted, str) else [str(one) for one in trusted]
     try:
         unknown = [one for one in skops.get_untrusted_types(file=path) if one not in allowed]
         if unknown:
             raise ModelLoadError(
-                f"{path} holds types that skops does not trust: {', '.join(unknown[:5])}. If loading them is safe, name them in "
-                f"models.{name}.options.trusted.",
+                f"{path} holds types that skops does not trust: {', '.join(unknown)}. If loading them is safe, name them: "
+                f"options.trusted: {','.join([*allowed, *unknown])}",
                 param="options.trusted",
             )
         return skops.load(path, trusted=allowed)

@@ -142,12 +142,12 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
     torch.set_num_threads(num_threads(config))
     device = _device(torch, config.device)
     bound_memory(torch, device, config.memory_bytes)
-    progress("weights", 0, 1)
+    progress("model", 0, 1)
     if content_of(path) == "torchscript":
         program, contract = _torchscript(torch, name, path, config, device)
     else:
         program, contract = _exported(torch, path, config, device)
-    progress("weights", 1, 1)
+    progress("model", 1, 1)
     model = TorchModel(program, contract, device)
     return Stacked(model.contract, model.compute, config.batching)
 

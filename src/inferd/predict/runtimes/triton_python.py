@@ -20,6 +20,7 @@ from inferd.errors import InferdError, InternalError, InvalidRequest, ModelLoadE
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.predict.runtime import Item, Result
 from inferd.predict.runtimes import triton_interface
+from inferd.predict.runtimes.python import OPERATORS_CODE, failed
 from inferd.registry.rows.verdict import Because
 from inferd.registry.source import Progress
 from inferd.types import TensorSpec
@@ -73,7 +74,8 @@ class TritonPython:
 
     def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
         requests = [self._request(item) for item in items]
-        responses = self._model.execute(requests)  # type: ignore[attr-defined]
+        with OPERATORS_CODE:
+            responses = self._model.execute(requests)  # type: ignore[attr-defined]
         if not isinstance(responses, Sequence) or len(responses) != len(items):
             count = len(responses) if isinstance(responses, Sequence) else type(responses).__name__
             raise InternalError(f"execute must return a list of {len(items)} responses, one per request; got {count}.")
@@ -181,7 +183,9 @@ def _called(file: Path, what: str, function: object, *arguments: object) -> obje
     except InferdError:
         raise
     except Exception as error:  # the operator's code may raise anything
-        raise ModelLoadError(f"{file}: {what} failed: {type(error).__name__}: {error}.", param="source") from error
+        raise ModelLoadError(f"{file}: {what} failed: {type(error).__name__}: {error}.", param="source") from failed(
+            error
+        )
 
 
 def _settings(name: str, cls: type, config: ModelConfig) -> dict[str, object]:

@@ -119,7 +119,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
             param="options",
         )
     path = Path(path)
-    progress("weights", 0, 1)
+    progress("model", 0, 1)
     try:
         with xgboost.config_context(verbosity=0):
             booster = xgboost.Booster(model_file=_readable(path))
@@ -140,7 +140,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
             "save the model again with booster.save_model.",
             param="source",
         ) from None
-    progress("weights", 1, 1)
+    progress("model", 1, 1)
     return Stacked(model.contract, model.compute, config.batching)
 
 
