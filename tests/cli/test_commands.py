@@ -361,7 +361,7 @@ def test_the_flags_of_serve_are_listed_by_section_and_the_common_ones_first() ->
 
 
 def test_options_of_a_runtime_are_entries_of_a_flag() -> None:
-    flags = {"options": (("trusted", "a.B,c.D"), ("quantiles", [0.1, 0.9]))}
+    flags: dict[str, object] = {"options": (("trusted", "a.B,c.D"), ("quantiles", [0.1, 0.9]))}
     config = serve_config("demo-draft", None, flags)
     assert config.models["demo-draft"].options == {"trusted": "a.B,c.D", "quantiles": [0.1, 0.9]}
     found = CliRunner().invoke(cli, ["serve", "demo", "--options", "trusted"])
