@@ -67,6 +67,10 @@ soak: $(VENV)/.dev ## Every fault and attack with its control, then a long run u
 	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "soak or not soak" tests/experiments
 	@$(BIN)/python -m bench.soak $(ARGS)
 
+.PHONY: mutants
+mutants: $(VENV)/.dev ## Small wrong changes, each against the tests that run it: what none notices is a gap (20 minutes)
+	@$(TEST_ENV) $(BIN)/python -m tests.mutants $(ARGS)
+
 .PHONY: clean
 clean: ## Remove .venv, builds and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

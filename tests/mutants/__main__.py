@@ -1,0 +1,155 @@
+"""``make mutants``: wrong changes, each against the tests that run it; what no test notices is a gap in the tests.
+
+First the changes of ``known``, which must all be noticed; then a sample, of which ``WANTED`` must be, but for those that
+``equivalent`` names. The suite is run once beforehand to know which test runs what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.mutants import trace as tracing
+from tests.mutants.equivalent import reason_for
+from tests.mutants.known import KNOWN, Known
+from tests.mutants.operators import Change, applied
+from tests.mutants.run import Outcome, try_change
+from tests.mutants.selection import likely_tests, sample
+from tests.mutants.sources import BUILD, PACKAGE, ROOT, modules
+
+WANTED: Final = 0.95
+TRACED: Final = (
+    *("app", "benchmark", "cache", "cli", "config", "engine", "gateway", "models", "observe", "planning", "predict"),
+    *("registry", "remote", "router", "state", "tenancy", "worker"),
+    *("test_app.py", "test_llm.py", "test_reload.py", "test_window.py"),
+)
+
+
+class Tried(NamedTuple):
+    """A change of the sample, and what became of it. ``outcome`` is None where no test runs it."""
+
+    change: Change
+    outcome: Outcome | None
+    reason: str | None  # why it is equivalent
+
+    @property
+    def is_noticed(self) -> bool:
+        return self.outcome is not None and self.outcome.fate != "survived"
+
+
+def main() -> int:
+    asked = _arguments().parse_args()
+    began = time.monotonic()
+    trace = None
+    if asked.number:
+        trace = _trace(asked.jobs, is_kept=asked.keep_trace)
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        missed = 0
+        if not asked.rooms:
+            for known, outcome in pool.map(_try_known, range(len(KNOWN))):
+                missed += outcome.fate == "survived"
+                _say(f"{outcome.fate:<10} known: {known.what}", outcome)
+        tried: list[Tried] = []
+        if trace is not None:
+            drawn = sample(asked.number, asked.seed, asked.rooms)
+            attempt: Callable[[tuple[int, Change]], Tried] = lambda job: _try(job[0], job[1], trace)  # noqa: E731
+            for one in pool.map(attempt, enumerate(drawn)):
+                tried.append(one)
+                fate = "uncovered" if one.outcome is None else one.outcome.fate
+                _say(f"{fate:<10} {one.change.file}:{one.change.line} {one.change.what}", one.outcome)
+    return _report(asked.seed, tried, missed, time.monotonic() - began)
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make mutants")
+    parser.add_argument("--number", type=int, default=150, help="how many changes are drawn; 0: the known ones alone")
+    parser.add_argument("--seed", type=int, default=1, help="another seed draws other changes")
+    parser.add_argument("--jobs", type=int, default=2, help="how many are tried at once")
+    parser.add_argument("--rooms", nargs="*", default=(), help="draw from these rooms alone: router predict")
+    parser.add_argument("--keep-trace", action="store_true", help="use the last trace, though files have changed since")
+    return parser
+
+
+def _trace(jobs: int, *, is_kept: bool) -> tracing.Trace:
+    """Which test runs what, of the files as they are."""
+    digest = hashlib.sha256()
+    for path in sorted([*(PACKAGE / file for file in modules()), *(ROOT / "tests").rglob("*.py")]):
+        digest.update(path.read_bytes())
+    stamp = tracing.KEPT / "of"
+    if not (stamp.is_file() and (is_kept or stamp.read_text() == digest.hexdigest())):
+        print("running the suite once, to see which test runs what", flush=True)
+        tracing.record(jobs, [f"tests/{path}" for path in TRACED])
+        stamp.write_text(digest.hexdigest())
+    return tracing.read()
+
+
+def _try_known(number: int) -> tuple[Known, Outcome]:
+    known = KNOWN[number]
+    source = (PACKAGE / known.file).read_text("utf-8")
+    if source.count(known.text) != 1:
+        sys.exit(f"{known.file}: the text of the known change {known.what!r} is not found once; move it in known.py.")
+    text = source.replace(known.text, known.replacement)
+    return known, try_change(f"known{number}", known.file, text, known.tests, limit_s=90.0)
+
+
+def _try(number: int, change: Change, trace: tracing.Trace) -> Tried:
+    source = (PACKAGE / change.file).read_text("utf-8")
+    reason = reason_for(change, source)
+    if reason is not None:
+        return Tried(change, None, reason)
+    outcome = None
+    for tests in likely_tests(change, trace):
+        if tests:
+            limit_s = max(20.0, 6.0 * max(trace.seconds[test] for test in tests))
+            outcome = try_change(f"{number}", change.file, applied(change, source), tests, limit_s)
+            if outcome.fate != "survived":
+                break
+    return Tried(change, outcome, None)
+
+
+def _say(what: str, outcome: Outcome | None) -> None:
+    by = "" if outcome is None or not outcome.by else f"  by {outcome.by}"
+    print(what + by, flush=True)
+
+
+def _report(seed: int, tried: list[Tried], missed: int, seconds: float) -> int:
+    equivalent = [one for one in tried if one.reason is not None]
+    noticed = [one for one in tried if one.is_noticed]
+    survived = [one for one in tried if one.reason is None and not one.is_noticed]
+    lines = [line for one in survived for line in _shown(one)]
+    effective = len(noticed) + len(survived)
+    lines += [
+        "",
+        f"known: {len(KNOWN)}, {missed} not noticed",
+        f"sample of seed {seed}: {len(tried)} drawn, {len(equivalent)} equivalent, {len(noticed)} noticed "
+        f"({sum(one.outcome is not None and one.outcome.fate == 'timed out' for one in noticed)} by a time-out), "
+        f"{len(survived)} not ({sum(one.outcome is None for one in survived)} of them run by no test)"
+        + (f": {len(noticed) / effective:.1%}" if effective else ""),
+        f"{seconds / 60:.1f} minutes",
+    ]
+    (BUILD / "report").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    is_good = not missed and (not effective or len(noticed) / effective >= WANTED)
+    return 0 if is_good else 1
+
+
+def _shown(one: Tried) -> Iterable[str]:
+    source = (PACKAGE / one.change.file).read_text("utf-8")
+    yield ""
+    asked = "run by no test" if one.outcome is None else f"{one.outcome.num_tests} tests were asked last"
+    yield f"survived: {one.change.what} ({one.change.block}; {asked})"
+    place = (Path("src/inferd") / one.change.file).as_posix()
+    yield from difflib.unified_diff(
+        source.splitlines(), applied(one.change, source).splitlines(), place, place, n=2, lineterm=""
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

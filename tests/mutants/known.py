@@ -1,0 +1,165 @@
+"""Wrong changes by hand that no test noticed once, or only by chance. Every one must turn one of its tests red.
+
+A change is a text that stands once in its file, and what is put in its place. ``test_mutants`` fails where a text is not found
+any more: move the change to where its mistake can be made now.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Known(NamedTuple):
+    """A wrong change, and tests of which at least one fails with it."""
+
+    what: str
+    file: str
+    text: str
+    replacement: str
+    tests: tuple[str, ...]
+
+
+KNOWN: Final = (
+    Known(
+        "nothing that is committed waits for the disk",
+        "state/sqlite.py",
+        '"PRAGMA synchronous = FULL"',
+        '"PRAGMA synchronous = OFF"',
+        ("tests/state/test_database.py",),
+    ),
+    Known(
+        "a commit that was promised durable does not wait for the disk",
+        "state/sqlite.py",
+        "'FULL' if durable else 'NORMAL'",
+        "'NORMAL' if durable else 'NORMAL'",
+        ("tests/state/test_database.py", "tests/tenancy/test_durability.py"),
+    ),
+    Known(
+        "a key that was shown is lost by a power cut",
+        "tenancy/keys.py",
+        "    with database.transaction() as transaction:\n        return _insert(",
+        "    with database.transaction(durable=False) as transaction:\n        return _insert(",
+        ("tests/tenancy/test_durability.py",),
+    ),
+    Known(
+        "a second SIGTERM cuts a drain short",
+        "app/departure.py",
+        "if number == signal.SIGINT:",
+        "if number in (signal.SIGINT, signal.SIGTERM):",
+        ("tests/test_app.py",),
+    ),
+    Known(
+        "a second SIGTERM begins the grace period again",
+        "app/root.py",
+        "    await departure.cut_short(site.router.drain(site.config.server.grace_s))\n",
+        "    while departure.leave.is_set():\n"
+        "        departure.leave.clear()\n"
+        "        await departure.cut_short(site.router.drain(site.config.server.grace_s))\n",
+        ("tests/test_app.py",),
+    ),
+    Known(
+        "a reload does not reach keys and limits",
+        "app/root.py",
+        "        self.control.apply(config)\n",
+        "",
+        ("tests/test_reload.py",),
+    ),
+    Known(
+        "a reload does not reach the control socket's gateway",
+        "app/root.py",
+        "for gateway in self.gateways:",
+        "for gateway in self.gateways[:1]:",
+        ("tests/test_reload.py",),
+    ),
+    Known(
+        "a remote server's refusal is replayed for its Idempotency-Key",
+        "gateway/idempotency.py",
+        "if answer.status == 200:",
+        "if answer.status < 500:",
+        ("tests/remote/test_relays.py",),
+    ),
+    Known(
+        "a refund gives two requests back",
+        "tenancy/limiter.py",
+        "                for bucket in taken.requests:\n                    bucket.give(1.0, now)",
+        "                for bucket in taken.requests:\n                    bucket.give(2.0, now)",
+        ("tests/tenancy/test_buckets.py",),
+    ),
+    Known(
+        "a stop string ends an answer below min_tokens",
+        "engine/generation.py",
+        "self._say(self._detokenizer.push(token_id), may_stop)",
+        "self._say(self._detokenizer.push(token_id), True)",
+        ("tests/engine/test_engine.py",),
+    ),
+    Known(
+        "the steps of a pipeline run as they are listed",
+        "predict/wiring.py",
+        "tuple(order(needs(pipeline, names)))",
+        "tuple(range(len(pipeline.steps)))",
+        ("tests/predict/pipelines/test_pipelines.py",),
+    ),
+    Known(
+        "weights are normalised over versions that cannot serve",
+        "config/versions.py",
+        "sum(weight for _, weight in shares)",
+        "sum(weight for _, weight in there)",
+        ("tests/config/test_config_versions.py",),
+    ),
+    Known(
+        "a relayed refusal loses its Retry-After",
+        "remote/openai.py",
+        'headers = ((b"retry-after", self._retry_after),) if self._retry_after is not None else ()',
+        "headers = ()",
+        ("tests/remote/test_relays.py",),
+    ),
+    Known(
+        "a table of headers keeps its entries when it shrinks",
+        "gateway/http2/hpack.py",
+        "                self._shrink(limit)\n                self.version += 1",
+        "                self.version += 1",
+        ("tests/gateway/http2/test_hpack.py",),
+    ),
+    Known(
+        "a half-open breaker lets everything through",
+        "router/breaker.py",
+        '        if self.state == "closed":\n            return True\n        probing',
+        '        if self.state != "open":\n            return True\n        probing',
+        ("tests/router/test_breaker.py::test_a_half_open_breaker_lets_no_more_than_its_probes_through",),
+    ),
+    Known(
+        "what a client did wrong opens the breaker",
+        "remote/openai.py",
+        "            self._pass_refusal()\n",
+        "            self._asker.refused(_by_status(status), counts=True, retry=False)\n",
+        ("tests/router/test_router_with_remotes.py",),
+    ),
+    Known(
+        "a relayed refusal counts as a failure of its replica",
+        "router/pool.py",
+        'if end.outcome == "failed" and not was_too_late(end):',
+        'if end.outcome in ("failed", "refused"):',
+        ("tests/router/test_router_with_remotes.py",),
+    ),
+    Known(
+        "a preempted sequence is dropped",
+        "engine/scheduler.py",
+        "        step.best_preempted = min(step.best_preempted, rank[0])\n        self._line.push(sequence, rank)\n",
+        "        step.best_preempted = min(step.best_preempted, rank[0])\n",
+        ("tests/engine/test_scheduler.py::test_who_was_preempted_waits_and_is_computed_anew_when_there_is_room",),
+    ),
+    Known(
+        "a batcher does not take out what has expired",
+        "predict/batcher.py",
+        "                expired.append(found.item)\n                self.remove(request_id)",
+        "                pass",
+        ("tests/predict/test_batcher.py",),
+    ),
+    Known(
+        "what has expired is computed",
+        "predict/backend.py",
+        "for item in self._batcher.expire(now):",
+        "for item in ():",
+        ("tests/predict/test_backend.py::test_who_expires_while_others_are_computed_never_runs",),
+    ),
+)

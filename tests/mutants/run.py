@@ -1,0 +1,67 @@
+"""One wrong change against the tests that could notice it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tests.mutants.hook import pytest_command, write_hook
+from tests.mutants.sources import BUILD, ROOT
+
+Fate = Literal["killed", "timed out", "survived"]
+
+
+class Outcome(NamedTuple):
+    """What became of a change, and the first test that noticed it."""
+
+    fate: Fate
+    by: str
+    seconds: float
+    num_tests: int
+
+
+def try_change(name: str, file: str, text: str, tests: Sequence[str], limit_s: float) -> Outcome:
+    """Run the tests with another text for one module, until the first fails. ``limit_s``: more is a hang, which fails as well."""
+    folder = BUILD / "changes" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    env = write_hook(folder, {file: text})
+    command = pytest_command("-x", f"--timeout={limit_s:.0f}", f"--basetemp={folder / 'temporary'}", *tests)
+    began = time.monotonic()
+    with (folder / "log").open("w") as log:
+        run = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        try:
+            code = run.wait(timeout=limit_s + 30.0)
+        except subprocess.TimeoutExpired:
+            code = -1
+        finally:
+            _end(run)
+    seconds = time.monotonic() - began
+    said = _read(folder / "log")
+    failed = next(
+        (line.partition(" ")[2].partition(" - ")[0] for line in said if line.startswith(("FAILED", "ERROR"))), ""
+    )
+    shutil.rmtree(folder / "temporary", ignore_errors=True)
+    if code == 0:
+        return Outcome("survived", "", seconds, len(tests))
+    if code == -1 or any("Timeout" in line and ">" in line for line in said):
+        return Outcome("timed out", failed, seconds, len(tests))
+    if code == 5 or any("not found: " in line for line in said):
+        raise RuntimeError(f"tests that were traced are not there any more; trace again ({folder / 'log'})")
+    return Outcome("killed", failed or f"exit code {code}", seconds, len(tests))
+
+
+def _end(run: subprocess.Popen[bytes]) -> None:
+    """The processes that it started are in its session, or end with their parents."""
+    try:
+        run.send_signal(signal.SIGKILL)
+    finally:
+        run.wait()
+
+
+def _read(path: Path) -> list[str]:
+    return path.read_text("utf-8", errors="replace").splitlines()

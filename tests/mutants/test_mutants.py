@@ -1,0 +1,142 @@
+"""The runner of wrong changes: what it changes, that processes run it, and that the changes by hand are still to be had."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.mutants.equivalent import EQUIVALENT
+from tests.mutants.hook import write_hook
+from tests.mutants.known import KNOWN, Known
+from tests.mutants.operators import applied, changes
+from tests.mutants.selection import likely_tests, sample
+from tests.mutants.sources import PACKAGE, ROOT, bodies, module_name, room_of
+from tests.mutants.trace import Trace, marked
+
+SOURCE = '''"""Text that no change touches: 1 < 2."""
+
+LIMIT = 3
+
+
+def first(items: list[int] | None, flag: bool) -> int:
+    """Nor this: 1 < 2."""
+    if items is not None and not flag:
+        _log.info("1 < 2")
+        items.sort()
+        return min(items) + 1
+    raise ValueError(f"{flag} < 2")
+
+
+class Thing:
+    size: int = 4
+
+    def grow(self, timeout_s: float) -> None:
+        while self.size < 8:
+            self.size += 1
+            if self.wait(timeout_s=0.5):
+                continue
+'''
+
+
+def written(source: str) -> set[tuple[str, str]]:
+    return {(source[change.start : change.end], change.text) for change in changes("a.py", source)}
+
+
+def test_each_change_is_one_mistake_that_still_compiles() -> None:
+    assert written(SOURCE) == {
+        ("items is not None and not flag", "((items is not None) or (not flag))"),
+        ("items is not None and not flag", "(not (items is not None and not flag))"),
+        ("items is not None", "items is None"),
+        ("not flag", "flag"),
+        ("items.sort()", "pass"),
+        ("min(items) + 1", "(min(items) - 1)"),
+        ("min", "max"),
+        ("1", "2"),
+        ("self.size < 8", "(not (self.size < 8))"),
+        ("self.size < 8", "self.size <= 8"),
+        ("8", "9"),
+        ("self.size += 1", "pass"),
+        ("self.wait(timeout_s=0.5)", "(not (self.wait(timeout_s=0.5)))"),
+        ("continue", "break"),
+    }
+    for change in changes("a.py", SOURCE):
+        ast.parse(applied(change, SOURCE))
+
+
+def test_a_block_keeps_its_name_when_lines_move() -> None:
+    names = [name for name, _ in bodies(ast.parse(SOURCE), "a.py")]
+    assert names == ["a.py:first:0", "a.py:first:1", "a.py:Thing.grow:0", "a.py:Thing.grow:1", "a.py:Thing.grow:2"]
+    moved = "import sys\n\n\n" + SOURCE.replace("class Thing", "def other() -> None: ...\n\n\nclass Thing")
+    assert set(names) < {name for name, _ in bodies(ast.parse(moved), "a.py")}
+
+
+def test_every_block_of_a_module_is_marked_once() -> None:
+    file = "router/breaker.py"
+    names: list[str] = []
+    text = marked(file, names)
+    assert text.count("__inferd_blocks__[") == len(names) == len(set(names))
+    assert ast.get_docstring(ast.parse(text)) is not None
+
+
+def test_a_sample_is_the_same_for_the_same_seed_and_has_some_of_every_room() -> None:
+    rooms = ("state", "cache", "window")
+    drawn = sample(20, 3, rooms)
+    assert drawn == sample(20, 3, rooms)
+    assert drawn != sample(20, 4, rooms)
+    assert {room_of(change.file) for change in drawn} == set(rooms)
+
+
+def test_a_rooms_own_tests_are_asked_first_and_others_when_they_notice_nothing() -> None:
+    change = next(change for change in changes("router/queue.py", SOURCE))._replace(block="router/queue.py:push:0")
+    seconds = {
+        "tests/gateway/test_x.py::test_quick": 0.01,
+        "tests/router/test_pool_laws.py::test_of_the_folder": 0.2,
+        "tests/router/test_queue.py::test_slow_of_its_own": 1.0,
+        "tests/router/test_queue.py::test_that_does_not_run_it": 0.1,
+        "tests/test_app.py::test_of_a_whole_server": 9.0,
+    }
+    hits = np.array([[True], [True], [True], [False], [True]])
+    first, second = likely_tests(change, Trace([change.block], seconds, hits))
+    assert first == [
+        "tests/router/test_queue.py::test_slow_of_its_own",
+        "tests/router/test_pool_laws.py::test_of_the_folder",
+        "tests/gateway/test_x.py::test_quick",
+    ]
+    assert second == ["tests/test_app.py::test_of_a_whole_server"]
+
+
+def test_processes_import_the_changed_module_and_the_working_tree_stays_as_it_is(tmp_path: Path) -> None:
+    file = "window.py"
+    source = (PACKAGE / file).read_text("utf-8")
+    env = write_hook(tmp_path, {file: source + "\nWRONG = True\n"})
+    program = "import inferd.window as w, subprocess, sys; print(w.WRONG, w.__file__)"
+    twice = f"import subprocess, sys; subprocess.run([sys.executable, '-P', '-c', {program!r}], check=True)"
+    done = subprocess.run([sys.executable, "-c", twice], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", str(PACKAGE / file)]
+    assert (PACKAGE / file).read_text("utf-8") == source
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.what)
+def test_a_change_by_hand_is_still_to_be_had(known: Known) -> None:
+    source = (PACKAGE / known.file).read_text("utf-8")
+    assert source.count(known.text) == 1, f"{known.file} has changed: make the same mistake where it can be made now"
+    compile(source.replace(known.text, known.replacement), known.file, "exec")
+    for test in known.tests:
+        file, _, name = test.partition("::")
+        assert f"def {name}" in (ROOT / file).read_text("utf-8")
+
+
+def test_what_is_said_to_be_equivalent_is_still_written_and_says_why() -> None:
+    for known in EQUIVALENT:
+        assert known.text in (PACKAGE / known.file).read_text("utf-8"), known
+        assert known.reason.endswith(".")
+
+
+def test_modules_are_named_as_they_are_imported() -> None:
+    assert module_name("__init__.py") == "inferd"
+    assert module_name("engine/__init__.py") == "inferd.engine"
+    assert module_name("engine/stop.py") == "inferd.engine.stop"
