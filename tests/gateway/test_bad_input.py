@@ -173,6 +173,29 @@ def test_what_is_no_proper_json_object_is_refused_and_the_server_lives_on(server
     assert post(server, "/v1/completions", {"prompt": "a"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"model":"\xff","prompt":"a"}', b'{"\xff":1}', b'{"parameters":{"a":"\xff"},"text_input":"\xff"}']
+)
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/v1/messages",
+            "/v1/embeddings",
+            "/v1/rerank",
+            "/rerank",
+            "/embed",
+        ),
+        *("/score", "/classify", "/pooling", "/tokenize", "/detokenize", "/v2/repository/index", "/v2/embed"),
+        *("/v2/models/tiny/generate", "/v2/models/tiny/infer", "/v2/models/tiny/generate_stream", "/invocations"),
+    ],
+)
+def test_bytes_that_are_no_utf8_are_the_clients_mistake_everywhere(server: Running, path: str, body: bytes) -> None:
+    assert 400 <= post(server, path, body).status_code < 500
+
+
 @given(st.binary(max_size=300))
 def test_no_bytes_do_more_than_be_refused(body: bytes) -> None:
     for decoder in (chat_decoder, completion_decoder):

@@ -23,6 +23,7 @@ from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import QuotaExceeded
 from inferd.events import Event, HttpServed, RequestEnded
 from inferd.gateway.express import Lane
+from inferd.gateway.express_infer import InferErrand
 from inferd.gateway.listener import HttpServer
 from inferd.gateway.server import create_app
 from inferd.router.router import Router
@@ -225,6 +226,31 @@ def test_a_worker_that_dies_costs_nobody_his_answer(tmp_path: Path, departed: li
                 assert json.loads(reply.body)["outputs"][0]["data"] == [2 * value for value in values]
         assert len(departed) >= 2
         assert [event.outcome for event in site.events if isinstance(event, RequestEnded)] == ["done"] * 4
+
+    through(tmp_path, then)
+
+
+def test_what_is_raised_while_an_answer_is_written_ends_its_request_alone(
+    tmp_path: Path, departed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    async def then(site: Site) -> None:
+        async with site.client() as client, site.client() as other:
+            for each in (client, client, other, other):
+                assert (await each.ask(body(1, 2), PATH)).status == 200
+            with monkeypatch.context() as patch:
+                patch.setattr(InferErrand, "deliver", broken)
+                reply = await client.ask(body(1, 2), PATH)
+                assert reply.status == 500, reply.body
+            assert (await client.ask(body(1, 2), PATH)).status == 200
+            assert (await other.ask(body(1, 2), PATH)).status == 200
+        assert len(departed) >= 3
+        (pool,) = site.router._pools.values()
+        assert pool.is_idle
+        assert [member.outstanding for member in pool.fleet.members] == [0]
+        assert site.router.models()[0].replicas_status[0].restarts == 0
 
     through(tmp_path, then)
 

@@ -97,6 +97,10 @@ class Owner:
     def replica_has_room(self) -> None:
         self.room.set()
 
+    def replica_broke(self, replica: Replica, ticket: Ticket, error: InferdError) -> None:
+        if replica.ticket(ticket.request.id) is ticket:
+            self.replica_refused(replica, ticket, error, counts=True, retry=False)
+
     def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None:
         heard = self.heard[ticket.request.id]
         assert not heard.over.is_set(), "it ended twice"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -165,12 +166,25 @@ async def comes_at_once(talk: Talk) -> None:
     await talk.send(CHUNKED + b"".join(b"%x\r\n%b\r\n" % (len(d), d) for d in (data[:9], data[9:])) + b"0\r\n\r\n")
 
 
+def no_utf8(talk: Talk) -> Awaitable[None]:
+    return talk.answer(b'{"choices":[{"text":"\xff"}]}')
+
+
+def no_utf8_unread(talk: Talk) -> Awaitable[None]:
+    return talk.answer(b'{"choices":[{"message":{"content":"\xff"}}]}')
+
+
+async def no_utf8_in_an_event(talk: Talk) -> None:
+    await talk.send(CHUNKED)
+    await talk.chunk(event(piece("one")) + b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n')
+
+
 CASES: dict[str, tuple[dict[str, Any], Script]] = {
     **{
         script.__name__: (UNARY, script)
         for script in (
             *(well, fails, refuses, is_busy, is_html, is_no_json, reports_an_error, counts_nothing),
-            comes_in_pieces,
+            *(comes_in_pieces, no_utf8, no_utf8_unread),
             *(resets, closes, is_cut_short, talks_nonsense),
         )
     },
@@ -178,7 +192,7 @@ CASES: dict[str, tuple[dict[str, Any], Script]] = {
         f"stream_{script.__name__}": (STREAM, script)
         for script in (
             *(well, fails, refuses, is_html, resets, breaks_off, forgets_to_end, fails_within, fails_first),
-            *(comes_in_crumbs, comes_at_once),
+            *(comes_in_crumbs, comes_at_once, no_utf8_in_an_event),
         )
     },
     "stream_with_usage": ({**STREAM, "stream_options": {"include_usage": True}}, well),
@@ -484,6 +498,9 @@ class Ear:
 
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
         self.heard.append((error.code, is_stale))
+
+    def answer_broken(self, error: UpstreamFailed) -> None:
+        raise AssertionError("nothing is raised here")
 
 
 def listen(answers: list[bytes], cuts: list[int], *, remembers: bool) -> list[Any]:

@@ -139,7 +139,7 @@ class RedisCache:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 answered = await asking
-        except (OSError, RedisError, msgspec.DecodeError):  # TimeoutError is an OSError
+        except (OSError, RedisError, ValueError):  # TimeoutError is an OSError
             self._emit(CacheLooked(model="", result="error"))
             self._num_failures += 1
             if self._num_failures >= FAILURES_TO_OPEN and self._revival is None:

@@ -5,9 +5,10 @@ Knows the client's exchange and the call's books; knows neither how a request ca
 
 from __future__ import annotations
 
+import logging
 from typing import Final, Protocol
 
-from inferd.errors import InferdError
+from inferd.errors import InferdError, InternalError
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.generation import error_frame, failure_of, note_end
 from inferd.gateway.http import EVENTS_HEADERS, Call, Headers, Response
@@ -16,6 +17,9 @@ from inferd.gateway.upstream import Item, Stream
 from inferd.types import Prediction, Relayed, RelayHead
 
 NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # another server's words, and its word for what they are
+
+
+_log = logging.getLogger("inferd.gateway")
 
 
 class Books(Protocol):
@@ -45,46 +49,66 @@ class Answering:
         self.stream: Stream | None = None
 
     def __call__(self, item: Item) -> None:
-        end, exchange, call = item.end, self._exchange, self._call
-        if isinstance(item, Relayed):
-            data = item.data
-            if item.head is not None:
-                self._begin(item.head, data, is_whole=end is not None)
-            elif data:
-                call.response_bytes += len(data)
-                exchange.write(data)
+        try:
+            end, exchange, call = item.end, self._exchange, self._call
+            if isinstance(item, Relayed):
+                data = item.data
+                if item.head is not None:
+                    self._begin(item.head, data, is_whole=end is not None)
+                elif data:
+                    call.response_bytes += len(data)
+                    exchange.write(data)
+                if end is None:
+                    if not exchange.is_writable and self.stream is not None:
+                        self.stream.pause()
+                    return
+            elif item.prediction is not None:
+                if self._prediction is None:
+                    self._prediction = item.prediction
+                elif not self._has_several:
+                    self._has_several = True
+                    if self.stream is not None:
+                        self.stream.close()
             if end is None:
-                if not exchange.is_writable and self.stream is not None:
-                    self.stream.pause()
                 return
-        elif item.prediction is not None:
-            if self._prediction is None:
-                self._prediction = item.prediction
-            elif not self._has_several:
-                self._has_several = True
-                if self.stream is not None:
-                    self.stream.close()
-        if end is None:
+            note_end(call, end)
+            error = failure_of(end)
+            if self._has_several:
+                error = several_answers(call.model or "")
+            elif error is None and not self._has_begun:
+                if self._prediction is not None:
+                    self._answer(response_of(self._prediction))
+                else:
+                    error = no_answer(call.model or "")
+            if error is not None and not call.gone:
+                if not self._has_begun:
+                    self._answer(self._books.error_response(call, error))
+                elif call.status == 200:
+                    frame = error_frame(call, error)
+                    call.response_bytes += len(frame)
+                    exchange.write(frame)
+            if not exchange.is_over:
+                exchange.finish()
+            self._over()
+        except Exception:
+            # A request boundary: a defect ends this request, and no other that its replica answers.
+            _log.exception("request %s failed", self._call.request_id)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Say that the server failed, where nothing was said yet, and cut the answer off where it had begun."""
+        if self._is_over:
             return
-        note_end(call, end)
-        error = failure_of(end)
-        if self._has_several:
-            error = several_answers(call.model or "")
-        elif error is None and not self._has_begun:
-            if self._prediction is not None:
-                self._answer(response_of(self._prediction))
-            else:
-                error = no_answer(call.model or "")
-        if error is not None and not call.gone:
-            if not self._has_begun:
-                self._answer(self._books.error_response(call, error))
-            elif call.status == 200:
-                frame = error_frame(call, error)
-                call.response_bytes += len(frame)
-                exchange.write(frame)
-        if not exchange.is_over:
-            exchange.finish()
+        stream, exchange = self.stream, self._exchange
+        if exchange.has_begun:
+            if not exchange.is_over:
+                exchange.cut()
+        else:
+            error = InternalError("The server met an internal error; the log has the details.")
+            self._answer(self._books.error_response(self._call, error))
         self._over()
+        if stream is not None:
+            stream.close()
 
     def _begin(self, head: RelayHead, data: bytes, *, is_whole: bool) -> None:
         call, exchange = self._call, self._exchange

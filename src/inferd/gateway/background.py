@@ -231,7 +231,7 @@ def _as_json(answer: bytes) -> bytes:
     """What a remote server refuses with may be a page: it is told as a text."""
     try:
         msgspec.json.decode(answer)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return msgspec.json.encode(answer.decode("utf-8", "replace"))
     return answer
 
@@ -244,7 +244,7 @@ def is_wanted(call: Call) -> bool:
 
 def refuse_stream(body: bytes) -> None:
     """A stream needs somebody who reads it. Raises InvalidRequest."""
-    with contextlib.suppress(msgspec.DecodeError):
+    with contextlib.suppress(ValueError):
         found = msgspec.json.decode(body)
         if isinstance(found, dict) and found.get("stream"):
             raise InvalidRequest(

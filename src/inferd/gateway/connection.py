@@ -547,6 +547,11 @@ class Connection(Guest):
         """Cut the connection; what was written and not sent is lost."""
         self._transport.abort()
 
+    def cut(self, serving: Serving) -> None:
+        """Likewise, if it is busy with this one."""
+        if self._current is serving:
+            self._transport.abort()
+
     async def drained(self) -> None:
         while not self.is_writable and not self._transport.is_closing():
             if self._drain is None:

@@ -329,6 +329,16 @@ class Exchange:
             self._line.write(out)
         self._over()
 
+    @property
+    def has_begun(self) -> bool:
+        """The answer's head is settled; it may not have been sent yet."""
+        return self.is_started or self._head is not None
+
+    def cut(self) -> None:
+        """End the connection in the middle of the answer, so that the client sees that it is incomplete."""
+        if not self.has_left:
+            self._line.abort()
+
     def _over(self) -> None:
         self.is_over = True
         self._wake()

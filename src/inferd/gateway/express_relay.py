@@ -23,6 +23,7 @@ from inferd.types import End, Relay, Request
 if TYPE_CHECKING:
     from inferd.gateway.connection import Connection
     from inferd.remote.connection import Head
+    from inferd.remote.openai import Letterhead
     from inferd.router.stream import Stream
 
 _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}}'
@@ -43,7 +44,7 @@ class FamiliarRelay(Familiar):
     def take(self, lane: Lane, client: Connection, body: bytes) -> bool:
         try:
             fields = self.decode(body)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return False
         name, max_tokens = fields.model, fields.longest
         if name not in lane.names or not fields.is_plain:
@@ -62,6 +63,11 @@ class FamiliarRelay(Familiar):
             return False
         transit = RelayTransit(lane, client, self, body, fields, principal, now)
         try:
+            out = transit.written(way.letterhead, asks_nothing=fields.stream_options is msgspec.UNSET)
+        except (ValueError, RecursionError):
+            way.give_back()
+            return False  # the ordinary way has the words for it
+        try:
             transit.permit = lane.room.door.admit(
                 principal,
                 transit.unique,
@@ -74,15 +80,7 @@ class FamiliarRelay(Familiar):
             transit.refuse(error, name)
             return True
         client.serve(transit)
-        letterhead, out = way.letterhead, body
-        if letterhead.model != name:
-            out = letterhead.body(transit.ordinary()[1])
-        elif transit.drops_usage:
-            if fields.stream_options is msgspec.UNSET and body.endswith(b"}"):
-                out = body[:-1] + _ASK_USAGE
-            else:
-                out = letterhead.body(transit.ordinary()[1])
-        asked = letterhead.ask(self.path, transit.unique.encode("ascii"), out)
+        asked = way.letterhead.ask(self.path, transit.unique.encode("ascii"), out)
         transit.depart(way, asked, len(body), now, transit.deadline_s)
         return True
 
@@ -142,6 +140,15 @@ class RelayTransit(Transit, Passage):
     def deadline_s(self) -> float | None:
         """Seconds from its arrival."""
         return self._waits[0]
+
+    def written(self, letterhead: Letterhead, *, asks_nothing: bool) -> bytes:
+        """The body for the other server. ``asks_nothing``: it has no stream_options. Raises ValueError, RecursionError."""
+        if letterhead.model == self.model:
+            if not self.drops_usage:
+                return self.body
+            if asks_nothing and self.body.endswith(b"}"):
+                return self.body[:-1] + _ASK_USAGE
+        return letterhead.body(self.ordinary()[1])
 
     # -- the connection's side --------------------------------------------------------------
 
@@ -203,6 +210,9 @@ class RelayTransit(Transit, Passage):
     def deliver_last(self, end: End) -> None:
         self.client.write(b"0\r\n\r\n")
         self.over(self.model, end, is_stream=True)
+
+    def cut_off(self) -> None:
+        self.client.cut(self)
 
     # -- the ordinary way -------------------------------------------------------------------
 

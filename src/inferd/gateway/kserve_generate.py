@@ -143,7 +143,7 @@ def _options(body: TextRequest) -> dict[str, object]:
     """The request's parameters as values. Raises InvalidRequest."""
     try:
         options: dict[str, object] = {name: _any.decode(raw) for name, raw in (body.parameters or {}).items()}
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"parameters is not valid JSON ({error}).", param="parameters") from None
     if body.max_tokens is not None:
         options.setdefault("max_tokens", body.max_tokens)

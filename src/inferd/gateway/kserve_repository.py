@@ -97,7 +97,7 @@ def _batching(config: Value) -> _Override | None:
         raise invalid("parameters.config", f"parameters.config must be a JSON text, not {shown(config)}.")
     try:
         return _override_decoder.decode(config)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"parameters.config is no model configuration that can be changed here ({str(error)[:200]}); it may have "
             "max_batch_size and dynamic_batching.",

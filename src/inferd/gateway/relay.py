@@ -152,7 +152,7 @@ def _model_of(body: bytes) -> str | None:
     """Whom a body is for; None where it does not say, or is none."""
     try:
         return _named.decode(body).model
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
 
 
@@ -258,7 +258,7 @@ class Relays:
             return False
         try:
             fields = chat_decoder.decode(body) if path == CHAT else text_decoder.decode(body)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return False
         name = fields.model
         if name not in self._names or may_repeat_keys(body):

@@ -106,7 +106,7 @@ def _stepped_over(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The fields that the decoder knows; of all others no object is made. Raises InvalidRequest."""
     try:
         return decoder.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return decode(raw, decoder)  # which finds the words for it
 
 

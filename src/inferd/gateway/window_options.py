@@ -140,7 +140,7 @@ def _value(text: str) -> object:
     """JSON where it is some, else the text."""
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text
 
 

@@ -8,6 +8,7 @@ never taken for the next answer. Knows nothing of what is asked, nor of other co
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, cast
@@ -19,6 +20,8 @@ from inferd.errors import UpstreamFailed
 from inferd.remote.familiar import is_exact, pattern_of
 
 MAX_HEAD_BYTES: Final = 64 * 1024
+
+_log = logging.getLogger("inferd.remote")
 
 Headers = list[tuple[bytes, bytes]]
 _MAX_FAMILIAR: Final = 256
@@ -47,6 +50,9 @@ class Receiver(Protocol):
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
         """``is_stale``: a kept connection was closed by the other side before any byte of an answer, as
         servers do that have had enough of waiting: asking again on a fresh one is fair."""
+
+    def answer_broken(self, error: UpstreamFailed) -> None:
+        """Something was raised while the answer was taken, at any depth: the request ends now, if it has not ended."""
 
 
 class Connection(asyncio.Protocol):
@@ -161,7 +167,20 @@ class Connection(asyncio.Protocol):
         receiver, self._receiver = self._receiver, None
         self._shut()
         if receiver is not None:
-            receiver.answer_failed(error, is_stale=False)
+            try:
+                receiver.answer_failed(error, is_stale=False)
+            except Exception:
+                self._broke(receiver)
+
+    def _broke(self, receiver: Receiver) -> None:
+        """A boundary: what is raised in a callback ends the exchange, and no other. ``receiver`` had it before."""
+        _log.exception("the answer of a remote server could not be taken")
+        receiver, self._receiver = self._receiver or receiver, None
+        self._shut()
+        try:
+            receiver.answer_broken(_bad("its answer could not be taken"))
+        except Exception:
+            _log.exception("a request to a remote server could not be ended")
 
     def _shut(self) -> None:
         if self.is_closed:
@@ -181,35 +200,38 @@ class Connection(asyncio.Protocol):
         if receiver is None:  # nobody asked: not to be taken for the answer of who asks next
             self._shut()
             return
-        self.last_at = clock.now()
-        if self._chunked_head:
-            line_end = data.find(b"\r\n", 0, 10)
-            size = _sizes.get(data[: max(line_end, 0)])
-            if size is not None and len(data) == line_end + 4 + size and data.endswith(b"\r\n"):
-                self._began = True
-                receiver.answer_data(data[line_end + 2 : -2])
-            elif not self._take_chunks(data, 0):
-                self._parse(data)
-            return
-        if self._is_fresh:
-            end = data.find(b"\r\n\r\n")
-            pattern, digits = pattern_of(data, end)
-            head = _familiar.get(pattern)
-            if head is not None:
-                if digits.isdigit() and int(digits) == len(data) - end - 4:
-                    self._receiver = None
-                    self.idle_since = self.last_at
-                    if self.is_paused:
-                        self._shut()
-                    else:
-                        self._on_free(self)
-                    receiver.answer_whole(head, data[end + 4 :])
-                    return
-                if head.is_chunked:
-                    self._begin_chunks(receiver, head, data, end)
-                    return
-            self._first_bytes = data if 0 < end < _MAX_FAMILIAR_BYTES else b""
-        self._parse(data)
+        try:
+            self.last_at = clock.now()
+            if self._chunked_head:
+                line_end = data.find(b"\r\n", 0, 10)
+                size = _sizes.get(data[: max(line_end, 0)])
+                if size is not None and len(data) == line_end + 4 + size and data.endswith(b"\r\n"):
+                    self._began = True
+                    receiver.answer_data(data[line_end + 2 : -2])
+                elif not self._take_chunks(data, 0):
+                    self._parse(data)
+                return
+            if self._is_fresh:
+                end = data.find(b"\r\n\r\n")
+                pattern, digits = pattern_of(data, end)
+                head = _familiar.get(pattern)
+                if head is not None:
+                    if digits.isdigit() and int(digits) == len(data) - end - 4:
+                        self._receiver = None
+                        self.idle_since = self.last_at
+                        if self.is_paused:
+                            self._shut()
+                        else:
+                            self._on_free(self)
+                        receiver.answer_whole(head, data[end + 4 :])
+                        return
+                    if head.is_chunked:
+                        self._begin_chunks(receiver, head, data, end)
+                        return
+                self._first_bytes = data if 0 < end < _MAX_FAMILIAR_BYTES else b""
+            self._parse(data)
+        except Exception:
+            self._broke(receiver)
 
     def _begin_chunks(self, receiver: Receiver, head: Head, data: bytes, end: int) -> None:
         self._is_fresh = False
@@ -312,15 +334,18 @@ class Connection(asyncio.Protocol):
         del self._parser  # refers back here; without it the connection is freed now
         if receiver is None:
             return
-        if self._head_done and self._until_close and exc is None:
-            receiver.answer_ended()
-            return
         is_stale = self.num_exchanges > 1 and not self._head_done and not self._head_bytes
         what = "in the middle of an answer" if self._head_done else "before it answered"
-        receiver.answer_failed(
-            UpstreamFailed(f"The remote server closed the connection {what}; try again.", code="upstream_closed"),
-            is_stale=is_stale,
-        )
+        try:
+            if self._head_done and self._until_close and exc is None:
+                receiver.answer_ended()
+                return
+            receiver.answer_failed(
+                UpstreamFailed(f"The remote server closed the connection {what}; try again.", code="upstream_closed"),
+                is_stale=is_stale,
+            )
+        except Exception:
+            self._broke(receiver)
 
     # -- the parser's side ------------------------------------------------------------------
 

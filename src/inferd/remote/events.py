@@ -18,6 +18,10 @@ from inferd.types import Usage
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
 _MAX_COUNT: Final = 2**40
 
+_UNREADABLE: Final = (ValueError, RecursionError)
+"""What the decoder raises: a DecodeError for what is no JSON, a UnicodeDecodeError for what is no UTF-8, and for what is
+nested too deeply the last one."""
+
 _END = re.compile(rb"\n\r?\n")
 _FIELDS: Final = (b"data", b"event", b"id", b"retry", b"")
 
@@ -185,26 +189,28 @@ def _decoded(payload: bytes) -> _Event | None:
         if isinstance(_parsed(payload), dict):
             return None
         raise BadAnswer("an event of its stream is no JSON object") from None
-    except (msgspec.DecodeError, RecursionError):
+    except _UNREADABLE:
         raise BadAnswer("an event of its stream is no JSON") from None
 
 
 def _parsed(payload: bytes) -> object:
     try:
         return _json.decode(payload)
-    except (msgspec.DecodeError, RecursionError):
+    except _UNREADABLE:
         raise BadAnswer("its answer is no JSON") from None
 
 
 def read_answer(body: bytes) -> Usage | None:
     """What a whole answer says that it cost. Raises BadAnswer, ReportedError."""
     try:
+        if not body.isascii():
+            body.decode()  # the fields that are not read here are text as well
         answer = _decoder.decode(body)
     except msgspec.ValidationError:
         if isinstance(_parsed(body), dict):
             return None
         raise BadAnswer("its answer is no JSON object") from None
-    except (msgspec.DecodeError, RecursionError):
+    except _UNREADABLE:
         raise BadAnswer("its answer is no JSON") from None
     if answer.error is not None and not answer.choices:
         raise ReportedError(error_text(answer.error))

@@ -117,6 +117,9 @@ class Asker(Protocol):
     def stale(self) -> None:
         """A kept connection turned out to be closed: nothing was heard of the request."""
 
+    def broke(self, error: UpstreamFailed) -> None:
+        """Something was raised before the request's end was complete: end it, if it has not ended."""
+
 
 class Answer:
     """Receives the answer to one relay and tells its asker what to forward.
@@ -186,8 +189,6 @@ class Answer:
 
     def expire(self, error: DeadlineExceeded) -> None:
         """The answer would come too late: the connection is cut, and nobody over there is to blame."""
-        if self._is_over:
-            return
         self.cancel()
         if self._has_begun:
             self._asker.relayed(Relayed(self._id, end=End("failed", self.usage, Timings(), error.to_failure())))
@@ -255,19 +256,28 @@ class Answer:
     def answer_ended(self) -> None:
         if self._is_over:
             return
-        self._is_over = True
         self.exchange = None  # nothing refers to itself any more: what is not used is freed at once
         status = self._status
+        if status < 400:
+            if self._events is not None:
+                self._end_stream(self._events)
+            else:
+                self._end_collected()
+            return
+        self._is_over = True
         if status == 429 or (status == 503 and self._retry_after is not None):
             self._asker.refused(self._busy(), counts=False, retry=True)
         elif status >= 500 or status in (401, 407):
             self._asker.refused(_by_status(status), counts=True, retry=True)
-        elif status >= 400:
-            self._pass_refusal()
-        elif self._events is not None:
-            self._end_stream(self._events)
         else:
-            self._end_collected()
+            self._pass_refusal()
+
+    def answer_broken(self, error: UpstreamFailed) -> None:
+        try:
+            if not self._is_over:
+                self._break(error)
+        finally:
+            self._asker.broke(error)
 
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
         if self._is_over:
@@ -289,9 +299,9 @@ class Answer:
                 "The remote server's stream ended without [DONE], so its answer may be incomplete; try again.",
                 code="upstream_incomplete",
             )
-            self._is_over = False
             self._break(error)
             return
+        self._is_over = True
         self._asker.relayed(Relayed(self._id, end=End("done", self.usage)))
 
     def _end_collected(self) -> None:
@@ -299,10 +309,11 @@ class Answer:
         try:
             usage = read_answer(body)
         except BadAnswer as error:
-            self._asker.refused(_bad(str(error)), counts=True, retry=True)
+            self._refuse(_bad(str(error)))
         except ReportedError as error:
-            self._asker.refused(_reported(str(error)), counts=True, retry=True)
+            self._refuse(_reported(str(error)))
         else:
+            self._is_over = True
             head = RelayHead(self._status, self._content_type)
             self._asker.relayed(Relayed(self._id, head, body, End("done", usage or self.usage)))
 

@@ -8,6 +8,7 @@ change in the DNS is followed. One timer looks after everybody's patience.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from typing import Final
@@ -16,6 +17,8 @@ from inferd import clock
 from inferd.errors import UpstreamFailed
 from inferd.remote.connection import Connection, Head, Receiver
 from inferd.remote.origin import Origin, Patience
+
+_log = logging.getLogger("inferd.remote")
 
 MAX_AGE_S: Final = 300.0
 MAX_IDLE_S: Final = 30.0
@@ -83,6 +86,10 @@ class Exchange:
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
         self.connection = self.task = None
         self._receiver.answer_failed(error, is_stale=is_stale)
+
+    def answer_broken(self, error: UpstreamFailed) -> None:
+        self.connection = self.task = None
+        self._receiver.answer_broken(error)
 
 
 class Pool:
@@ -154,11 +161,15 @@ class Pool:
     async def _connect(self, exchange: Exchange) -> None:
         try:
             connection = await self._open()
+            exchange.task = None
+            exchange.run_on(connection)
         except UpstreamFailed as error:
             exchange.answer_failed(error, is_stale=False)
-            return
-        exchange.task = None
-        exchange.run_on(connection)
+        except Exception:
+            _log.exception("a request could not be sent to %s", self._origin)
+            exchange.answer_broken(
+                UpstreamFailed("The remote server cannot be asked; try again later.", code="upstream_connect_failed")
+            )
 
     async def _open(self) -> Connection:
         """Raises UpstreamFailed that says which step failed."""
@@ -218,8 +229,10 @@ class Pool:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.expire(clock.now())
-        self._look()
+        try:
+            self.expire(clock.now())
+        finally:
+            self._look()
 
     def expire(self, now: float) -> None:
         """End exchanges that have waited for too long, and close connections that nobody needs."""

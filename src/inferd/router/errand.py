@@ -6,6 +6,7 @@ those as soon as anything is not as usual: the worker fails or dies, the client 
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from inferd.router.member import Member
     from inferd.router.pool import Pool
     from inferd.router.stream import Stream
+
+
+_log = logging.getLogger("inferd.router")
 
 
 class Desk:
@@ -75,8 +79,8 @@ class Errand(ABC):
         desk.pool.transit_begins(desk.member, now)
         desk.replica.run(self)
 
-    def take(self, prediction: Prediction, end: End) -> None:
-        """It is done; the replica has let go."""
+    def take(self, prediction: Prediction, end: End) -> bool:
+        """It is done; the replica has let go. False: it could not be delivered, and goes the ordinary way."""
         request, desk, told = self.request, self._desk, end.timings
         now, arrived_at = clock.now(), request.arrived_at
         end = End(
@@ -92,7 +96,14 @@ class Errand(ABC):
             ),
         )
         desk.pool.fleet.health.answered(desk.member, now - self._sent_at, self._sent_at, now)
-        self.deliver(prediction, end)
+        try:
+            self.deliver(prediction, end)
+        except Exception:
+            # A request boundary: a defect ends this request, and no other of its frame.
+            _log.exception("request %s could not be answered", request.id)
+            desk.replica.take_back(self)
+            self.convert()
+            return False
         desk.pool.transit_ended(
             RequestEnded(
                 model=request.model,
@@ -107,6 +118,7 @@ class Errand(ABC):
             self._sent_at,
             now,
         )
+        return True
 
     def convert(self) -> None:
         """Go the ordinary way from here."""

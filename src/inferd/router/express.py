@@ -110,6 +110,9 @@ class Transit(ABC):
 
     @abstractmethod
     def deliver_last(self, end: End) -> None: ...
+    @abstractmethod
+    def cut_off(self) -> None:
+        """Something was raised while the client was told the end: it gets no more, unless ``stream`` has it."""
 
     # -- the way ------------------------------------------------------------------------------
 
@@ -182,8 +185,10 @@ class Transit(ABC):
                 if usage is None:
                     usage = Usage(self._body_bytes // BYTES_PER_TOKEN, len(body) // BYTES_PER_TOKEN)
                 end = self._end(usage, now)
-                self.deliver_whole(head, body, end)
-                self._way.pool.transit_ended(self._ended(end), self._sent_at, now)
+                try:
+                    self.deliver_whole(head, body, end)
+                finally:
+                    self._way.pool.transit_ended(self._ended(end), self._sent_at, now)
                 return
         self.convert().answer_whole(head, body)
 
@@ -227,8 +232,19 @@ class Transit(ABC):
             return
         now = clock.now()
         end = self._end(reader.usage or Usage(self._body_bytes // BYTES_PER_TOKEN, reader.num_tokens), now)
-        self.deliver_last(end)
-        self._way.pool.transit_ended(self._ended(end), self._sent_at, now)
+        try:
+            self.deliver_last(end)
+        finally:
+            self._way.pool.transit_ended(self._ended(end), self._sent_at, now)
+
+    def answer_broken(self, error: UpstreamFailed) -> None:
+        replica = self._way.replica
+        self._connection = None
+        if self in replica.transits:
+            self.convert().answer_broken(error)
+        else:
+            replica.broke(self.id, error)
+            self.cut_off()
 
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
         self._connection = None

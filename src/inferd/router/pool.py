@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from inferd import clock
 from inferd.config import ModelConfig
 from inferd.errors import (
     InferdError,
+    InternalError,
     InvalidRequest,
     Overloaded,
     Unavailable,
@@ -49,6 +51,8 @@ from inferd.types import (
     StepStats,
 )
 from inferd.worker.supervisor import Patience
+
+_log = logging.getLogger("inferd.router")
 
 MAX_KILLS = 2  # workers that a request may have been in when they died
 
@@ -393,36 +397,46 @@ class Pool:
             ticket = replica.ticket(output.request_id)
             if ticket is None:
                 continue
-            end = output.end
-            if end is not None:
-                replica.release(ticket)
-                has_room = True
-            if ticket.runner is not replica or ticket.reserve is not None:
-                has_news = output.deltas or output.prompt is not None or output.prediction is not None
-                is_word = has_news or (end is not None and end.outcome == "done")
-                if is_word and replica in (ticket.runner, ticket.reserve):
-                    self._tries.take_word(ticket, replica)
-                else:
-                    if end is not None:
-                        self._tries.is_out(ticket, replica)
-                    continue
-            if output.deltas or output.prediction is not None or end is not None:
-                self._clear(ticket)
-                if not ticket.stream.progress.has_output:
-                    self._note_first(ticket, replica, now)
-            if ticket.token_ids is not None:
-                output = noted(ticket, output)
-            if end is None:
-                ticket.stream.push(output, now)
-            else:
-                self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
-                self._end(ticket, end, output)
+            try:
+                self._take_output(replica, ticket, output, now)
+            except Exception:
+                # A request boundary: a defect ends this request, and no other of the frame.
+                _log.exception("what a worker said of request %s could not be taken", output.request_id)
+                replica.cancel(output.request_id)
+                error = InternalError("The server met an internal error; the log has the details.")
+                self.replica_broke(replica, ticket, error)
+            has_room = has_room or output.end is not None
         if stats is not None:
             self._emit(StepDone(model=self.name, replica=replica.index, stats=stats))
         if has_room:
             self.fleet.ring()
         if has_room or (len(self._queue) and self._suspect is None):
             self._pump()
+
+    def _take_output(self, replica: Replica, ticket: Ticket, output: Output, now: float) -> None:
+        end = output.end
+        if end is not None:
+            replica.release(ticket)
+        if ticket.runner is not replica or ticket.reserve is not None:
+            has_news = output.deltas or output.prompt is not None or output.prediction is not None
+            is_word = has_news or (end is not None and end.outcome == "done")
+            if is_word and replica in (ticket.runner, ticket.reserve):
+                self._tries.take_word(ticket, replica)
+            else:
+                if end is not None:
+                    self._tries.is_out(ticket, replica)
+                return
+        if output.deltas or output.prediction is not None or end is not None:
+            self._clear(ticket)
+            if not ticket.stream.progress.has_output:
+                self._note_first(ticket, replica, now)
+        if ticket.token_ids is not None:
+            output = noted(ticket, output)
+        if end is None:
+            ticket.stream.push(output, now)
+        else:
+            self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
+            self._end(ticket, end, output)
 
     def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None:
         now = clock.now()
@@ -478,6 +492,14 @@ class Pool:
                 self._refuse(ticket, error)
             else:
                 self._fail(ticket, error)
+        self._made_room()
+
+    def replica_broke(self, replica: Replica, ticket: Ticket, error: InferdError) -> None:
+        if replica.ticket(ticket.request.id) is ticket:
+            replica.release(ticket)
+        if self._live.get(ticket.request.id) is ticket and ticket.runner is replica:
+            self._clear(ticket)
+            self._fail(ticket, error)
         self._made_room()
 
     def _made_room(self) -> None:

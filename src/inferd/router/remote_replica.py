@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from inferd import clock
 from inferd.config import RemoteConfig
-from inferd.errors import DeadlineExceeded, InferdError, Overloaded, UpstreamFailed
+from inferd.errors import DeadlineExceeded, InferdError, InvalidRequest, Overloaded, UpstreamFailed
 from inferd.events import Emit, ReplicaChanged
 from inferd.remote.connection import Connection, Head, Headers
 from inferd.remote.events import EventReader
@@ -223,6 +223,12 @@ class RemoteReplica:
         self.outstanding += ticket.request.width
         return asking.take_over(relay, request, connection, events, has_begun=has_begun)
 
+    def broke(self, request_id: str, error: UpstreamFailed) -> None:
+        """Something was raised while the answer to a request was taken that had been a transit."""
+        asking = self._in_flight.get(request_id)
+        if asking is not None:
+            asking.break_off(error)
+
     def _convert_all(self) -> None:
         for transit in tuple(self.transits):
             transit.convert()
@@ -307,7 +313,18 @@ class _Asking:
         assert relay is not None, "a remote server can only be given what its client wrote"
         self._is_fresh = fresh
         self._answer = answer = Answer(self.ticket.request.id, relay, self)
-        answer.exchange = replica._pool.send(replica.letterhead.post(relay), answer, fresh=fresh)
+        try:
+            request = replica.letterhead.post(relay)
+        except (ValueError, RecursionError):
+            asyncio.get_running_loop().call_soon(self._unwritable)
+            return
+        answer.exchange = replica._pool.send(request, answer, fresh=fresh)
+
+    def _unwritable(self) -> None:
+        """The body is none that can be written for another server. Its fields were not all read before."""
+        error = InvalidRequest("The request body is not valid JSON in UTF-8; correct it.", code="invalid_json")
+        if self._replica._in_flight.get(self.ticket.request.id) is self:
+            self.refused(error, counts=False, retry=False)
 
     def take_over(
         self,
@@ -326,6 +343,10 @@ class _Asking:
             exchange.adopt(connection)
         return answer
 
+    def break_off(self, error: UpstreamFailed) -> None:
+        if self._answer is not None:
+            self._answer.answer_broken(error)
+
     def cut(self) -> None:
         if self._answer is not None:
             self._answer.cancel()
@@ -339,6 +360,9 @@ class _Asking:
 
     def relayed(self, item: Relayed) -> None:
         self._replica._owner.replica_relayed(self._replica, self.ticket, item)
+
+    def broke(self, error: UpstreamFailed) -> None:
+        self._replica._owner.replica_broke(self._replica, self.ticket, error)
 
     def refused(self, error: InferdError, *, counts: bool, retry: bool) -> None:
         self._replica._refused(self.ticket, error, counts=counts, retry=retry)
@@ -397,6 +421,9 @@ class _Probe:
             self._conclude(None)
 
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
+        self._conclude(error)
+
+    def answer_broken(self, error: UpstreamFailed) -> None:
         self._conclude(error)
 
     def _conclude(self, result: UpstreamFailed | None) -> None:

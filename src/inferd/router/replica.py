@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -21,6 +22,7 @@ from inferd.router.ticket import Ticket
 from inferd.types import (
     CLASSES,
     Chat,
+    End,
     Failure,
     GenerateRequest,
     ModelInfo,
@@ -36,6 +38,8 @@ from inferd.worker.supervisor import Patience, State, Supervisor
 
 if TYPE_CHECKING:
     from inferd.router.errand import Errand
+
+_log = logging.getLogger("inferd.router")
 
 MAX_CALLS = 1024
 _CALL_TIMEOUT_S = 60.0
@@ -151,6 +155,9 @@ class ReplicaOwner(Protocol):
     ) -> None:
         """Ended before anything of an answer came. ``counts``: a failure for the breaker (and not the
         request's own fault); ``retry``: another try may fare better."""
+
+    def replica_broke(self, replica: Replica, ticket: Ticket, error: InferdError) -> None:
+        """Something was raised here between the replica and the request: it ends, if it has not ended."""
 
     def replica_has_room(self) -> None: ...
 
@@ -290,6 +297,12 @@ class LocalReplica:
         self.outstanding += 1
         self._supervisor.send(Submit(request))
 
+    def take_back(self, errand: Errand) -> None:
+        """It could not be delivered, and is in flight again."""
+        self.errands[errand.request.id] = errand
+        self._by_class[errand.line] += 1
+        self.outstanding += 1
+
     def take_over(self, ticket: Ticket) -> None:
         """An errand becomes an ordinary request in flight."""
         del self.errands[ticket.request.id]
@@ -297,7 +310,9 @@ class LocalReplica:
 
     def _run_errands(self, outputs: list[Output]) -> list[Output]:
         """What the outputs say to errands is done; the others are returned."""
-        errands, others, done = self.errands, [], []
+        errands = self.errands
+        others: list[Output] = []
+        done: list[Errand] = []
         for output in outputs:
             errand = errands.get(output.request_id)
             if errand is None:
@@ -307,13 +322,19 @@ class LocalReplica:
                 del errands[output.request_id]
                 self._by_class[errand.line] -= 1
                 self.outstanding -= 1
-                errand.take(output.prediction, output.end)
-                done.append(errand)
+                if errand.take(output.prediction, output.end):
+                    done.append(errand)
+                else:
+                    others.append(_failed(output.request_id))
             else:
                 errand.convert()
                 others.append(output)
         for errand in done:
-            errand.tell()
+            try:
+                errand.tell()
+            except Exception:
+                # A request boundary: the others of this frame are told all the same.
+                _log.exception("request %s could not be told that it ended", errand.request.id)
         return others
 
     # -- generating -------------------------------------------------------------------------
@@ -426,6 +447,11 @@ class LocalReplica:
 
     def worker_writable(self) -> None:
         self._owner.replica_has_room()
+
+
+def _failed(request_id: str) -> Output:
+    error = InternalError("The server met an internal error; the log has the details.")
+    return Output(request_id, (), None, End("failed", failure=error.to_failure()))
 
 
 def _line(ticket: Ticket) -> int:

@@ -64,7 +64,7 @@ class Frames(Generic[T]):
             try:
                 with memoryview(buffer) as whole, whole[start:end] as frame:
                     messages = self._decoder.decode(frame)
-            except (msgspec.DecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 raise ChannelError(f"A frame of {size} bytes is not a list of messages: {error}") from None
             at = end
             yield messages

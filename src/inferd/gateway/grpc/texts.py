@@ -91,7 +91,7 @@ def _asked(envelope: Envelope, body: bytes, left: float | None) -> tuple[TextReq
 def _options_of(said: str) -> dict[str, object]:
     try:
         return _options_decoder.decode(said)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(f"inputs.{OPTIONS}", f"The input {OPTIONS!r} is not a JSON object ({error}).") from None
 
 
