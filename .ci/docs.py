@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     "docs/metrics.md": ["-m", "inferd.observe.page"],
+    "docs/architectures.md": ["-m", "inferd.cli.reference", "architectures"],
     "docs/configuration.md": ["-m", "inferd.cli.reference", "configuration"],
     "docs/experiments.md": ["-m", "tests.experiments.table"],
 }

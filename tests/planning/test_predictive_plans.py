@@ -46,7 +46,14 @@ def detector(path: Path, *, megabytes: int = 4, is_external: bool = False) -> Mo
 
 def encoder(folder: Path, *, count: int = 1_000_000) -> ModelConfig:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"architectures": ["BertModel"], "model_type": "bert"}))
+    sizes = {
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    (folder / "config.json").write_text(json.dumps({"architectures": ["BertModel"], "model_type": "bert", **sizes}))
     save_file({"embeddings": np.zeros(count, np.float16)}, folder / "model.safetensors")
     return ModelConfig(source=str(folder))
 

@@ -36,6 +36,7 @@ def command(context: click.Context) -> None:
 def _servable() -> None:
     from inferd import models
     from inferd.engine.model.architecture import supported_architectures
+    from inferd.predict.encoder.config import supported_architectures as supported_encoders
 
     click.echo("Bundled (inferd serve NAME):")
     for name in models.NAMES:
@@ -45,9 +46,12 @@ def _servable() -> None:
     for name in models.CLASSIFIERS:
         size = (models.path(name) / "model.onnx").stat().st_size
         click.echo(f"  {name:<14} {bytes_text(size)}")
-    click.echo("\nArchitectures (inferd serve FOLDER, or a Hugging Face Hub id):")
+    click.echo("\nArchitectures of language models (inferd serve FOLDER, or a Hugging Face Hub id):")
     for architecture in supported_architectures():
         click.echo(f"  {architecture}")
+    click.echo("\nArchitectures of text encoders (decoders: with --task embed, or modules.json in the folder):")
+    for kind in supported_encoders():
+        click.echo(f"  {kind.architecture}")
     click.echo("\nThe models of a server that runs: inferd models list")
 
 

@@ -1,6 +1,7 @@
-"""Documents made from the Config structs: ``docs/configuration.md`` and the JSON schema.
+"""Documents made from the code: the Config structs' page and JSON schema, and the page of architectures.
 
-``python -m inferd.cli.reference configuration`` prints the page; ``schema`` prints the schema.
+``python -m inferd.cli.reference configuration`` prints ``docs/configuration.md``, ``architectures`` prints
+``docs/architectures.md``, ``schema`` prints the schema.
 """
 
 from __future__ import annotations
@@ -115,8 +116,44 @@ def schema() -> str:
     return msgspec.json.format(msgspec.json.encode(config_schema()), indent=2).decode() + "\n"
 
 
+_ARCHITECTURES = """# Architectures
+
+<!-- Made by `python -m inferd.cli.reference architectures`; edit the tables in src/inferd/engine/model/ and src/inferd/predict/encoder/ instead. -->
+
+A checkpoint is served if `architectures` in its config.json has one of these names. The first name of a family says little: `LlamaForCausalLM` is Llama 2,
+3 and everything in their form (SmolLM 1 and 2, many others), `Llama4ForCausalLM` is not here. `inferd check FOLDER` reads the same tables as the
+loader, and every number in config.json that the loader reads: what it calls good is not refused for its architecture. `inferd models` prints this list.
+Other models are served as [ONNX, torch.export, Python classes](models.md) or behind [their own servers](remote-servers.md).
+"""
+
+
+def architectures() -> str:
+    """The page: which architectures are served, from the loaders' own tables."""
+    from inferd.engine.model.architecture import supported_architectures as supported_decoders
+    from inferd.predict.encoder.config import HeadKind, supported_architectures
+
+    words: dict[HeadKind, str] = {
+        "none": "vectors",
+        "sequence": "classes of texts; with one label a score per pair",
+        "token": "classes of tokens",
+    }
+    lines = [_ARCHITECTURES, "## Language models\n"]
+    lines += [f"- `{name}`" for name in supported_decoders()]
+    lines += ["\n## Text encoders\n", "| `architectures` | answers |", "| --- | --- |"]
+    kinds = supported_architectures()
+    lines += [f"| `{kind.architecture}` | {words[kind.head]} |" for kind in kinds if kind.family != "decoder"]
+    lines += [
+        "\n## Decoders as text encoders\n",
+        "With `task: embed` (or what else they answer), or with sentence-transformers' `modules.json` in their folder.\n",
+        "| `architectures` | answers |",
+        "| --- | --- |",
+    ]
+    lines += [f"| `{kind.architecture}` | {words[kind.head]} |" for kind in kinds if kind.family == "decoder"]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
-    documents = {"configuration": configuration, "schema": schema}
+    documents = {"architectures": architectures, "configuration": configuration, "schema": schema}
     if len(sys.argv) != 2 or sys.argv[1] not in documents:
         print(f"usage: python -m inferd.cli.reference {'|'.join(documents)}", file=sys.stderr)
         return 2

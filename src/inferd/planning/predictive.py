@@ -15,6 +15,7 @@ import msgspec
 
 from inferd.config import BatchingConfig, ModelConfig, Runtime
 from inferd.engine.safetensors import read_table, weight_files
+from inferd.predict.encoder.checkpoint import read_checkpoint
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.signature import Signature, read_signature
 from inferd.types import TensorSpec
@@ -48,6 +49,9 @@ def plan_predictive(artifact: Artifact, config: ModelConfig) -> Predictive:
     """Raises ModelLoadError when the model's files are at fault."""
     if artifact.runtime == "pipeline":
         return _pipeline(config)
+    if artifact.runtime == "encoder":
+        # What the loader refuses is refused here, in the same words.
+        read_checkpoint(Path(artifact.path), task=config.task, max_tokens=config.max_model_len)
     signature = read_signature(artifact)
     worker = WORKER_BYTES.get(artifact.runtime, WORKER_BYTES["python"])
     batch = _batch_bytes(signature, config.batching) if signature is not None else 0

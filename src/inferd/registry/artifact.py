@@ -107,7 +107,7 @@ _UNSUPPORTED_SUFFIXES: Final[dict[str, str]] = {
 }
 # Bare decoders (LlamaModel) are language models whose head is tied; bare encoders have these names.
 _ENCODER_ARCHITECTURE: Final = re.compile(
-    r"(?i:bert|mpnet|electra|deberta)\w*Model$|For(?:MaskedLM|SequenceClassification|TokenClassification)$"
+    r"(?i:bert|mpnet|electra|deberta)\w*Model$|For(?:MaskedLM|PreTraining|SequenceClassification|TokenClassification)$"
 )
 
 

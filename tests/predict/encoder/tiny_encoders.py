@@ -25,8 +25,15 @@ FAMILIES: dict[str, dict[str, object]] = {
     "MPNet": {"max_position_embeddings": POSITIONS + 2},
     "DistilBert": {"dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads": 2, "max_position_embeddings": POSITIONS},
     "ModernBert": {"max_position_embeddings": POSITIONS, "local_attention": 6, "global_attn_every_n_layers": 2},
-    "Qwen3": {"max_position_embeddings": POSITIONS, "num_key_value_heads": 1, "head_dim": 16},
-    "Llama": {"max_position_embeddings": POSITIONS, "num_key_value_heads": 1},
+    "Camembert": {"max_position_embeddings": POSITIONS + 1, "type_vocab_size": 1},
+    **{
+        name: {"max_position_embeddings": POSITIONS, "num_key_value_heads": 1, "head_dim": 16}
+        for name in ("Gemma2", "Gemma3", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3")
+    },
+    **{
+        name: {"max_position_embeddings": POSITIONS, "num_key_value_heads": 1}
+        for name in ("Granite", "Llama", "Olmo2", "Phi3")
+    },
 }
 
 
@@ -48,7 +55,7 @@ def write_encoder(folder: Path, architecture: str, *, labels: int = 0, seed: int
         settings |= {"cls_token_id": 2, "sep_token_id": 3}
     if labels:
         settings["num_labels"] = labels
-    config = getattr(transformers, f"{family}Config")(**settings)
+    config = getattr(transformers, f"{'Gemma3Text' if family == 'Gemma3' else family}Config")(**settings)
     model = getattr(transformers, architecture)(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -38,6 +39,8 @@ _DECODER_HEADS: Final[dict[str, HeadKind]] = {
     "ForCausalLM": "none",
     "ForSequenceClassification": "sequence",
 }
+_TEXT_CLASSES: Final = {"Gemma3": "Gemma3Text"}  # decoders whose plain names are models of images as well
+_WITHOUT_CLASSES: Final = ("Granite",)  # decoders of which transformers has no ForSequenceClassification
 
 
 class Kind(NamedTuple):
@@ -82,33 +85,38 @@ class EncoderConfig:
         return self.hidden_size // self.num_heads
 
 
-def supported_architectures() -> list[str]:
-    """Names as they stand in a config.json's ``architectures``."""
-    encoders = [stem + ending for stem in _NAMES for ending in _HEADS]
-    decoders = [_stem(name) + ending for name in FAMILIES for ending in _DECODER_HEADS if name.endswith("ForCausalLM")]
-    return sorted([*encoders, *decoders])
+def _kinds() -> Iterator[Kind]:
+    """Of every architecture that is served, as transformers calls them."""
+    for stem, (family, prefix) in _NAMES.items():
+        for ending, head in _HEADS.items():
+            if ending != "ForPreTraining" or stem == "Bert":
+                yield Kind(stem + ending, stem, family, prefix, head)
+    for name in FAMILIES:
+        stem = name.removesuffix("ForCausalLM")
+        for ending, head in _DECODER_HEADS.items():
+            if stem != name and (head == "none" or stem not in _WITHOUT_CLASSES):
+                named = stem if ending == "ForCausalLM" else _TEXT_CLASSES.get(stem, stem)
+                yield Kind(named + ending, stem, "decoder", "model.", head)
 
 
-def _stem(name: str) -> str:
-    return name.removesuffix("ForCausalLM")
+_KINDS: Final = {kind.architecture: kind for kind in _kinds()}
+
+
+def supported_architectures() -> list[Kind]:
+    """Those whose names stand in a config.json's ``architectures``, encoders before decoders."""
+    return list(_KINDS.values())
 
 
 def kind_of(source: Source) -> Kind:
     """The architecture that config.json names. Raises ModelLoadError."""
     for name in map(str, source.architectures):
-        for ending, head in _HEADS.items():
-            stem = name.removesuffix(ending)
-            if stem != name and stem in _NAMES:
-                family, prefix = _NAMES[stem]
-                return Kind(name, stem, family, prefix, head)
-        for ending, head in _DECODER_HEADS.items():
-            stem = name.removesuffix(ending)
-            if stem != name and f"{stem}ForCausalLM" in FAMILIES:
-                return Kind(name, stem, "decoder", "model.", head)
+        if name in _KINDS:
+            return _KINDS[name]
     asked = ", ".join(map(str, source.architectures)) or "none named"
+    stems = dict.fromkeys(kind.stem for kind in _KINDS.values())
     raise ModelLoadError(
-        f"{source.path}: the architecture ({asked}) is no text encoder that inferd knows. Supported are "
-        f"{', '.join(supported_architectures())}.",
+        f"{source.path}: the architecture ({asked}) is no text encoder that inferd knows. Supported are the families "
+        f"{', '.join(stems)}; inferd models lists every architecture.",
         param="architectures",
     )
 

@@ -13,21 +13,21 @@ from torch import Tensor
 
 from inferd.engine import native
 from inferd.engine.model.architecture import DTypeName, has_fast_bfloat16
-from inferd.engine.model.config import DecoderConfig, Source, read_llama
+from inferd.engine.model.config import DecoderConfig, Source
 from inferd.engine.tokenizer import Tokenizer
 from inferd.engine.weights import Weights
 from inferd.errors import ModelLoadError
 from inferd.predict.encoder.bert import Bert
-from inferd.predict.encoder.config import EncoderConfig, Kind, is_raw_score, kind_of, labels_of, read_config
+from inferd.predict.encoder.checkpoint import Task, read_checkpoint
+from inferd.predict.encoder.config import EncoderConfig, Kind, is_raw_score
 from inferd.predict.encoder.decoder import CausalEncoder
 from inferd.predict.encoder.heads import Embedder, Head, check_dense, decoder_head, sequence_head, token_head
 from inferd.predict.encoder.modernbert import ModernBert
 from inferd.predict.encoder.ragged import Ragged
-from inferd.predict.encoder.sentence import Pooling, Sentence, read_sentence
+from inferd.predict.encoder.sentence import Pooling, Sentence
 from inferd.predict.encoder.texts import Texts
 
 Progress = Callable[[str, int, int], None]
-Task = Literal["embed", "rerank", "classify", "token_classify"]
 
 # Tensors that a checkpoint carries for other tasks than the one it is served for.
 _OTHER: Final = re.compile(
@@ -80,31 +80,14 @@ def load_text_model(
     progress: Progress | None = None,
 ) -> TextModel:
     """Raises ModelLoadError naming the file, the field or the tensor at fault."""
-    sentence = read_sentence(folder)
+    checkpoint = read_checkpoint(folder, task=task, max_tokens=max_tokens)
+    sentence, source, kind = checkpoint.sentence, checkpoint.source, checkpoint.kind
+    labels, chosen, config, limit = checkpoint.labels, checkpoint.task, checkpoint.config, checkpoint.max_tokens
     if pooling is not None:
         sentence = replace(sentence, pooling=pooling)
     if normalize is not None:
         sentence = replace(sentence, normalize=normalize)
-    source = Source(sentence.folder / "config.json")
-    kind = kind_of(source)
-    labels = labels_of(source)
-    chosen = _task(source, kind, task, len(labels))
     products = _format(source, dtype, device) if quantize is None else _bytes(source, kind, dtype, device)
-    config: EncoderConfig | DecoderConfig
-    if kind.family == "decoder":
-        for name, wrong in (("is_causal", False), ("use_bidirectional_attention", True)):
-            if source.data.get(name) is wrong:
-                raise ModelLoadError(
-                    f"{source.path}: {name} is {str(wrong).lower()}; a decoder whose tokens see those behind them is not "
-                    "supported.",
-                    param=name,
-                )
-        config = read_llama(source, f"{kind.stem}ForCausalLM")
-        positions, vocab = config.max_position_embeddings, config.vocab_size
-    else:
-        config = read_config(source)
-        positions, vocab = config.max_positions, config.vocab_size
-    limit = _limit(source, sentence, positions, max_tokens)
     tokens_at = sentence.folder if (sentence.folder / "tokenizer.json").is_file() else folder
     has_types = isinstance(config, EncoderConfig) and config.type_vocab_size > 1
     texts = Texts(
@@ -112,7 +95,7 @@ def load_text_model(
         max_tokens=limit,
         lower_case=sentence.lower_case,
         has_types=has_types,
-        vocab_size=vocab,
+        vocab_size=config.vocab_size,
     )
     # The decoder is in one format as a whole; of an encoder, products alone are in another than float32.
     held = products if isinstance(config, DecoderConfig) else torch.float32
@@ -147,29 +130,6 @@ def load_text_model(
     )
 
 
-def _task(source: Source, kind: Kind, asked: str, num_labels: int) -> Task:
-    made_for: Task = "embed"
-    if kind.head == "token":
-        made_for = "token_classify"
-    elif kind.head == "sequence":
-        made_for = "rerank" if num_labels == 1 else "classify"
-    fits = {
-        "auto": True,
-        "predict": True,
-        "embed": True,
-        "rerank": kind.head == "sequence" and num_labels == 1,
-        "classify": kind.head == "sequence",
-        "token_classify": kind.head == "token",
-    }
-    if not fits[asked]:
-        raise ModelLoadError(
-            f"{source.path}: {kind.architecture} with {num_labels} labels cannot {asked.replace('_', ' ')}; it was made "
-            f"to {made_for.replace('_', ' ')}. Leave task out, or give a checkpoint with such a head.",
-            param="task",
-        )
-    return made_for if asked in ("auto", "predict") else asked  # type: ignore[return-value]
-
-
 def _format(source: Source, asked: DTypeName, device: torch.device) -> torch.dtype:
     """Of the products. auto: float32, and what is faster only where the checkpoint itself has no more precision."""
     if asked == "float16" and device.type == "cpu":
@@ -199,17 +159,6 @@ def _bytes(source: Source, kind: Kind, asked: DTypeName, device: torch.device) -
             param="options.quantize",
         )
     return torch.int8
-
-
-def _limit(source: Source, sentence: Sentence, positions: int, asked: int | None) -> int:
-    if asked is not None:
-        if asked > positions:
-            raise ModelLoadError(
-                f"max_model_len is {asked}, but {source.path} has positions for {positions} tokens; lower it.",
-                param="max_model_len",
-            )
-        return asked
-    return min(positions, sentence.max_tokens or positions)
 
 
 def _head(

@@ -1,0 +1,98 @@
+"""What a folder of a text encoder is, by its small files: architecture, task, sizes, how texts become vectors.
+
+One reading for everybody who asks: the loader, the plan, ``inferd check``. Knows no tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from inferd.engine.model.config import DecoderConfig, Source, read_llama
+from inferd.errors import ModelLoadError
+from inferd.predict.encoder.config import EncoderConfig, Kind, kind_of, labels_of, read_config
+from inferd.predict.encoder.sentence import Sentence, read_sentence
+
+Task = Literal["embed", "rerank", "classify", "token_classify"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextCheckpoint:
+    """A checkpoint that can be served. ``max_tokens``: of one text, special tokens included."""
+
+    sentence: Sentence
+    source: Source
+    kind: Kind
+    task: Task
+    labels: tuple[str, ...]
+    config: EncoderConfig | DecoderConfig
+    max_tokens: int
+
+
+def read_checkpoint(
+    folder: Path, *, task: Task | Literal["auto", "predict"] = "auto", max_tokens: int | None = None
+) -> TextCheckpoint:
+    """``task`` and ``max_tokens`` are the operator's. Raises ModelLoadError naming the file and the field at fault."""
+    sentence = read_sentence(folder)
+    source = Source(sentence.folder / "config.json")
+    kind = kind_of(source)
+    labels = labels_of(source)
+    chosen = _task(source, kind, task, len(labels))
+    config: EncoderConfig | DecoderConfig
+    if kind.family == "decoder":
+        for name, wrong in (("is_causal", False), ("use_bidirectional_attention", True)):
+            if source.data.get(name) is wrong:
+                raise ModelLoadError(
+                    f"{source.path}: {name} is {str(wrong).lower()}; a decoder whose tokens see those behind them is not "
+                    "supported.",
+                    param=name,
+                )
+        config = read_llama(source, f"{kind.stem}ForCausalLM")
+        positions = config.max_position_embeddings
+    else:
+        config = read_config(source)
+        positions = config.max_positions
+    return TextCheckpoint(
+        sentence=sentence,
+        source=source,
+        kind=kind,
+        task=chosen,
+        labels=labels,
+        config=config,
+        max_tokens=_limit(source, sentence, positions, max_tokens),
+    )
+
+
+def _task(source: Source, kind: Kind, asked: str, num_labels: int) -> Task:
+    made_for: Task = "embed"
+    if kind.head == "token":
+        made_for = "token_classify"
+    elif kind.head == "sequence":
+        made_for = "rerank" if num_labels == 1 else "classify"
+    fits = {
+        "auto": True,
+        "predict": True,
+        "embed": True,
+        "rerank": kind.head == "sequence" and num_labels == 1,
+        "classify": kind.head == "sequence",
+        "token_classify": kind.head == "token",
+    }
+    if not fits[asked]:
+        raise ModelLoadError(
+            f"{source.path}: {kind.architecture} with {num_labels} labels cannot {asked.replace('_', ' ')}; it was made "
+            f"to {made_for.replace('_', ' ')}. Leave task out, or give a checkpoint with such a head.",
+            param="task",
+        )
+    return made_for if asked in ("auto", "predict") else asked  # type: ignore[return-value]
+
+
+def _limit(source: Source, sentence: Sentence, positions: int, asked: int | None) -> int:
+    if asked is not None:
+        if asked > positions:
+            raise ModelLoadError(
+                f"max_model_len is {asked}, but {source.path} has positions for {positions} tokens; lower it.",
+                param="max_model_len",
+            )
+        return asked
+    return min(positions, sentence.max_tokens or positions)
