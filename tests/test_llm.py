@@ -90,6 +90,9 @@ class EchoBackend:
     def due(self, now: float) -> float | None:
         return now if self.left else None
 
+    def halt(self, now: float) -> list[Output]:
+        return [Output(request_id, (), None, End("cancelled")) for request_id in self.left]
+
     def close(self) -> None:
         self.is_closed = True
 

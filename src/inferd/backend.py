@@ -38,6 +38,10 @@ class Backend(Protocol):
         """When to step again: a time (``now`` = at once), or None when something must arrive first."""
         ...
 
+    def halt(self, now: float) -> list[Output]:
+        """The ends of all that is left, with what was computed for it."""
+        ...
+
     def close(self) -> None: ...
 
 

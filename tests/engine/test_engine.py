@@ -588,3 +588,59 @@ def test_a_step_tells_where_its_time_went(engine: Engine) -> None:
     assert sum(msgspec.structs.astuple(parts)) <= took
     engine.cancel("timed")
     engine.step(1.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 60),  # tokens of the prompt
+            st.integers(0, 6),  # tokens wanted
+            st.integers(0, 12),  # the step before which it comes
+            st.none() | st.integers(0, 14),  # the step before which it is cancelled
+            st.none() | st.integers(1, 14),  # the step before which its deadline passes
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from([None, 3]),  # the step that halts everything
+)
+def test_what_the_ends_tell_is_what_the_steps_computed(
+    small_steps: Engine, asked: list[tuple[int, int, int, int | None, int | None]], halts: int | None
+) -> None:
+    """Whatever ends a request: its usage has the part of its prompt that was computed, and every generated token."""
+    engine, ends, num_computed = small_steps, dict[str, End](), 0
+    for step in range(400):
+        now = 1.0 + step
+        for number, (num_prompt, num_wanted, comes, cancelled, late) in enumerate(asked):
+            if comes == step:
+                request = make_request(
+                    str(number),
+                    [7 + number] * num_prompt,
+                    max_tokens=num_wanted,
+                    prompt_logprobs=0 if not num_wanted else None,
+                    ignore_eos=True,
+                    arrived_at=now,
+                    deadline_s=None if late is None or late <= comes else float(late - comes),
+                )
+                engine.add(engine.prepare(request), now)
+            if cancelled == step:
+                engine.cancel(str(number))
+        if halts == step:
+            outputs = engine.halt(now)
+        else:
+            outputs, stats = engine.step(now)
+            num_computed += stats.step_tokens
+        ends |= {output.request_id: output.end for output in outputs if output.end is not None}
+        if step > 14 and engine.due(now) is None:
+            break
+    assert len(ends) == len(asked)
+    usages = [end.usage for end in ends.values()]
+    # The last token of an answer is drawn, and computed only if another one follows it.
+    assert sum(usage.prompt_tokens + max(usage.completion_tokens - 1, 0) for usage in usages) == num_computed
+    assert not any(usage.cached_tokens for usage in usages)
+
+
+@pytest.fixture(scope="module")
+def small_steps(build: Build) -> Engine:
+    return build(max_num_batched_tokens=8, prefix_caching=False)

@@ -78,12 +78,17 @@ def info(name: str) -> ModelInfo:
 
 
 class FakeStream:
-    """Outputs that a test put there; ``closed`` says whether the gateway let go."""
+    """Outputs that a test put there; ``closed`` says whether the gateway let go.
+
+    As the router's do, it comes to an end in any case: one that is closed is cancelled, having cost ``usage``.
+    """
 
     def __init__(self, request: Request) -> None:
         self.given = request
         self.closed = threading.Event()
         self.usage = Usage()
+        self.end: End | None = None
+        self._tell: Callable[[], None] | None = None
         self._queue: asyncio.Queue[Item | InferdError | None] = asyncio.Queue()
         self._ended = False
         self._sink: Callable[[Item], None] | None = None
@@ -94,10 +99,19 @@ class FakeStream:
         return self.given
 
     def put(self, item: Item | InferdError | None) -> None:
+        if self.end is not None:
+            return
+        self.end = item.end if isinstance(item, Output | Relayed) else End("failed", self.usage)
         if self._sink is None:
             self._queue.put_nowait(item)
         elif isinstance(item, Output | Relayed):
             self._sink(item)
+        if self.end is not None and self._tell is not None:
+            self._tell()
+
+    def when_over(self, tell: Callable[[], None]) -> None:
+        assert self.end is None
+        self._tell = tell
 
     def __aiter__(self) -> FakeStream:
         return self
@@ -112,14 +126,14 @@ class FakeStream:
             self._ended = True
             raise item
         self._ended = item.end is not None
-        if item.end is not None:
-            self.usage = item.end.usage
         return item
 
     def attach(self, sink: Callable[[Item], None]) -> None:
         self._sink = sink
         while not self._queue.empty():
-            self.put(self._queue.get_nowait())
+            item = self._queue.get_nowait()
+            if isinstance(item, Output | Relayed):
+                sink(item)
 
     def pause(self) -> None:
         pass
@@ -128,6 +142,7 @@ class FakeStream:
         pass
 
     def close(self) -> None:
+        self.put(Output(self.given.id, (), None, End("cancelled", self.usage)))
         self.closed.set()
 
 
@@ -207,6 +222,7 @@ class FakeRouter:
         if self.refusal is not None:
             raise self.refusal
         stream = FakeStream(request)
+        self.streams.append(stream)
         self.relays.append(relay)
         if relay is not None and self.relay_script is not None:
             for relayed in self.relay_script(request, relay):
@@ -218,7 +234,6 @@ class FakeRouter:
             assert isinstance(request, GenerateRequest)
             for item in self.script(request):
                 stream.put(item)
-        self.streams.append(stream)
         self.submitted.release()
         return stream
 

@@ -87,6 +87,7 @@ class Site:
         """Nobody is connected, and what that set in motion has come to rest."""
         await until(lambda: not self.server.connections, "all connections are gone")
         await until(lambda: not self._tasks() - self._always, "all tasks have ended")
+        await until(lambda: not any(m.in_flight for m in self.router.models()), "the workers have let go as well")
         for _ in range(10):
             await asyncio.sleep(0)
 

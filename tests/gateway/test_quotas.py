@@ -97,49 +97,24 @@ def test_an_aborted_stream_is_charged_for_what_was_generated(server: Running, do
         "POST", server.url + "/v1/completions", json={"prompt": "x", "stream": True}, headers=AUTH
     ) as reply:
         assert server.router.submitted.acquire(timeout=10)
-        stream = server.router.streams[-1]
+        server.router.streams[-1].usage = Usage(4, 3)
         assert next(reply.iter_raw())
-    assert stream.closed.wait(10)
-    server.put(stream, Output(stream.request.id, (), None, End("cancelled", Usage(4, 3))))
     assert permit_of(door).settled == [(Usage(4, 3), "cancelled")]
-
-
-def test_an_end_that_is_never_heard_is_charged_as_far_as_is_known(
-    server: Running, door: FakeDoor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inferd.gateway.server.LAST_WORDS_S", 0.05)
-    server.router.script = begun
-    with server.http.stream(
-        "POST", server.url + "/v1/completions", json={"prompt": "x", "stream": True}, headers=AUTH
-    ) as reply:
-        assert server.router.submitted.acquire(timeout=10)
-        stream = server.router.streams[-1]
-        stream.usage = Usage(4, 2)
-        assert next(reply.iter_raw())
-    assert permit_of(door).settled == [(Usage(4, 2), "cancelled")]
 
 
 def test_a_part_that_fails_does_not_make_the_other_parts_free(server: Running, door: FakeDoor) -> None:
     def script(request: GenerateRequest) -> list[Output | InferdError | None]:
+        stream = server.router.streams[-1]
         if request.id.endswith("-0"):
             failure = Failure("worker_died", "It died.")
             return [Output(request.id, (), PromptReport(2), End("failed", Usage(2, 1), failure=failure))]
+        stream.usage = Usage(2, 7)
         return []
 
     server.router.script = script
-    original = FakeStream.close
-
-    def close(stream: FakeStream) -> None:
-        if not stream.closed.is_set() and stream.request.id.endswith("-1"):
-            stream.put(Output(stream.request.id, (), None, End("cancelled", Usage(2, 7))))
-        original(stream)
-
-    FakeStream.close = close  # type: ignore[method-assign,assignment]
-    try:
-        assert post(server, "/v1/completions", {"prompt": ["a", "b"]}, **AUTH).status_code == 503
-    finally:
-        FakeStream.close = original  # type: ignore[method-assign]
+    assert post(server, "/v1/completions", {"prompt": ["a", "b"]}, **AUTH).status_code == 503
     assert permit_of(door).settled == [(Usage(4, 8), "failed")]
+    assert server.served().usage == Usage(4, 8)
 
 
 def test_a_tokenizers_call_is_a_request_without_tokens(server: Running, door: FakeDoor) -> None:

@@ -192,6 +192,9 @@ class FakeRemote:
     def release(self, ticket: Ticket) -> None:
         del self.holds[ticket.request.id]
 
+    def convert_all(self) -> None:
+        pass
+
     def release_all(self) -> list[Ticket]:
         tickets = list(self.holds.values())
         self.holds.clear()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.worker.tiny_backend import TinyBackend
 
 from inferd.config import ModelConfig
-from inferd.types import GenerateRequest, Output, SamplingParams, StepStats, TextPrompt
+from inferd.types import GenerateRequest, Output, SamplingParams, StepStats, TextPrompt, Usage
 from inferd.worker.channel import ChannelError
 from inferd.worker.loop import Add, Drop, Halt, StepLoop, StepsFailedError, Work
 from inferd.worker.messages import Outputs
@@ -100,6 +100,13 @@ def test_halting_ends_what_runs_as_cancelled() -> None:
     assert [output.end.outcome for output in bench.sent if output.end] == ["cancelled"]
 
 
+def test_what_is_halted_tells_what_was_computed() -> None:
+    bench = Bench()
+    bench.run([bench.add("a", "hello you", 9)], [], [], [bench.add("b", "hello", 9), Halt()])
+    ends = {output.request_id: output.end.usage for output in bench.sent if output.end}
+    assert ends == {"a": Usage(2, 3), "b": Usage(0, 0)}
+
+
 def test_the_loop_gives_up_when_steps_fail_again_and_again() -> None:
     bench = Bench()
     with pytest.raises(StepsFailedError):
@@ -124,8 +131,20 @@ def test_an_answer_too_large_for_a_frame_fails_its_request_alone() -> None:
 
     bench = Narrow()
     bench.run([bench.add("big", "hello", 9), bench.add("small", "hello", 2)], [], [], [], [])
-    ends = {output.request_id: output.end.outcome for output in bench.sent if output.end}
-    assert ends == {"big": "refused", "small": "done"}
+    ends = {output.request_id: (output.end.outcome, output.end.usage) for output in bench.sent if output.end}
+    assert ends == {"big": ("refused", Usage(1, 1)), "small": ("done", Usage(1, 2))}
+
+
+def test_a_last_output_too_large_for_a_frame_still_tells_what_was_computed() -> None:
+    class Narrow(Bench):
+        def _send(self, message: Outputs) -> None:
+            if any(output.end is not None and output.deltas for output in message.outputs):
+                raise ChannelError("too large")
+            super()._send(message)
+
+    bench = Narrow()
+    bench.run([bench.add("a", "hello you", 2)], [], [], [])
+    assert [(output.end.outcome, output.end.usage) for output in bench.sent if output.end] == [("refused", Usage(2, 2))]
 
 
 def test_idle_time_is_used_until_something_arrives_or_nothing_is_left() -> None:

@@ -120,10 +120,10 @@ class TinyBackend:
         return gate is None or os.path.exists(gate)
 
     def step(self, now: float) -> tuple[list[Output], StepStats]:
-        cancelled, self._cancelled = self._cancelled, []
-        outputs = [self._end(p, End("cancelled", self._usage(p))) for p in cancelled]
         self._batch = [p for p in self.requests.values() if self._is_open(p)][:MAX_NUM_SEQS]
         self._misbehave()
+        cancelled, self._cancelled = self._cancelled, []
+        outputs = [self._end(p, End("cancelled", self._usage(p))) for p in cancelled]
         outputs += [self._token(p, now) for p in self._batch]
         return outputs, StepStats(num_running=len(self.requests), step_tokens=len(self._batch))
 
@@ -164,7 +164,9 @@ class TinyBackend:
         return Output(request.id, deltas, report, End("done", self._usage(prepared), timings))
 
     def _usage(self, prepared: Prepared) -> Usage:
-        return Usage(len(prepared.words), prepared.made * prepared.request.sampling.n)
+        """The prompt is computed in the step that makes the first token."""
+        num_prompt = len(prepared.words) if prepared.made else 0
+        return Usage(num_prompt, prepared.made * prepared.request.sampling.n)
 
     def _end(self, prepared: Prepared, end: End) -> Output:
         return Output(prepared.request.id, (), None, end)
@@ -190,6 +192,10 @@ class TinyBackend:
 
     def detokenize(self, token_ids: list[int]) -> str:
         return "".join(map(chr, token_ids))
+
+    def halt(self, now: float) -> list[Output]:
+        left = [*self._cancelled, *self.requests.values()]
+        return [self._end(prepared, End("cancelled", self._usage(prepared))) for prepared in left]
 
     def close(self) -> None:
         self.requests.clear()

@@ -400,6 +400,7 @@ async def _leave(
     await departure.cut_short(asyncio.sleep(site.config.server.drain_delay_s))
     deadline = clock.now() + site.config.server.grace_s
     await departure.cut_short(site.router.drain(site.config.server.grace_s))
+    await site.router.part()
     site.router.abort()
     for server in servers:
         server.stop()

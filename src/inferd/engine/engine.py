@@ -205,6 +205,12 @@ class Engine:
             outputs.append(generation.failed(failure, now))
         return outputs
 
+    def halt(self, now: float) -> list[Output]:
+        for request_id in tuple(self._generations):
+            self.cancel(request_id)
+        said, self._said = self._said, []
+        return said + self._end_cancelled(now)
+
     def close(self) -> None:
         for generation in list(self._generations.values()):
             self._forget(generation)

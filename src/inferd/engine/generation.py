@@ -258,14 +258,16 @@ class Generation:
         return Output(self.id, (), None, self.end("cancelled", now))
 
     def end(self, outcome: str, now: float, error: InferdError | None = None) -> End:
+        """What was computed is charged, whatever ended the request. To be called when no sequence of it runs any more."""
         arrived = self.prepared.request.arrived_at
+        num_prompt = self._num_prompt_computed if outcome != "done" else len(self.prepared.prompt_ids)
 
         def after(at: float | None) -> float | None:
             return None if at is None else at - arrived
 
         return End(
             outcome,  # type: ignore[arg-type]
-            Usage(len(self.prepared.prompt_ids), self.num_generated, self.num_cached),
+            Usage(num_prompt, self.num_generated, min(self.num_cached, num_prompt)),
             Timings(
                 tokenized=self.prepared.tokenized_s,
                 scheduled=after(self.scheduled_at),
@@ -275,3 +277,11 @@ class Generation:
             error.to_failure() if error is not None else None,
             self.num_preemptions,
         )
+
+    @property
+    def _num_prompt_computed(self) -> int:
+        """Tokens of the prompt that were computed or found in the prefix cache. A resumed answer's were, by another worker."""
+        num_prompt = len(self.prepared.prompt_ids)
+        if self.num_generated:
+            return num_prompt
+        return min(num_prompt, max([choice.sequence.num_reached for choice in self.choices.values()], default=0))

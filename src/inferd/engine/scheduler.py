@@ -532,6 +532,8 @@ class Scheduler:
         sequence.is_running = False
         self.pool.release(sequence.blocks)
         sequence.blocks = []
+        if sequence.num_computed > sequence.num_cached:  # what the prefix cache had is no work
+            sequence.num_reached = max(sequence.num_reached, sequence.num_computed)
         sequence.num_computed = 0
         sequence.num_hashed = 0
 

@@ -32,6 +32,7 @@ class Sequence:
         "num_hashed",
         "num_preemptions",
         "num_prompt",
+        "num_reached",
         "priority",
         "request_id",
         "salt",
@@ -72,6 +73,7 @@ class Sequence:
         self.use_cache = use_cache  # False: never read the prefix cache (prompt log-probabilities)
         self.blocks: list[int] = []
         self.num_computed = 0
+        self.num_reached = 0  # the most of them, over preemptions; told when it no longer runs
         self.num_cached = 0  # prompt tokens found in the prefix cache at first admission
         self.cache_keys: list[bytes] = []  # key of each full block, a hash chain
         self.num_hashed = 0  # full blocks already entered in the prefix cache

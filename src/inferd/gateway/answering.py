@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from inferd.errors import InferdError, InternalError
 from inferd.gateway.exchange import Exchange
-from inferd.gateway.generation import error_frame, failure_of, note_end
+from inferd.gateway.generation import error_frame, failure_of
 from inferd.gateway.http import EVENTS_HEADERS, Call, Headers, Response
 from inferd.gateway.predictions import no_answer, response_of, several_answers
 from inferd.gateway.upstream import Item, Stream
@@ -71,7 +71,6 @@ class Answering:
                         self.stream.close()
             if end is None:
                 return
-            note_end(call, end)
             error = failure_of(end)
             if self._has_several:
                 error = several_answers(call.model or "")
@@ -177,4 +176,3 @@ class Answering:
         self._books.close(call)
         # What refers to itself is freed late, by a search that costs every request something.
         exchange.on_leave = exchange.on_room = self.stream = None
-        call.streams.clear()

@@ -62,6 +62,7 @@ class _Job:
         "http_status",
         "id",
         "is_cancelled",
+        "left",
         "task",
         "tenant",
     )
@@ -72,6 +73,7 @@ class _Job:
         self.created_at = clock.wall()
         self.finished_at: float | None = None
         self.finished = asyncio.Event()
+        self.left = asyncio.Event()
         self.is_cancelled = False
         self.http_status = 0
         self.answer = b""
@@ -150,9 +152,9 @@ class Background:
         job = self._find(call, job_id)
         if job.finished.is_set():
             self._forget(job)
-        elif job.task is not None:
+        else:
             job.is_cancelled = True
-            job.task.cancel()
+            job.left.set()
         return Response(204)
 
     def _find(self, call: Call, job_id: str) -> _Job:
@@ -166,15 +168,15 @@ class Background:
         return job
 
     async def _run(self, application: Application, job: _Job, scope: Scope, body: bytes) -> None:
-        """The request goes in as if from a client that reads everything and never leaves."""
+        """The request goes in as if from a client that reads everything, and leaves when the request is cancelled."""
         is_read = False
-        never = asyncio.get_running_loop().create_future()
         parts: list[bytes] = []
 
         async def receive() -> Message:
             nonlocal is_read
             if is_read:
-                await never
+                await job.left.wait()
+                return {"type": "http.disconnect"}
             is_read = True
             return {"type": "http.request", "body": body, "more_body": False}
 

@@ -191,7 +191,7 @@ class _Keeper:
             await frames.aclose()
 
     async def _keep(self, content_type: bytes, body: bytes, headers: Headers = ()) -> None:
-        usage = self._call.usage
+        usage = self._call.usage_so_far
         answer = CachedAnswer(
             content_type,
             body,

@@ -151,7 +151,7 @@ class _Reply:
                 created=self.created,
                 model=self.model,
                 choices=choices,
-                usage=usage_body(call.usage or Usage()),
+                usage=usage_body(call.usage_so_far or Usage()),
                 system_fingerprint=self.fingerprint,
                 prompt_logprobs=prompt_logprobs(prompt.logprobs)
                 if prompt is not None and prompt.logprobs is not None

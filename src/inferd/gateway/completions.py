@@ -181,7 +181,7 @@ class _Reply:
                 model=self.model,
                 system_fingerprint=self.fingerprint,
                 choices=choices,
-                usage=usage_body(call.usage or Usage()),
+                usage=usage_body(call.usage_so_far or Usage()),
             )
         )
 

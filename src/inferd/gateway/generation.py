@@ -242,7 +242,6 @@ async def collect(call: Call, stream: Stream, n: int) -> Collected:
     end = collected.end
     if end is None:
         raise InternalError("The request ended without a result; try again.")
-    note_end(call, end)
     check_end(end)
     return collected
 
@@ -317,7 +316,6 @@ async def started(outputs: AsyncGenerator[tuple[int, Output], None], call: Call)
     try:
         number, output = await anext(outputs)
         if output.end is not None and not _is_done(output.end):
-            note_end(call, output.end)
             check_end(output.end)
     except StopAsyncIteration:
         raise InternalError("The request ended without a result; try again.") from None
@@ -325,22 +323,6 @@ async def started(outputs: AsyncGenerator[tuple[int, Output], None], call: Call)
         await outputs.aclose()
         raise
     return number, output
-
-
-def note_end(call: Call, end: End) -> None:
-    """Remember for the access log how a request ended; several prompts add up."""
-    usage = call.usage
-    call.usage = end.usage if usage is None else add_usage(usage, end.usage)
-    call.num_ended += 1
-    call.timings = end.timings
-    if call.outcome in (None, "done"):
-        call.outcome = end.outcome
-
-
-def add_usage(a: Usage, b: Usage) -> Usage:
-    return Usage(
-        a.prompt_tokens + b.prompt_tokens, a.completion_tokens + b.completion_tokens, a.cached_tokens + b.cached_tokens
-    )
 
 
 def usage_body(usage: Usage) -> UsageBody:

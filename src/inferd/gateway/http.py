@@ -49,6 +49,9 @@ SDK_TIMEOUT_HEADERS: Final = (b"x-stainless-timeout", b"x-stainless-read-timeout
 
 EVENTS_HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
+_GRAVITY: Final = ("done", "cancelled", "refused", "failed")
+"""How streams end. The call ends like the worst of them: where one fails, the others are cancelled."""
+
 # Ids must differ, not be secret: a system call for each would cost more than the rest of a call.
 _random: Final = random.Random(os.urandom(32))
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -102,7 +105,9 @@ class Call:
     """One request on its way through the gateway, and what the access log will say of it."""
 
     __slots__ = (
+        "_num_open",
         "_num_prompts_known",
+        "_over",
         "_prompt_tokens",
         "closers",
         "common_headers",
@@ -118,7 +123,6 @@ class Call:
         "is_complete",
         "method",
         "model",
-        "num_ended",
         "offer",
         "outcome",
         "path",
@@ -151,6 +155,8 @@ class Call:
         self.started_at = started_at
         # The first header of a (lower-case) name. Looked at a dozen times, hence the dictionary's own method.
         self.header: Callable[[bytes], bytes | None] = dict(reversed(self.headers)).get
+        self._num_open = 0  # streams whose ends are waited for when the call is over
+        self._over: Callable[[Call], None] | None = None
         self._num_prompts_known = 0
         self._prompt_tokens = 0
         self.principal: Principal = LOCAL
@@ -167,7 +173,6 @@ class Call:
         self.model: str | None = None
         self.stream = False
         self.streams: list[Stream] = []
-        self.num_ended = 0  # of the streams, whose cost is in ``usage``
         self.ignored: list[str] = []
         self.gone = False
         self.is_complete = False  # the last part of the answer is on its way
@@ -205,8 +210,10 @@ class Call:
         self.close_streams()
         serving.cancel()
 
-    def finish(self) -> None:
-        """The call is over, whatever happened: nothing of it goes on."""
+    def finish(self, over: Callable[[Call], None]) -> None:
+        """The call is over, whatever happened: nothing of it goes on. Its quota is settled, and ``over`` is called, when all
+        its streams have ended: at once, or with the last end. Only the ends say what was computed.
+        """
         if self.watcher is not None:
             self.watcher.cancel()
             self.watcher = None  # its end is an error whose traceback leads back here
@@ -214,8 +221,32 @@ class Call:
         for close in self.closers:
             close()
         self.closers.clear()  # they know of the call
+        running = [stream for stream in self.streams if stream.end is None]
+        if not running:
+            self._settle(over)
+            return
+        self._num_open, self._over = len(running), over
+        for stream in running:
+            stream.when_over(self._heard)
+
+    def _heard(self) -> None:
+        self._num_open -= 1
+        over = self._over
+        if not self._num_open and over is not None:
+            self._over = None
+            self._settle(over)
+
+    def _settle(self, over: Callable[[Call], None]) -> None:
+        """The one place where a call is charged: with what its streams' ends say was computed."""
+        ends = [stream.end for stream in self.streams if stream.end is not None]
+        if ends:
+            self.usage = self.usage_so_far
+            self.outcome = max([end.outcome for end in ends], key=_GRAVITY.index)
+            self.timings = max([end.timings for end in ends], key=lambda timings: timings.finished or 0.0)
+        self.streams.clear()
         if self.permit is not None:
-            self.permit.settle(self.cost(), self.final_outcome)
+            self.permit.settle(self.usage, self.final_outcome)
+        over(self)
 
     @property
     def final_outcome(self) -> str:
@@ -226,16 +257,16 @@ class Call:
             return "cancelled"
         return "refused" if self.error_code is not None else "done"
 
-    def cost(self) -> Usage | None:
-        """What was computed for this call; None: nothing. A stream whose end was not heard counts as
-        far as it is known."""
-        if self.num_ended >= len(self.streams):
-            return self.usage
-        known = [stream.usage for stream in self.streams]
+    @property
+    def usage_so_far(self) -> Usage | None:
+        """What was computed for the streams that have ended; None: none has, or the call is over."""
+        found = [stream.end.usage for stream in self.streams if stream.end is not None]
+        if len(found) < 2:
+            return found[0] if found else None
         return Usage(
-            sum(usage.prompt_tokens for usage in known),
-            sum(usage.completion_tokens for usage in known),
-            sum(usage.cached_tokens for usage in known),
+            sum([usage.prompt_tokens for usage in found]),
+            sum([usage.completion_tokens for usage in found]),
+            sum([usage.cached_tokens for usage in found]),
         )
 
     def learned(self, prompt_tokens: int) -> None:

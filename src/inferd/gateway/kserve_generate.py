@@ -19,7 +19,6 @@ from inferd.gateway.generation import (
     failure_of,
     ignored_header,
     merge,
-    note_end,
     started,
     submit_all,
 )
@@ -100,7 +99,6 @@ async def _frames(
         while True:
             error = None
             if output.end is not None:
-                note_end(call, output.end)
                 error = failure_of(output.end)
             frames = [_event(call, served, body, delta) for delta in output.deltas]
             if error is not None:

@@ -14,7 +14,7 @@ import msgspec
 from inferd.errors import InternalError, InvalidRequest
 from inferd.gateway.admission import reserve, terms_of
 from inferd.gateway.caching import Question, cached
-from inferd.gateway.generation import check_end, note_end
+from inferd.gateway.generation import check_end
 from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.idempotency import once
 from inferd.gateway.room import Room
@@ -92,7 +92,6 @@ async def computed(room: Room, call: Call, model: ModelStatus, asked: Asked) -> 
                     raise several_answers(model.name)
                 prediction = output.prediction
             if output.end is not None:
-                note_end(call, output.end)
                 check_end(output.end)
     if prediction is None:
         raise no_answer(model.name)

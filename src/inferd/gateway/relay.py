@@ -24,7 +24,7 @@ from inferd.gateway.errors import invalid
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.express import Lane
 from inferd.gateway.express_relay import FamiliarRelay
-from inferd.gateway.generation import check_end, error_frame, failure_of, forwarded_headers, note_end
+from inferd.gateway.generation import check_end, error_frame, failure_of, forwarded_headers
 from inferd.gateway.http import Answer, Call, EventStream, Response, require_json
 from inferd.gateway.origin import Origins
 from inferd.gateway.relay_fields import (
@@ -43,7 +43,7 @@ from inferd.gateway.room import Room
 from inferd.gateway.sampling import check_range
 from inferd.gateway.upstream import Item, ModelStatus, Stream
 from inferd.tenancy.principal import Principal
-from inferd.types import Relay, Relayed, Request, Usage
+from inferd.types import End, Relay, Relayed, Request
 
 _TARGETS: Final = {b"/v1/chat/completions": CHAT, b"/v1/completions": TEXT}
 
@@ -177,19 +177,15 @@ async def _forwarded(call: Call, stream: Stream, first: Item) -> Answer:
     head = first.head if isinstance(first, Relayed) else None
     if head is None:
         if first.end is not None:
-            note_end(call, first.end)
             check_end(first.end)
         raise InternalError("The remote server's answer has no beginning.")
     assert isinstance(first, Relayed)
     if call.stream and head.status == 200:
         return EventStream(_frames(call, stream, first))
-    pieces, end = [first.data], first.end
+    pieces = [first.data]
     async for item in stream:
         if isinstance(item, Relayed):
             pieces.append(item.data)
-        end = item.end
-    if end is not None:
-        note_end(call, end)
     return Response(head.status, b"".join(pieces), head.content_type, (*head.headers, NOSNIFF))
 
 
@@ -199,7 +195,6 @@ async def _frames(call: Call, stream: Stream, first: Relayed) -> AsyncGenerator[
         if isinstance(item, Relayed) and item.data:
             yield item.data
         if item.end is not None:
-            note_end(call, item.end)
             error = failure_of(item.end)
             if error is not None:
                 yield error_frame(call, error)
@@ -210,16 +205,17 @@ async def _frames(call: Call, stream: Stream, first: Relayed) -> AsyncGenerator[
 class Peeked:
     """A stream whose first item was looked at and is still to be read."""
 
-    __slots__ = ("_first", "_stream", "attach", "close", "pause", "resume")
+    __slots__ = ("_first", "_stream", "attach", "close", "pause", "resume", "when_over")
 
     def __init__(self, stream: Stream, first: Item) -> None:
         self._stream = stream
         self._first: Item | None = first
         self.attach, self.close, self.pause, self.resume = stream.attach, stream.close, stream.pause, stream.resume
+        self.when_over = stream.when_over
 
     @property
-    def usage(self) -> Usage:
-        return self._stream.usage
+    def end(self) -> End | None:
+        return self._stream.end
 
     def __aiter__(self) -> Peeked:
         return self

@@ -7,7 +7,6 @@ way becomes an error body here and nowhere else.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -35,7 +34,7 @@ from inferd.gateway.errors import (
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.express import Lane
 from inferd.gateway.express_infer import FamiliarInfer
-from inferd.gateway.generation import error_frame, note_end
+from inferd.gateway.generation import error_frame
 from inferd.gateway.http import (
     Answer,
     Call,
@@ -62,8 +61,6 @@ from inferd.observe.statistics import ModelTally
 from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.tenancy.principal import Door, OpenDoor, Principal
 from inferd.tenancy.principal import Scope as KeyScope
-
-LAST_WORDS_S = 1.0  # for a cancelled request to say how far it came
 
 _log = logging.getLogger("inferd.gateway")
 
@@ -146,24 +143,22 @@ class Gateway:
         call = Call(scope, receive, send, clock.now())
         try:
             await self._serve(call)
-            if call.num_ended < len(call.streams):
-                await hear_ends(call)
         except ClientLeft:
             call.gone = True
-            await hear_ends(call)
         except asyncio.CancelledError:
             if not call.gone:
                 raise
             task = asyncio.current_task()
             assert task is not None, "only who is in a task can be cancelled"
             task.uncancel()
-            await hear_ends(call)
         finally:
             self.close(call)
 
     def close(self, call: Call) -> None:
-        """The call is over, whichever way it went."""
-        call.finish()
+        """The call is over, whichever way it went: it is told of when it is known what it cost."""
+        call.finish(self._tell)
+
+    def _tell(self, call: Call) -> None:
         self._room.emit(served(call, clock.now()))
 
     async def _serve(self, call: Call) -> None:
@@ -244,17 +239,6 @@ def _not_allowed(call: Call, match: Match) -> MethodNotAllowed:
     )
 
 
-async def hear_ends(call: Call) -> None:
-    """The client left, or a part of its request failed; what its requests had cost by then still belongs into the log."""
-    call.close_streams()
-    with contextlib.suppress(TimeoutError, InferdError):
-        async with asyncio.timeout(LAST_WORDS_S):
-            for stream in call.streams:
-                async for output in stream:
-                    if output.end is not None:
-                        note_end(call, output.end)
-
-
 def served(call: Call, now: float) -> HttpServed:
     return HttpServed(
         request_id=call.request_id,
@@ -268,7 +252,7 @@ def served(call: Call, now: float) -> HttpServed:
         tenant=call.principal.tenant,
         key_id=call.principal.key_id,
         stream=call.stream,
-        outcome="cancelled" if call.gone and call.streams and call.outcome is None else call.outcome,
+        outcome=call.outcome,
         finish_reasons=call.finish_reasons,
         error_code=call.error_code,
         usage=call.usage,

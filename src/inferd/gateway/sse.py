@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from inferd.errors import InferdError, InternalError
-from inferd.gateway.generation import error_frame, failure_of, merge, note_end, started, usage_body
+from inferd.gateway.generation import error_frame, failure_of, merge, started, usage_body
 from inferd.gateway.http import DONE, Call, EventStream, Headers
 from inferd.gateway.upstream import Stream
 from inferd.types import Delta, Output, Usage
@@ -157,14 +157,13 @@ async def events(
             frames = writer.write(number, output)
             end = output.end
             if end is not None:
-                note_end(call, end)
                 error = failure_of(end)
                 if error is not None:
                     yield frames + error_frame(call, error)
                     return
                 num_open -= 1
                 if num_open == 0:
-                    yield frames + writer.envelope.ending(call.usage)
+                    yield frames + writer.envelope.ending(call.usage_so_far)
                     return
             if frames:
                 yield frames

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from inferd.types import Chat, ModelInfo, Output, Relay, Relayed, Request, TextPrompt, Usage
+from inferd.types import Chat, End, ModelInfo, Output, Relay, Relayed, Request, TextPrompt
 
 if TYPE_CHECKING:
     from inferd.router.errand import Desk
@@ -57,9 +57,12 @@ class Stream(Protocol):
     iteration stops."""
 
     @property
-    def usage(self) -> Usage:
-        """What the request has cost as far as it is known; exact once its last output was read."""
+    def end(self) -> End | None:
+        """How the request ended, and what was computed for it; None: it runs. Every request comes to its end."""
         ...
+
+    def when_over(self, tell: Callable[[], None]) -> None:
+        """``tell`` is called once, with the end; there is one listener at most. Only for a request that runs."""
 
     def __aiter__(self) -> Stream: ...
     async def __anext__(self) -> Item: ...

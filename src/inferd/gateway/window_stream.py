@@ -24,7 +24,6 @@ from inferd.gateway.kserve import Served
 from inferd.gateway.kserve_wire import DIALECT
 from inferd.gateway.predictions import Asked, computed, request_of
 from inferd.gateway.room import Room
-from inferd.gateway.server import hear_ends
 from inferd.gateway.server import served as served_event
 from inferd.gateway.websocket import PeerLeft, ServerLeaves, WebSocket
 from inferd.gateway.window_options import Plan, WindowOptions, plan_of
@@ -282,10 +281,10 @@ class WindowStream:
             raise
         finally:
             self._call = None
-            if call.num_ended < len(call.streams):
-                await hear_ends(call)
-            call.finish()
-            self._room.emit(served_event(call, clock.now()))
+            call.finish(self._tell)
+
+    def _tell(self, call: Call) -> None:
+        self._room.emit(served_event(call, clock.now()))
 
     def _made(self, num_bytes: int) -> Call:
         """A window as a call: the handshake's headers, so its terms, are every window's."""

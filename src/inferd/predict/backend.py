@@ -50,6 +50,7 @@ class Asked:
         "is_over",
         "item_ids",
         "num_open",
+        "num_tokens",
         "question",
         "request",
         "scheduled_s",
@@ -68,7 +69,12 @@ class Asked:
         self.item_ids: tuple[str, ...] = ()  # of the parts, where there are several
         self.answers: list[Result | None] = []  # likewise
         self.num_open = 1
+        self.num_tokens = 0  # of what was computed, whether or not there will be an answer
         self.stream: Iterator[Result] | None = None
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.num_tokens) if self.num_tokens else _NO_USAGE
 
 
 class _Part(Item, kw_only=True, eq=False):
@@ -203,7 +209,7 @@ class PredictBackend:
         asked = self._asked.get(request_id)
         if asked is not None:
             self._forget(asked)
-            end = End("cancelled", timings=Timings(finished=now - asked.request.arrived_at))
+            end = End("cancelled", asked.usage, Timings(finished=now - asked.request.arrived_at))
             self._news.append(Output(request_id, (), None, end))
 
     def fail(self, request_id: str, error: InferdError) -> None:
@@ -334,6 +340,7 @@ class PredictBackend:
             self._fail(asked, result)
             return
         asked.num_open -= 1
+        asked.num_tokens += result.num_tokens
         if asked.answers:
             assert isinstance(item, _Part)
             asked.answers[item.place] = result
@@ -391,6 +398,7 @@ class PredictBackend:
         if result is None:
             self._end(asked)
             return
+        asked.num_tokens += result.num_tokens
         if asked.computed_s is None:
             asked.computed_s = clock.now() - request.arrived_at
         prediction = self._encoded(asked, result)
@@ -410,14 +418,13 @@ class PredictBackend:
             clock.now() - request.arrived_at,
             dict(result.stages_s) if result is not None and result.stages_s else None,
         )
-        usage = Usage(result.num_tokens) if result is not None and result.num_tokens else _NO_USAGE
         self._forget(asked)
-        self._news.append(Output(request.id, (), None, End("done", usage, timings), prediction))
+        self._news.append(Output(request.id, (), None, End("done", asked.usage, timings), prediction))
 
     def _fail(self, asked: Asked, error: Exception) -> None:
         if not asked.is_over:
             self._forget(asked)
-            self._news.append(_failed(asked.request, error))
+            self._news.append(_failed(asked.request, error, asked.usage))
 
     def _forget(self, asked: Asked) -> None:
         request_id = asked.request.id
@@ -543,10 +550,9 @@ def _known(request_id: str, error: Exception) -> InferdError:
     return InternalError("The model failed while working on this request; the server's log has the details.")
 
 
-def _failed(request: PredictRequest, error: Exception) -> Output:
+def _failed(request: PredictRequest, error: Exception, usage: Usage = _NO_USAGE) -> Output:
     known = _known(request.id, error)
     timings = Timings(finished=clock.now() - request.arrived_at)
     is_refused = isinstance(known, InvalidRequest | Overloaded)
-    return Output(
-        request.id, (), None, End("refused" if is_refused else "failed", timings=timings, failure=known.to_failure())
-    )
+    end = End("refused" if is_refused else "failed", usage, timings, known.to_failure())
+    return Output(request.id, (), None, end)

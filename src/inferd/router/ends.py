@@ -5,7 +5,7 @@ from __future__ import annotations
 from inferd.errors import DeadlineExceeded
 from inferd.events import RequestEnded
 from inferd.router.ticket import Ticket
-from inferd.types import End, GenerateRequest, Output, Relayed, Request, Timings
+from inferd.types import End, GenerateRequest, Output, Relayed, Request, Timings, Usage
 
 
 def timed(end: End, ticket: Ticket, last: Output | Relayed | None, now: float) -> End:
@@ -17,9 +17,12 @@ def timed(end: End, ticket: Ticket, last: Output | Relayed | None, now: float) -
     first_token = told.first_token
     if first_token is None and first_at is not None:
         first_token = first_at - arrived
+    outcome, failure = end.outcome, end.failure
+    if ticket.verdict is not None and outcome == "cancelled":
+        outcome, failure = "failed", ticket.verdict.to_failure()
     return End(
-        end.outcome,
-        end.usage,
+        outcome,
+        _larger(end.usage, ticket.stream.progress.usage),
         Timings(
             None if ticket.first_dispatched_at is None else ticket.first_dispatched_at - arrived,
             told.tokenized,
@@ -28,8 +31,20 @@ def timed(end: End, ticket: Ticket, last: Output | Relayed | None, now: float) -
             told.finished if told.finished is not None else now - arrived,
             told.steps_s,
         ),
-        end.failure,
+        failure,
         end.num_preemptions,
+    )
+
+
+def _larger(told: Usage, seen: Usage) -> Usage:
+    """What was computed: as the end tells it, and at least what was seen of it. The end knows nothing of it where a second
+    worker refused to go on, or where the worker died."""
+    if told.prompt_tokens >= seen.prompt_tokens and told.completion_tokens >= seen.completion_tokens:
+        return told
+    return Usage(
+        max(told.prompt_tokens, seen.prompt_tokens),
+        max(told.completion_tokens, seen.completion_tokens),
+        max(told.cached_tokens, seen.cached_tokens),
     )
 
 

@@ -54,6 +54,7 @@ from inferd.worker.supervisor import Patience
 
 _log = logging.getLogger("inferd.router")
 
+LAST_WORDS_S = 2.0  # for replicas to say how far they came with what was called off
 MAX_KILLS = 2  # workers that a request may have been in when they died
 
 
@@ -647,9 +648,9 @@ class Pool:
         self.fleet.ring()
         self._on_idle(self)
 
-    def abort(self, error: InferdError | None = None) -> None:
-        """End everything that is still alive, and accept nothing more. ``error``: why, if not because the
-        server leaves."""
+    def call_off(self, error: InferdError | None = None) -> None:
+        """Accept nothing more, and end everything: what waits now, what runs as soon as its replica has told what was
+        computed (``idle`` is set then). ``error``: why, if not because the server leaves."""
         self._is_stopped = self.outlook.is_stopped = True
         error = error or self.outlook.unavailable()
         if self._timer is not None:
@@ -658,6 +659,26 @@ class Pool:
         for ticket in self._queue.clear():
             self._refuse_or_fail(ticket, error)
         self._tries.wake_all()
+        for member in self.fleet.members:
+            member.replica.convert_all()
+        for ticket in list(self._live.values()):
+            if ticket.runner is None:  # it rested before another try
+                self._fail(ticket, error)
+            elif ticket.verdict is None and not ticket.stream.is_closed:
+                ticket.verdict = error
+                self._cancel(ticket)
+
+    async def part(self, error: InferdError | None = None) -> None:
+        """Call everything off, and wait for the replicas' last words, for a moment."""
+        self.call_off(error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self.idle.wait()
+
+    def abort(self, error: InferdError | None = None) -> None:
+        """Likewise at once, without the replicas' word: what ends here is charged as far as is known."""
+        self.call_off(error)
+        error = error or self.outlook.unavailable()
         for member in self.fleet.members:
             for ticket in member.replica.release_all():
                 member.replica.cancel(ticket.request.id)
@@ -703,7 +724,9 @@ class Pool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.drain_s):
                 await self.idle.wait()
-        self.abort(Unavailable(f"The model {self.name!r} was removed from this server.", code="model_removed"))
+        removed = Unavailable(f"The model {self.name!r} was removed from this server.", code="model_removed")
+        await self.part(removed)
+        self.abort(removed)
         await self.fleet.unload("removed", 0.0, is_quiet=lambda: True)
         await self.stop()
 

@@ -145,7 +145,7 @@ class RemoteReplica:
             await asyncio.wait((probing,))
         if self._wake is not None:
             self._wake.cancel()
-        self._convert_all()
+        self.convert_all()
         for asking in self._in_flight.values():
             asking.cut()
         self.is_ready = False
@@ -229,7 +229,7 @@ class RemoteReplica:
         if asking is not None:
             asking.break_off(error)
 
-    def _convert_all(self) -> None:
+    def convert_all(self) -> None:
         for transit in tuple(self.transits):
             transit.convert()
 
@@ -262,7 +262,7 @@ class RemoteReplica:
 
     def release_all(self) -> list[Ticket]:
         """Let go of everything; what is still asked for is cut off."""
-        self._convert_all()
+        self.convert_all()
         askings = list(self._in_flight.values())
         self._in_flight.clear()
         self.outstanding = 0

@@ -132,6 +132,9 @@ class Replica(Protocol):
     def release(self, ticket: Ticket) -> None:
         """It is not in flight here any more."""
 
+    def convert_all(self) -> None:
+        """What is on a short way becomes ordinary requests in flight."""
+
     def release_all(self) -> list[Ticket]: ...
 
 
@@ -372,9 +375,12 @@ class LocalReplica:
         self._by_class[_line(ticket)] -= 1
         self.outstanding -= ticket.request.width
 
-    def release_all(self) -> list[Ticket]:
+    def convert_all(self) -> None:
         for errand in tuple(self.errands.values()):
             errand.convert()
+
+    def release_all(self) -> list[Ticket]:
+        self.convert_all()
         tickets = list(self._in_flight.values())
         self._in_flight.clear()
         self._by_class = [0] * len(CLASSES)

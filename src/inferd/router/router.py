@@ -246,8 +246,13 @@ class Router:
             return False
         return True
 
+    async def part(self) -> None:
+        """Call off every request that is still alive, with an error that says so, and hear what was computed for it."""
+        self._draining = self._refusing = True
+        await asyncio.gather(*(pool.part() for pool in (*self._pools.values(), *self._leaving)))
+
     def abort(self) -> None:
-        """End every request that is still alive with an error that says so."""
+        """Likewise, and end at once what is left."""
         self._draining = self._refusing = True
         for pool in (*self._pools.values(), *self._leaving):
             pool.abort()

@@ -29,17 +29,17 @@ class Stream:
 
     __slots__ = (
         "_answers",
-        "_cost",
         "_held",
-        "_is_over",
         "_knows_prompt",
         "_on_close",
+        "_on_over",
         "_on_pause",
         "_pending",
         "_relayed",
         "_relayed_bytes",
         "_sink",
         "_waiter",
+        "end",
         "is_closed",
         "is_paused",
         "is_whole",
@@ -60,29 +60,27 @@ class Stream:
         self.is_closed = False
         self.is_paused = False
         self.is_whole = is_whole
+        self.end: End | None = None
         self._held: Output | _Merged | None = None  # of a whole answer that is not over
         self._knows_prompt = False
         self._on_close = on_close
         self._on_pause = on_pause
-        self._cost: Usage | None = None  # told by the end
+        self._on_over: Callable[[], None] | None = None
         self._pending: Output | _Merged | None = None
         self._answers: deque[Output] = deque()  # after the pending one: of requests with several predictions
         self._relayed: list[Relayed] = []
         self._relayed_bytes = 0
         self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._is_over = False  # the last item was pushed
 
     # -- the router's side ------------------------------------------------------------------
 
     def push(self, output: Output, now: float) -> None:
         """Hand over an output that arrived at ``now``. Nothing may follow one with ``end``."""
-        assert not self._is_over, f"request {self.request_id} ended twice"
+        assert self.end is None, f"request {self.request_id} ended twice"
         self.progress.note(output, now)
         if output.end is not None:
-            self._is_over = True
-            self._cost = output.end.usage
-            self.let_go()
+            self._ended(output.end)
         elif self.is_closed:
             return  # nobody reads this; the end still says what it cost
         if self.is_whole:
@@ -124,15 +122,13 @@ class Stream:
 
     def relay(self, item: Relayed, now: float) -> None:
         """Likewise a piece of a relayed answer."""
-        assert not self._is_over, f"request {self.request_id} ended twice"
+        assert self.end is None, f"request {self.request_id} ended twice"
         progress = self.progress
         progress.has_output = True
         if progress.first_at is None and item.data:
             progress.first_at = now
         if item.end is not None:
-            self._is_over = True
-            self._cost = item.end.usage
-            self.let_go()
+            self._ended(item.end)
         elif self.is_closed:
             return
         if self._sink is not None:
@@ -143,6 +139,13 @@ class Stream:
         if self._relayed_bytes > HIGH_WATER_BYTES:
             self.pause()
         self._wake()
+
+    def _ended(self, end: End) -> None:
+        self.end = end
+        self.let_go()
+        tell, self._on_over = self._on_over, None
+        if tell is not None:
+            tell()
 
     def let_go(self) -> None:
         """Of whom nothing is asked any more: they refer back here, and would be freed late."""
@@ -158,12 +161,13 @@ class Stream:
 
     @property
     def is_over(self) -> bool:
-        return self._is_over
+        """Whether the last item was pushed."""
+        return self.end is not None
 
-    @property
-    def usage(self) -> Usage:
-        """What the request has cost, as far as it is known."""
-        return self._cost if self._cost is not None else self.progress.usage
+    def when_over(self, tell: Callable[[], None]) -> None:
+        """``tell`` is called with the end, once: what the request cost is known then. Not for one that has ended."""
+        assert self.end is None, "it has ended already"
+        self._on_over = tell
 
     # -- the reader's side ------------------------------------------------------------------
 
@@ -183,7 +187,7 @@ class Stream:
     def resume(self) -> None:
         if self.is_paused:
             self.is_paused = False
-            if self._on_pause is not None and not self._is_over:
+            if self._on_pause is not None and self.end is None:
                 self._on_pause(False)
 
     def __aiter__(self) -> Stream:
@@ -191,7 +195,7 @@ class Stream:
 
     async def __anext__(self) -> Item:
         while (item := self._take()) is None:
-            if self._is_over:
+            if self.end is not None:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -221,7 +225,7 @@ class Stream:
         if self.is_closed:
             return
         self.is_closed = True
-        if not self._is_over:
+        if self.end is None:
             self._pending = self._held = None
             self._answers.clear()
             self._relayed.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from inferd.errors import InferdError
 from inferd.router.stream import Stream
 from inferd.types import GenerateRequest, PredictRequest, Relay, Request
 
@@ -38,6 +39,7 @@ class Ticket:
         "seed",
         "stream",
         "token_ids",
+        "verdict",
     )
 
     def __init__(
@@ -61,6 +63,7 @@ class Ticket:
         self.kills = 0  # workers that died with it in flight
         self.token_ids: list[int] | None = None  # of its answer, where it may be continued elsewhere
         self.seed: int | None = None
+        self.verdict: InferdError | None = None  # why it is called off; its replica's end says what was computed
 
     @property
     def deadline_at(self) -> float:

@@ -174,7 +174,7 @@ class DirectLoop:
             if output.end is None:  # one of several answers: the request ends with it, by the next step
                 self._backend.fail(output.request_id, too_large)
             else:
-                end = End("refused", timings=output.end.timings, failure=too_large.to_failure())
+                end = End("refused", output.end.usage, output.end.timings, too_large.to_failure())
                 self._send(Outputs([Output(output.request_id, (), None, end)]))
 
 

@@ -16,7 +16,7 @@ import msgspec
 from inferd import clock
 from inferd.backend import Backend, UsesIdleTime
 from inferd.errors import InferdError, InternalError, InvalidRequest, Overloaded
-from inferd.types import End, Output, StepStats, Timings
+from inferd.types import End, Output, StepStats, Timings, Usage
 from inferd.worker.channel import ChannelError
 from inferd.worker.messages import Outputs
 
@@ -66,6 +66,7 @@ class StepLoop:
         self._inbox = inbox
         self._send = send
         self._active: dict[str, float] = {}  # accepted and not ended, with the time of arrival
+        self._too_large: dict[str, InvalidRequest] = {}  # why these are cancelled: an output of theirs fits no frame
         self._num_failed = 0
         self._working = False
         self._send_s = 0.0  # what sending the last step's outputs took
@@ -158,11 +159,12 @@ class StepLoop:
 
     def _halt(self) -> None:
         now = clock.now()
-        ends = [
+        self._deliver(self._backend.halt(now), None)
+        forgotten = [
             Output(request_id, (), None, End("cancelled", timings=Timings(finished=now - arrived_at)))
             for request_id, arrived_at in self._active.items()
         ]
-        self._deliver(ends, None)
+        self._deliver(forgotten, None)
         self._backend.close()
 
     def _deliver(self, outputs: list[Output], stats: StepStats | None) -> None:
@@ -173,6 +175,12 @@ class StepLoop:
             arrived_at = self._active.get(output.request_id)
             if arrived_at is None:
                 continue  # a second end, or news after it
+            too_large = self._too_large.get(output.request_id)
+            if too_large is not None:
+                if output.end is None:
+                    continue
+                del self._too_large[output.request_id]
+                output = ended(output.request_id, arrived_at, too_large, output.end.usage)
             kept.append(output)
             if output.end is not None:
                 arrivals[output.request_id] = self._active.pop(output.request_id)
@@ -190,19 +198,21 @@ class StepLoop:
             self._send(Outputs([output]))
         except ChannelError as error:
             _log.error("an output of request %s is too large: %s", output.request_id, error)
-            arrived_at = ended_from if ended_from is not None else self._active.pop(output.request_id)
-            self._backend.cancel(output.request_id)
             too_large = InvalidRequest(
                 "The answer is too large to be sent; ask for fewer log-probabilities or choices."
             )
-            self._send(Outputs([ended(output.request_id, arrived_at, too_large)]))
+            if output.end is None or ended_from is None:  # its end, which says what was computed, is still to come
+                self._too_large[output.request_id] = too_large
+                self._backend.cancel(output.request_id)
+            else:
+                self._send(Outputs([ended(output.request_id, ended_from, too_large, output.end.usage)]))
 
 
-def ended(request_id: str, arrived_at: float, error: Exception) -> Output:
-    """The one output of a request that failed before or while it was computed."""
+def ended(request_id: str, arrived_at: float, error: Exception, usage: Usage = Usage()) -> Output:
+    """The one output of a request that failed before or while it was computed; ``usage``: what was computed."""
     if not isinstance(error, InferdError):
         _log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
         error = InternalError("The model failed while working on this request; the server's log has the details.")
     outcome = "refused" if isinstance(error, InvalidRequest | Overloaded) else "failed"
     timings = Timings(finished=clock.now() - arrived_at)
-    return Output(request_id, (), None, End(outcome, timings=timings, failure=error.to_failure()))  # type: ignore[arg-type]
+    return Output(request_id, (), None, End(outcome, usage, timings, error.to_failure()))  # type: ignore[arg-type]

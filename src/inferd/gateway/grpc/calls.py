@@ -20,7 +20,6 @@ from inferd.gateway.grpc.wire import trailers_block
 from inferd.gateway.http import Call, Headers, Message
 from inferd.gateway.http2.work import FIELD, REFUSAL, TASK
 from inferd.gateway.room import Room
-from inferd.gateway.server import hear_ends
 from inferd.tenancy.principal import Scope
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -150,10 +149,7 @@ class Calls:
     async def left(self, call: Call) -> None:
         """Its client is gone: its end says what it cost."""
         call.gone = True
-        try:
-            await hear_ends(call)
-        finally:
-            self.close(call)
+        self.close(call)
 
     async def ended(self, call: Call, answering: Awaitable[bytes]) -> Ended:
         """What becomes of a call whose answer is made by ``answering``; its books are closed."""
@@ -167,11 +163,8 @@ class Calls:
                 # The request boundary: a defect ends this request, and no other.
                 failure = defect(call)
             note(call, failure, len(answer))
-            if call.num_ended < len(call.streams):
-                await hear_ends(call)
         except asyncio.CancelledError:
             call.gone = True
-            await hear_ends(call)
             raise
         finally:
             self.close(call)

@@ -13,7 +13,7 @@ import msgspec
 from inferd.errors import InternalError
 from inferd.gateway.admission import visible
 from inferd.gateway.errors import Unsupported
-from inferd.gateway.generation import check_end, note_end
+from inferd.gateway.generation import check_end
 from inferd.gateway.grpc.envelope import Envelope
 from inferd.gateway.grpc.texts import completed, completions, writes_texts
 from inferd.gateway.http import Answer, Call, Response
@@ -86,7 +86,6 @@ async def only_answer(call: Call, name: str, stream: Stream) -> bytes:
                 )
             answer = output.prediction.body
         if output.end is not None:
-            note_end(call, output.end)
             check_end(output.end)
     if answer is None:
         raise Unsupported(f"The model {name!r} had no answer; call ModelStreamInfer, where there may be none.")
@@ -110,7 +109,6 @@ async def answers(
                 raise InternalError("A relayed answer came where a prediction was expected. This is a bug.")
             end = output.end
             if end is not None:
-                note_end(call, end)
                 check_end(end)
             if output.prediction is not None:
                 is_over = end is not None

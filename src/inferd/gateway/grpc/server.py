@@ -34,10 +34,11 @@ from inferd.gateway.http2.request import read_request
 from inferd.gateway.http2.stream import Stream
 from inferd.gateway.http2.work import Turns
 from inferd.gateway.listener import BACKLOG, LOOK_EVERY_S, find_dead_peers, num_files
-from inferd.gateway.server import LAST_WORDS_S, Gateway
+from inferd.gateway.server import Gateway
 from inferd.gateway.tls import secured
 from inferd.gateway.upgrade import Guest
 
+LAST_CALLS_S: Final = 2.0  # for calls that were cut to close their books
 _TOO_LARGE: Final = Refusal(
     Status.RESOURCE_EXHAUSTED,
     f"The headers are larger than {MAX_HEADER_BYTES // 1024} KiB, or more than {MAX_HEADERS}; send less metadata.",
@@ -122,7 +123,7 @@ class GrpcServer:
             for connection in tuple(self.connections):
                 connection.abort()
             with contextlib.suppress(TimeoutError):  # those that were cut still tell what they cost
-                async with asyncio.timeout(2 * LAST_WORDS_S):
+                async with asyncio.timeout(LAST_CALLS_S):
                     await self._ended()
                     await self._calls.closed()
 

@@ -17,7 +17,6 @@ from inferd.gateway.grpc.envelope import Envelope, read_envelope
 from inferd.gateway.grpc.inference import answers
 from inferd.gateway.grpc.rpc import Gone, StreamRpc
 from inferd.gateway.grpc.statuses import Status, details_of
-from inferd.gateway.server import hear_ends
 from inferd.predict.codecs.protowire import sized
 
 METHOD: Final = "ModelStreamInfer"
@@ -154,11 +153,8 @@ class _InferStream:
             if failure is not None:
                 request_id = sized(3, envelope.id.encode()) if envelope is not None and envelope.id else b""
                 await self._write(sized(1, details_of(failure).encode()) + sized(2, request_id))
-            if call.num_ended < len(call.streams):
-                await hear_ends(call)
         except asyncio.CancelledError:
             call.gone = True
-            await hear_ends(call)
             raise
         finally:
             self._calls.close(call)

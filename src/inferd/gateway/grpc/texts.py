@@ -13,7 +13,7 @@ import msgspec
 
 from inferd.errors import InternalError, InvalidRequest
 from inferd.gateway.errors import invalid, shown
-from inferd.gateway.generation import check_end, collect, note_end
+from inferd.gateway.generation import check_end, collect
 from inferd.gateway.grpc.envelope import MAX_FIELDS, Envelope
 from inferd.gateway.http import Call
 from inferd.gateway.kserve import Served
@@ -64,7 +64,6 @@ async def completions(
             call.learned(output.prompt.num_tokens)
         end = output.end
         if end is not None:
-            note_end(call, end)
             check_end(end)
         for delta in output.deltas:
             if delta.finish_reason is not None:
