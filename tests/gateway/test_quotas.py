@@ -10,7 +10,7 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.fakes import FakeDoor, FakePermit, FakeRouter, FakeStream, Running, info, post, running
+from tests.gateway.fakes import FakeDoor, FakePermit, FakeRouter, Running, info, post, running
 
 from inferd.config import Config, ServerConfig
 from inferd.errors import (

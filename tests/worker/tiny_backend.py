@@ -12,6 +12,8 @@ a test see how far it is and let it go on.
     "mark=PATH"        makes PATH when the request is first computed
     "invalid" / "defect"   refused, or a bug, while it is prepared
     "refused"          refused by ``add``
+
+The model's own source may have ``books=PATH``: a file to which each token is noted as it is made.
 """
 
 from __future__ import annotations
@@ -87,6 +89,8 @@ class TinyBackend:
         self._cancelled: list[Prepared] = []
         self._batch: list[Prepared] = []
         self._never = threading.Event()
+        books = dict(word.partition("=")[::2] for word in config.source.split()).get("books")
+        self._books = None if books is None else os.open(books, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
     def prepare(self, request: GenerateRequest) -> Prepared:
         text = text_of(request.prompt)
@@ -149,6 +153,9 @@ class TinyBackend:
     def _token(self, prepared: Prepared, now: float) -> Output:
         request = prepared.request
         report = PromptReport(len(prepared.words), seed=SEED) if prepared.made == 0 else None
+        if self._books is not None:
+            num_prompt = len(prepared.words) if prepared.made == 0 else 0
+            os.write(self._books, b"%d %d\n" % (num_prompt, request.sampling.n))
         token = prepared.made % 26
         prepared.made += 1
         is_last = prepared.made >= prepared.wanted
