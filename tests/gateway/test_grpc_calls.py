@@ -150,15 +150,8 @@ def test_a_request_ends_when_its_client_cancels(server: GrpcRunning, connected: 
     assert server.router.submitted.acquire(timeout=10)
     call.cancel()
     assert server.router.streams[0].closed.wait(10)
-    server.put(server.router.streams[0], cancelled(server))
     told = server.served()
     assert (told.status, told.outcome) == (499, "cancelled")
-
-
-def cancelled(server: GrpcRunning) -> Any:
-    from inferd.types import End, Output
-
-    return Output(server.router.streams[-1].given.id, (), None, End("cancelled"))
 
 
 def test_a_request_ends_with_its_deadline(server: GrpcRunning, connected: grpc.Channel) -> None:
@@ -166,7 +159,6 @@ def test_a_request_ends_with_its_deadline(server: GrpcRunning, connected: grpc.C
     error: Any = failure(connected, timeout=1.0)
     assert error.code() == StatusCode.DEADLINE_EXCEEDED
     assert server.router.streams[0].closed.wait(10)
-    server.put(server.router.streams[0], cancelled(server))
     assert server.served().status == 499
 
 
@@ -437,7 +429,6 @@ def test_a_cancelled_request_is_settled_once(guarded: Guarded) -> None:
         assert server.router.submitted.acquire(timeout=10)
         call.cancel()
         assert server.router.streams[0].closed.wait(10)
-        server.put(server.router.streams[0], cancelled(server))
         assert door.permits[-1].over.wait(10)
     assert [outcome for _, outcome in door.permits[-1].settled] == ["cancelled"]
 
@@ -535,7 +526,6 @@ def test_what_does_not_end_in_time_is_cut() -> None:
             assert leaving.router.submitted.acquire(timeout=10)
             leaving.begin_stop()
             assert leaving.router.streams[0].closed.wait(10)
-            leaving.put(leaving.router.streams[0], cancelled(leaving))
             assert call.exception(timeout=10).code() in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
         leaving.ended()
         assert leaving.served().outcome == "cancelled"
