@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,20 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 import pytest
+import torch
 from tests.predict.row_models import DEPENDENT, FLOAT, lstm, network, node, one_percent, saved
+from tests.predict.runtimes.loading import loaded
+from tests.predict.runtimes.programs import (
+    Causal,
+    Centred,
+    LargeOnly,
+    Layers,
+    Scores,
+    Steps,
+    Sums,
+    export,
+    export_tokens,
+)
 
 from inferd import clock
 from inferd.config import BatchingConfig, ModelConfig
@@ -25,8 +39,8 @@ Values = npt.NDArray[Any]
 _WORDS = {"float32": "FP32", "int64": "INT64"}
 
 
-def backend(path: Path, **batching: Any) -> PredictBackend:
-    return create_backend("m", ModelConfig(source=str(path), batching=BatchingConfig(**batching)), silent)
+def backend(path: Path, told: Mapping[str, Any] = {}, **batching: Any) -> PredictBackend:
+    return create_backend("m", ModelConfig(source=str(path), batching=BatchingConfig(**batching), **told), silent)
 
 
 def answers(model: PredictBackend, asked: Sequence[Mapping[str, Values]]) -> list[dict[str, Values]]:
@@ -152,6 +166,51 @@ def test_a_model_of_operators_that_are_not_known_needs_a_name_or_a_declaration(t
     assert backend(scanned("steps")).info.max_batch_size == 0
     assert backend(scanned("batch_size")).info.max_batch_size > 1
     assert backend(scanned(None), max_batch_size=4).info.max_batch_size == 4
+
+
+@pytest.mark.parametrize("program", [Sums, Causal, Centred, LargeOnly])
+def test_programs_whose_rows_depend_on_each_other_are_not_computed_together(
+    tmp_path: Path, program: type[torch.nn.Module]
+) -> None:
+    path = export(program(), tmp_path / "m.pt2", torch.randn(2, 4))
+    model = backend(path)
+    asked = [
+        {"x": (np.random.default_rng(seed).normal(size=(rows, 4)) * 90).astype(np.float32)}
+        for seed, rows in enumerate((2, 1, 300))
+    ]
+    for inputs, found in zip(asked, answers(model, asked), strict=True):
+        expected = program()(torch.from_numpy(inputs["x"])).numpy()
+        np.testing.assert_allclose(found["output"], expected, rtol=1e-5, atol=1e-4)
+    assert model.info.max_batch_size == 0
+    assert "its rows depend on each other" in model.info.not_batched
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "off"}, {"max_batch_size": 1}])
+def test_a_script_is_computed_in_one_piece_unless_its_rows_are_declared(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    module, path = Steps().eval(), tmp_path / "m.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module), path)
+    told = {"allow_code": True, "options": {"inputs": {"x": "FP32 [-1, 4]"}}}
+    model = backend(path, told, **settings)
+    asked = [
+        {"x": np.random.default_rng(seed).normal(size=(rows, 4)).astype(np.float32)}
+        for seed, rows in enumerate((2, 1, 300))
+    ]
+    with torch.inference_mode():
+        for inputs, found in zip(asked, answers(model, asked), strict=True):
+            np.testing.assert_allclose(found["output"], module(torch.from_numpy(inputs["x"])).numpy(), atol=1e-5)
+    with pytest.raises(ModelLoadError, match="changes with the rows beside it"):
+        backend(path, told, max_batch_size=8)
+
+
+def test_programs_of_common_layers_are_proved(tmp_path: Path) -> None:
+    layers = export(Layers(), tmp_path / "m.pt2", torch.randn(2, 1, 8, 8))
+    for path in (layers, export(Scores(), tmp_path / "s.pt2", torch.randn(2, 4)), export_tokens(tmp_path / "t.pt2")):
+        assert loaded(path).contract.because == "proved"
 
 
 def test_a_difference_of_one_percent_is_seen(tmp_path: Path) -> None:

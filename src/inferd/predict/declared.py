@@ -121,7 +121,9 @@ def _batched(runtime: Runtime, config: ModelConfig, names: Mapping[str, str]) ->
             raise result
         return result.outputs
 
-    changed = msgspec.structs.replace(contract, inputs=inputs, any_rank=(), max_batch_size=rows, because="declared")
+    changed = msgspec.structs.replace(
+        contract, inputs=inputs, any_rank=(), max_batch_size=rows, because="declared", not_batched=""
+    )
     return Stacked(changed, compute, config.batching, close=runtime.close)
 
 

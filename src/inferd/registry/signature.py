@@ -17,6 +17,7 @@ from inferd.errors import ModelLoadError
 from inferd.registry.artifact import Artifact
 from inferd.registry.onnx_file import OnnxFile, Value, check_external, read_onnx
 from inferd.registry.onnx_graph import read_graph
+from inferd.registry.rows import exported
 from inferd.registry.rows.onnx import prove
 from inferd.registry.rows.verdict import BY_NATURE, Verdict, claimed, judged
 from inferd.types import TensorSpec
@@ -156,8 +157,39 @@ def onnx_output(value: Value, labels: tuple[str, ...]) -> TensorSpec:
 # -- torch.export ------------------------------------------------------------------------------
 
 
+# What a file that another version wrote, or that was changed, makes its reader raise.
+_MALFORMED: Final = (ValueError, KeyError, TypeError, IndexError, AttributeError, NotImplementedError, RecursionError)
+
+
 def _exported(path: Path) -> Signature | None:
     """The program's own list of inputs. Outputs are named by torch when it is loaded."""
+    document = _program(path)
+    if document is None:
+        return None
+    try:
+        tensors = document["graph_module"]["graph"]["tensor_values"]
+        inputs = tuple(_exported_spec(one, tensors[one]) for one in exported.user_inputs(document))
+        return Signature(inputs=inputs, rows=_judged(document), weights_bytes=path.stat().st_size)
+    except _MALFORMED:
+        return None  # another version's form: it is known when it is loaded
+
+
+def exported_rows(path: Path) -> Verdict:
+    """Whether a program's rows may be computed together: by its shapes and its graph."""
+    document = _program(path)
+    try:
+        return Verdict(None, "its program is not in a known form") if document is None else _judged(document)
+    except _MALFORMED:
+        return Verdict(None, "its program is not in a known form")
+
+
+def _judged(document: Mapping[str, Any]) -> Verdict:
+    closed = exported.why_closed(document)
+    return Verdict(None, closed) if closed else judged(exported.prove(document), ())
+
+
+def _program(path: Path) -> dict[str, Any] | None:
+    """The program in the archive; None where it is not found."""
     import zipfile  # most models are no archives
 
     try:
@@ -165,25 +197,10 @@ def _exported(path: Path) -> Signature | None:
             name = next((one for one in archive.namelist() if one.endswith("/models/model.json")), None)
             if name is None or archive.getinfo(name).file_size > _MAX_PROGRAM_BYTES:
                 return None
-            module = json.loads(archive.read(name))["graph_module"]
-        tensors = module["graph"]["tensor_values"]
-        names = [
-            spec["user_input"]["arg"]["as_tensor"]["name"]
-            for spec in module["signature"]["input_specs"]
-            if "user_input" in spec
-        ]
-        inputs = tuple(_exported_spec(one, tensors[one]) for one in names)
-        outputs = [
-            tensors[spec["user_output"]["arg"]["as_tensor"]["name"]]["sizes"]
-            for spec in module["signature"]["output_specs"]
-            if "user_output" in spec
-        ]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, NotImplementedError, zipfile.BadZipFile):
-        return None  # another version's form: it is known when it is loaded
-    firsts = {json.dumps(tensors[one]["sizes"][:1]) for one in names}
-    has_rows = len(firsts) == 1 and all(sizes and "as_int" not in sizes[0] for sizes in outputs) and bool(inputs)
-    is_free = has_rows and all(spec.shape and spec.shape[0] == -1 for spec in inputs)
-    return Signature(inputs=inputs, rows=BY_NATURE if is_free else Verdict(), weights_bytes=path.stat().st_size)
+            document = json.loads(archive.read(name))
+    except (*_MALFORMED, zipfile.BadZipFile, OSError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _exported_spec(name: str, tensor: dict[str, Any]) -> TensorSpec:

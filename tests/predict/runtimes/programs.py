@@ -29,6 +29,57 @@ class Centred(torch.nn.Module):
         return x - x.mean(0, keepdim=True)
 
 
+class Sums(torch.nn.Module):
+    """A running sum along the first dimension."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0)
+
+
+class Causal(torch.nn.Module):
+    """Each step attends to itself and to those before it: [time, features]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = x[None, None]
+        attended: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(steps, steps, steps, is_causal=True)
+        return attended[0, 0]
+
+
+class LargeOnly(torch.nn.Module):
+    """The largest number of the batch changes all rows, once it is above 100."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.where(x.max() > 100, x, torch.zeros_like(x))
+
+
+class Steps(torch.nn.Module):
+    """An LSTM in its default layout, over one sequence: [time, features]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = torch.nn.LSTM(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.lstm(x.unsqueeze(1))[0]
+        return states.squeeze(1)
+
+
+class Layers(torch.nn.Module):
+    """A convolution, a norm, a transformer's layer: what common models are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 8, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.pool = torch.nn.MaxPool2d(2)
+        self.layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.pool(torch.relu(self.norm(self.conv(x)))).flatten(2).transpose(1, 2)
+        return self.head(self.layer(parts).mean(1)).softmax(-1)
+
+
 class Attends(torch.nn.Module):
     """Tokens and a mask of any length to a vector: its shapes are computed with powers and products of symbols."""
 

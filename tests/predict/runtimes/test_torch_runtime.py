@@ -19,6 +19,7 @@ import torch
 from tests.predict.runtimes.loading import answered, loaded
 from tests.predict.runtimes.programs import Centred, Scores, export, export_tokens
 
+from inferd.config import BatchingConfig
 from inferd.errors import ModelLoadError
 from inferd.predict.runtimes.pt2_check import is_arithmetic
 from inferd.registry.artifact import recognise
@@ -87,7 +88,13 @@ def test_a_script_needs_the_operators_word_and_may_be_told_its_shapes(tmp_path: 
     free = loaded(path, allow_code=True)
     assert (free.contract.any_rank, free.contract.max_batch_size) == (("input",), 0)
     rows = np.ones((3, 4), np.float32)
-    told = loaded(path, allow_code=True, options={"inputs": {"input": "FP32 [-1, 4]"}})
+    shapes = {"inputs": {"input": "FP32 [-1, 4]"}}
+    told = loaded(path, allow_code=True, options=shapes)
+    assert [len(spec.shape) for spec in told.contract.outputs] == [2]
+    assert told.contract.max_batch_size == 0
+    assert "batching.max_batch_size declares that they do not" in told.contract.not_batched
+    np.testing.assert_allclose(answered(told, {"input": rows})["output"], answered(free, {"input": rows})["output"])
+    told = loaded(path, allow_code=True, options=shapes, batching=BatchingConfig(max_batch_size=16))
     assert [(spec.name, spec.shape) for spec in told.contract.outputs] == [("output", (-1, 2))]
     assert told.contract.max_batch_size > 1
     np.testing.assert_allclose(answered(told, {"input": rows})["output"], answered(free, {"input": rows})["output"])

@@ -24,7 +24,8 @@ from inferd.predict.runtimes.pt2_check import check_archive
 from inferd.predict.runtimes.trial import example, try_rows
 from inferd.predict.stacked import Stacked
 from inferd.registry.content import content_of
-from inferd.registry.signature import ANY_ROWS
+from inferd.registry.rows.verdict import CLAIM, Verdict, claimed
+from inferd.registry.signature import ANY_ROWS, exported_rows
 from inferd.registry.source import Progress
 from inferd.types import TensorSpec
 
@@ -86,9 +87,14 @@ class TorchModel:
         if trial is None:
             return
         if contract.max_batch_size and not trial.is_batchable:
-            _log.warning("the first dimension is no batch dimension: %s", trial.reason)
-        rows = contract.max_batch_size if trial.is_batchable else 0
-        self.contract = msgspec.structs.replace(contract, max_batch_size=rows, typical_rows=trial.typical_rows)
+            _log.warning("the rows are not computed together: %s", trial.reason)
+        self.contract = msgspec.structs.replace(
+            contract,
+            max_batch_size=contract.max_batch_size if trial.is_batchable else 0,
+            because=contract.because if trial.is_batchable else None,
+            not_batched=contract.not_batched or ("" if trial.is_batchable else trial.reason),
+            typical_rows=trial.typical_rows,
+        )
 
     def _learn_outputs(self) -> None:
         """From one example, where the program does not say them."""
@@ -182,14 +188,15 @@ def _exported(torch: Any, path: Path, config: ModelConfig, device: Any) -> tuple
     if device.type != "cpu":
         exported = move_to_device_pass(exported, device)
     inputs = _placeholders(exported, path)
-    rows = _rows(exported, inputs)
+    rows = claimed(exported_rows(path), config.batching.max_batch_size)
     specs = tuple(TensorSpec(name, _datatype(name, value), _shape(value)) for name, value in inputs.items())
     outputs = _outputs(exported)
     contract = Contract(
         inputs=specs,
         outputs=outputs,
-        max_batch_size=rows if all(spec.shape and spec.shape[0] == -1 for spec in outputs) else 0,
-        because="by_nature",
+        max_batch_size=_rows(exported, inputs) if rows.because is not None else 0,
+        because=rows.because,
+        not_batched="" if rows.because is not None else rows.sentence,
         platform="pytorch_pt2",
         num_threads=torch.get_num_threads(),
         num_parameters=sum(parameter.numel() for parameter in exported.state_dict.values()),
@@ -224,10 +231,7 @@ def _placeholders(exported: Any, path: Path) -> dict[str, Any]:
 
 def _rows(exported: Any, inputs: Mapping[str, Any]) -> int:
     """The batch limit: all inputs begin with one symbol, and it may be this large."""
-    firsts = [value.shape[0] if value.dim() else 1 for value in inputs.values()]
-    if not firsts or any(isinstance(first, int) for first in firsts) or len({str(first) for first in firsts}) > 1:
-        return 0
-    first: Any = firsts[0]
+    first: Any = next(iter(inputs.values())).shape[0]
     limits = exported.range_constraints.get(first.node.expr)
     upper = getattr(limits, "upper", None)
     try:
@@ -300,18 +304,30 @@ def _torchscript(torch: Any, name: str, path: Path, config: ModelConfig, device:
             f"{', '.join(argument.name for argument in arguments)}.",
             param="options",
         )
-    is_open = not any_rank and not scalars and all(spec.shape and spec.shape[0] == -1 for spec in specs)
+    rows = claimed(_script_rows(specs, any_rank, scalars), config.batching.max_batch_size)
     contract = Contract(
         inputs=tuple(specs),
         outputs=tuple(TensorSpec(one, "FP32", (-1,)) for one in _told_outputs(config)),
-        max_batch_size=ANY_ROWS if is_open else 0,
-        because="by_nature" if is_open else None,
+        max_batch_size=ANY_ROWS if rows.because is not None else 0,
+        because=rows.because,
+        not_batched="" if rows.because is not None else rows.sentence,
         platform="pytorch_torchscript",
         any_rank=tuple(any_rank),
         num_threads=torch.get_num_threads(),
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
     )
     return Program(module, [spec.name for spec in specs], None, scalars), contract
+
+
+def _script_rows(specs: Sequence[TensorSpec], any_rank: Sequence[str], scalars: Mapping[str, str]) -> Verdict:
+    """A script says nothing of its rows: only the operator can."""
+    if any_rank:
+        return Verdict(None, f"nothing is known of its inputs; options.inputs tells their shapes, and {CLAIM} the rows")
+    closed = next((spec.name for spec in specs if not spec.shape or spec.shape[0] != -1), None)
+    if scalars or closed is not None:
+        return Verdict(None, f"the first dimension of the input {closed!r} is not free")
+    doubt = "its rows may depend on each other: a script does not say"
+    return Verdict(None, f"{doubt}; {CLAIM} declares that they do not", is_open=True)
 
 
 def _told_inputs(name: str, config: ModelConfig) -> dict[str, TensorSpec]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from inferd.registry.rows.value import (
     ONE,
     Fixed,
+    Inner,
     Rows,
     Size,
     Symbols,
@@ -29,6 +30,11 @@ def broadcast(values: Sequence[Value], symbols: Symbols) -> Value:
             raise UnknownRuleError("takes a tensor of unknown shape")
         return Fixed(None)
     dims, axis = broadcast_dims(values, symbols)
+    inner = [value for value in values if isinstance(value, Inner)]
+    if inner:  # constants may be broadcast to it, and nothing else that has rows
+        if any(isinstance(value, Rows) and value != inner[0] for value in values) or dims != inner[0].dims:
+            raise UnknownRuleError("meets rows along different dimensions")
+        return inner[0]
     return made(dims, axis)
 
 

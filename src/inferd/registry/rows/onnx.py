@@ -17,6 +17,7 @@ from inferd.registry.rows.value import (
     ONE,
     ROWS,
     Fixed,
+    Inner,
     Mixed,
     MixedRowsError,
     Rows,
@@ -268,6 +269,8 @@ class _Proof:
         if node.operator == "If" and not node.domain:
             return self._branches(at, scope, depth)
         rule = _RULES.get((node.domain, node.operator))
+        if rule not in _OF_INNER and any(isinstance(value, Inner) for value in at.given()):
+            raise UnknownRuleError("takes rows that are joined with the dimensions before them")
         if rule is not None:
             return rule(at, self.symbols)
         has_graph = any(attribute.graph is not None for attribute in node.attributes.values())
@@ -303,6 +306,8 @@ class _Proof:
         if mixed is not None or all(value == values[0] for value in values):
             return mixed or values[0]
         plain(*values)
+        if any(isinstance(value, Inner) for value in values):
+            raise UnknownRuleError("has branches that differ")
         known = [value.dims for value in values if not isinstance(value, Mixed)]
         ranks = {None if dims is None else len(dims) for dims in known}
         axes = {axis_of(value) for value in values}
@@ -885,6 +890,9 @@ _TABLES: Final = (
     | tables.CLASSIFIERS
     | {"OneHotEncoder", "ArrayFeatureExtractor", "FeatureVectorizer", "ZipMap"}
 )
+
+_OF_INNER: Final = frozenset({_by_element, _reshape, _same, _dropout, _shape, _size, _gemm})
+"""Rules that keep rows that lie within their axis, or take them apart."""
 
 _RULES: Final[Mapping[tuple[str, str], Rule]] = {
     **{("", name): _by_element for name in _BY_ELEMENT},

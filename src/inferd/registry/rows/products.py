@@ -10,6 +10,7 @@ from inferd.registry.rows.elementwise import broadcast_dims
 from inferd.registry.rows.value import (
     ONE,
     Fixed,
+    Inner,
     MixedRowsError,
     Size,
     Symbols,
@@ -73,6 +74,10 @@ def gemm(
     if left[1] is not None and right[1] is not None:
         raise MixedRowsError("multiplies each row with all rows")
     plain(one, other, bias)
+    if isinstance(one, Inner) and not turns_one and isinstance(bias, Fixed | None) and right[1] is None:
+        return Inner((left[0][0], right[0][0 if turns_other else 1]), 0, one.outer)
+    if isinstance(one, Inner) or isinstance(other, Inner) or isinstance(bias, Inner):
+        raise UnknownRuleError("takes rows that are joined with the dimensions before them")
     dims = (left[0][1 if turns_one else 0], right[0][0 if turns_other else 1])
     axis = 0 if left[1] is not None else 1 if right[1] is not None else None
     product = made(dims, axis)

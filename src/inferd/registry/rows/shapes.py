@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from inferd.registry.rows.value import (
     ONE,
+    ROWS,
     Fixed,
+    Inner,
     MixedRowsError,
     Rows,
     Size,
@@ -76,14 +78,16 @@ def _guessed(dims: Sequence[Size], others: Sequence[Size], symbols: Symbols) -> 
 
 
 def _reshaped_rows(value: Rows, wanted: Sequence[Size]) -> Value:
-    """What lies before the rows must be what lay there: then each row's block of memory stays whole."""
-    before = times(*value.dims[: value.axis])
+    """What lies before the rows in memory stays before them: then each row's blocks stay whole."""
+    before = times(*value.dims[: value.axis], value.outer if isinstance(value, Inner) else ONE)
     axes = [number for number, size in enumerate(wanted) if size.rows]
     if len(axes) != 1 or wanted[axes[0]].rows != 1:
         raise UnknownRuleError("reshapes the rows away")
-    if times(*wanted[: axes[0]]) != before:
+    axis = axes[0]
+    outer = quotient(before, times(*wanted[:axis]))
+    if outer is None or quotient(wanted[axis], times(outer, ROWS)) is None:
         raise UnknownRuleError("joins the rows with the dimensions before them")
-    return made(wanted, axes[0])
+    return made(wanted, axis) if outer == ONE else Inner(tuple(wanted), axis, outer)
 
 
 def squeeze(value: Value, axes: Sequence[int] | None) -> Value:

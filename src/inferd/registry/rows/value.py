@@ -67,6 +67,17 @@ class Rows(msgspec.Struct, frozen=True):
     axis: int
 
 
+class Places(Rows, frozen=True):
+    """The number of its row at each place: it says where a row lies in the batch, so only indexing by rows may take it."""
+
+
+class Inner(Rows, frozen=True):
+    """Rows that are not the outermost part of their axis: its index is (outer x rows + row) x the rest + a place. Only
+    operators that leave the axis as it is may take it, and those that take it apart again."""
+
+    outer: Size
+
+
 class Mixed(msgspec.Struct, frozen=True):
     """A tensor in which one row may depend on another. ``is_certain``: the operator is known to carry data along the rows,
     in place of not being known to keep them apart."""
