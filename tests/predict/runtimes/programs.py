@@ -61,7 +61,8 @@ class Steps(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         states: torch.Tensor = self.lstm(x.unsqueeze(1))[0]
-        return states.squeeze(1)
+        squeezed: torch.Tensor = states.squeeze(1)
+        return squeezed
 
 
 class Layers(torch.nn.Module):
@@ -77,7 +78,8 @@ class Layers(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.pool(torch.relu(self.norm(self.conv(x)))).flatten(2).transpose(1, 2)
-        return self.head(self.layer(parts).mean(1)).softmax(-1)
+        scores: torch.Tensor = self.head(self.layer(parts).mean(1))
+        return scores.softmax(-1)
 
 
 class Attends(torch.nn.Module):
