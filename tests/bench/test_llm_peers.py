@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
+import os
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -28,6 +28,7 @@ from bench.llm_peers.table import (
     tables,
     verdicts,
 )
+from tests.ports import free_port
 
 SHAPE = Shape(matrix_weights=1_000_000, head_weights=200_000, kv_bytes_per_token=1_000)
 LIMITS = [Limits(10.0, 100.0, 400.0), Limits(12.0, 120.0, 440.0), Limits(11.0, 110.0, 420.0)]
@@ -194,12 +195,6 @@ def test_a_report_is_there_after_every_measurement_and_is_gone_on_with(tmp_path:
     assert Item("http", "bf16", "inferd").of(again.runs) == report.runs
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 SERVER = """
 import http.server, sys
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -227,10 +222,12 @@ def test_a_server_that_is_slow_to_start_is_stopped_between_rounds_and_ended_with
     monkeypatch.setattr(servers, "start_of", start)
     monkeypatch.setattr(servers, "STOPPED_FROM_S", 0.0)
     monkeypatch.setattr(servers, "SPARE_BYTES", 0.0)
-    with Servers(Places(model=tmp_path), free_port(), tmp_path, load, [(1, 1)]) as hosts:
+    with Servers(Places(model=tmp_path), free_port(2), tmp_path, load, [(1, 1)]) as hosts:
         first = hosts.measure("slow", "bf16", is_last=False)
         assert isinstance(first, Run)
         (child,) = psutil.Process().children()
+        stopped = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)  # a signal takes a moment
+        assert stopped is not None
         assert child.status() == psutil.STATUS_STOPPED
         second = hosts.measure("slow", "bf16", is_last=True)
         assert isinstance(second, Run)
@@ -259,7 +256,7 @@ def test_a_server_that_does_not_survive_being_stopped_is_started_again(
     monkeypatch.setattr(servers, "start_of", start)
     monkeypatch.setattr(servers, "STOPPED_FROM_S", 0.0)
     monkeypatch.setattr(servers, "SPARE_BYTES", 0.0)
-    with Servers(Places(model=tmp_path), free_port(), tmp_path, load, [(1, 1)]) as hosts:
+    with Servers(Places(model=tmp_path), free_port(2), tmp_path, load, [(1, 1)]) as hosts:
         hosts.measure("slow", "bf16", is_last=False)
         again = hosts.measure("slow", "bf16", is_last=True)
     assert isinstance(again, Run)
@@ -276,7 +273,7 @@ def test_a_server_whose_load_failed_is_ended(monkeypatch: pytest.MonkeyPatch, tm
         raise PeerFailed("no answer")
 
     monkeypatch.setattr(servers, "start_of", start)
-    with Servers(Places(model=tmp_path), free_port(), tmp_path, load, [(1, 1)]) as hosts:
+    with Servers(Places(model=tmp_path), free_port(2), tmp_path, load, [(1, 1)]) as hosts:
         with pytest.raises(PeerFailed, match="no answer"):
             hosts.measure("slow", "bf16", is_last=False)
         assert psutil.Process().children() == []

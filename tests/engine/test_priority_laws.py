@@ -187,15 +187,21 @@ def test_a_tenant_that_was_away_saves_nothing_up() -> None:
 @settings(max_examples=10, deadline=None, phases=QUICK)
 @given(tpot_ms=st.integers(20, 60), prompt=st.integers(600, 3000), seed=st.integers(0, 100))
 def test_prefill_beside_decodes_keeps_the_declared_time_per_token(tpot_ms: int, prompt: int, seed: int) -> None:
+    """For every step, as steps cost a plane here and the fit of a plane is exact: it aims at 90 % of the objective, which
+    the least part of a prompt (16 tokens) does not exceed. Nothing arrives before the fit is believed. Without an
+    objective a step takes a prompt whole, or as much of it as its budget leaves beside the four decodes."""
     jobs = [Job(0.0, 20, 400) for _ in range(4)] + people(seed, prompt, 5, every=0.3, count=12)
     kept = Simulation(tpot_s=tpot_ms / 1000)
     fates = kept.run(jobs)
     gaps = [b - a for f in fates[:4] for a, b in zip(f.token_times[1:], f.token_times[2:], strict=False)]
-    assert p95(gaps) <= tpot_ms / 1000
+    assert max(gaps) <= tpot_ms / 1000
     assert all(f.finished_at is not None for f in fates)
     free = Simulation().run(jobs)
     free_gaps = [b - a for f in free[:4] for a, b in zip(f.token_times[1:], f.token_times[2:], strict=False)]
-    assert max(free_gaps) >= 0.005 + 512 * 0.0001 or prompt < 600, "without an objective the budget is filled"
+    last_decode_at = min(fate.token_times[-1] for fate in free[:4])
+    beside = [f.job.prompt for f in free[4:] if f.first_token_at is not None and f.first_token_at <= last_decode_at]
+    fullest = min(512, 4 + max(beside, default=0))
+    assert max(free_gaps) >= 0.005 + fullest * 0.0001 - 1e-9, "without an objective the budget is filled"
 
 
 @given(

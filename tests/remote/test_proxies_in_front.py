@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import re
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 from tests.remote.fault_server import CHUNKED, DONE, Talk, completion, event, piece
 from tests.remote.test_relays import MESSAGES, Client, Site, through
 
@@ -21,13 +21,6 @@ def snippet(language: str) -> str:
     found = re.search(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert found is not None
     return found[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.asynccontextmanager
