@@ -87,12 +87,12 @@ def test_keys_differ_by_salt_parent_and_tokens() -> None:
     assert len(keys) == 5
 
 
-def one_block(pool: BlockPool, key: bytes) -> bool:
+def one_block(pool: BlockPool, key: bytes, tenant: str = "", weight: float = 1.0) -> bool:
     """A request for one block, alone; whether it was cached."""
     block = pool.find(key)
     if block is None:
         (fresh,) = pool.allocate(1)
-        pool.publish(fresh, key)
+        pool.publish(fresh, key, tenant, weight)
         pool.release([fresh])
         return False
     pool.reuse([block])
@@ -243,6 +243,88 @@ def test_requests_side_by_side_leave_no_end_without_its_beginning(
         assert all(pool.find(key[:-1]) is not None for key in seen if len(key) > 1 and pool.find(key) is not None)
 
 
+# -- tenants -------------------------------------------------------------------------------------
+
+WEIGHTS = {"a": 1.0, "b": 4.0, "c": 0.5}
+
+
+def cached_by_tenant(pool: BlockPool) -> dict[str, int]:
+    return {name: tenant.num_cached for name, tenant in pool._tenants.items() if tenant.num_cached}
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(WEIGHTS)), st.integers(0, 30)), min_size=20, max_size=200),
+    st.integers(2, 24),
+)
+@learning_from_few()
+def test_no_tenant_within_its_share_gives_a_block_while_one_is_above_its_own(
+    requests: list[tuple[str, int]], num_blocks: int
+) -> None:
+    pool = BlockPool(num_blocks)
+    for tenant, number in requests:
+        before = cached_by_tenant(pool)
+        evicts = not pool.num_free
+        found = one_block(pool, f"{tenant}{number}".encode(), tenant, WEIGHTS[tenant])
+        pool.check()
+        if found or not evicts:
+            continue
+        after = cached_by_tenant(pool)
+        after[tenant] -= 1  # what it computed
+        (victim,) = [name for name, count in before.items() if after.get(name, 0) < count]
+        per_weight = sum(before.values()) / sum(WEIGHTS[name] for name in before)
+        above = {name for name, count in before.items() if count / WEIGHTS[name] > per_weight * (1 + 1e-9)}
+        assert victim in above or not above
+
+
+def test_what_fits_into_a_tenants_share_stays_however_much_more_others_reuse() -> None:
+    pool, draw = BlockPool(64), random.Random(3)
+    hits = []
+    for now in range(20_000):
+        one_block(pool, b"busy" + bytes([draw.randrange(200)]), "busy")
+        if now % 20 == 0:
+            hits.append(one_block(pool, b"calm" + bytes([now // 20 % 30]), "calm"))
+    assert not any(hits[:30])
+    assert all(hits[30:])
+
+
+def test_what_a_tenant_leaves_of_its_share_is_the_others() -> None:
+    pool = BlockPool(64)
+    for number in range(4):
+        one_block(pool, b"calm" + bytes([number]), "calm", 100.0)
+    for number in range(200):
+        one_block(pool, b"busy" + bytes([number]), "busy")
+    assert cached_by_tenant(pool) == {"calm": 4, "busy": 60}
+
+
+def test_shares_are_by_weight_where_all_want_more() -> None:
+    pool = BlockPool(66)
+    for number in range(2000):
+        for tenant, weight in WEIGHTS.items():
+            one_block(pool, block_key(tenant.encode(), [number]), tenant, weight)
+    assert cached_by_tenant(pool) == {"a": 12, "b": 48, "c": 6}
+
+
+def test_above_their_shares_worth_decides_among_tenants() -> None:
+    """Two are above their shares; the one that reuses keeps more than the one that does not."""
+    pool = BlockPool(90)
+    for number in range(3000):
+        if number % 100 == 0:
+            one_block(pool, b"calm" + bytes([number // 100 % 3]), "calm", 10.0)
+        one_block(pool, b"reuses" + bytes([number % 40]), "reuses")
+        one_block(pool, block_key(b"never", [number]), "never")
+    assert all(pool.find(b"reuses" + bytes([number])) is not None for number in range(40))
+
+
+def test_tenants_that_come_and_go_leave_nothing_behind() -> None:
+    pool = BlockPool(8)
+    for number in range(2000):
+        one_block(pool, block_key(b"", [number]), str(number // 3))
+    assert len(pool._tenants) <= 8
+    assert len(pool._changed) <= 8
+    assert len(pool._heap) <= 200
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Owners allocate, share, publish and release at random; a plain model keeps the same books."""
 
@@ -276,7 +358,9 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = [block for owner in self.owners for block in owner]
         if blocks:
             self.keys += 1
-            self.pool.publish(data.draw(st.sampled_from(blocks)), self.keys.to_bytes(4, "big"))
+            tenant = data.draw(st.sampled_from(sorted(WEIGHTS)))
+            weight = data.draw(st.sampled_from((WEIGHTS[tenant], 2.0)))
+            self.pool.publish(data.draw(st.sampled_from(blocks)), self.keys.to_bytes(4, "big"), tenant, weight)
 
     @rule(number=st.integers(1, 40))
     def revive(self, number: int) -> None:

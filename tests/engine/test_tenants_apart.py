@@ -81,6 +81,16 @@ def test_names_and_salts_cannot_be_made_to_mean_each_other(roomy: Engine) -> Non
     assert len(salts) == len(cuts)
 
 
+def test_what_a_tenant_reuses_takes_no_block_of_anothers_share(tiny_model: Path) -> None:
+    """The busy one asks for more than the cache holds, again and again. The other one's prompt takes a fifth of it."""
+    engine = load(tiny_model, num_blocks=50)
+    busy = [[3 + (number * 31 + i) % 200 for i in range(40)] for number in range(8)]
+    assert cached_tokens(engine, asked("calm", "calm", SHARED_PROMPT)) == 0
+    for number in range(40):
+        cached_tokens(engine, asked(f"busy {number}", "busy", busy[number % len(busy)], weight=2.0))
+    assert cached_tokens(engine, asked("again", "calm", SHARED_PROMPT)) == 36
+
+
 def test_running_tenants_hold_no_block_together_and_one_tenant_does(roomy: Engine) -> None:
     for i, tenant in enumerate(("x", "y", "x")):
         roomy.add(roomy.prepare(asked(f"r{i}", tenant, SHARED_PROMPT)), 0.0)

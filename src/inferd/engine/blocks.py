@@ -15,21 +15,34 @@ batches stand in order of time, for each number of uses:
     used twice:    batch, batch, ..., batch        the oldest goes
     ...
 
-so one comparison per number of uses finds the least. Blocks used once may be worth least while they are young, for the chance
+so one comparison per number of uses finds the least of a tenant. Blocks used once may be worth least while they are young, for the chance
 that they are asked for rises at first. Within a prefix the end goes before the beginning, always, so what is
 left of it can be found: a beginning was used as often as its ends and as late, is then worth as much, and leaves its batch
 after them. (An exception is a beginning that two sequences computed side by side: one copy has the key, and may go first.)
+
+A tenant's cached blocks are safe from the others' up to its **share**: its weight among the tenants that have cached blocks, of all
+that are cached. Only blocks of tenants above their shares compete by worth; of many such tenants, those ``COMPETING`` that
+are furthest above. There always is one: a weighted mean of (blocks / weight) over the tenants is the share per weight, so the largest is not below it.
+A single tenant has all of them, and worth alone decides. Prefixes are never shared by tenants, as their keys begin with the tenant's salt.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
+import math
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import Final
 
 from inferd.engine.retention import MOST_USES, Retention
+
+COMPETING: Final = 8
+"""Tenants above their shares whose blocks are compared by worth."""
+
+_SLACK: Final = 64  # outdated entries of the heap
 
 
 def block_key(parent: bytes, tokens: Seq[int]) -> bytes:
@@ -41,30 +54,56 @@ def block_key(parent: bytes, tokens: Seq[int]) -> bytes:
     return hashlib.blake2b(array("q", tokens).tobytes(), key=parent[:64], digest_size=32).digest()
 
 
+class _Tenant:
+    """Who has blocks with keys: its cached ones, in batches by uses and time."""
+
+    __slots__ = ("batches", "name", "num_cached", "num_keys", "stamp", "weight")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.weight = 1.0
+        self.num_keys = 0
+        self.num_cached = 0
+        self.batches: list[OrderedDict[int, _Batch]] = [OrderedDict() for _ in range(MOST_USES)]  # [uses - 1][at]
+        self.stamp = 0  # of its one valid entry in the heap; 0: it has none
+
+    @property
+    def ratio(self) -> float:
+        """Cached blocks per weight."""
+        return self.num_cached / self.weight
+
+
 class _Batch:
-    """Cached blocks that became idle at one time after equally many uses, the beginning of their prefix first."""
+    """A tenant's cached blocks that became idle at one time after equally many uses, the beginning of their prefix first."""
 
-    __slots__ = ("at", "blocks", "uses")
+    __slots__ = ("at", "blocks", "tenant", "uses")
 
-    def __init__(self, uses: int, at: int) -> None:
+    def __init__(self, tenant: _Tenant, uses: int, at: int) -> None:
+        self.tenant = tenant
         self.uses = uses
         self.at = at
         self.blocks: dict[int, None] = {}
 
 
 class BlockPool:
-    """Allocates, shares and recycles blocks. Pure bookkeeping; every change is O(1) per block."""
+    """Allocates, shares and recycles blocks. Pure bookkeeping; every change is O(1) per block, and O(log tenants) per call
+    where there are several."""
 
     __slots__ = (
         "_batch_of",
-        "_batches",
         "_by_key",
+        "_changed",
         "_free",
+        "_heap",
         "_keys",
         "_num_cached",
+        "_num_stamps",
         "_refs",
         "_retention",
+        "_tenant_of",
+        "_tenants",
         "_uses",
+        "_weights",
         "num_blocks",
     )
 
@@ -78,8 +117,13 @@ class BlockPool:
         self._uses = bytearray(num_blocks)  # requests that asked for what the block holds, up to MOST_USES
         self._free = deque(range(num_blocks))
         self._batch_of: list[_Batch | None] = [None] * num_blocks  # of cached blocks
-        self._batches: list[OrderedDict[int, _Batch]] = [OrderedDict() for _ in range(MOST_USES)]  # [uses - 1][at]
         self._num_cached = 0
+        self._tenant_of: list[_Tenant | None] = [None] * num_blocks  # of blocks with keys
+        self._tenants: dict[str, _Tenant] = {}
+        self._weights = 0.0  # of the tenants with cached blocks, together
+        self._heap: list[tuple[float, int, _Tenant]] = []  # (-ratio, stamp, tenant), once there are several
+        self._num_stamps = 0
+        self._changed: dict[_Tenant, None] = {}  # since they were lined up
         self._retention = Retention(num_blocks)
 
     # -- questions --------------------------------------------------------------------------
@@ -161,35 +205,55 @@ class BlockPool:
                 idle.append(block)
         self._idle(idle)
 
-    def publish(self, block: int, key: bytes) -> None:
-        """Make a computed full block findable. The first block with a key keeps it."""
+    def publish(self, block: int, key: bytes, tenant: str = "", weight: float = 1.0) -> None:
+        """Make a computed full block findable. The first block with a key keeps it. ``weight``: the tenant's, from now on."""
         if self._keys[block] is None and key not in self._by_key:
             self._keys[block] = key
             self._by_key[key] = block
             self._uses[block] = self._retention.computed(key)
+            owner = self._tenants.get(tenant)
+            if owner is None:
+                owner = self._tenants[tenant] = _Tenant(tenant)
+            if owner.weight != weight:
+                if owner.num_cached:
+                    self._weights += weight - owner.weight
+                    self._changed[owner] = None
+                owner.weight = weight
+            owner.num_keys += 1
+            self._tenant_of[block] = owner
 
     def clear_cache(self) -> None:
         """Forget every prefix and what was learnt; blocks in use stay in use."""
         for block in self._by_key.values():
             self._keys[block] = None
+            self._tenant_of[block] = None
             if self._batch_of[block] is not None:
                 self._batch_of[block] = None
                 self._free.append(block)
         self._by_key.clear()
-        for batches in self._batches:
-            batches.clear()
+        self._tenants.clear()
+        self._heap.clear()
+        self._changed.clear()
+        self._weights = 0.0
         self._num_cached = 0
         self._retention = Retention(self.num_blocks)
 
     def check(self) -> None:
         """Verify every invariant; for tests and for the idle check. Raises AssertionError."""
         cached = []
-        for uses, batches in enumerate(self._batches, 1):
-            assert list(batches) == sorted(batches)
-            for at, batch in batches.items():
-                assert batch.blocks
-                assert (batch.uses, batch.at) == (uses, at)
-                cached += [(block, batch) for block in batch.blocks]
+        for name, tenant in self._tenants.items():
+            own = 0
+            for uses, batches in enumerate(tenant.batches, 1):
+                assert list(batches) == sorted(batches)
+                for at, batch in batches.items():
+                    assert batch.blocks
+                    assert (batch.tenant, batch.uses, batch.at) == (tenant, uses, at)
+                    cached += [(block, batch) for block in batch.blocks]
+                    own += len(batch.blocks)
+            assert (tenant.name, tenant.num_cached) == (name, own)
+            assert tenant.num_keys == sum(owner is tenant for owner in self._tenant_of) > 0
+        assert [owner is None for owner in self._tenant_of] == [key is None for key in self._keys]
+        assert math.isclose(self._weights, sum(t.weight for t in self._tenants.values() if t.num_cached), abs_tol=1e-9)
         idle = [*self._free, *(block for block, _ in cached)]
         assert len(idle) == len(set(idle)) == self.num_available
         assert all(self._refs[block] == 0 for block in idle)
@@ -211,39 +275,100 @@ class BlockPool:
                 self._free.append(block)
                 continue
             uses = self._uses[block]
-            batches = self._batches[uses - 1]
+            tenant = self._tenant_of[block]
+            assert tenant is not None
+            batches = tenant.batches[uses - 1]
             batch = batches.get(at)
             if batch is None:
-                batch = batches[at] = _Batch(uses, at)
+                batch = batches[at] = _Batch(tenant, uses, at)
             batch.blocks[block] = None
             self._batch_of[block] = batch
             self._num_cached += 1
+            if not tenant.num_cached:
+                self._weights += tenant.weight
+            tenant.num_cached += 1
+            self._changed[tenant] = None
 
     def _evict(self, most: int) -> None:
-        """Free blocks of the batch that is worth least, up to ``most``."""
-        batch = self._worth_least()
-        for _ in range(min(most, len(batch.blocks))):
+        """Free blocks of the batch that is worth least of those that compete, up to ``most``, while its tenant is above its
+        share."""
+        rivals = self._rivals()
+        batch = min(map(self._worth_least, rivals), key=self._worth)
+        tenant = batch.tenant
+        for _ in range(min(most, len(batch.blocks), self._excess(tenant))):
             block, _ = batch.blocks.popitem()
             self._left(block, batch)
             key = self._keys[block]
             assert key is not None
             self._retention.evicted(key, batch.uses)
-            self._keys[block] = None
+            self._keys[block] = self._tenant_of[block] = None
             del self._by_key[key]
             self._free.append(block)
+            tenant.num_keys -= 1
+        if not tenant.num_keys:
+            tenant.stamp = 0
+            del self._tenants[tenant.name], self._changed[tenant]
 
-    def _worth_least(self) -> _Batch:
-        heads = [next(iter(batches.values())) for batches in self._batches if batches]
-        if self._batches[0]:
-            heads.insert(1, next(reversed(self._batches[0].values())))
-        worth = self._retention.worth
-        return min(heads, key=lambda batch: worth(batch.uses, batch.at))  # the first of equals, the least used
+    def _worth(self, batch: _Batch) -> float:
+        return self._retention.worth(batch.uses, batch.at)
+
+    def _worth_least(self, tenant: _Tenant) -> _Batch:
+        heads = [next(iter(batches.values())) for batches in tenant.batches if batches]
+        if tenant.batches[0]:
+            heads.insert(1, next(reversed(tenant.batches[0].values())))
+        return min(heads, key=self._worth)  # the first of equals, the least used
 
     def _left(self, block: int, batch: _Batch) -> None:
         self._batch_of[block] = None
         self._num_cached -= 1
+        tenant = batch.tenant
+        tenant.num_cached -= 1
+        self._changed[tenant] = None
+        if not tenant.num_cached:
+            self._weights = self._weights - tenant.weight if self._num_cached else 0.0
         if not batch.blocks:
-            del self._batches[batch.uses - 1][batch.at]
+            del tenant.batches[batch.uses - 1][batch.at]
+
+    # -- tenants ----------------------------------------------------------------------------
+
+    def _rivals(self) -> list[_Tenant]:
+        """The tenants that are furthest above their shares, where there is one that is; else those with the most."""
+        if len(self._tenants) == 1:
+            return list(self._tenants.values())
+        self._line_up()
+        first: list[tuple[float, int, _Tenant]] = []
+        share = self._num_cached / self._weights * (1 + 1e-9)  # per weight
+        while self._heap and len(first) < COMPETING:
+            ratio, stamp, tenant = self._heap[0]
+            if stamp == tenant.stamp:
+                if first and -ratio <= share:
+                    break
+                first.append(self._heap[0])
+            heapq.heappop(self._heap)
+        for entry in first:
+            heapq.heappush(self._heap, entry)
+        return [tenant for _, _, tenant in first]
+
+    def _excess(self, tenant: _Tenant) -> int:
+        """How many blocks it can lose one after the other, each while it is above its share; at least one."""
+        others = self._weights - tenant.weight
+        if others <= 0.0 or tenant.num_cached == self._num_cached:
+            return tenant.num_cached
+        above = tenant.num_cached - self._num_cached * tenant.weight / self._weights
+        return max(1, math.ceil(above * self._weights / others - 1e-6))
+
+    def _line_up(self) -> None:
+        """Every tenant with cached blocks has one valid entry, by its ratio of now."""
+        for tenant in self._changed:
+            tenant.stamp = 0
+            if tenant.num_cached:
+                self._num_stamps += 1
+                tenant.stamp = self._num_stamps
+                heapq.heappush(self._heap, (-tenant.ratio, tenant.stamp, tenant))
+        self._changed.clear()
+        if len(self._heap) > _SLACK + 4 * len(self._tenants):
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].stamp]
+            heapq.heapify(self._heap)
 
     def __repr__(self) -> str:
         return f"<BlockPool used={self.num_used} cached={self.num_cached} free={self.num_free} of {self.num_blocks}>"

@@ -109,7 +109,8 @@ class DraftModel:
         mirror.num_computed = end
         while self._prefix_caching and mirror.num_hashed < end // self._block_size:
             i = mirror.num_hashed
-            self.pool.publish(mirror.blocks[i], mirror.block_key(i, self._block_size))
+            key = mirror.block_key(i, self._block_size)
+            self.pool.publish(mirror.blocks[i], key, mirror.tenant, mirror.weight)
             mirror.num_hashed = i + 1
 
     def _open(self, sequence: Sequence) -> _Mirror:
@@ -120,6 +121,8 @@ class DraftModel:
             sampling=sequence.sampling,
             seed=sequence.seed,
             salt=sequence.salt,
+            tenant=sequence.tenant,
+            weight=sequence.weight,
         )
         mirror.tokens = sequence.tokens  # the list itself: what the target learns is known here
         mirror.num_prompt = sequence.num_prompt

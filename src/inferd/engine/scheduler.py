@@ -541,7 +541,8 @@ class Scheduler:
         full = sequence.num_computed // self.block_size
         while sequence.num_hashed < full:
             i = sequence.num_hashed
-            self.pool.publish(sequence.blocks[i], sequence.block_key(i, self.block_size))
+            key = sequence.block_key(i, self.block_size)
+            self.pool.publish(sequence.blocks[i], key, sequence.tenant, sequence.weight)
             sequence.num_hashed = i + 1
 
 
