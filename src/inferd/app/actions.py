@@ -57,7 +57,9 @@ class Actions:
         config: Callable[[], Config],
         override: Callable[[str, ModelConfig], Awaitable[None]],
         config_path: Path | None,
+        address: str = "",
     ) -> None:
+        self._address = address
         self._router = router
         self._departure = departure
         self._reloader = reloader
@@ -83,6 +85,7 @@ class Actions:
             memory_budget_bytes=config.server.memory_bytes,
             models=models,
             tenants=_tenants(self._control.quotas()),
+            address=self._address,
         )
 
     def drain(self) -> None:

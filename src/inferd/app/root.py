@@ -189,7 +189,8 @@ async def serve(
         site = Site(config, router, control, observer, tls)
         reloader = None if source is None else Reloader(source, site.adopt, emit)
         path = None if source is None else source.path
-        actions = Actions(router, control, departure, reloader, lambda: site.config, site.override, path)
+        address = _address(config.server, listener.getsockname()[1])
+        actions = Actions(router, control, departure, reloader, lambda: site.config, site.override, path, address)
         create = functools.partial(
             create_app,
             router,
@@ -221,7 +222,7 @@ async def serve(
         if reloader is not None and config.server.reload:
             following = asyncio.create_task(reloader.follow())
             stack.callback(following.cancel)
-        ready = Ready(_address(config.server, servers[0].port), control.door.needs_keys, grpc_address)
+        ready = Ready(address, control.door.needs_keys, grpc_address)
         await _run(site, listeners, departure, ready, on_ready)
     return 0
 

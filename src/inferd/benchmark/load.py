@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import ssl
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from inferd.errors import Unauthenticated, Unavailable
 
 Told = Callable[[Record], None]
 _MAX_HEADERS = 64 * 1024
+_MAX_LINE = 1 << 20
 
 
 class _Delta(msgspec.Struct):
@@ -73,8 +75,15 @@ class Connection:
     """One keep-alive HTTP connection. One request at a time."""
 
     def __init__(
-        self, url: str, timeout_s: float, api_key: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        url: str,
+        timeout_s: float,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        connect: Callable[[], socket.socket] | None = None,
     ) -> None:
+        """``connect`` makes the connection where it does not go to the URL's host."""
+        self._connect = connect
         parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
         self._host = parts.hostname or "127.0.0.1"
         self._is_tls = parts.scheme == "https"
@@ -120,9 +129,7 @@ class Connection:
 
     async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, str]]:
         if self._streams is None:
-            self._streams = await asyncio.open_connection(
-                self._host, self._port, ssl=ssl.create_default_context() if self._is_tls else None, limit=1 << 20
-            )
+            self._streams = await self._opened()
         reader, writer = self._streams
         writer.write(
             f"{method} {self._base}{path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n{self._fields}"
@@ -141,6 +148,14 @@ class Connection:
             name.strip().lower(): value.strip().lower() for name, _, value in (f.partition(":") for f in fields if f)
         }
         return int(words[1]), headers
+
+    async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._connect is not None:
+            made = self._connect()
+            made.setblocking(False)
+            return await asyncio.open_unix_connection(sock=made, limit=_MAX_LINE)
+        context = ssl.create_default_context() if self._is_tls else None
+        return await asyncio.open_connection(self._host, self._port, ssl=context, limit=_MAX_LINE)
 
     def close(self) -> None:
         if self._streams is not None:
@@ -192,11 +207,21 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 async def find_model(url: str, api_key: str | None = None, timeout_s: float = 10.0) -> str:
     """The name of the first model of the server at ``url`` that writes text. Raises Unauthenticated, Unavailable."""
-    connection = Connection(url, timeout_s, api_key)
+    return (await models_of(Connection(url, timeout_s, api_key), url))[0]
+
+
+async def models_of(connection: Connection, url: str) -> list[str]:
+    """The names of a server's models, those that write text before the others. Closes the connection.
+
+    Raises Unauthenticated; Unavailable where the server does not answer or lists none.
+    """
     try:
         body = b"\n".join([line async for line in connection.lines("GET", "/v1/models")])
         listed = msgspec.json.decode(body, type=_Models).data
-        return next((model.id for model in listed if model.tasks is None or "generate" in model.tasks), listed[0].id)
+        if not listed:
+            raise Unavailable(f"The server at {url} lists no model at /v1/models; name one with --model.")
+        writes = {model.id: model.tasks is None or "generate" in model.tasks for model in listed}
+        return sorted(writes, key=lambda name: not writes[name])
     except (OSError, ServerError, asyncio.IncompleteReadError, TimeoutError) as error:
         if isinstance(error, ServerError) and error.status in (401, 403):
             raise Unauthenticated(
@@ -205,7 +230,7 @@ async def find_model(url: str, api_key: str | None = None, timeout_s: float = 10
         raise Unavailable(
             f"No server answers at {url} ({str(error) or type(error).__name__}); start one with: inferd serve"
         ) from None
-    except (msgspec.DecodeError, IndexError):
+    except msgspec.DecodeError:
         raise Unavailable(f"The server at {url} lists no model at /v1/models; name one with --model.") from None
     finally:
         connection.close()

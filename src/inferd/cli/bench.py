@@ -23,8 +23,11 @@ from inferd.benchmark.dataset import Query, from_file, random_tokens
 from inferd.benchmark.report import Report, load_label, milliseconds, profile_rows, render
 from inferd.benchmark.stats import Record, Summary, summarise
 from inferd.benchmark.step_profile import StepProfile
-from inferd.cli.terminal import console, is_live, loading
+from inferd.cli.control import find_server
+from inferd.cli.door import DEFAULT_URL
+from inferd.cli.terminal import console, is_live, loading, note
 from inferd.errors import ModelLoadError, Unavailable
+from inferd.gateway.control import ServerReport
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]
@@ -46,7 +49,12 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 
 @click.command("bench")
 @click.argument("source", required=False)
-@click.option("--url", default=None, help="Server to test.  [default: http://127.0.0.1:8000, when no SOURCE is given]")
+@click.option(
+    "--url", default=None, help="Server to test.  [default: the one that runs on this machine, when no SOURCE is given]"
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=None, help="Port of the server to test, on this machine."
+)
 @click.option("--model", default=None, help="Model name to ask for.  [default: the first that the server lists]")
 @click.option(
     "--concurrency",
@@ -133,6 +141,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 def command(
     source: str | None,
     url: str | None,
+    port: int | None,
     model: str | None,
     concurrency: list[float] | None,
     rate: list[float] | None,
@@ -156,14 +165,16 @@ def command(
 
     \b
     Examples:
-      inferd bench                                   the server on port 8000
+      inferd bench                                   the server that runs on this machine
       inferd bench demo --concurrency 1,4,16         a server of its own
       inferd bench --url http://10.0.0.5:8000 --rate 2,4,8 --prompts prompts.jsonl
 
     Exit code 1 when any request failed.
     """
-    if source is not None and url is not None:
-        raise click.UsageError("Give either SOURCE (a server is started) or --url (it runs already), not both.")
+    if source is not None and (url is not None or port is not None):
+        raise click.UsageError(
+            "Give either SOURCE (a server is started) or --url or --port (it runs already), not both."
+        )
     runs: list[tuple[str, float]] = [
         ("closed", float(int(n) or 1)) for n in concurrency or ([] if rate else [1.0, 8.0, 32.0])
     ]
@@ -176,7 +187,7 @@ def command(
 
     queries(1, 0)  # a bad file is told before a server is started
     with contextlib.ExitStack() as stack:
-        address = stack.enter_context(_own_server(source)) if source is not None else url or "http://127.0.0.1:8000"
+        address = stack.enter_context(_own_server(source)) if source is not None else url or _running(port)
         name = model or asyncio.run(load.find_model(address, api_key))
         target = load.Target(url=address, model=name, api_key=api_key, timeout_s=timeout, ignore_eos=ignore_eos)
         summaries: list[Summary] = []
@@ -210,6 +221,19 @@ def command(
         ) from None
     click.echo(f"\nWritten: {as_json} and {as_html}")
     return 1 if any(run.num_errors for run in summaries) else 0
+
+
+def _running(port: int | None) -> str:
+    """The address of the server with the port, or of the only one on this machine; else the usual one."""
+    try:
+        server = find_server(port, None, None, None)
+    except Unavailable:
+        if port is not None:
+            raise
+        return DEFAULT_URL
+    address = server.get("/admin/status", ServerReport).address
+    note(f"Testing the server at {address}.")
+    return address
 
 
 def _ignore(record: Record) -> None:

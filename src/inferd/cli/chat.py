@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Generator
 
 import click
 import msgspec
 
-from inferd.benchmark.load import Connection, ServerError, find_model
-from inferd.errors import InferdError, Unavailable
+from inferd.cli.door import Answer, answers, find_door
+from inferd.cli.terminal import note
+from inferd.errors import InferdError, InvalidRequest
 from inferd.types import JSON, SamplingParams
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 HELP = """\
 /help            this text
 /system TEXT     start anew with this system message
 /reset           forget the conversation
 /exit            leave (also Ctrl-D); Ctrl-C stops an answer"""
 
-Answer = Callable[[list[JSON]], Generator[str, None, None]]
-
 
 @click.command("chat")
 @click.argument("source", required=False)
-@click.option("--url", default=None, help=f"Server to talk to.  [default: {DEFAULT_URL} if one runs there]")
+@click.option("--url", default=None, help="Server to talk to.  [default: the one that runs on this machine]")
+@click.option("--port", type=click.IntRange(1, 65535), default=None, help="Port of the server that is meant.")
 @click.option("--model", default=None, help="Model name to ask the server for.  [default: the first that it lists]")
 @click.option(
     "--api-key",
@@ -44,6 +42,7 @@ Answer = Callable[[list[JSON]], Generator[str, None, None]]
 def command(
     source: str | None,
     url: str | None,
+    port: int | None,
     model: str | None,
     api_key: str | None,
     system: str | None,
@@ -52,31 +51,39 @@ def command(
 ) -> int:
     """Talk to a model; answers appear as they are written.
 
-    With SOURCE (a folder, a hub id or 'demo') the model is loaded into this process; with --url a
-    running server answers. With neither: the server on port 8000 if there is one, else the bundled model.
+    With SOURCE (a folder, a hub id or 'demo') the model is loaded into this process; with --url or --port a
+    running server answers. With none of them: the server that runs on this machine, else the bundled model,
+    loaded into this process.
 
     \b
     Examples:
       inferd chat
       inferd chat ./my-model --system "You are terse."
+      inferd chat --port 9000 --model chat
       inferd chat --url http://10.0.0.5:8000
     """
-    if source is not None and url is not None:
-        raise click.UsageError("Give either SOURCE (loaded here) or --url (a running server), not both.")
+    if source is not None and (url is not None or port is not None):
+        raise click.UsageError("Give either SOURCE (loaded here) or --url or --port (a running server), not both.")
     with contextlib.ExitStack() as stack:
         if source is None:
-            try:
-                address = url or DEFAULT_URL
-                name = model or asyncio.run(find_model(address, api_key, timeout_s=2.0))
-                title, answer = f"{name} at {address}", _over_http(address, name, api_key, max_tokens, temperature)
-            except Unavailable:
-                if url is not None:
-                    raise
+            door = find_door(url, port, api_key)
+            if door is not None:
+                name = model or door.talker()
+                title = f"{name}, {door.name}"
+                settings: JSON = {"model": name, "max_tokens": max_tokens}
+                answer = answers(door, settings if temperature is None else settings | {"temperature": temperature})
+            else:
+                note("No server runs here: the bundled model 'demo' is loaded into this process.")
                 source = "demo"
         if source is not None:
             from inferd.llm import LLM
 
             llm = stack.enter_context(LLM(source))
+            if not llm.info.has_chat_template:
+                raise InvalidRequest(
+                    f"{llm.info.name} has no chat template, so it goes on with a text and answers none: "
+                    f"inferd generate --model {source} TEXT"
+                )
             title = f"{llm.info.name}, in this process"
             sampling = SamplingParams(max_tokens=max_tokens, temperature=1.0 if temperature is None else temperature)
             explicit = ("max_tokens", *(() if temperature is None else ("temperature",)))
@@ -150,60 +157,3 @@ def _say(answer: Answer, messages: list[JSON]) -> str | None:
     else:
         click.echo()
     return "".join(pieces)
-
-
-class _Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta = _Delta()
-
-
-class _Fault(msgspec.Struct):
-    message: str = "the server ended the answer with an error"
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    error: _Fault | None = None
-
-
-def _over_http(url: str, model: str, api_key: str | None, max_tokens: int, temperature: float | None) -> Answer:
-    async def pieces(messages: list[JSON]) -> AsyncGenerator[str, None]:
-        body: JSON = {"model": model, "messages": messages, "stream": True, "max_tokens": max_tokens}
-        if temperature is not None:
-            body["temperature"] = temperature
-        connection = Connection(url, 600.0, api_key)
-        try:
-            async for line in connection.lines("POST", "/v1/chat/completions", msgspec.json.encode(body)):
-                if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
-                    continue
-                chunk = msgspec.json.decode(line[5:], type=_Chunk)
-                if chunk.error is not None:
-                    raise Unavailable(chunk.error.message)
-                for choice in chunk.choices:
-                    if choice.delta.content:
-                        yield choice.delta.content
-        except (ServerError, msgspec.DecodeError) as error:
-            raise Unavailable(f"The server at {url} refused: {error}") from None
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise Unavailable(
-                f"The connection to {url} broke ({type(error).__name__}); is the server still there?"
-            ) from None
-        finally:
-            connection.close()
-
-    def answer(messages: list[JSON]) -> Generator[str, None, None]:
-        with asyncio.Runner() as runner:
-            stream = pieces(messages)
-            try:
-                while True:
-                    try:
-                        yield runner.run(anext(stream))
-                    except StopAsyncIteration:
-                        return
-            finally:
-                runner.run(stream.aclose())
-
-    return answer

@@ -157,8 +157,14 @@ def find_server(port: int | None, config: Path | None, url: str | None, key: str
 
     Raises InferdError that says what runs and how to choose.
     """
-    if url is not None:
-        return _elsewhere(url, key)
+    return _elsewhere(url, key) if url is not None else _here(*locate(port, config))
+
+
+def locate(port: int | None, config: Path | None) -> tuple[int, Path]:
+    """The port and the control socket of a server on this machine: by port, by its config file, or the only one.
+
+    Raises InferdError that says what runs and how to choose.
+    """
     wanted, state = _described(config)
     port = port if port is not None else wanted
     folder = data_folder(state) / "run"
@@ -166,7 +172,7 @@ def find_server(port: int | None, config: Path | None, url: str | None, key: str
         int(path.stem): path for path in sorted(folder.glob("*.sock")) if path.stem.isdecimal() and _answers(path)
     }
     if port is not None and port in running:
-        return _here(port, running[port])
+        return port, running[port]
     ports = ", ".join(map(str, sorted(running)))
     if port is not None:
         hint = f"; running are the ports {ports}" if running else ""
@@ -184,7 +190,7 @@ def find_server(port: int | None, config: Path | None, url: str | None, key: str
     if len(running) > 1:
         raise InvalidRequest(f"Several servers run here, with the ports {ports}; choose one with --port.")
     ((found, path),) = running.items()
-    return _here(found, path)
+    return found, path
 
 
 def _here(port: int, path: Path) -> Server:

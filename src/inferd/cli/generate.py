@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import click
 
-from inferd.types import SamplingParams
+from inferd.cli.door import find_door, streamed
+from inferd.cli.terminal import note
+from inferd.types import JSON, SamplingParams
 
 
 @click.command("generate")
 @click.argument("prompt")
 @click.option(
-    "--model", "source", default="demo", show_default=True, help="A folder, a Hugging Face Hub id, or 'demo'."
+    "--model",
+    default=None,
+    help="A model of the server that runs, by its name; or a folder, a Hugging Face Hub id or 'demo', loaded into this "
+    "process.  [default: the server's first, else demo]",
+)
+@click.option("--url", default=None, help="Server to ask.  [default: the one that runs on this machine]")
+@click.option("--port", type=click.IntRange(1, 65535), default=None, help="Port of the server that is meant.")
+@click.option(
+    "--api-key",
+    envvar=["INFERD_API_KEY", "OPENAI_API_KEY"],
+    default=None,
+    help="Key for --url (also INFERD_API_KEY or OPENAI_API_KEY).",
 )
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Longest answer, in tokens."
@@ -25,14 +39,20 @@ from inferd.types import SamplingParams
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 def command(
     prompt: str,
-    source: str,
+    model: str | None,
+    url: str | None,
+    port: int | None,
+    api_key: str | None,
     max_tokens: int,
     temperature: float | None,
     seed: int | None,
     system: str | None,
     raw: bool,
 ) -> int:
-    """Answer PROMPT with a model loaded into this process; '-' reads the prompt from stdin.
+    """Answer PROMPT, which '-' reads from stdin.
+
+    The server that runs on this machine answers, where there is one and it serves the model; else the model is loaded
+    into this process.
 
     \b
     Examples:
@@ -44,6 +64,24 @@ def command(
         prompt = sys.stdin.read()
     if not prompt.strip():
         raise click.UsageError("The prompt is empty; give a text, or '-' and a text on stdin.")
+    messages: list[JSON] = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    door = find_door(url, port, api_key)
+    served = [] if door is None else door.models()
+    if door is not None and (model is None or model in served or url is not None or port is not None):
+        name = model or (served[0] if raw else door.talker())
+        raw = raw or not door.converses(name)
+        note(f"Asking {name}, {door.name}.")
+        body: JSON = {"model": name, "max_tokens": max_tokens}
+        body |= {} if temperature is None else {"temperature": temperature}
+        body |= {} if seed is None else {"seed": seed}
+        if raw and system:
+            raise click.UsageError("--system needs a model with a chat template, and no --raw.")
+        path = "/v1/completions" if raw else "/v1/chat/completions"
+        _write(streamed(door, path, body | ({"prompt": prompt} if raw else {"messages": messages})))
+        return 0
+    source = model or "demo"
+    note(f"Loading {source} into this process" + ("." if door is None else f", as {door.name} does not serve it."))
     from inferd.llm import LLM
 
     with LLM(source) as llm:
@@ -52,13 +90,15 @@ def command(
             max_tokens=min(max_tokens, room - 1), seed=seed, temperature=1.0 if temperature is None else temperature
         )
         set_by_user = ("max_tokens", "seed", *(() if temperature is None else ("temperature",)))
-        messages = [{"role": "system", "content": system}] if system else []
-        conversation = [*messages, {"role": "user", "content": prompt}]
         is_chat = llm.info.has_chat_template and not raw
         if system and not is_chat:
             raise click.UsageError("--system needs a model with a chat template, and no --raw.")
-        for piece in llm.stream(conversation if is_chat else prompt, sampling, explicit=set_by_user):
-            click.echo(piece, nl=False)
-            sys.stdout.flush()
-    click.echo()
+        _write(llm.stream(messages if is_chat else prompt, sampling, explicit=set_by_user))
     return 0
+
+
+def _write(pieces: Iterator[str]) -> None:
+    for piece in pieces:
+        click.echo(piece, nl=False)
+        sys.stdout.flush()
+    click.echo()

@@ -184,7 +184,8 @@ def command(
         return 0
     out = console()
     out.print(table_of(arrays, shown, top))
-    out.print(f"[dim]{metadata.name}, {metadata.platform or 'v2'}: {took_s * 1000:.1f} ms[/]", markup=True)
+    about = f"{metadata.name}, {metadata.platform or 'v2'}: {took_s * 1000:.1f} ms, the server {server.name}"
+    out.print(about, style="dim", markup=False)
     return 0
 
 

@@ -91,6 +91,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     memory_budget_bytes: int | None
     models: list[ModelReport]
     tenants: list[TenantReport] = []
+    address: str = ""  # where clients on the server's machine find it: http://127.0.0.1:8000
 
 
 class UnloadReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,167 @@
+"""Where a command that wants texts finds a server: by URL, or as ``inferd status`` finds it, and how it asks there.
+
+Through the control socket no key is needed, as whoever may open it may do everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from inferd.app.control_socket import connect
+from inferd.benchmark.load import Connection, ServerError, models_of
+from inferd.cli.control import ANSWER_S, locate
+from inferd.errors import Unavailable
+from inferd.types import JSON
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+_LOOK_S: Final = 2.0
+_TEXT_S: Final = 600.0
+
+Answer = Callable[[list[JSON]], Generator[str, None, None]]
+
+
+class Door(NamedTuple):
+    """A server that runs."""
+
+    name: str  # for people
+    url: str
+    key: str | None = None
+    connect: Callable[[], socket.socket] | None = None  # to its control socket; None: to its URL
+
+    def connection(self, timeout_s: float) -> Connection:
+        return Connection(self.url, timeout_s, self.key, connect=self.connect)
+
+    def models(self, timeout_s: float = ANSWER_S) -> list[str]:
+        """The names of its models, those that write text first. Raises Unauthenticated, Unavailable."""
+        return asyncio.run(models_of(self.connection(timeout_s), self.url))
+
+    def converses(self, model: str) -> bool:
+        """Whether the model answers conversations. A server that does not say so is taken at its word by asking."""
+        return asyncio.run(_converses(self.connection(ANSWER_S), model))
+
+    def talker(self) -> str:
+        """The first model that answers conversations; where there is none, the first. Raises as ``models``."""
+        names = self.models()
+        return next((name for name in names if self.converses(name)), names[0])
+
+
+class _Parameters(msgspec.Struct, frozen=True):
+    tasks: str = ""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    parameters: _Parameters = _Parameters()
+
+
+async def _converses(connection: Connection, model: str) -> bool:
+    path = f"/v2/models/{quote(model, safe='')}"
+    try:
+        body = b"\n".join([line async for line in connection.lines("GET", path)])
+        tasks = msgspec.json.decode(body, type=_Metadata).parameters.tasks
+    except (OSError, ServerError, asyncio.IncompleteReadError, TimeoutError, msgspec.DecodeError):
+        return True  # no inferd, or a model that is not loaded yet
+    finally:
+        connection.close()
+    return not tasks or "chat" in tasks.split(",")
+
+
+def find_door(url: str | None, port: int | None, key: str | None) -> Door | None:
+    """The server at the URL, or with the port, or the only one on this machine; None where none was named and none runs.
+
+    Raises InferdError where the one that was named does not answer, or several run.
+    """
+    if url is not None:
+        return Door(f"the server at {url}", url, key)
+    try:
+        found, path = locate(port, None)
+    except Unavailable:
+        if port is not None:
+            raise
+        return _usual(key)
+    return _through(found, path)
+
+
+def _through(port: int, path: Path) -> Door:
+    opened = functools.partial(connect, path, ANSWER_S)
+    return Door(f"the server with port {port}", f"http://127.0.0.1:{port}", connect=opened)
+
+
+def _usual(key: str | None) -> Door | None:
+    """Whatever answers on the usual port: another user's server, or one in a container."""
+    door = Door(f"the server at {DEFAULT_URL}", DEFAULT_URL, key)
+    try:
+        door.models(_LOOK_S)
+    except Unavailable:
+        return None
+    return door
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = _Delta()
+    text: str | None = None
+
+
+class _Fault(msgspec.Struct):
+    message: str = "the server ended the answer with an error"
+
+
+class _Chunk(msgspec.Struct):
+    choices: Sequence[_Choice] = ()
+    error: _Fault | None = None
+
+
+def answers(door: Door, settings: JSON) -> Answer:
+    """Asks for the answer to a conversation, which comes in pieces. ``settings``: of each request, with its model."""
+
+    def answer(messages: list[JSON]) -> Generator[str, None, None]:
+        return streamed(door, "/v1/chat/completions", {**settings, "messages": messages})
+
+    return answer
+
+
+def streamed(door: Door, path: str, body: JSON) -> Generator[str, None, None]:
+    """The pieces of a text. Raises Unavailable with what the server said."""
+    with asyncio.Runner() as runner:
+        stream = _pieces(door, path, {**body, "stream": True})
+        try:
+            while True:
+                try:
+                    yield runner.run(anext(stream))
+                except StopAsyncIteration:
+                    return
+        finally:
+            runner.run(stream.aclose())
+
+
+async def _pieces(door: Door, path: str, body: JSON) -> AsyncGenerator[str, None]:
+    connection = door.connection(_TEXT_S)
+    try:
+        async for line in connection.lines("POST", path, msgspec.json.encode(body)):
+            if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
+                continue
+            chunk = msgspec.json.decode(line[5:], type=_Chunk)
+            if chunk.error is not None:
+                raise Unavailable(chunk.error.message)
+            for choice in chunk.choices:
+                piece = choice.delta.content or choice.text
+                if piece:
+                    yield piece
+    except (ServerError, msgspec.DecodeError) as error:
+        raise Unavailable(f"{door.name[:1].upper()}{door.name[1:]} refused: {error}") from None
+    except (OSError, asyncio.IncompleteReadError) as error:
+        said = f"The connection to {door.name} broke ({type(error).__name__}); is the server still there?"
+        raise Unavailable(said) from None
+    finally:
+        connection.close()
