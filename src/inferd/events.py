@@ -112,6 +112,8 @@ class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None = None  # the generate request's outcome, when there was one
     finish_reasons: tuple[str, ...] = ()
     error_code: str | None = None
+    error_text: str = ""  # the error's sentence, without anything that a request's text may be part of
+    path: str = ""  # of a request that no route matches
     usage: Usage | None = None
     timings: Timings | None = None
 

@@ -77,7 +77,7 @@ def test_a_server_that_was_killed_is_not_among_those_that_run(data_dir: Path) ->
     left.listener.close()
     with saying(data_dir, http(200, b"{}"), port=8001):
         assert find_server(None, None, None, None).name == "with port 8001"
-        with pytest.raises(Unavailable, match="running are the ports 8001"):
+        with pytest.raises(Unavailable, match="running: port 8001"):
             find_server(8000, None, None, None)
 
 

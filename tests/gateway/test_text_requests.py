@@ -91,6 +91,15 @@ def test_a_chat_model_is_not_asked_for_what_it_cannot_do(server: Running, path: 
     assert ("error_type" in reply.json()) == (path in ("/embed", "/predict"))
 
 
+def test_a_refusal_of_predict_names_what_predict_needs() -> None:
+    router = FakeRouter("vectors")
+    router.statuses[:] = [text_model("vectors", "embed", "score")]
+    with running(router) as server:
+        reply = post(server, "/predict", {"inputs": "a"})
+    assert reply.status_code == 400
+    assert "The model 'vectors' cannot classify or rerank; it can predict, embed, score." in reply.text
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_model_of_vectors_is_not_asked_to_chat(server: Running, path: str) -> None:
     body = {"model": "vectors", "messages": [{"role": "user", "content": "a"}]}

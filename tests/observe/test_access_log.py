@@ -51,6 +51,12 @@ def test_a_line_has_the_request_its_outcome_its_tokens_and_its_timings() -> None
     assert (line["tenant"], line["key_id"]) == ("t", "k1")
 
 
+def test_an_error_has_its_sentence_and_a_path_that_nothing_matches_is_told() -> None:
+    line = json.loads(http_line(served(error_code="route_not_found", error_text="Nothing.", path="/x"), wall_s=0.0))
+    assert (line["error_code"], line["error"], line["path"]) == ("route_not_found", "Nothing.", "/x")
+    assert {"error", "path"}.isdisjoint(json.loads(http_line(served(), wall_s=0.0)))
+
+
 @given(st.text(), st.text(), st.text())
 def test_whatever_a_client_sends_is_one_line_of_printable_json(request_id: str, tenant: str, model: str) -> None:
     line = http_line(served(request_id, tenant=tenant, model=model), wall_s=0.0)

@@ -41,6 +41,13 @@ def test_a_prediction_has_no_tokens_to_tell() -> None:
     assert line == "00:00:00 POST /v2/models/m/infer 200 in 0.250 s  m"
 
 
+def test_an_error_is_told_with_its_sentence_and_what_no_route_matches_with_its_path() -> None:
+    (line,) = shown(served(status=400, error_code="invalid_value", error_text="max_tokens must be at least 1."))
+    assert line == "00:00:00 POST /v1/completions 400 in 0.250 s  invalid_value: max_tokens must be at least 1."
+    (line,) = shown(served(route="unmatched", path="/v1/chatt", status=404, error_code="route_not_found"))
+    assert line == "00:00:00 POST /v1/chatt 404 in 0.250 s  route_not_found"
+
+
 def test_probes_that_went_well_are_left_out_and_failures_are_not() -> None:
     assert (
         shown(served(route="/health/ready"), served(route="/metrics"), served(route="/health/ready", status=503)) == []

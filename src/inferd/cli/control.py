@@ -175,7 +175,7 @@ def locate(port: int | None, config: Path | None) -> tuple[int, Path]:
         return port, running[port]
     ports = ", ".join(map(str, sorted(running)))
     if port is not None:
-        hint = f"; running are the ports {ports}" if running else ""
+        hint = f" (running: port{'s' * (len(running) != 1)} {ports})" if running else ""
         raise Unavailable(
             f"No server with port {port} answers in {folder}{hint}. Is it another user's, or has it another data_dir "
             "(then name its config file with --config)?",

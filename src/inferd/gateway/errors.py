@@ -6,12 +6,21 @@ Also the few failures that exist only in HTTP. Nothing else in inferd knows a st
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
-from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest, QuotaExceeded, Unauthenticated
+from inferd.errors import (
+    DeadlineExceeded,
+    InferdError,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    QuotaExceeded,
+    Unauthenticated,
+)
 
 
 class RouteNotFound(InferdError):
@@ -219,3 +228,19 @@ def shown(value: object, limit: int = 64) -> str:
 def invalid(param: str, message: str, code: str | None = "invalid_value") -> InvalidRequest:
     """A 400 that names the field at fault."""
     return InvalidRequest(message, param=param, code=code)
+
+
+_QUOTED: Final = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))""", re.DOTALL)
+
+
+def loggable(error: InferdError, model: str | None) -> str:
+    """An error's sentence without what it quotes of a request, which may be a part of its text: the log holds none. Names of
+    models, fields and paths stay."""
+    kept = (model, error.param)
+    is_harmless = isinstance(error, ModelNotFound | RouteNotFound | MethodNotAllowed)
+    said = (
+        error.message
+        if is_harmless
+        else _QUOTED.sub(lambda found: found[0] if found[0][1:-1] in kept else "'...'", error.message)
+    )
+    return printable(said, 256)

@@ -336,7 +336,7 @@ def usage_body(usage: Usage) -> UsageBody:
 
 def error_frame(call: Call, error: InferdError) -> bytes:
     """The last event of a stream that broke after it had begun."""
-    call.error_code = error.code
+    call.note_error(error)
     return b"data: " + error_body(error) + b"\n\n"
 
 

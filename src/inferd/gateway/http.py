@@ -15,13 +15,14 @@ from typing import Any, Final, TypeVar
 
 from inferd import clock
 from inferd.config.units import bytes_text
-from inferd.errors import InvalidRequest
+from inferd.errors import InferdError, InvalidRequest
 from inferd.gateway.errors import (
     OPENAI_ERRORS,
     BodyTimeout,
     BodyTooLarge,
     ErrorShape,
     UnsupportedMediaType,
+    loggable,
     printable,
 )
 from inferd.gateway.upgrade import Offer
@@ -112,6 +113,7 @@ class Call:
         "closers",
         "common_headers",
         "error_code",
+        "error_text",
         "errors",
         "finish_reasons",
         "given_request_id",
@@ -179,10 +181,15 @@ class Call:
         self.outcome: str | None = None
         self.finish_reasons: tuple[str, ...] = ()
         self.error_code: str | None = None
+        self.error_text = ""  # the error's sentence, as the log may have it
         self.errors: ErrorShape = OPENAI_ERRORS  # of the dialect that the route belongs to
         self.usage: Usage | None = None
         self.timings: Timings | None = None
         self.watcher: asyncio.Task[None] | None = None
+
+    def note_error(self, error: InferdError) -> None:
+        """For the log: that the request was answered with an error, and which."""
+        self.error_code, self.error_text = error.code, loggable(error, self.model)
 
     def count(self, name: bytes) -> int:
         """How many headers of this (lower-case) name came."""

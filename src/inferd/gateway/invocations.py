@@ -134,5 +134,5 @@ def _target(room: Room, call: Call) -> Served:
 
 async def _predicted(room: Room, call: Call, served: Served, asked: Asked) -> Answer:
     served = drawn_version(room, call, served)
-    answer = await call.watched(predict(room, call, served.status, asked, task=task_of(served)))
+    answer = await call.watched(predict(room, call, served.status, asked, tasks=(task_of(served),)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer

@@ -127,7 +127,7 @@ def _event(call: Call, served: Served, body: TextRequest, delta: Delta) -> bytes
 
 
 def _error_event(call: Call, error: InferdError) -> bytes:
-    call.error_code = error.code
+    call.note_error(error)
     return b"data: %b\n\n" % error_text(error)
 
 

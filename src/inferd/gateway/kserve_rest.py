@@ -145,7 +145,7 @@ async def infer(room: Room, call: Call, rest: str) -> Answer:
     else:
         asked = await asyncio.to_thread(read_infer, body, header_bytes, served.asked)
     served = drawn_version(room, call, served, asked.sequence)
-    answer = await call.watched(predict(room, call, served.status, asked, task=task_of(served)))
+    answer = await call.watched(predict(room, call, served.status, asked, tasks=(task_of(served),)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer
 
 

@@ -42,13 +42,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0  # an upper bound of what it costs a tenant's quota of tokens; 0: it is not counted in tokens
 
 
-async def predict(room: Room, call: Call, model: ModelStatus, asked: Asked, *, task: str) -> Answer:
+async def predict(room: Room, call: Call, model: ModelStatus, asked: Asked, *, tasks: tuple[str, ...]) -> Answer:
     """The model's answer, in the dialect's own words: computed now, or what it was when the same was asked before
-    (Idempotency-Key, the cache of models that have one). ``task`` is what the model must be able to do.
+    (Idempotency-Key, the cache of models that have one). The model must be able to do one of the ``tasks``.
 
     Raises InvalidRequest, QuotaExceeded, IdempotencyConflict, what the router raises and what the request failed with.
     """
-    check_task(model, task)
+    check_task(model, *tasks)
     return await repeated(room, call, model, asked, lambda: computed(room, call, model, asked))
 
 
@@ -112,12 +112,12 @@ def no_answer(name: str) -> InternalError:
     return InternalError(f"The model {name!r} ended without an answer.")
 
 
-def check_task(model: ModelStatus, task: str) -> None:
-    """Raises InvalidRequest when the model is known and cannot do it."""
+def check_task(model: ModelStatus, *tasks: str) -> None:
+    """Raises InvalidRequest when the model is known and can do none of them."""
     info = model.info
-    if info is not None and task not in info.tasks:
+    if info is not None and not any(task in info.tasks for task in tasks):
         raise InvalidRequest(
-            f"The model {model.name!r} cannot {task.replace('_', ' ')}; it can {', '.join(info.tasks)}.",
+            f"The model {model.name!r} cannot {' or '.join(tasks).replace('_', ' ')}; it can {', '.join(info.tasks)}.",
             param="model",
             code="unsupported_task",
         )

@@ -225,7 +225,7 @@ class Gateway:
         return self._room.background.begin(self, call, body)
 
     def error_response(self, call: Call, error: InferdError) -> Response:
-        call.error_code = error.code
+        call.note_error(error)
         status = kind_of(error).status
         headers = error_headers(error)
         if status == 503 and self._room.router.draining:
@@ -255,6 +255,8 @@ def served(call: Call, now: float) -> HttpServed:
         outcome=call.outcome,
         finish_reasons=call.finish_reasons,
         error_code=call.error_code,
+        error_text=call.error_text,
+        path=printable(call.path, 200) if call.route == "unmatched" else "",
         usage=call.usage,
         timings=call.timings,
     )

@@ -84,10 +84,9 @@ async def tei_predict(room: Room, call: Call, rest: str) -> Answer:
     """POST /predict: classes of texts, and of pairs also a reranker's score."""
     raw = await _body(room, call)
     fields = await _read(raw, _fields)
-    task = "predict"  # which of the two the model can do is the worker's to say
-    if fields.model is None:
-        task = "classify" if _only(room, call, "classify") is not None else "rerank"
-    return await _ask(room, call, raw, fields, "tei.predict", task)
+    # Which of the two a model can do that is named is the worker's to say.
+    tasks = ("classify", "rerank") if fields.model is None else ("predict",)
+    return await _ask(room, call, raw, fields, "tei.predict", *tasks)
 
 
 async def _body(room: Room, call: Call) -> bytes:
@@ -110,7 +109,7 @@ def _stepped_over(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         return decode(raw, decoder)  # which finds the words for it
 
 
-async def _ask(room: Room, call: Call, raw: bytes, fields: _Fields, dialect: str, task: str) -> Answer:
+async def _ask(room: Room, call: Call, raw: bytes, fields: _Fields, dialect: str, *tasks: str) -> Answer:
     far = target_of(room, call, raw)
     if far is not None:
         path = _RELAYED.get(dialect)
@@ -129,21 +128,25 @@ async def _ask(room: Room, call: Call, raw: bytes, fields: _Fields, dialect: str
             return question_of_relayed(room, far, raw)._replace(is_drawn=False)  # no text is drawn
 
         return await call.watched(once(room, call, raw, far, lambda: cached(room, call, question, far, compute)))
-    only = _only(room, call, task) if fields.model is None else None
+    only = _only(room, call, *tasks) if fields.model is None else None
     name = fields.model if only is None else only.name
     model = model_for(room, call, name, bytes(fields.user).decode())
     asked = Asked(dialect=dialect, body=raw, priority=fields.priority, timeout=fields.timeout, tokens=len(raw))
-    return await call.watched(predict(room, call, model, asked, task=task))
+    return await call.watched(predict(room, call, model, asked, tasks=tasks))
 
 
-def _only(room: Room, call: Call, task: str) -> ModelStatus | None:
-    """The one model that can do it; None where there is none, or more than one."""
-    able = [
+def _only(room: Room, call: Call, *tasks: str) -> ModelStatus | None:
+    """The one model that can do the first of the tasks of which there is but one; None where there is none."""
+    predictive = [
         status
         for status in visible(room.router, call.principal)
-        if status.info is not None and status.info.kind == "predict" and task in status.info.tasks
+        if status.info is not None and status.info.kind == "predict"
     ]
-    return able[0] if len(able) == 1 else None
+    for task in tasks:
+        able = [status for status in predictive if status.info is not None and task in status.info.tasks]
+        if len(able) == 1:
+            return able[0]
+    return None
 
 
 # -- elsewhere -----------------------------------------------------------------------------------

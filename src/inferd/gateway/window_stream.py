@@ -274,7 +274,8 @@ class WindowStream:
         except InferdError as error:
             if call.gone:
                 raise PeerLeft from None
-            call.status, call.error_code = kind_of(error).status, error.code
+            call.status = kind_of(error).status
+            call.note_error(error)
             raise
         except asyncio.CancelledError:
             call.gone = True

@@ -55,6 +55,8 @@ def http_line(event: HttpServed, wall_s: float) -> str:
         event.outcome,
         event.finish_reasons,
         event.error_code,
+        event.error_text[:MAX_CHARACTERS] or UNSET,
+        event.path[:MAX_CHARACTERS] or UNSET,
         event.stream,
         round(event.duration_s, 6),
         event.request_bytes,
@@ -102,6 +104,8 @@ class _HttpLine(msgspec.Struct):
     outcome: str | None
     finish_reasons: tuple[str, ...]
     error_code: str | None
+    error: str | UnsetType
+    path: str | UnsetType
     stream: bool
     duration_s: float
     request_bytes: int

@@ -44,7 +44,8 @@ def plain(line: str) -> str | None:
 def _http(at: str, entry: JSON) -> str | None:
     if entry["route"].startswith(_PROBES) and entry["status"] in (200, 503):
         return None
-    said = f"{at} {entry['method']} {entry['route']} {entry['status']} in {entry['duration_s']:.3f} s"
+    where = entry.get("path") or entry["route"]
+    said = f"{at} {entry['method']} {where} {entry['status']} in {entry['duration_s']:.3f} s"
     if entry["model"] is not None:
         said += f"  {entry['model']}"
     usage = entry.get("usage")
@@ -56,4 +57,6 @@ def _http(at: str, entry: JSON) -> str | None:
         said += f"  first after {first:.3f} s"
     if entry["error_code"] is not None:
         said += f"  {entry['error_code']}"
+    if "error" in entry:
+        said += f": {entry['error']}"
     return said

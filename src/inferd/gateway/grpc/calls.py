@@ -236,7 +236,7 @@ def note(call: Call, failure: InferdError | None, num_bytes: int) -> None:
         call.response_bytes += num_bytes
     else:
         call.status = kind_of(failure).status
-        call.error_code = failure.code
+        call.note_error(failure)
 
 
 def trailers_of(call: Call, failure: InferdError | None) -> Headers:

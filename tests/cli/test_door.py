@@ -1,0 +1,93 @@
+"""Commands that want texts find the server that runs, ask it, and say which it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferd import models
+from inferd.cli.door import find_door
+from inferd.cli.main import main
+from inferd.errors import Unavailable
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def port(data_dir: Path) -> Iterator[int]:
+    """A server on a port of its own, of a model that predicts and one that chats."""
+    file = data_dir / "inferd.yaml"
+    file.write_text("server: {port: 0}\nmodels: {digits: {source: demo-digits}, talker: {source: demo-draft}}\n")
+    env = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2]), "INFERD_STATE__DATA_DIR": str(data_dir)}
+    command = [sys.executable, "-m", "inferd", "serve", str(file), "--log-format", "text"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        yield next(
+            int(line.split("ready at ")[1].split()[0].rpartition(":")[2]) for line in process.stdout if "ready" in line
+        )
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@pytest.fixture(autouse=True)
+def here(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(data_dir))
+    for name in ("INFERD_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_generate_asks_the_server_that_runs_and_says_so(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--raw"], ["--port", str(port)], ["--model", "talker"]):
+        assert main(["generate", "Hello", "--max-tokens", "4", *words]) == 0
+        said = capsys.readouterr()
+        assert said.err == f"Asking talker, the server with port {port}.\n"
+        assert said.out.strip()
+
+
+def test_chat_asks_the_server_that_runs(
+    port: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["Hello", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
+    assert main(["chat"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"Talking to talker, the server with port {port}.")
+    assert len(said.splitlines()) > 1
+
+
+def test_bench_measures_the_server_that_runs(port: int, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = [
+        "--concurrency",
+        "1",
+        "--requests",
+        "1",
+        "--warmup",
+        "0",
+        "--output-len",
+        "4",
+        "--output",
+        str(tmp_path / "b"),
+    ]
+    assert main(["bench", *words]) == 0
+    assert capsys.readouterr().err == f"Testing the server at http://127.0.0.1:{port}.\n"
+    report = json.loads((tmp_path / "b.json").read_text())
+    assert (report["url"], report["model"]) == (f"http://127.0.0.1:{port}", "talker")
+
+
+def test_a_port_at_which_nothing_runs_is_an_error_and_no_second_model(
+    port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["chat"], ["generate", "Hello"], ["bench"]):
+        assert main([*words, "--port", "1"]) == 1
+        assert f"running: port {port}" in capsys.readouterr().err
+    with pytest.raises(Unavailable, match="No server with port 1 answers"):
+        find_door(None, 1, None)
