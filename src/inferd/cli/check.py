@@ -318,6 +318,8 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
     for model in models:
         if model.checkpoint:
             out.print(f"{model.name} is a quantised checkpoint: {model.checkpoint}.", markup=False)
+        if model.rope_factors:
+            out.print(f"{model.name}: {model.rope_factors}.", markup=False)
 
 
 def _rows_text(model: MemoryEstimate) -> str:

@@ -92,6 +92,12 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Longest prompt plus answer in tokens; unset: the checkpoint's own limit."),
     ] = None
+    rope_factors: Annotated[
+        Literal["auto", "short", "long"],
+        Meta(
+            description="Which of LongRoPE's factors (Phi-3) hold for all texts; auto: the long ones where max_model_len, or what the checkpoint allows, is beyond its original_max_position_embeddings. short: no longer texts are served."
+        ),
+    ] = "auto"
     max_rows: Annotated[
         Annotated[int, Meta(ge=1, le=16_777_216)] | None,
         Meta(

@@ -6,6 +6,7 @@ The order is cheap checks first: what is wrong with a folder is said before weig
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +33,7 @@ from inferd.engine.memory import (
 )
 from inferd.engine.model.generation_config import GenerationDefaults, load_generation_defaults
 from inferd.engine.model.load import Decoder, kept_weights, load_model
+from inferd.engine.model.longrope import factors_of, factors_told
 from inferd.engine.placement import num_threads, usable_cores
 from inferd.engine.prepare import Limits, Preparer
 from inferd.engine.resident import available_bytes
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from inferd.engine.cuda.load import DeviceLoad
 
 Progress = Callable[[str, int, int], None]
+
+_log = logging.getLogger("inferd.engine")
 
 # Threads that share a step meet some ten times per layer. Below this size waiting for each other
 # takes longer than the work saved: a model of 7 MB made 761 tokens/s on one thread and 95 on two
@@ -82,6 +86,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
             device=device,
             progress=progress,
             num_positions=config.max_model_len,
+            rope_factors=config.rope_factors,
             quantization=config.quantization,
             kept=kept,
         )
@@ -94,6 +99,8 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
         torch.set_num_threads(1)
 
     dims = decoder.config
+    if told := factors_told(dims):
+        _log.info("%s", told)
     num_tokens = min(tokenizer.vocab_size, dims.vocab_size)
     draft = load_draft(config, folder, num_tokens, device, progress)
     weights_bytes = decoder.weights_bytes + (draft.decoder.weights_bytes if draft is not None else 0)
@@ -317,4 +324,6 @@ def _fingerprint(files: bytes, decoder: Decoder, attention: str, kv_dtype: str) 
     digest.update(f"{decoder.dtype}:{decoder.quantization}:{attention}:{torch.__version__}".encode())
     if kv_dtype != "auto":
         digest.update(f":kv {kv_dtype}".encode())
+    if (factors := factors_of(decoder.config)) != "auto":
+        digest.update(f":rope {factors}".encode())
     return "fp_" + digest.hexdigest()

@@ -16,6 +16,7 @@ from inferd.config.units import bytes_text
 from inferd.engine.memory import RUNTIME_BYTES, headroom_bytes, kv_bytes_per_token, plan_arena
 from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, read_config
 from inferd.engine.model.config import Source
+from inferd.engine.model.longrope import factors_told, with_factors
 from inferd.engine.resident import available_bytes
 from inferd.engine.taken import taken_bytes
 from inferd.errors import ConfigError, ModelLoadError
@@ -40,6 +41,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     platform: str = "inferd_llm"
     # Of language models:
     dtype: str = ""
+    rope_factors: str = ""  # a sentence, where LongRoPE's are chosen from
     checkpoint: str = ""  # how its weights are quantised: "gptq, int4, groups of 128"; "": they are numbers
     kv_bytes: int = 0
     kv_bytes_per_token: int = 0
@@ -92,7 +94,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
         return _predictive(name, artifact, config, free)
     folder = Path(artifact.path)
     source = Source(folder / "config.json")
-    dims = read_config(source)
+    dims = with_factors(read_config(source), config.rope_factors, config.max_model_len)
     dtype = dtype_name(config.dtype, dims.dtype, on_cpu=not config.device.startswith("cuda"), source=source)
     itemsize = ITEM_BYTES[dtype]
     weights_bytes = taken_bytes(folder, source, dims, itemsize, config.quantization)
@@ -123,6 +125,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
         name=name,
         folder=str(folder),
         dtype=dtype,
+        rope_factors=factors_told(dims),
         checkpoint="" if source.quantization is None else source.quantization.label,
         weights_bytes=weights_bytes,
         kv_bytes=arena.nbytes,

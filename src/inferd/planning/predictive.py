@@ -51,7 +51,8 @@ def plan_predictive(artifact: Artifact, config: ModelConfig) -> Predictive:
         return _pipeline(config)
     if artifact.runtime == "encoder":
         # What the loader refuses is refused here, in the same words.
-        read_checkpoint(Path(artifact.path), task=config.task, max_tokens=config.max_model_len)
+        asked = config.rope_factors
+        read_checkpoint(Path(artifact.path), task=config.task, max_tokens=config.max_model_len, rope_factors=asked)
     signature = read_signature(artifact)
     worker = WORKER_BYTES.get(artifact.runtime, WORKER_BYTES["python"])
     batch = _batch_bytes(signature, config.batching) if signature is not None else 0

@@ -32,6 +32,7 @@ from inferd.engine.calibrate.wish import Wish
 from inferd.engine.model.architecture import GPT, dtype_name, read_config
 from inferd.engine.model.config import DecoderConfig, Source
 from inferd.engine.model.load import load_model
+from inferd.engine.model.longrope import with_factors
 from inferd.engine.perplexity import Perplexity, measuring, perplexity
 from inferd.engine.safetensors import weight_files
 from inferd.engine.stored.writing import Shards, description, stored_parts
@@ -180,7 +181,7 @@ def _opened(folder: Path) -> tuple[DecoderConfig, Callable[[], Handed]]:
             f"{source.path}: the checkpoint is quantised already ({source.quantization.label}). Give the unquantised one: "
             "quantising twice loses twice."
         )
-    config = read_config(source)
+    config = with_factors(read_config(source), "auto", None)  # as it is served where nothing else is said
     if config.architecture in GPT or config.architecture == "Gemma3ForConditionalGeneration":
         raise ModelLoadError(
             f"{source.path}: {config.architecture} checkpoints are not quantised by this command. Serve the model with "
@@ -297,7 +298,7 @@ def _write(
 
 def _measured(folder: Path, texts: _Texts, context: int, progress: Progress, which: str) -> Perplexity:
     """Of the model as it is served: the same number format, kernels and activations."""
-    decoder = load_model(folder, dtype="auto", device=torch.device("cpu"), num_positions=context)
+    decoder = load_model(folder, dtype="auto", device=torch.device("cpu"))
 
     def tell(phase: str, done: int, total: int) -> None:
         progress(f"{phase} {which}", done, total)

@@ -18,6 +18,7 @@ from inferd.engine.model.architecture import GPT, DTypeName, dtype_name, is_igno
 from inferd.engine.model.config import FAMILIES, DecoderConfig, Source
 from inferd.engine.model.gpt import GPTDecoder
 from inferd.engine.model.llama import LlamaDecoder
+from inferd.engine.model.longrope import Asked, with_factors
 from inferd.engine.safetensors import weight_files
 from inferd.engine.weights import Weights
 from inferd.errors import ModelLoadError
@@ -51,10 +52,12 @@ def load_model(
     device: torch.device,
     progress: Progress | None = None,
     num_positions: int | None = None,
+    rope_factors: Asked = "auto",
     quantization: Literal["auto", "none", "int8", "int4", "fp8"] = "auto",
     kept: KeptWeights | None = None,
 ) -> Decoder:
     """Read a checkpoint. ``num_positions``: length of the rotary tables; None: the checkpoint's maximum.
+    ``rope_factors``: of LongRoPE (``longrope``).
 
     ``quantization``: what becomes of the integers of a quantised checkpoint. auto: they are computed with as they are;
     none: they are made numbers; int8, int4: those of so many bits are kept, and all others are quantised here (``forms``); fp8:
@@ -63,7 +66,7 @@ def load_model(
     Raises ModelLoadError naming the file, the field or the tensor at fault.
     """
     source = Source(folder / "config.json")
-    config = read_config(source)
+    config = with_factors(read_config(source), rope_factors, num_positions)
     architecture = config.architecture
     name = dtype_name(dtype, config.dtype, on_cpu=device.type == "cpu", source=source)
     if architecture == "GPT2LMHeadModel" and source.quantization is not None:

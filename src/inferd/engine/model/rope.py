@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from inferd.errors import ModelLoadError
 
@@ -18,6 +19,7 @@ class Rope:
     options: dict[str, object] = field(default_factory=dict)
     max_position_embeddings: int = 2048
     original_max_position_embeddings: int | None = None
+    factors: Literal["short", "long"] | None = None  # of LongRoPE; None: by the table's length
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.options.get(name, default)

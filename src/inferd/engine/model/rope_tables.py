@@ -105,8 +105,7 @@ def _yarn(rope: Rope) -> tuple[Tensor, float]:
 
 def _longrope(rope: Rope, num_positions: int) -> tuple[Tensor, float]:
     original = rope.original_max_position_embeddings or rope.max_position_embeddings
-    # Keys are rotated once, when they are written: the served length decides, not the text's.
-    name = "long_factor" if num_positions > original else "short_factor"
+    factors = rope.factors or ("long" if num_positions > original else "short")
     scale = rope.number("factor", rope.max_position_embeddings / original)
     usual = 1.0 if scale <= 1.0 or original < 2 else math.sqrt(1 + math.log(scale) / math.log(original))
-    return _base(rope) / torch.tensor(rope.numbers(name)), rope.number("attention_factor", usual)
+    return _base(rope) / torch.tensor(rope.numbers(f"{factors}_factor")), rope.number("attention_factor", usual)

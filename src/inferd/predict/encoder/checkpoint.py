@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from inferd.engine.model.config import DecoderConfig, Source, read_llama
+from inferd.engine.model.longrope import Asked, with_factors
 from inferd.errors import ModelLoadError
 from inferd.predict.encoder.config import EncoderConfig, Kind, kind_of, labels_of, read_config
 from inferd.predict.encoder.sentence import Sentence, read_sentence
@@ -31,9 +32,13 @@ class TextCheckpoint:
 
 
 def read_checkpoint(
-    folder: Path, *, task: Task | Literal["auto", "predict"] = "auto", max_tokens: int | None = None
+    folder: Path,
+    *,
+    task: Task | Literal["auto", "predict"] = "auto",
+    max_tokens: int | None = None,
+    rope_factors: Asked = "auto",
 ) -> TextCheckpoint:
-    """``task`` and ``max_tokens`` are the operator's. Raises ModelLoadError naming the file and the field at fault."""
+    """What follows the folder are the operator's settings. Raises ModelLoadError naming the file and the field at fault."""
     sentence = read_sentence(folder)
     source = Source(sentence.folder / "config.json")
     kind = kind_of(source)
@@ -49,6 +54,7 @@ def read_checkpoint(
                     param=name,
                 )
         config = read_llama(source, f"{kind.stem}ForCausalLM")
+        config = with_factors(config, rope_factors, max_tokens or sentence.max_tokens)
         positions = config.max_position_embeddings
     else:
         config = read_config(source)

@@ -14,6 +14,7 @@ from torch import Tensor
 from inferd.engine import native
 from inferd.engine.model.architecture import DTypeName, has_fast_bfloat16
 from inferd.engine.model.config import DecoderConfig, Source
+from inferd.engine.model.longrope import Asked
 from inferd.engine.tokenizer import Tokenizer
 from inferd.engine.weights import Weights
 from inferd.errors import ModelLoadError
@@ -74,13 +75,14 @@ def load_text_model(
     dtype: DTypeName = "auto",
     device: torch.device,
     max_tokens: int | None = None,
+    rope_factors: Asked = "auto",
     pooling: tuple[Pooling, ...] | None = None,
     normalize: bool | None = None,
     quantize: Literal["int8"] | None = None,
     progress: Progress | None = None,
 ) -> TextModel:
     """Raises ModelLoadError naming the file, the field or the tensor at fault."""
-    checkpoint = read_checkpoint(folder, task=task, max_tokens=max_tokens)
+    checkpoint = read_checkpoint(folder, task=task, max_tokens=max_tokens, rope_factors=rope_factors)
     sentence, source, kind = checkpoint.sentence, checkpoint.source, checkpoint.kind
     labels, chosen, config, limit = checkpoint.labels, checkpoint.task, checkpoint.config, checkpoint.max_tokens
     if pooling is not None:

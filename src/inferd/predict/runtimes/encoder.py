@@ -88,6 +88,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
         dtype=config.dtype,
         device=device,
         max_tokens=config.max_model_len,
+        rope_factors=config.rope_factors,
         pooling=pooling,
         normalize=options.normalize,
         quantize=options.quantize,
