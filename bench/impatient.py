@@ -43,7 +43,7 @@ PHASES: Final = ((0.8, 20.0), (1.0, 20.0), (2.0, 30.0), (5.0, 40.0), (0.8, 50.0)
 """Times the capacity, and seconds."""
 SETTLED_S: Final = 10.0  # after the storm
 MAX_RETRIES: Final = 2
-SLOT_S: Final = 2.0
+SLOT_S: Final = 5.0
 
 CONFIG = """server: {{port: {port}, access_log: false}}
 models:
@@ -236,11 +236,11 @@ def verdicts(found: Sequence[Found]) -> list[tuple[bool, str]]:
 def draw(after: Sequence[Found], before: Sequence[Found], title: str) -> str:
     """Goodput over time as a part of the capacity, by clients' patience."""
     until = sum(seconds for _, seconds in PHASES)
-    starts = [SLOT_S * slot for slot in range(int(until / SLOT_S) - 2)]
+    starts = [SLOT_S * slot for slot in range(int(until / SLOT_S))]
 
     def curve(kind: Found, word: str, *, dashed: bool) -> Line:
-        shares = [kind.goodput(at, at + 3 * SLOT_S) / CAPACITY for at in starts]
-        return Line(f"{kind.patience_s:g} s{word}", [at + 1.5 * SLOT_S for at in starts], shares, dashed=dashed)
+        shares = [kind.goodput(at, at + SLOT_S) / CAPACITY for at in starts]
+        return Line(f"{kind.patience_s:g} s{word}", [at + SLOT_S / 2 for at in starts], shares, dashed=dashed)
 
     curves = [curve(kind, "", dashed=False) for kind in after]
     curves += [curve(kind, ", bound by length alone", dashed=True) for kind in before]

@@ -13,6 +13,8 @@ flood of batch work from there beside a light interactive load. Writes every fig
 - 30 s after the load has dropped, latency is what it was (p95 at most 1.5 times);
 - memory grows by at most 20 %;
 - interactive p95 TTFT beside the flood is at most twice what it is alone, and batch work goes on.
+
+Its clients wait for their answers however long that takes; ``bench.impatient`` has others.
 """
 
 from __future__ import annotations
