@@ -21,8 +21,11 @@ from inferd.predict.codecs.duplicates import DuplicateKey, refuse_duplicates
 T = TypeVar("T")
 
 # Above this size decoding is done on another thread, so that the event loop keeps breathing.
-OFF_LOOP_BYTES: Final = 256 * 1024
+OFF_LOOP_BYTES: Final = 128 * 1024
+MAX_WEIGHT: Final = 1 << 18  # of a body that is decoded, in numbers of a list: some 30 ms of a processor
 
+_PIECE_BYTES: Final = 256 * 1024  # that are counted in one go
+_ESCAPE = re.compile(rb"\\*.?", re.DOTALL)  # what a piece may not end within
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?P<at>.*))?$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
@@ -44,6 +47,8 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """As ``decode_body``, on the calling thread."""
     if not body:
         raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
+    if len(body) > MAX_WEIGHT:
+        check_weight(body)
     try:
         decoded = decoder.decode(body)
         if may_repeat_keys(body):
@@ -70,6 +75,41 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
             code="invalid_json",
         ) from None
     return decoded
+
+
+def check_weight(body: bytes) -> None:
+    """Refuse JSON of so many values that decoding it would keep all other threads from running: the decoder holds the
+    interpreter's lock until it is done. Raises InvalidRequest."""
+    num_marks = 0
+    for at in range(0, len(body), _PIECE_BYTES):
+        piece = body[at : at + _PIECE_BYTES]
+        num_marks += len(piece) - len(piece.translate(None, b',:[{"'))
+        if 4 * num_marks > MAX_WEIGHT:
+            break
+    else:
+        return
+    if _weight(body) > MAX_WEIGHT:
+        raise InvalidRequest(
+            f"The request body has more values than are read: {MAX_WEIGHT} numbers at most, of which a string counts as "
+            "two, and an object, a list and a key as five each; send fewer in a request, and tensors as binary data.",
+            code="too_many_values",
+        )
+
+
+def _weight(body: bytes) -> int:
+    """What decoding costs, in numbers of a list; counted until it is more than ``MAX_WEIGHT``."""
+    weight, at, is_inside = 0, 0, False
+    while at < len(body) and weight <= MAX_WEIGHT:
+        whole = _ESCAPE.match(body, min(len(body), at + _PIECE_BYTES))
+        assert whole is not None, "it matches nothing as well"
+        parts = body[at : whole.end()].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        for part in parts[is_inside::2]:
+            weight += 1 + part.count(b",") + 4 * (part.count(b":") + part.count(b"[") + part.count(b"{"))
+            if weight > MAX_WEIGHT:
+                break
+        is_inside ^= len(parts) % 2 == 0
+        at = whole.end()
+    return weight
 
 
 def may_repeat_keys(body: bytes) -> bool:

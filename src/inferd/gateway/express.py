@@ -111,15 +111,15 @@ class Lane:
             return False
         return known.take(self, client, data[end + 4 :])
 
-    def principal_of(self, known: Familiar, model: str) -> Principal | None:
-        """Who asks, if there is nothing special about that."""
+    def principal_of(self, known: Familiar) -> Principal | None:
+        """Who asks, if there is nothing special about that. The body is looked at after it is known."""
         principal = self._principal
         if principal is None:
             try:
                 principal = self.room.door.authenticate(known.token)
             except InferdError:
                 return None
-        if principal.region or "infer" not in principal.scopes or (principal.models and not principal.may_use(model)):
+        if principal.region or "infer" not in principal.scopes:
             return None
         return principal
 

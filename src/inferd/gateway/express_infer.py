@@ -39,14 +39,14 @@ class FamiliarInfer(Familiar):
         self.encoding: Encoding | None = wanted_encoding(call)
 
     def take(self, lane: Lane, client: Connection, body: bytes) -> bool:
+        principal = lane.principal_of(self)
+        if principal is None or (principal.models and not principal.may_use(self.model)):
+            return False
         try:
             asked = read_infer(body, self.header_bytes, self.version)
         except InferdError:
             return False  # the ordinary way says it in the client's words
         if asked.sequence or asked.priority is not None or asked.timeout is not None:
-            return False
-        principal = lane.principal_of(self, self.model)
-        if principal is None:
             return False
         priority = max(principal.default_priority, principal.priority)
         line = line_of(priority)

@@ -10,7 +10,7 @@ import msgspec
 from inferd import clock
 from inferd.errors import QuotaExceeded
 from inferd.gateway.admission import UNSET_MAX_TOKENS, cost_of, waits_of
-from inferd.gateway.decode import may_repeat_keys
+from inferd.gateway.decode import OFF_LOOP_BYTES, may_repeat_keys
 from inferd.gateway.exchange import Exchange, date_line
 from inferd.gateway.express import CLOSE_LINE, Familiar, Lane, Passage
 from inferd.gateway.http import EVENTS_HEADERS, EVENTS_TYPE
@@ -42,6 +42,9 @@ class FamiliarRelay(Familiar):
         self.decode: Callable[[bytes], ChatFields | TextFields] = decoder.decode
 
     def take(self, lane: Lane, client: Connection, body: bytes) -> bool:
+        principal = lane.principal_of(self)
+        if principal is None or len(body) > OFF_LOOP_BYTES:
+            return False
         try:
             fields = self.decode(body)
         except (ValueError, RecursionError):
@@ -54,8 +57,7 @@ class FamiliarRelay(Familiar):
         if max_tokens is not None and not 0 <= max_tokens <= INT32_MAX:
             return False
         assert name is not None
-        principal = lane.principal_of(self, name)
-        if principal is None:
+        if principal.models and not principal.may_use(name):
             return False
         now = clock.now()
         way = lane.room.router.find_way(name, now)

@@ -249,6 +249,18 @@ class Relays:
         path = _TARGETS.get(exchange.target)
         if path is None or not self._names or exchange.method != "POST":
             return False
+        call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
+        if call.header(b"idempotency-key") is not None or call.header(b"prefer") is not None:
+            return False
+        if self._principal is not None:
+            call.principal = self._principal
+        else:
+            try:
+                authenticate(self._room.door, call, "infer")
+                self._origins.check_host(call)
+                call.common_headers = self._origins.check_origin(call, closed=False)
+            except InferdError:
+                return False  # the ordinary way says so
         body = exchange.whole_body()
         if len(body) > self._max_body_bytes or not (body.isascii() or is_text(body)):
             return False
@@ -259,19 +271,10 @@ class Relays:
         name = fields.model
         if name not in self._names or may_repeat_keys(body):
             return False
-        call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
-        if call.header(b"idempotency-key") is not None or call.header(b"prefer") is not None:
-            return False
         call.route = "/v1" + path
         call.request_bytes = len(body)
         answering = Answering(call, exchange, self._books)
         try:
-            if self._principal is not None:
-                call.principal = self._principal
-            else:
-                authenticate(self._room.door, call, "infer")
-                self._origins.check_host(call)
-                call.common_headers = self._origins.check_origin(call, closed=False)
             require_json(call)
             if not call.principal.may_use(name):
                 return False  # it is not found, in the same words as one that does not exist

@@ -1,0 +1,71 @@
+"""What decoding a body may cost: JSON of too many values is refused before objects are made of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.errors import InvalidRequest
+from inferd.gateway import decode as decoding
+from inferd.gateway.decode import MAX_WEIGHT, check_weight, decode
+from inferd.gateway.openai_wire import chat_decoder, completion_decoder
+
+texts = st.text(st.sampled_from('a,:[]{}"\\\n\u00e9')) | st.text()
+values: Any = st.recursive(
+    st.none() | st.integers() | texts, lambda of: st.lists(of) | st.dictionaries(texts, of), max_leaves=20
+)
+
+
+def weight_of(value: object) -> int:
+    """A string one, an element beyond the first one, a container and a key four more."""
+    if isinstance(value, str):
+        return 1
+    if isinstance(value, list):
+        return 4 + max(0, len(value) - 1) + sum(weight_of(one) for one in value)
+    if isinstance(value, dict):
+        own = 4 + max(0, len(value) - 1) + 5 * len(value)
+        return own + sum(weight_of(one) for one in value.values())
+    return 0
+
+
+@given(values, st.integers(1, 40))
+def test_strings_have_no_weight_but_their_own_wherever_a_body_is_cut(value: object, size: int) -> None:
+    body = json.dumps(value, ensure_ascii=False).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "_PIECE_BYTES", size)
+        found = decoding._weight(body)
+    assert weight_of(value) <= found <= weight_of(value) + len(body) // size + 1
+
+
+HEAVY = {
+    "numbers": b'{"prompt":[' + b"1," * MAX_WEIGHT + b"1]}",
+    "empty texts": b'{"prompt":[' + b'"",' * MAX_WEIGHT + b'""]}',
+    "empty lists": b'{"documents":[' + b"[]," * MAX_WEIGHT + b"[]]}",
+    "keys": b'{"documents":{' + b'"":1,' * MAX_WEIGHT + b'"":1}}',
+    "messages": b'{"messages":[' + b'{"role":"user"},' * MAX_WEIGHT + b"1]}",
+    "quotes": b'"' * (4 * MAX_WEIGHT),
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(name: str) -> None:
+    with pytest.raises(InvalidRequest) as of_chat:
+        decode(HEAVY[name], chat_decoder)
+    with pytest.raises(InvalidRequest) as of_completion:
+        decode(HEAVY[name], completion_decoder)
+    assert of_chat.value.code == of_completion.value.code == "too_many_values"
+
+
+@pytest.mark.parametrize("text", ["so, it is: a [text]. ", '{"a": [1, 2]}\n', "\\,\\\\,"])
+def test_a_large_text_is_no_large_number_of_values(text: str) -> None:
+    body = json.dumps({"prompt": text * (4 * MAX_WEIGHT // len(text))}).encode()
+    check_weight(body)
+    assert decode(body, completion_decoder).prompt
+
+
+def test_as_many_tokens_as_a_long_context_has_are_read() -> None:
+    check_weight(json.dumps({"prompt": list(range(200_000))}).encode())
