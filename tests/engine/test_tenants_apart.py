@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
 from inferd.engine.attention import native_available
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
-from inferd.types import Continuation, GenerateRequest, Output, SamplingParams, TokenPrompt
+from inferd.types import Continuation, GenerateRequest, Output, SamplingParams, TextPrompt, TokenPrompt
 
 SHARED_PROMPT = [3 + i % 200 for i in range(40)]
 
@@ -89,6 +90,23 @@ def test_what_a_tenant_reuses_takes_no_block_of_anothers_share(tiny_model: Path)
     for number in range(40):
         cached_tokens(engine, asked(f"busy {number}", "busy", busy[number % len(busy)], weight=2.0))
     assert cached_tokens(engine, asked("again", "calm", SHARED_PROMPT)) == 36
+
+
+def test_a_text_that_one_tenant_sent_is_tokenized_anew_for_another(roomy: Engine) -> None:
+    """As a prompt, as a chat's bad word, and by a call of the tokenizer."""
+    tokenizer = roomy._preparer.tokenizer
+
+    def hits(tenant: str) -> int:
+        before = tokenizer.cache_hits
+        roomy.tokenize(TextPrompt(text="once upon a time"), tenant=tenant)
+        request = asked("t", tenant, [], cache_salt="")
+        sampling = SamplingParams(max_tokens=1, bad_words=("a secret word",))
+        roomy.prepare(msgspec.structs.replace(request, prompt=TextPrompt(text="a secret"), sampling=sampling))
+        return tokenizer.cache_hits - before
+
+    assert hits("first") == 0
+    assert hits("first") == 4, "two texts, and the bad word with and without a space"
+    assert hits("second") == 0
 
 
 def test_running_tenants_hold_no_block_together_and_one_tenant_does(roomy: Engine) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from inferd.engine.tokenizer import Tokenizer
+from inferd.engine.tokenizer import NOBODY, Owner, Tokenizer, forget_words
 from inferd.errors import InvalidRequest, ModelLoadError
 
 TEXTS = [
@@ -139,18 +139,65 @@ def test_a_repeated_text_comes_from_the_cache_unchanged(tokenizer_folders: dict[
 def test_the_cache_is_bounded_by_the_length_of_its_texts(
     tokenizer_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferd.engine.tokenizer._CACHE_CHARS", 80)
+    monkeypatch.setattr("inferd.engine.tokenizer._CACHE_CHARS", 8 * 110)
     tokenizer = Tokenizer.load(tokenizer_folders["byte_level"])
     texts = [f"text no {i:02}" for i in range(20)]
     for text in texts:
         tokenizer.encode(text)
-    assert tokenizer._cached_chars == sum(len(text) for text, _ in tokenizer._cache) == 80
+    assert tokenizer._cached_chars == 8 * 110
     tokenizer.encode(texts[0])
     assert tokenizer.cache_hits == 0
     tokenizer.encode(texts[-1])
     assert tokenizer.cache_hits == 1
-    tokenizer.encode("x" * 50)
-    assert ("x" * 50, True) not in tokenizer._cache
+    tokenizer.encode("x" * 200)
+    tokenizer.encode("x" * 200)
+    assert tokenizer.cache_hits == 1, "one that long is not kept"
+
+
+def test_a_text_of_one_tenant_is_found_by_no_other(tokenizer_folders: dict[str, Path]) -> None:
+    """Neither by another tenant nor with another salt, however the letters are cut."""
+    tokenizer = Tokenizer.load(tokenizer_folders["llama"])
+    owners = [Owner("a"), Owner("b"), Owner("a", "s"), Owner("as"), Owner("", "as"), NOBODY]
+    for owner in owners:
+        tokenizer.encode("The fox", True, owner)
+    assert (tokenizer.cache_queries, tokenizer.cache_hits) == (6, 0)
+    for owner in owners:
+        tokenizer.encode("The fox", True, owner)
+    assert tokenizer.cache_hits == 6
+
+
+def test_a_tenant_that_floods_the_cache_pushes_no_other_out(
+    tokenizer_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd.engine.tokenizer._CACHE_CHARS", 2000)
+    tokenizer = Tokenizer.load(tokenizer_folders["byte_level"])
+    for i in range(4):
+        tokenizer.encode(f"mine {i}", True, Owner("small"))
+    for i in range(200):
+        tokenizer.encode(f"another text no {i}", True, Owner("large", str(i % 50)))
+        assert tokenizer._cached_chars <= 2000
+    assert tokenizer.cache_hits == 0
+    for i in range(4):
+        tokenizer.encode(f"mine {i}", True, Owner("small"))
+    assert tokenizer.cache_hits == 4
+    assert tokenizer._cached_chars == sum(share.num_chars for share in tokenizer._shares.values())
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "llama", "gemma"])
+def test_the_library_keeps_no_words(tokenizer_folders: dict[str, Path], kind: str) -> None:
+    """Its cache of words knows no tenants."""
+    asked: list[int] = []
+
+    class Model:
+        def _resize_cache(self, size: int) -> None:
+            asked.append(size)
+
+    class Backend:
+        model = Model()
+
+    forget_words(Backend())  # type: ignore[arg-type]
+    assert asked == [0]
+    assert hasattr(Tokenizer.load(tokenizer_folders[kind]).backend.model, "_resize_cache"), "the library still has it"
 
 
 def test_threads_agree(tokenizer_folders: dict[str, Path]) -> None:
@@ -171,7 +218,7 @@ def test_threads_agree(tokenizer_folders: dict[str, Path]) -> None:
         thread.join()
     assert not wrong
     assert tokenizer.cache_queries == 800
-    assert len(tokenizer._cache) == 7
+    assert [len(share.entries) for share in tokenizer._shares.values()] == [7]
 
 
 def test_a_long_text_does_not_stop_the_other_threads(tokenizer_folder: Path) -> None:

@@ -244,7 +244,7 @@ class FakeRouter:
         """There is no short way through a fake."""
 
     async def tokenize(
-        self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False
+        self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False, tenant: str = ""
     ) -> tuple[list[int], list[str] | None]:
         self._known(model)
         text = prompt.text if isinstance(prompt, TextPrompt) else "".join(m["content"] for m in prompt.messages)

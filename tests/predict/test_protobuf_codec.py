@@ -16,7 +16,7 @@ from tests.gateway.grpc_messages import message_type
 from inferd.errors import InvalidRequest
 from inferd.gateway.grpc.envelope import read_envelope
 from inferd.predict.codecs.protowire import fields, number, sized
-from inferd.predict.codecs.v2_grpc import V2GrpcCodec, varints
+from inferd.predict.codecs.v2_grpc import V2GrpcCodec, _known, varints
 from inferd.predict.codecs.v2_parameters import parameter, parameter_entry
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.predict.runtime import Result
@@ -344,3 +344,14 @@ def test_large_tensors_are_views_of_the_request() -> None:
         found = decode(message.SerializeToString()).inputs["x"]
         assert found.flags.aligned
         assert same(found, array)
+
+
+def test_what_a_tensor_holds_is_not_kept_for_the_next_request() -> None:
+    """Descriptions of small tensors are, and have nothing of their contents: those are one client's alone."""
+    message: Any = REQUEST(model_name="m")
+    message.inputs.add(name="x", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"my canary")
+    message.inputs.add(name="y", datatype="FP32", shape=[0])
+    decode(message.SerializeToString())
+    assert any(tensor.name == "y" for tensor in _known.values())
+    assert not any(b"canary" in described for described in _known)
+    assert not any(tensor.contents for tensor in _known.values())

@@ -21,7 +21,7 @@ class Told(TinyBackend):
     def __init__(self, name, config):
         super().__init__(name, config)
         self.loading = gc.isenabled()
-    def tokenize(self, prompt, want_strings=False):
+    def tokenize(self, prompt, want_strings=False, tenant=""):
         return [int(self.loading), int(gc.isenabled()), int(gc.get_freeze_count() > 1000)], None
 
 module.main.__defaults__ = (None, lambda name, config, progress: Told(name, config))

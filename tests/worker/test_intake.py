@@ -38,10 +38,12 @@ class SlowToTokenize(TinyBackend):
     begun = threading.Semaphore(0)
     may_go_on = threading.Semaphore(0)
 
-    def tokenize(self, prompt: Chat | TextPrompt, want_strings: bool = False) -> tuple[list[int], list[str] | None]:
+    def tokenize(
+        self, prompt: Chat | TextPrompt, want_strings: bool = False, tenant: str = ""
+    ) -> tuple[list[int], list[str] | None]:
         self.begun.release()
         assert self.may_go_on.acquire(timeout=10)
-        return super().tokenize(prompt, want_strings)
+        return super().tokenize(prompt, want_strings, tenant)
 
 
 def started(backend: TinyBackend) -> tuple[Intake, Inbox, list[FromWorker]]:

@@ -187,7 +187,9 @@ class TinyBackend:
         ends = [self._end(p, End("failed", self._usage(p), failure=failure)) for p in batch]
         return ends + [self._end(p, End("cancelled", self._usage(p))) for p in cancelled]
 
-    def tokenize(self, prompt: Chat | TextPrompt, want_strings: bool = False) -> tuple[list[int], list[str] | None]:
+    def tokenize(
+        self, prompt: Chat | TextPrompt, want_strings: bool = False, tenant: str = ""
+    ) -> tuple[list[int], list[str] | None]:
         text = text_of(prompt)
         if text == "invalid":
             raise InvalidRequest("The prompt is invalid.", param="prompt")

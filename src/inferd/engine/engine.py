@@ -24,6 +24,7 @@ from inferd.engine.scheduler import Scheduler, Slice, Step
 from inferd.engine.sequence import Sequence
 from inferd.engine.speculation import Speculation
 from inferd.engine.step_clock import StepClock
+from inferd.engine.tokenizer import Owner
 from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
 from inferd.types import Chat, GenerateRequest, ModelInfo, Output, StepStats, TextPrompt
 
@@ -91,8 +92,10 @@ class Engine:
     def prepare(self, request: GenerateRequest) -> Prepared:
         return self._preparer.prepare(request)
 
-    def tokenize(self, prompt: Chat | TextPrompt, want_strings: bool = False) -> tuple[list[int], list[str] | None]:
-        ids = self._preparer.tokenize(prompt)
+    def tokenize(
+        self, prompt: Chat | TextPrompt, want_strings: bool = False, tenant: str = ""
+    ) -> tuple[list[int], list[str] | None]:
+        ids = self._preparer.tokenize(prompt, Owner(tenant))
         return ids, [self._preparer.tokenizer.token_string(i) for i in ids] if want_strings else None
 
     def detokenize(self, token_ids: list[int]) -> str:

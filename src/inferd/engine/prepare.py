@@ -15,7 +15,7 @@ import msgspec
 from inferd import clock
 from inferd.engine.chat_template import ChatTemplate
 from inferd.engine.model.generation_config import GenerationDefaults
-from inferd.engine.tokenizer import Tokenizer
+from inferd.engine.tokenizer import NOBODY, Owner, Tokenizer
 from inferd.errors import ContextLengthExceeded, InvalidRequest
 from inferd.types import Chat, Continuation, GenerateRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 
@@ -74,7 +74,8 @@ class Preparer:
         keep = request.truncate_prompt_tokens
         if isinstance(request.prompt, TextPrompt) and keep is None:
             self._refuse_far_too_long(request.prompt.text)
-        prompt_ids = self.tokenize(request.prompt)
+        owner = Owner(request.tenant, request.cache_salt)
+        prompt_ids = self.tokenize(request.prompt, owner)
         if keep is not None:
             # -1 is vLLM's word for "whatever fits".
             prompt_ids = prompt_ids[-(keep if keep > 0 else self.limits.max_model_len - 1) :]
@@ -96,12 +97,12 @@ class Preparer:
             seed=seed if seed is not None else self._random.getrandbits(63),
             eos_ids=eos_ids,
             stop_ids=self.eos_ids | frozenset(sampling.stop_token_ids),
-            bad_words=self._bad_words(sampling),
+            bad_words=self._bad_words(sampling, owner),
             salt=_salt(request),
             tokenized_s=done - request.arrived_at,
         )
 
-    def tokenize(self, prompt: Prompt) -> list[int]:
+    def tokenize(self, prompt: Prompt, owner: Owner = NOBODY) -> list[int]:
         """Token ids of any kind of prompt. Raises InvalidRequest."""
         match prompt:
             case TokenPrompt(token_ids=token_ids):
@@ -113,14 +114,14 @@ class Preparer:
                     )
                 return list(token_ids)
             case TextPrompt(text=text, add_special_tokens=special):
-                return self.tokenizer.encode(text, special)
+                return self.tokenizer.encode(text, special, owner)
             case Chat():
                 if self.template is None:
                     raise InvalidRequest(
                         "This model has no chat template. Use /v1/completions, or set chat_template in the model's configuration.",
                         param="messages",
                     )
-                return self.tokenizer.encode(self.template.render(prompt), prompt.add_special_tokens)
+                return self.tokenizer.encode(self.template.render(prompt), prompt.add_special_tokens, owner)
 
     def _refuse_far_too_long(self, text: str) -> None:
         """Megabytes take seconds to tokenize, and every other request would wait for it."""
@@ -225,12 +226,12 @@ class Preparer:
                 param=param,
             )
 
-    def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
+    def _bad_words(self, sampling: SamplingParams, owner: Owner) -> tuple[tuple[int, ...], ...]:
         """Token sequences of each bad word, at the start of a text and after a space (as vLLM does)."""
         found: dict[tuple[int, ...], None] = {}
         for word in sampling.bad_words:
             for text in (word, " " + word.lstrip()):
-                ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+                ids = tuple(self.tokenizer.encode(text, False, owner))
                 if ids:
                     found[ids] = None
         return tuple(found)

@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import tokenizers
@@ -25,7 +25,8 @@ from tokenizers import AddedToken
 from inferd.engine.detokenizer import Detokenizer, Pieces
 from inferd.errors import InvalidRequest, ModelLoadError
 
-_CACHE_CHARS = 4_000_000  # total length of the texts whose ids are kept
+_CACHE_CHARS = 4_000_000  # total length of the texts whose ids are kept, each with
+_ENTRY_CHARS = 100  # for itself, so that short texts are not kept without number
 _MOST_SHRINKING = 4  # characters that a normalizer makes one of: NFC joins at most three
 _PROBE = "Hello, \u4e16\u754c \U0001f600\u0f00"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -33,11 +34,32 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _Settings = dict[str, Any]
 
 
+class Owner(NamedTuple):
+    """Whose text it is. What is kept for one owner is found by no other, as in the prefix cache."""
+
+    tenant: str = ""
+    salt: str = ""  # a client's own
+
+
+NOBODY = Owner()
+
+
+class _Share:
+    """A tenant's part of the cache, the least recently used first."""
+
+    __slots__ = ("entries", "num_chars")
+
+    def __init__(self) -> None:
+        self.entries: OrderedDict[tuple[str, str, bool], list[int]] = OrderedDict()
+        self.num_chars = 0
+
+
 class Tokenizer:
     """One checkpoint's tokenizer; see ``load``. Ids 0 to ``vocab_size - 1`` are valid."""
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: _Settings) -> None:
         self._backend = backend
+        forget_words(backend)
         backend.no_truncation()
         backend.no_padding()
         self.special_tokens = _named_tokens(settings)
@@ -52,7 +74,7 @@ class Tokenizer:
         # Elsewhere a token may stand for any length of text that is not in the vocabulary.
         self._longest = max(map(len, vocab), default=0) if self._pieces.kind == "bytes" else None
         self._lock = threading.Lock()
-        self._cache: OrderedDict[tuple[str, bool], list[int]] = OrderedDict()
+        self._shares: dict[str, _Share] = {}
         self._cached_chars = 0
         self.cache_hits = 0
         self.cache_queries = 0
@@ -83,15 +105,16 @@ class Tokenizer:
         """The library's own tokenizer, without truncation or padding: for pairs of texts and for offsets."""
         return self._backend
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, owner: Owner = NOBODY) -> list[int]:
         """Token ids of ``text``; the caller owns the list. Raises InvalidRequest."""
-        key = (text, add_special_tokens)
+        key = (owner.salt, text, add_special_tokens)
         with self._lock:
             self.cache_queries += 1
-            known = self._cache.get(key)
-            if known is not None:
+            share = self._shares.get(owner.tenant)
+            known = share.entries.get(key) if share is not None else None
+            if share is not None and known is not None:
                 self.cache_hits += 1
-                self._cache.move_to_end(key)
+                share.entries.move_to_end(key)
                 return known.copy()
         try:
             # Not ``encode``, which holds the interpreter lock: a text of megabytes would stop every thread
@@ -103,7 +126,7 @@ class Tokenizer:
             ) from error
         ids: list[int] = encoding.ids
         if len(text) <= _CACHE_CHARS // 8:
-            self._keep(key, ids.copy())
+            self._keep(owner.tenant, key, ids.copy())
         return ids
 
     def min_tokens(self, text: str) -> int:
@@ -149,15 +172,39 @@ class Tokenizer:
         token = self.special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
 
-    def _keep(self, key: tuple[str, bool], ids: list[int]) -> None:
+    def _keep(self, tenant: str, key: tuple[str, str, bool], ids: list[int]) -> None:
+        """Whose share is the largest loses its oldest text when there is no more room: no tenant pushes another out."""
         with self._lock:
-            if key in self._cache:  # another thread was faster
+            share = self._shares.get(tenant)
+            if share is None:
+                share = self._shares[tenant] = _Share()
+            if key in share.entries:  # another thread was faster
                 return
-            self._cache[key] = ids
-            self._cached_chars += len(key[0])
+            share.entries[key] = ids
+            self._charge(share, _size(key))
             while self._cached_chars > _CACHE_CHARS:
-                (oldest, _), _ = self._cache.popitem(last=False)
-                self._cached_chars -= len(oldest)
+                name = max(self._shares, key=lambda tenant: self._shares[tenant].num_chars)
+                largest = self._shares[name]
+                oldest, _ = largest.entries.popitem(last=False)
+                self._charge(largest, -_size(oldest))
+                if not largest.entries:
+                    del self._shares[name]
+
+    def _charge(self, share: _Share, num_chars: int) -> None:
+        share.num_chars += num_chars
+        self._cached_chars += num_chars
+
+
+def _size(key: tuple[str, str, bool]) -> int:
+    return len(key[0]) + len(key[1]) + _ENTRY_CHARS
+
+
+def forget_words(backend: tokenizers.Tokenizer) -> None:
+    """Have the library keep no words: it knows no tenants, so how long a text takes would tell whether its words have come
+    before. A model without such a cache (WordPiece) has nothing to be told."""
+    resize = getattr(backend.model, "_resize_cache", None)
+    if resize is not None:
+        resize(0)
 
 
 def _missing(folder: Path) -> str:

@@ -27,7 +27,9 @@ async def tokenize(room: Room, call: Call, body: TokenizeRequest) -> Response:
     model = find_model(room, call, body.model)
     call.model = model.name
     reserve(room, call, model.name)
-    ids, strings = await room.router.tokenize(model.name, prompt, want_strings=bool(body.return_token_strs))
+    ids, strings = await room.router.tokenize(
+        model.name, prompt, want_strings=bool(body.return_token_strs), tenant=call.principal.tenant
+    )
     limit = model.info.max_model_len if model.info is not None else None
     return Response(200, encode(TokenizeResponse(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings)))
 

@@ -389,8 +389,10 @@ class LocalReplica:
 
     # -- calls ------------------------------------------------------------------------------
 
-    async def tokenize(self, prompt: Chat | TextPrompt, want_strings: bool) -> tuple[list[int], list[str] | None]:
-        answer = await self._call(lambda call_id: Tokenize(call_id, prompt, want_strings))
+    async def tokenize(
+        self, prompt: Chat | TextPrompt, want_strings: bool, tenant: str
+    ) -> tuple[list[int], list[str] | None]:
+        answer = await self._call(lambda call_id: Tokenize(call_id, prompt, want_strings, tenant))
         if not isinstance(answer, Tokenized) or answer.token_ids is None:
             raise InternalError("The worker answered a tokenize call without tokens.")
         return answer.token_ids, answer.strings

@@ -107,10 +107,10 @@ class Router:
         return find_desk(pool, line, now)
 
     async def tokenize(
-        self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False
+        self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False, tenant: str = ""
     ) -> tuple[list[int], list[str] | None]:
         """Token ids of a prompt, and each token's string if wanted. Raises also InvalidRequest."""
-        return await self._ready(model).tokenize(prompt, want_strings)
+        return await self._ready(model).tokenize(prompt, want_strings, tenant)
 
     async def detokenize(self, model: str, token_ids: list[int]) -> str:
         return await self._ready(model).detokenize(token_ids)

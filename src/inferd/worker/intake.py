@@ -27,7 +27,9 @@ _log = logging.getLogger("inferd.worker")
 class Tokenizes(Protocol):
     """A backend with a tokenizer to offer."""
 
-    def tokenize(self, prompt: Chat | TextPrompt, want_strings: bool = False) -> tuple[list[int], list[str] | None]: ...
+    def tokenize(
+        self, prompt: Chat | TextPrompt, want_strings: bool = False, tenant: str = ""
+    ) -> tuple[list[int], list[str] | None]: ...
     def detokenize(self, token_ids: list[int]) -> str: ...
 
 
@@ -114,7 +116,7 @@ class Intake:
 
     def _tokenized(self, job: Tokenize) -> Tokenized:
         try:
-            ids, strings = self._tokenizer().tokenize(job.prompt, job.want_strings)
+            ids, strings = self._tokenizer().tokenize(job.prompt, job.want_strings, job.tenant)
         except Exception as error:
             return Tokenized(job.call_id, failure=_known(error).to_failure())
         return Tokenized(job.call_id, ids, strings)

@@ -41,6 +41,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True):
     call_id: int
     prompt: Chat | TextPrompt
     want_strings: bool = False
+    tenant: str = ""  # whose text it is: what is kept of it is found by no other
 
 
 class Detokenize(msgspec.Struct, frozen=True, tag=True):

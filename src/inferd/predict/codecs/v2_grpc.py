@@ -163,7 +163,15 @@ class V2GrpcCodec:
 
 
 def _tensor(message: bytes) -> _Tensor:
-    return _known_tensor(message) if len(message) <= _SMALL_BYTES else _read_tensor(message)
+    known = _known.get(message)
+    if known is not None:
+        return known
+    tensor = _read_tensor(message)
+    if len(message) <= _SMALL_BYTES and tensor.contents is None:  # what a tensor holds is its client's alone
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known[message] = tensor
+    return tensor
 
 
 def _read_tensor(message: bytes) -> _Tensor:
@@ -199,7 +207,9 @@ def _read_tensor(message: bytes) -> _Tensor:
     return _Tensor(name, datatype, shape, contents)
 
 
-_known_tensor: Final = functools.lru_cache(maxsize=1024)(_read_tensor)
+_MAX_KNOWN: Final = 1024
+_known: Final[dict[bytes, _Tensor]] = {}
+"""Descriptions of tensors (name, datatype, shape) that were read before, by their bytes."""
 
 
 def _wanted(message: bytes) -> tuple[str, int]:

@@ -111,6 +111,8 @@ class Tokenize(Operation, frozen=True, kw_only=True):
     def load(self) -> Function:
         try:
             from tokenizers import Tokenizer
+
+            from inferd.engine.tokenizer import forget_words
         except ImportError:
             raise ModelLoadError(
                 "The operation tokenize needs the package tokenizers; install it with pip install 'inferd[llm]'."
@@ -122,6 +124,7 @@ class Tokenize(Operation, frozen=True, kw_only=True):
             raise ModelLoadError(f"The tokenizer {path} cannot be read: {error}.", param="options.file") from None
         except Exception as error:  # the library's only type
             raise ModelLoadError(f"{path} is not a tokenizer.json: {error}.", param="options.file") from None
+        forget_words(tokenizer)
         padding = tokenizer.padding or {}
         pad_id, pad_type = int(padding.get("pad_id", 0)), int(padding.get("pad_type_id", 0))
         tokenizer.no_padding()
