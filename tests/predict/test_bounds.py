@@ -36,7 +36,7 @@ ROW = (TensorSpec("y", "FP32", (-1,)),)
 
 
 def contract(*inputs: TensorSpec, max_rows: int | None = None, batch: int = 8, **more: Any) -> Contract:
-    made = Contract(inputs=inputs, outputs=ROW, max_batch_size=batch, **more)
+    made = Contract(inputs=inputs, outputs=ROW, max_batch_size=batch, because="declared" if batch else None, **more)
     return bounded(made, max_rows, batch or 1)
 
 

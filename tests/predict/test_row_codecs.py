@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.predict.test_v2_codec import info
@@ -244,3 +245,18 @@ def test_the_answer_to_a_table_is_its_rows() -> None:
     result = Result(outputs={"y": np.array([1, 2], np.float32)})
     answer = CSV.encode(request, CSV.decode(request, TABLE), result, info(TABLE))
     assert json.loads(answer.body) == {"predictions": [1, 2]}
+
+
+@pytest.mark.parametrize("codec", [V1, MLFLOW])
+@pytest.mark.parametrize("form", ["instances", "inputs"])
+def test_what_is_nan_in_an_answer_is_nan_in_a_request(codec: Codec, form: str) -> None:
+    values = np.array([[1.5, np.nan], [np.nan, np.nan]], np.float32)
+    both = msgspec.structs.replace(TABLE, outputs=(TensorSpec("y", "FP32", (-1, 2)),))
+    told = next(iter(said(codec, {form: ROWS}, both, y=values).values()))
+    assert told == [[1.5, None], [None, None]]
+    np.testing.assert_array_equal(checked(codec, {form: told}, both)["input-0"], values)
+
+
+def test_null_is_refused_where_an_input_has_no_floats() -> None:
+    with pytest.raises(InvalidRequest, match="null"):
+        checked(V1, {"instances": [{"age": [None], "name": "a"}]}, TWO)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import struct
 import tracemalloc
 from typing import Any
@@ -326,7 +327,9 @@ BINARY: dict[str, Any] = {"parameters": {"binary_data_size": 8}}
         ([tensor([1.5, 2], datatype="INT32")], "whole numbers"),
         ([tensor([1, 0], datatype="BOOL")], "true or false"),
         ([tensor(["1", "2"])], "numbers"),
-        ([tensor([None, 2])], "numbers"),
+        ([tensor([None, 2], datatype="INT64")], "whole numbers"),
+        ([tensor([None, True])], "numbers or null"),
+        ([tensor([[None, 2], [3]], shape=[2, 2])], "different lengths"),
         ([tensor([1, 2], datatype="BYTES")], "texts"),
         ([tensor(["=", "="], datatype="BYTES", parameters={"content_type": "base64"})], "not base64"),
         ([tensor("1,2")], "has a text as its data"),
@@ -477,3 +480,17 @@ def test_no_size_and_no_shape_reads_past_the_body(size: int, shape: list[int], d
 def test_names_of_any_length_make_short_messages() -> None:
     assert len(refusal({"inputs": [tensor([1], name="n" * 100_000)]})) < 500
     assert len(refusal({"inputs": [tensor([1, 2], datatype="D" * 100_000)]})) < 500
+
+
+@given(
+    st.lists(st.floats(width=32, allow_infinity=False) | st.just(math.nan), min_size=1, max_size=12),
+    st.sampled_from(["FP32", "FP64"]),
+    st.booleans(),
+)
+def test_what_is_nan_in_an_answer_is_nan_in_a_request(values: list[float], datatype: str, nested: bool) -> None:
+    array = np.array(values, NUMPY[datatype]).reshape(-1, 1)
+    of = contract(TensorSpec("x", datatype, (-1, 1)), outputs=(TensorSpec("x", datatype, (-1, 1)),))
+    (told,) = answer({"x": array}, of)[0]["outputs"]
+    data = [[value] for value in told["data"]] if nested else told["data"]
+    asked = tensor(data, shape=told["shape"], datatype=told["datatype"])
+    np.testing.assert_array_equal(decode({"inputs": [asked]}, of=of).inputs["x"], array)

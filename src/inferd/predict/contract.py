@@ -67,9 +67,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     max_tokens: int = 0  # of one text, for models that read text; 0: none do
     max_rows: int = 65_536  # of one request
-    max_elements: int = (
-        1 << 22
-    )  # values of one request that are told one by one: numbers in JSON; a text counts fourfold
+    max_elements: int = 1 << 22  # values of one request that are read one by one (``bounds``)
     max_items: int = 0  # requests computed together although they have no batch dimension; 0: each alone
     max_size: int = 0  # sum of ``Item.size`` computed together (tokens, mostly); 0: no such limit
     typical_rows: int = 0  # a batch's bound where nobody names one, by the model's measured time; 0: not measured

@@ -30,13 +30,14 @@ MAX_PACKED: Final = 65_536
 class _Kind(NamedTuple):
     """What JSON values stand for a datatype."""
 
-    value: type
+    value: Any  # a type
     noun: str
     flat: msgspec.json.Decoder[list[Any]]
 
 
 _ANY: Final = msgspec.json.Decoder()
 _FLOAT: Final = _Kind(float, "numbers", msgspec.json.Decoder(list[float]))
+_FLOAT_OR_NULL: Final = _Kind(float | None, "numbers or null", msgspec.json.Decoder(list[float | None]))
 _INT: Final = _Kind(int, "whole numbers", msgspec.json.Decoder(list[int]))
 _KINDS: Final[dict[str, _Kind]] = {
     "FP32": _FLOAT,
@@ -72,7 +73,8 @@ def check_datatype(name: str, datatype: str) -> None:
 def from_json(name: str, datatype: str, shape: list[int], data: bytes, *, is_base64: bool = False) -> Array:
     """The array of a JSON value: a flat list in row-major order, or lists nested as ``shape`` says.
 
-    Raises InvalidRequest for another number of values, ragged lists, and values that the datatype cannot hold.
+    null is NaN among floats. Raises InvalidRequest for another number of values, ragged lists, and values that the
+    datatype cannot hold.
     """
     count = num_elements(name, shape)
     kind = _KINDS.get(datatype)
@@ -83,13 +85,23 @@ def from_json(name: str, datatype: str, shape: list[int], data: bytes, *, is_bas
     depth = opening.group().count(b"[") if opening is not None else 0
     if depth == 0:
         raise _wrong(name, f"has {_said(data)} as its data; a list of {_values(count)} is expected")
-    if depth == 1:
-        values = _decoded(name, datatype, kind, kind.flat, data)
-    else:
-        values = _flattened(name, datatype, kind, shape, depth, data)
+    try:
+        values = _values_of(name, datatype, kind, shape, depth, data)
+    except InvalidRequest:
+        # Most lists of numbers have no null in them, and are read twice as fast as those that may.
+        if kind is not _FLOAT or b"null" not in data:
+            raise
+        values = _values_of(name, datatype, _FLOAT_OR_NULL, shape, depth, data)
+        values = [math.nan if value is None else value for value in values]
     if len(values) != count:
         raise _miscounted(name, datatype, shape, count, len(values))
     return _array(name, datatype, values, is_base64=is_base64).reshape(shape)
+
+
+def _values_of(name: str, datatype: str, kind: _Kind, shape: list[int], depth: int, data: bytes) -> list[Any]:
+    if depth == 1:
+        return _decoded(name, datatype, kind, kind.flat, data)
+    return _flattened(name, datatype, kind, shape, depth, data)
 
 
 def _decoded(name: str, datatype: str, kind: _Kind, decoder: msgspec.json.Decoder[list[Any]], data: bytes) -> list[Any]:
@@ -120,10 +132,10 @@ def _flattened(name: str, datatype: str, kind: _Kind, shape: list[int], depth: i
     return level
 
 
-_nested_decoders: Final[dict[tuple[type, int], msgspec.json.Decoder[list[Any]]]] = {}
+_nested_decoders: Final[dict[tuple[Any, int], msgspec.json.Decoder[list[Any]]]] = {}
 
 
-def _nested(value: type, depth: int) -> msgspec.json.Decoder[list[Any]]:
+def _nested(value: Any, depth: int) -> msgspec.json.Decoder[list[Any]]:
     decoder = _nested_decoders.get((value, depth))
     if decoder is None:
         wanted: Any = value
@@ -162,7 +174,7 @@ def _floats(values: list[float]) -> Array:
 
 
 def to_json(name: str, datatype: str, array: Array) -> list[object]:
-    """The flat list of an array's values. NaN and infinities become null when it is written.
+    """The flat list of an array's values. NaN becomes null when it is written, as it is read; infinities do as well.
 
     Raises InvalidRequest where JSON has no form for them, and for more of them than one answer may have.
     """
