@@ -215,3 +215,15 @@ def test_flapping_every_tenth_of_a_second_changes_it_once_per_cooldown() -> None
 
 def test_switched_off_it_never_opens() -> None:
     assert broken(config=BreakerConfig(enabled=False, failures=1)).state == "closed"
+
+
+def test_it_is_looked_at_again_when_a_probe_that_was_given_up_no_longer_keeps_others_out() -> None:
+    breaker = broken()
+    assert breaker.next_probe_at == breaker.reopens_at == 5.0
+    breaker.begin(5.0)
+    assert breaker.next_probe_at == 5.0  # there is room for one more
+    breaker.begin(6.0)
+    assert not breaker.allows(6.0)
+    assert breaker.next_probe_at == 10.0
+    assert breaker.allows(10.0)
+    assert state_of(breaker) == "open"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -130,3 +130,36 @@ class OutlierMachine(RuleBasedStateMachine):
 
 TestOutlierMachine = OutlierMachine.TestCase
 TestOutlierMachine.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+
+def test_one_that_is_slower_than_every_patience_is_set_aside_all_the_same() -> None:
+    outliers = Outliers(CONFIG)
+    for step in range(20):
+        now = step / 10
+        outliers.note(0, 0.1, now)
+        outliers.note(1, 0.12, now)
+        if 2 not in outliers.ejected(now):
+            outliers.note_at_least(2, 0.5, now)
+    assert outliers.ejected(2.0) == {2}
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 0.29)), max_size=60))
+def test_a_patience_that_is_no_longer_than_answers_take_says_nothing(waits: list[tuple[int, float]]) -> None:
+    with_them, without = Outliers(CONFIG), Outliers(CONFIG)
+    for step in range(60):
+        now = step / 10
+        for replica in range(3):
+            for outliers in (with_them, without):
+                outliers.note(replica, 0.1, now)
+        if step < len(waits):
+            with_them.note_at_least(*waits[step], now)
+    for replica in range(3):
+        assert with_them._history[replica].typical(6.0) == without._history[replica].typical(6.0)
+    assert not with_them.ejected(6.0)
+
+
+def test_a_replica_alone_is_not_judged_by_what_was_given_up() -> None:
+    outliers = Outliers(CONFIG)
+    for step in range(100):
+        outliers.note_at_least(0, 60.0, step / 10)
+    assert not outliers.ejected(10.0)

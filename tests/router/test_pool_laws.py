@@ -178,6 +178,7 @@ class FakeRemote:
     def dispatch(self, ticket: Ticket) -> None:
         assert self.can_take
         assert ticket.request.id not in self.holds, "submitted twice to one server"
+        assert id(self) not in map(id, ticket.avoid), "tried again where it failed"
         self.holds[ticket.request.id] = ticket
         self.begun.discard(ticket.request.id)
         self.cancelled.discard(ticket.request.id)

@@ -13,7 +13,8 @@ from tests.remote.fault_server import FaultServer, Script, Talk, completion
 from tests.stopwatch import Stopwatch
 from tests.worker.watching import Witness, ask, routing, text_of, until
 
-from inferd.config import BreakerConfig, Config, ModelConfig, RemoteConfig, RetryConfig, RoutingConfig
+from inferd import clock
+from inferd.config import BreakerConfig, Config, ModelConfig, RemoteConfig, RemoteSettings, RetryConfig, RoutingConfig
 from inferd.errors import InvalidRequest, Unavailable
 from inferd.events import BreakerChanged, Retried
 from inferd.router.router import Router, Stream
@@ -58,12 +59,16 @@ async def remotes(
             configs[number] = msgspec.structs.replace(configs[number], **changes)
         model = ModelConfig(source="tiny" if local else f"openai:{configs[0].url}", retry=retry, breaker=breaker)
         model = msgspec.structs.replace(model, routing=routing_config, remotes=tuple(configs[0 if local else 1 :]))
+        if settings and not local:
+            model = msgspec.structs.replace(model, remote=msgspec.convert(settings[0], RemoteSettings))
         router, witness = await stack.enter_async_context(routing(Config(models={"tiny": model})))
         yield router, witness, servers
 
 
-def send(router: Router, name: str, *, idempotent: bool = True, region: str = "") -> Stream:
-    request = Request(id=name, model="tiny", idempotent=idempotent, region=region)
+def send(
+    router: Router, name: str, *, idempotent: bool = True, region: str = "", deadline_s: float | None = None
+) -> Stream:
+    request = Request(id=name, model="tiny", idempotent=idempotent, region=region, deadline_s=deadline_s)
     return router.submit(request, Relay(path="/chat/completions", body=BODY))
 
 
@@ -93,14 +98,14 @@ def test_a_server_that_fails_costs_its_requests_a_second_try_elsewhere() -> None
 
 def test_retries_are_a_part_of_live_traffic_and_none_for_what_may_not_run_twice() -> None:
     async def scenario() -> None:
-        async with remotes((badly,), retry=RetryConfig(budget=0.2)) as (router, witness, servers):
+        async with remotes((badly, badly), retry=RetryConfig(budget=0.2)) as (router, witness, servers):
             ends = [(await answer(send(router, f"r{number}")))[1] for number in range(40)]
             assert all(end.failure is not None and end.failure.kind == "upstream_failed" for end in ends)
             granted = [granted for _, granted in retried(witness)]
             assert 1 <= sum(granted) <= 0.2 * 40 + 3
-            before = len(servers[0].talks)
+            before = sum(len(server.talks) for server in servers)
             await answer(send(router, "once", idempotent=False))
-            assert len(servers[0].talks) == before + 1
+            assert sum(len(server.talks) for server in servers) == before + 1
 
     asyncio.run(scenario())
 
@@ -117,6 +122,133 @@ def test_what_a_server_refuses_as_the_clients_fault_opens_no_breaker_and_is_not_
             assert [replica.breaker for replica in router.models()[0].replicas_status] == ["closed", "closed"]
             assert not [event for event in witness.events if isinstance(event, BreakerChanged)]
             assert (sum(len(server.talks) for server in servers), retried(witness)) == (6, [])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("script", [badly, never])
+def test_a_request_goes_to_each_server_once_and_no_more(script: Script, count: int) -> None:
+    async def scenario() -> None:
+        impatient: list[dict[str, object]] = [{"first_byte_timeout_s": 0.1}] * count
+        retry = RetryConfig(max_attempts=10, budget=1.0)
+        async with remotes([script] * count, retry=retry, settings=impatient) as (router, witness, servers):
+            _, end = await answer(send(router, "r"))
+            assert end.failure is not None
+            assert end.failure.code == ("upstream_error" if script is badly else "upstream_first_byte_timeout")
+            assert [len(server.talks) for server in servers] == [1] * count
+            assert retried(witness) == [("retry", True)] * (count - 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_second_try_waits_for_a_server_that_has_not_failed_it() -> None:
+    async def scenario() -> None:
+        let_go = asyncio.Event()
+
+        async def waits(talk: Talk) -> None:
+            await let_go.wait()
+            await talk.answer(completion("well"))
+
+        one_at_a_time: list[dict[str, object]] = [{}, {"max_in_flight": 1}]
+        retry = RetryConfig(budget=1.0)
+        async with remotes((badly, waits), retry=retry, settings=one_at_a_time) as (router, witness, servers):
+            streams = [send(router, f"r{number}") for number in range(5)]
+            await until(
+                lambda: bool(servers[1].talks) and len(servers[0].talks) == 4, "one is busy, one failed the others"
+            )
+            let_go.set()
+            for stream in streams:
+                data, end = await answer(stream)
+                assert b"well" in data
+                assert end.outcome == "done"
+            assert retried(witness) == [("retry", True)] * 4
+            assert [len(server.talks) for server in servers] == [4, 5]
+
+    asyncio.run(scenario())
+
+
+def test_a_second_try_for_which_no_server_is_left_ends_with_what_the_first_one_said() -> None:
+    async def scenario() -> None:
+        one_at_a_time: list[dict[str, object]] = [{}, {"max_in_flight": 1}]
+        retry = RetryConfig(budget=1.0)
+        async with remotes((badly, never), retry=retry, settings=one_at_a_time) as (router, _, servers):
+            streams = [send(router, f"r{number}") for number in range(4)]
+            await until(
+                lambda: router.models()[0].waiting == 3 and bool(servers[1].talks), "three wait for the other one"
+            )
+            pool = router._pools["tiny"]
+            (_, leaving) = pool.fleet.members
+            retiring = asyncio.ensure_future(pool.fleet._retire(leaving))
+            await until(lambda: sum(stream.is_over for stream in streams) == 3, "nothing is left to wait for")
+            for stream in streams:
+                if not stream.is_over:
+                    stream.close()
+            ends = [(await answer(stream))[1] for stream in streams]
+            codes = [end.failure.code for end in ends if end.failure is not None]
+            assert codes == ["upstream_error"] * 3
+            await retiring
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("deadline_s", [None, 0.2])
+def test_requests_that_are_given_up_do_not_close_a_breaker(deadline_s: float | None) -> None:
+    async def scenario() -> None:
+        breaker = BreakerConfig(failures=3, cooldown_s=0.1, successes=1)
+        async with remotes((badly,), breaker=breaker, retry=RetryConfig(max_attempts=1)) as (router, witness, servers):
+            for number in range(3):
+                await answer(send(router, f"r{number}"))
+            await until(lambda: router.models()[0].replicas_status[0].breaker == "open", "the breaker is open")
+            servers[0].script = never
+            while len(servers[0].talks) < 8:
+                with contextlib.suppress(Unavailable):
+                    stream = send(router, f"probe-{time.monotonic()}", deadline_s=deadline_s)
+                    seen = len(servers[0].talks)
+                    await until(lambda seen=seen: len(servers[0].talks) > seen, "it is let through")  # type: ignore[misc]
+                    if deadline_s is None:
+                        stream.close()
+                    await answer(stream)
+                await asyncio.sleep(0.01)
+            assert [event.state for event in witness.events if isinstance(event, BreakerChanged)] == ["open"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_server_slower_than_every_deadline_is_set_aside(is_cancelled: bool) -> None:
+    async def scenario() -> None:
+        async with remotes((never, well, well)) as (router, _, servers):
+
+            async def ask(name: str) -> None:
+                stream = send(router, name, deadline_s=None if is_cancelled else 0.3)
+                if is_cancelled:
+                    asyncio.get_running_loop().call_later(0.3, stream.close)
+                await answer(stream)
+
+            while not any(status.ejected for status in router.models()[0].replicas_status):
+                await asyncio.gather(*(ask(f"{time.monotonic()}-{number}") for number in range(9)))
+            before = len(servers[0].talks)
+            for number in range(20):
+                assert (await answer(send(router, f"r{number}")))[1].outcome == "done"
+            assert len(servers[0].talks) == before
+            assert [status.ejected for status in router.models()[0].replicas_status] == [True, False, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_was_given_up_is_no_work_done() -> None:
+    async def scenario() -> None:
+        one: list[dict[str, object]] = [{"max_in_flight": 1}]
+        async with remotes((never,), settings=one) as (router, _, servers):
+            streams = [send(router, f"r{number}") for number in range(30)]
+            for number, stream in enumerate(streams[:20]):
+                await until(lambda number=number: len(servers[0].talks) > number, "it is under way")  # type: ignore[misc]
+                stream.close()
+                await answer(stream)
+            assert router._pools["tiny"].outlook.drain_rate.per_s(clock.now()) is None
+            for stream in streams[20:]:
+                stream.close()
 
     asyncio.run(scenario())
 

@@ -83,7 +83,8 @@ class RetryConfig(Section, frozen=True, kw_only=True):
     """Trying again elsewhere, before anything of an answer was sent."""
 
     max_attempts: Annotated[
-        int, Meta(description="Replicas that a request may be given to; 1: no retries.", ge=1, le=10)
+        int,
+        Meta(description="Replicas that a request may be given to, each of them once; 1: no retries.", ge=1, le=10),
     ] = 3
     budget: Annotated[float, Meta(description="Retries and hedges as a part of live traffic, at most.", ge=0, le=1)] = (
         0.2

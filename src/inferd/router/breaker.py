@@ -10,8 +10,9 @@ than ``cooldown_s``, whatever the replica does, so one that flaps cannot make th
   that is not too soon to change again); ``successes`` in a row close it, again not too soon. Where one
   success is enough, it closes from open at once.
 
-A probe that is not heard of for ``cooldown_s`` no longer keeps others out. Which failures count is the
-caller's to say: one that is the request's own fault is none.
+A probe that is not heard of for ``cooldown_s`` no longer keeps others out. A request that is given up is such a probe:
+it is neither a success nor a failure, and a silent replica gets one more request per ``cooldown_s`` alone. Which failures
+count is the caller's to say: one that is the request's own fault is none.
 """
 
 from __future__ import annotations
@@ -52,6 +53,14 @@ class Breaker:
         """When a request is let through again, if it is shut now; None: it is not. For timers."""
         return None if self.state == "closed" else self._shut_until
 
+    @property
+    def next_probe_at(self) -> float | None:
+        """Likewise, where probes are under way: when one of them no longer keeps others out, heard of or not."""
+        if self.state == "closed" or len(self._probes) < self._config.probes:
+            return self.reopens_at
+        oldest = self._probes[-self._config.probes]
+        return max(self._shut_until, oldest + self._config.cooldown_s)
+
     def begin(self, now: float) -> None:
         """A request is given to the replica."""
         if self.state != "closed":
@@ -65,10 +74,10 @@ class Breaker:
         if self.state == "closed" or not self._ends_probe(begun_at):
             return
         self._streak += 1
-        if self._streak >= self._config.successes:
-            self._change("closed", now)
-        elif self.state == "open":
+        if self.state == "open" and self._config.successes > 1:
             self._change("half_open", now)
+        elif self._streak >= self._config.successes:
+            self._change("closed", now)
 
     def failure(self, now: float, begun_at: float | None = None) -> None:
         """The replica failed a request."""

@@ -29,6 +29,10 @@ class DrainRate:
         else:
             self._ends.clear()
 
+    def paused(self) -> None:
+        """No request waits, and none has ended."""
+        self._ends.clear()
+
     def per_s(self, now: float) -> float | None:
         """Ends per second, a pause until now included; None: not known well enough."""
         ends = self._ends

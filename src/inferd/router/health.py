@@ -49,6 +49,12 @@ class Health:
             member.breaker.success(now, begun_at)
             self._note_breaker(member)
 
+    def waited(self, member: Member, seconds: float, now: float) -> None:
+        """A request that it got so many seconds ago was given up, by its client or by its deadline, before it began to
+        answer: no success, and no failure of which the breaker is to know."""
+        if len(self._members) > 1:
+            self._outliers[member.kind].note_at_least(member.index, seconds, now)
+
     def failed(self, member: Member, begun_at: float | None, now: float, reason: str) -> None:
         if member.breaker is not None:
             member.breaker.failure(now, begun_at)

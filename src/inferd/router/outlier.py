@@ -6,8 +6,11 @@ again soon. At most half of the replicas are ejected at the same time. One that 
 a history, so it is judged by how it is now.
 
 A typical latency is the geometric mean (one long answer does not make a replica slow) of samples whose
-weight halves every ``HALF_LIFE_S``; nobody is judged, or is a standard for others, by fewer than
+weight halves every ``HALF_LIFE_S``; no replica is judged, or is a standard for others, by fewer than
 ``MIN_SAMPLES`` of them. Latencies must be comparable among requests: time to the first token, or per token.
+
+A request that was given up before its first token is a censored sample: the replica would have taken at least so long.
+Such a sample counts where the bound alone is slow beside the replica's peers. A shorter one says nothing.
 """
 
 from __future__ import annotations
@@ -48,6 +51,11 @@ class Outliers:
             if 2 * (num_ejected + 1) <= len(self._history):
                 history.eject(self._config.eject_s, now)
 
+    def note_at_least(self, replica: int, seconds: float, now: float) -> None:
+        """A request waited so long for the replica, and was given up."""
+        if self._config.eject_factor > 0 and self._exceeds(replica, seconds, now):
+            self.note(replica, seconds, now)
+
     def ejected(self, now: float) -> frozenset[int]:
         """Who gets no requests for now. Where nobody else can take one, they should: slow is better than no."""
         return frozenset(replica for replica, history in self._history.items() if history.is_ejected(now))
@@ -70,17 +78,20 @@ class Outliers:
             history.ejected_until = -math.inf
 
     def _is_slow(self, replica: int, now: float) -> bool:
-        """Beside its peers; those that are set aside have no samples."""
         own = self._history[replica].typical(now)
+        return own is not None and self._exceeds(replica, own, now)
+
+    def _exceeds(self, replica: int, seconds: float, now: float) -> bool:
+        """Whether this is slow beside the replica's peers; those that are set aside have no samples."""
         peers = [
             typical
             for index, history in self._history.items()
             if index != replica and (typical := history.typical(now)) is not None
         ]
-        if own is None or not peers:
+        if not peers:
             return False
         standard = median(peers)
-        return own > self._config.eject_factor * standard and own - standard > MIN_EXCESS_S
+        return seconds > self._config.eject_factor * standard and seconds - standard > MIN_EXCESS_S
 
 
 class _History:

@@ -49,7 +49,7 @@ class Outlook:
         """Why no replica will work on it in the foreseeable future."""
         if self.is_stopped:
             return self.unavailable(), "unavailable"
-        able = [member for member in self._fleet.members if member.replica.runs(ticket)]
+        able = [m for m in self._fleet.members if m.replica.runs(ticket) and m.replica not in ticket.avoid]
         region = ticket.request.region
         if region:
             able = [member for member in able if member.region == region]

@@ -41,6 +41,8 @@ class Placement:
             for m in takers
             if m.replica.runs(ticket) and m.replica.has_room(ticket) and (not region or m.region == region)
         ]
+        if ticket.avoid:
+            able = [member for member in able if member.replica not in ticket.avoid]
         seat = self.seats.of(ticket.request)
         if seat is not None and any(member.replica is seat for member in self._fleet.members):
             able = [member for member in able if member.replica is seat]
@@ -51,9 +53,7 @@ class Placement:
         return able
 
     def choose(self, ticket: Ticket, able: Sequence[Member], now: float) -> Member:
-        """``able`` is not empty. Those that failed it before come last."""
-        if ticket.avoid:
-            able = [member for member in able if member.index not in ticket.avoid] or able
+        """``able`` is not empty."""
         request, routing = ticket.request, self.config.routing
         text = b""
         if routing.prefix_affinity and ticket.is_local and self.config.scheduler.prefix_caching:

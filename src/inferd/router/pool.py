@@ -251,7 +251,7 @@ class Pool:
         times = (self._queue.next_expiry, self.outlook.next_expiry(now))
         at = min((time for time in times if time is not None), default=None)
         for member in self.fleet.members:
-            reopens_at = member.breaker.reopens_at if member.breaker is not None else None
+            reopens_at = member.breaker.next_probe_at if member.breaker is not None else None
             if reopens_at is not None and reopens_at > now and (at is None or reopens_at < at):
                 at = reopens_at
         if at is None or (self._timer is not None and self._timer_at <= at):
@@ -285,7 +285,10 @@ class Pool:
         for ticket in self._queue.remove_if(lambda ticket: self.outlook.why_not(ticket, now)[0] is not None):
             error, _ = self.outlook.why_not(ticket, now)
             assert error is not None
-            self._refuse_or_fail(ticket, error)
+            if ticket.refusal is not None and not self._is_stopped:
+                self._refused_for_good(ticket, ticket.refusal)
+            else:
+                self._refuse_or_fail(ticket, error)
         self._pump()
 
     # -- the short way (``express``, ``errand``) --------------------------------------------------------
@@ -363,7 +366,7 @@ class Pool:
             return
         member = self._placement.choose(ticket, able, now)
         ticket.attempts += 1
-        ticket.reserve = member.replica
+        ticket.reserve, ticket.reserve_at = member.replica, now
         self.fleet.health.begin(member, now)
         member.replica.dispatch(ticket)
         ticket.replica = runner.index
@@ -422,7 +425,7 @@ class Pool:
             has_news = output.deltas or output.prompt is not None or output.prediction is not None
             is_word = has_news or (end is not None and end.outcome == "done")
             if is_word and replica in (ticket.runner, ticket.reserve):
-                self._tries.take_word(ticket, replica)
+                self._take_word(ticket, replica, now)
             else:
                 if end is not None:
                     self._tries.is_out(ticket, replica)
@@ -430,13 +433,16 @@ class Pool:
         if output.deltas or output.prediction is not None or end is not None:
             self._clear(ticket)
             if not ticket.stream.progress.has_output:
-                self._note_first(ticket, replica, now)
+                if end is None or end.outcome in ("done", "refused") or output.deltas or output.prediction is not None:
+                    self._note_first(ticket, replica, now)
+                else:
+                    self._note_silence(ticket, replica, now)
         if ticket.token_ids is not None:
             output = noted(ticket, output)
         if end is None:
             ticket.stream.push(output, now)
         else:
-            self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
+            self._note_drained(end, now)
             self._end(ticket, end, output)
 
     def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None:
@@ -446,7 +452,7 @@ class Pool:
             replica.release(ticket)
         if ticket.runner is not replica or ticket.reserve is not None:
             if replica in (ticket.runner, ticket.reserve) and (end is None or end.outcome == "done"):
-                self._tries.take_word(ticket, replica)
+                self._take_word(ticket, replica, now)
             else:
                 if end is not None:
                     self._tries.is_out(ticket, replica)
@@ -455,7 +461,10 @@ class Pool:
         is_cleared = ticket is self._suspect
         if not ticket.stream.progress.has_output:
             self._clear(ticket)
-            self._note_first(ticket, replica, now)
+            if item.head is not None:
+                self._note_first(ticket, replica, now)
+            else:
+                self._note_silence(ticket, replica, now)
         if end is None:
             ticket.stream.relay(item, now)
             if is_cleared and len(self._queue):
@@ -465,14 +474,35 @@ class Pool:
             member = self.fleet.member_of(replica)
             if member is not None:
                 self.fleet.health.failed(member, ticket.dispatched_at, now, "an answer broke off")
-        self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
+        self._note_drained(end, now)
         self._end(ticket, end, item)
         self._made_room()
+
+    def _note_drained(self, end: End, now: float) -> None:
+        """A request left its replica. One that was given up is no work done: capacity is not measured by it."""
+        if end.outcome != "cancelled" and not was_too_late(end):
+            self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
+        elif not len(self._queue):
+            self.outlook.drain_rate.paused()
 
     def _note_first(self, ticket: Ticket, replica: Replica, now: float) -> None:
         member, begun_at = self.fleet.member_of(replica), ticket.dispatched_at
         if member is not None and begun_at is not None:
             self.fleet.health.answered(member, now - begun_at, begun_at, now)
+
+    def _note_silence(self, ticket: Ticket, replica: Replica, now: float) -> None:
+        """The request is over for this replica, which had said nothing of it."""
+        member = self.fleet.member_of(replica)
+        begun_at = ticket.reserve_at if replica is ticket.reserve else ticket.dispatched_at
+        if member is not None and begun_at is not None:
+            self.fleet.health.waited(member, now - begun_at, now)
+
+    def _take_word(self, ticket: Ticket, replica: Replica, now: float) -> None:
+        """Of two replicas this one has begun to answer."""
+        other = ticket.reserve if replica is ticket.runner else ticket.runner
+        if other is not None:
+            self._note_silence(ticket, other, now)
+        self._tries.take_word(ticket, replica)
 
     def replica_refused(
         self, replica: Replica, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool
@@ -480,20 +510,27 @@ class Pool:
         now = clock.now()
         replica.release(ticket)
         member = self.fleet.member_of(replica)
+        self._note_silence(ticket, replica, now)
         if counts and member is not None:
-            self.fleet.health.failed(member, ticket.dispatched_at, now, error.message)
+            begun_at = ticket.reserve_at if replica is ticket.reserve else ticket.dispatched_at
+            self.fleet.health.failed(member, begun_at, now, error.message)
         self._clear(ticket)
+        ticket.avoid, ticket.refusal = (*ticket.avoid, replica), error
         if not self._tries.is_out(ticket, replica):
-            ticket.avoid = (*ticket.avoid, replica.index)
             if ticket.stream.is_closed:
                 self._end(ticket, End("cancelled"))
             elif retry and self._tries.may_retry(ticket, now):
                 self._tries.rest(ticket)
-            elif isinstance(error, Overloaded | Unavailable):
-                self._refuse(ticket, error)
             else:
-                self._fail(ticket, error)
+                self._refused_for_good(ticket, error)
         self._made_room()
+
+    def _refused_for_good(self, ticket: Ticket, error: InferdError) -> None:
+        """No replica is left that could do better."""
+        if isinstance(error, Overloaded | Unavailable):
+            self._refuse(ticket, error)
+        else:
+            self._fail(ticket, error)
 
     def replica_broke(self, replica: Replica, ticket: Ticket, error: InferdError) -> None:
         if replica.ticket(ticket.request.id) is ticket:

@@ -10,6 +10,7 @@ from inferd.router.stream import Stream
 from inferd.types import GenerateRequest, PredictRequest, Relay, Request
 
 if TYPE_CHECKING:
+    from inferd.errors import InferdError
     from inferd.router.replica import Replica
 
 
@@ -31,10 +32,12 @@ class Ticket:
         "kills",
         "number",
         "queued_at",
+        "refusal",
         "relay",
         "replica",
         "request",
         "reserve",
+        "reserve_at",
         "runner",
         "seed",
         "stream",
@@ -58,7 +61,9 @@ class Ticket:
         self.runner: Replica | None = None  # where it is in flight
         self.reserve: Replica | None = None  # a second one that was asked as well, while neither has answered
         self.replica: int | None = None  # the runner's index, or that of the last one
-        self.avoid: tuple[int, ...] = ()  # replicas that failed it
+        self.reserve_at: float | None = None  # when the second one was asked
+        self.avoid: tuple[Replica, ...] = ()  # replicas that failed it: it goes to none of them again
+        self.refusal: InferdError | None = None  # what the last of them said
         self.attempts = 0  # replicas it was given to
         self.kills = 0  # workers that died with it in flight
         self.token_ids: list[int] | None = None  # of its answer, where it may be continued elsewhere

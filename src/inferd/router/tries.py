@@ -56,6 +56,7 @@ class Tries:
         return is_granted
 
     def may_retry(self, ticket: Ticket, now: float) -> bool:
+        """Whether there is a replica left that has not failed it, and the budget for one more."""
         if ticket.attempts >= self._config.max_attempts or not ticket.request.idempotent:
             return False
         if self._outlook.why_not(ticket, now)[0] is not None:
@@ -101,6 +102,8 @@ class Tries:
     def take_word(self, ticket: Ticket, replica: Replica) -> None:
         """Of two replicas, this one has begun to answer: the other one's work is for nothing."""
         other = ticket.reserve if replica is ticket.runner else ticket.runner
+        if replica is ticket.reserve:
+            ticket.dispatched_at = ticket.reserve_at
         ticket.runner, ticket.reserve, ticket.replica = replica, None, replica.index
         if other is not None:
             self.losers.add(ticket.request.id)
@@ -113,7 +116,7 @@ class Tries:
             ticket.reserve = None
         elif ticket.runner is replica and ticket.reserve is not None:
             ticket.runner, ticket.reserve = ticket.reserve, None
-            ticket.replica = ticket.runner.index
+            ticket.replica, ticket.dispatched_at = ticket.runner.index, ticket.reserve_at
         elif ticket.runner is replica:
             return False
         self.losers.discard(ticket.request.id)
