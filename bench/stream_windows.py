@@ -114,7 +114,8 @@ def main() -> None:
         if not asked.model:
             write_model(path)
         output, _, into = asked.state.partition(":")
-        model = {"source": str(path), "sequence": {"states": {output.strip(): into.strip()}}}
+        states = {"states": {output.strip(): into.strip()}}
+        model = {"source": str(path), "sequence": states, "batching": {"max_batch_size": 16}}
         file = Path(folder) / "inferd.yaml"
         file.write_text(yaml.safe_dump({"server": {"port": 0, "reload": False}, "models": {"windows": model}}))
         process = subprocess.Popen(

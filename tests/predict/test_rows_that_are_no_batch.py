@@ -28,7 +28,7 @@ from tests.predict.runtimes.programs import (
 )
 
 from inferd import clock
-from inferd.config import BatchingConfig, ModelConfig
+from inferd.config import BatchingConfig, ModelConfig, SequenceConfig
 from inferd.errors import ModelLoadError
 from inferd.predict.backend import PredictBackend
 from inferd.predict.load import create_backend
@@ -211,6 +211,31 @@ def test_programs_of_common_layers_are_proved(tmp_path: Path) -> None:
     layers = export(Layers(), tmp_path / "m.pt2", torch.randn(2, 1, 8, 8))
     for path in (layers, export(Scores(), tmp_path / "s.pt2", torch.randn(2, 4)), export_tokens(tmp_path / "t.pt2")):
         assert loaded(path).contract.because == "proved"
+
+
+def stepping(path: Path, layout: int, first: str | None = None) -> Path:
+    """An LSTM whose state goes from request to request."""
+    nodes = [node("LSTM", "x w r - - h c", "y hN cN", hidden_size=4, layout=layout)]
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(1, 16, size)).astype(np.float32) for name, size in (("w", 3), ("r", 4))}
+    state = (FLOAT, [1, first, 4])
+    outputs = {"y": (FLOAT, None), "hN": state, "cN": state}
+    return saved(path, nodes, {"x": (FLOAT, [first, first and "t", 3]), "h": state, "c": state}, outputs, weights)
+
+
+def pooled(path: Path) -> Path:
+    """Like a layer of memory: each row has its own sum."""
+    nodes = [node("Add", "sum x", "sumN"), node("Identity", "sumN", "y")]
+    shapes = {name: (FLOAT, [None, 3]) for name in ("x", "sum")}
+    return saved(path, nodes, shapes, {name: (FLOAT, [None, 3]) for name in ("y", "sumN")})
+
+
+def test_sequences_meet_at_a_model_for_a_reason_alone(tmp_path: Path) -> None:
+    states = {"sequence": SequenceConfig(states={"hN": "h", "cN": "c"})}
+    time_first = backend(stepping(tmp_path / "t.onnx", 0, "batch"), states)
+    assert "batching.max_batch_size declares" in time_first.info.not_batched
+    together = loaded(pooled(tmp_path / "p.onnx"), sequence=SequenceConfig(states={"sumN": "sum"}))
+    assert together.contract.max_items > 1
 
 
 def test_a_difference_of_one_percent_is_seen(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from inferd.predict.estimate import BatchCost
 from inferd.predict.probe import MOST_ROWS, probe
 from inferd.predict.runtime import Runtime
 from inferd.registry.artifact import Artifact, artifact_of
+from inferd.registry.rows.verdict import CLAIM, Verdict
+from inferd.registry.signature import onnx_state_rows
 from inferd.types import MemoryPlan, ModelInfo
 
 Progress = Callable[[str, int, int], None]
@@ -85,7 +87,7 @@ def load_runtime(name: str, artifact: Artifact, config: ModelConfig, progress: P
     if config.sequence.states:
         from inferd.predict.sequences import Sequences
 
-        runtime = Sequences(name, runtime, config)
+        runtime = Sequences(name, runtime, config, rows=_sequence_rows(artifact, runtime.contract, config))
     if config.inputs or config.outputs or config.sequence.controls:
         from inferd.predict.declared import declared
 
@@ -95,6 +97,16 @@ def load_runtime(name: str, artifact: Artifact, config: ModelConfig, progress: P
 
         return around(name, runtime, config)
     return runtime
+
+
+def _sequence_rows(artifact: Artifact, contract: Contract, config: ModelConfig) -> Verdict:
+    """Whether the rows of several sequences may be computed together."""
+    if contract.because is not None:
+        return Verdict(contract.because, is_open=True)
+    if artifact.runtime == "onnx" and isinstance(artifact.path, Path):
+        return onnx_state_rows(artifact.path, config.sequence.states)
+    doubt = "the rows of its sequences may depend on each other"
+    return Verdict(None, f"{doubt}; {CLAIM} declares that they do not", is_open=True)
 
 
 def limits_for(contract: Contract, config: ModelConfig) -> Limits:

@@ -21,6 +21,7 @@ from inferd.config import ModelConfig
 from inferd.errors import InferdError, InternalError, InvalidRequest, ModelLoadError, Overloaded
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.predict.runtime import Item, Result, Runtime
+from inferd.registry.rows.verdict import DECLARED, Verdict, claimed
 from inferd.types import TensorSpec
 
 MAX_ITEMS: Final = 32
@@ -46,8 +47,17 @@ class _Sequence:
 class Sequences:
     """A ``Runtime`` around another."""
 
-    def __init__(self, name: str, runtime: Runtime, config: ModelConfig, now: Callable[[], float] = clock.now) -> None:
-        """Raises ModelLoadError with all that does not fit the artifact."""
+    def __init__(
+        self,
+        name: str,
+        runtime: Runtime,
+        config: ModelConfig,
+        now: Callable[[], float] = clock.now,
+        *,
+        rows: Verdict = DECLARED,
+    ) -> None:
+        """``rows``: whether those of several sequences may be computed together, each state along its own axis. Raises
+        ModelLoadError with all that does not fit the artifact."""
         self._name = name
         self._runtime = runtime
         self._config = config.sequence
@@ -63,7 +73,9 @@ class Sequences:
         can_stack = all(axis is not None for axis in self._axes.values()) and all(
             spec.shape and spec.shape[0] == -1 for spec in self._told
         )
-        max_items = (config.batching.max_batch_size or MAX_ITEMS) if can_stack and self._with_rows else 0
+        rows = claimed(rows, config.batching.max_batch_size)
+        can_stack = can_stack and bool(self._with_rows) and rows.because is not None
+        max_items = (config.batching.max_batch_size or MAX_ITEMS) if can_stack else 0
         self._sequences: OrderedDict[_Key, _Sequence] = OrderedDict()  # the longest idle first
         self.contract: Contract = msgspec.structs.replace(
             contract,
@@ -74,7 +86,7 @@ class Sequences:
             outputs=tuple(self._told),
             max_batch_size=0,
             because=None,
-            not_batched="" if max_items else contract.not_batched,
+            not_batched="" if max_items else contract.not_batched if rows.because is not None else rows.sentence,
             max_items=max_items if config.batching.mode != "off" else 0,
             is_stateful=True,
         )

@@ -110,6 +110,25 @@ def onnx_rows(path: Path, file: OnnxFile) -> Verdict:
     return judged(found, [first for first in firsts if isinstance(first, str)] if None not in firsts else [])
 
 
+def onnx_state_rows(path: Path, states: Mapping[str, str]) -> Verdict:
+    """Likewise of a model with states, each of which has its rows along its one free dimension. ``states``: outputs, and
+    the inputs that they become. Inputs without a free first dimension are the same for all. Raises ModelLoadError."""
+    file = read_onnx(path)
+    into = set(states.values())
+    axes: dict[str, tuple[tuple[int | None, ...], int | None]] = {}
+    names = []
+    for value in file.inputs:
+        shape = tuple(size if isinstance(size, int) and size >= 0 else None for size in value.shape)
+        free = [number for number, size in enumerate(shape) if size is None]
+        axis = free[0] if free and (value.name in into or free[0] == 0) else None
+        axes[value.name] = (shape, axis)
+        if axis is not None:
+            names.append(value.shape[axis])
+    found = prove(read_graph(path), axes)
+    places = {output: axes[name][1] for output, name in states.items() if name in axes}
+    return judged(found, [name for name in names if isinstance(name, str)] if None not in names else [], places)
+
+
 def _why_closed(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
     """Why a model has no batch dimension, as its shapes tell; empty where they do not."""
     if not inputs:

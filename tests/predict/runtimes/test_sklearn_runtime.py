@@ -13,7 +13,7 @@ import pytest
 import skops.io
 from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer
-from sklearn.decomposition import PCA
+from sklearn.decomposition import PCA, MiniBatchNMF
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
@@ -23,10 +23,11 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import BayesianRidge, LinearRegression, LogisticRegression
 from sklearn.model_selection import FixedThresholdClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, OneHotEncoder, StandardScaler
 from sklearn.svm import LinearSVC
 from tests.predict.runtimes.loading import answered, loaded, texts
 
+from inferd.config import BatchingConfig
 from inferd.errors import InvalidRequest, ModelLoadError
 
 RNG = np.random.default_rng(0)
@@ -148,6 +149,35 @@ def test_a_text_classifier_reads_texts_and_can_be_asked_to_classify(tmp_path: Pa
     assert [(spec.name, spec.datatype, spec.shape) for spec in runtime.contract.inputs] == [("text", "BYTES", (-1,))]
     assert runtime.contract.tasks == ("predict", "classify")
     assert answered(runtime, {"text": texts("how good", "how bad")})["label"].tolist() == [b"good", b"bad"]
+
+
+def less_the_mean(rows: Any) -> Any:
+    return rows - rows.mean(0)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [FunctionTransformer(less_the_mean), LinearRegression()],
+        [MinMaxScaler(clip=True), MiniBatchNMF(2, random_state=0), LinearRegression()],
+        [ColumnTransformer([("c", FunctionTransformer(less_the_mean), [0, 1])]), LinearRegression()],
+    ],
+)
+def test_rows_are_computed_together_where_all_parts_compute_each_by_itself(tmp_path: Path, steps: list[Any]) -> None:
+    model = make_pipeline(*steps).fit(np.abs(ROWS), NUMBERS)
+    joblib.dump(model, tmp_path / "m.joblib")
+    settings: dict[str, Any] = {"allow_pickle": True, "batching": BatchingConfig()}
+    doubtful = loaded(tmp_path / "m.joblib", **settings)
+    assert doubtful.contract.max_batch_size == 0
+    assert "batching.max_batch_size" in doubtful.contract.not_batched
+    rows = np.abs(ROWS[:3])
+    np.testing.assert_allclose(answered(doubtful, {"input-0": rows})["prediction"], model.predict(rows))
+    joblib.dump(
+        make_pipeline(FunctionTransformer(np.log1p), LinearRegression()).fit(np.abs(ROWS), NUMBERS),
+        tmp_path / "u.joblib",
+    )
+    assert loaded(tmp_path / "u.joblib", **settings).contract.because == "by_nature"
 
 
 def test_values_that_an_estimator_refuses_are_the_clients_error(tmp_path: Path) -> None:

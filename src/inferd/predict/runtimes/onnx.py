@@ -24,7 +24,7 @@ from inferd.predict.ceiling import Ceiling, memory_ceiling
 from inferd.predict.contract import NUMPY, Array, Contract, Tensors
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes.libraries import needs
-from inferd.predict.runtimes.trial import Trial, common_refusal, is_open, try_rows
+from inferd.predict.runtimes.trial import Trial, common_refusal, is_open, try_rows, vetoed
 from inferd.predict.stacked import Stacked
 from inferd.registry.onnx_file import OnnxFile, Value, check_external, read_onnx
 from inferd.registry.rows.verdict import Verdict, claimed
@@ -175,17 +175,8 @@ class OnnxModel:
             )
         if trial is None:
             return
-        if contract.max_batch_size and not trial.is_batchable:
-            _log.warning("the rows of %s are not computed together: %s", self._names, trial.reason)
         outputs = tuple(self._tried_spec(spec, trial) for spec in contract.outputs)
-        self.contract = msgspec.structs.replace(
-            contract,
-            outputs=outputs,
-            max_batch_size=contract.max_batch_size if trial.is_batchable else 0,
-            because=contract.because if trial.is_batchable else None,
-            not_batched=contract.not_batched or ("" if trial.is_batchable else trial.reason),
-            typical_rows=trial.typical_rows,
-        )
+        self.contract = vetoed(msgspec.structs.replace(contract, outputs=outputs), trial)
 
     @contextlib.contextmanager
     def _given_up(self, patience_s: float) -> Iterator[None]:

@@ -25,8 +25,10 @@ from inferd.predict.contract import Array, Contract, Tensors, datatype_of
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes import tabular
 from inferd.predict.runtimes.libraries import needs
+from inferd.predict.runtimes.trial import try_rows, vetoed
 from inferd.predict.stacked import Stacked
 from inferd.registry.content import content_of
+from inferd.registry.rows.verdict import BY_NATURE, CLAIM, Verdict, claimed
 from inferd.registry.signature import ANY_ROWS
 from inferd.registry.source import Progress
 from inferd.types import TensorSpec
@@ -65,11 +67,13 @@ class SklearnModel:
             inputs = (TensorSpec(tabular.TEXT, "BYTES", (-1,)),)
         self._inputs = inputs
         outputs = self._outputs()
+        rows = claimed(_rows(estimator), config.batching.max_batch_size)
         self.contract = Contract(
             inputs=inputs,
             outputs=outputs,
-            max_batch_size=ANY_ROWS,
-            because="by_nature",
+            max_batch_size=ANY_ROWS if rows.because is not None else 0,
+            because=rows.because,
+            not_batched="" if rows.because is not None else rows.sentence,
             tasks=("predict", "classify") if self._reads_texts and self._has_probabilities else ("predict",),
             platform=platform,
             casts=tuple(spec.name for spec in inputs if spec.datatype != "BYTES"),
@@ -216,8 +220,31 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
         )
     _limit_threads(num_threads(config))
     model = SklearnModel(estimator, config, platform)
+    if model.contract.because == "declared":
+        model.contract = vetoed(model.contract, try_rows(model.contract, model.compute, (InferdError,)))
     progress("model", 1, 1)
     return Stacked(model.contract, model.compute, config.batching)
+
+
+_ROW_LIBRARIES: Final = frozenset({"sklearn", "xgboost", "lightgbm", "catboost", "quantile_forest"})
+"""Libraries whose fitted estimators compute each row by itself, but for those below."""
+
+_JOINT: Final = frozenset({"NMF", "MiniBatchNMF", "PatchExtractor"})
+"""Estimators of scikit-learn that solve for all rows at once, or give other rows than they take."""
+
+
+def _rows(estimator: Any) -> Verdict:
+    """Whether each row is computed by itself: by the classes of all parts of the estimator."""
+    for part in (estimator, *estimator.get_params(deep=True).values()):
+        kind = type(part)
+        if not hasattr(part, "get_params") or isinstance(part, type):
+            continue
+        library, name = kind.__module__.partition(".")[0], kind.__name__
+        is_function = name == "FunctionTransformer" and not isinstance(part.func, np.ufunc | None)
+        if library not in _ROW_LIBRARIES or name in _JOINT or is_function:
+            doubt = f"the rows may depend on each other in a {name}"
+            return Verdict(None, f"{doubt}; {CLAIM} declares that they do not", is_open=True)
+    return BY_NATURE
 
 
 def _from_skops(name: str, path: Path, config: ModelConfig) -> Any:

@@ -6,7 +6,6 @@ read from the exported signature; TorchScript says nothing of shapes, so the ope
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from inferd.predict.contract import Array, Contract, Tensors
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes.libraries import bound_memory, needs
 from inferd.predict.runtimes.pt2_check import check_archive
-from inferd.predict.runtimes.trial import example, try_rows
+from inferd.predict.runtimes.trial import example, try_rows, vetoed
 from inferd.predict.stacked import Stacked
 from inferd.registry.content import content_of
 from inferd.registry.rows.verdict import CLAIM, Verdict, claimed
@@ -39,8 +38,6 @@ _DATATYPES: Final[Mapping[str, str]] = {
 }  # fmt: skip
 _SCALARS: Final[Mapping[str, str]] = {"int": "INT64", "float": "FP64", "bool": "BOOL"}
 _SPEC: Final = re.compile(r"\s*([A-Z0-9]+)\s*\[\s*((?:-?\d+\s*(?:,\s*-?\d+\s*)*)?)\]\s*")
-
-_log = logging.getLogger("inferd.predict.torch")
 
 
 class TorchModel:
@@ -84,17 +81,7 @@ class TorchModel:
             self._learn_outputs()
             contract = self.contract
         trial = try_rows(contract, self.compute, (RuntimeError, ValueError, IndexError, TypeError, AssertionError))
-        if trial is None:
-            return
-        if contract.max_batch_size and not trial.is_batchable:
-            _log.warning("the rows are not computed together: %s", trial.reason)
-        self.contract = msgspec.structs.replace(
-            contract,
-            max_batch_size=contract.max_batch_size if trial.is_batchable else 0,
-            because=contract.because if trial.is_batchable else None,
-            not_batched=contract.not_batched or ("" if trial.is_batchable else trial.reason),
-            typical_rows=trial.typical_rows,
-        )
+        self.contract = vetoed(contract, trial)
 
     def _learn_outputs(self) -> None:
         """From one example, where the program does not say them."""

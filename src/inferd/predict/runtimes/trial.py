@@ -7,6 +7,7 @@ none gives no reason for it (``registry/rows``). Knows contracts and a function 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
@@ -36,6 +37,8 @@ _OF_SCALE: Final = 1e-4  # the difference that rounding may make, as a part of t
 _OF_VALUE: Final = 1e-3  # likewise of the number itself
 _HALF: Final = 30.0  # times as much for numbers of 16 bits
 _OF_NOISE: Final = 4.0  # likewise of what differs when the same batch is computed again
+
+_log = logging.getLogger("inferd.predict")
 
 Compute = Callable[[Tensors], Mapping[str, Array]]
 
@@ -72,6 +75,18 @@ def try_rows(contract: Contract, compute: Compute, failures: tuple[type[Exceptio
                 return Trial(is_batchable=False, shapes=_shapes(contract, alone[0], alone[0], has_rows=False))
             return _compared(contract, compute, failures, rows, alone)
     return None
+
+
+def vetoed(contract: Contract, trial: Trial | None) -> Contract:
+    """The contract, without rows where the trial saw that they depend on each other."""
+    if trial is None:
+        return contract
+    if trial.is_batchable:
+        return msgspec.structs.replace(contract, typical_rows=trial.typical_rows)
+    if contract.max_batch_size:
+        _log.warning("the rows are not computed together: %s", trial.reason)
+    not_batched = contract.not_batched or trial.reason
+    return msgspec.structs.replace(contract, max_batch_size=0, because=None, not_batched=not_batched)
 
 
 def common_refusal(contract: Contract, compute: Compute, failures: tuple[type[Exception], ...]) -> str | None:

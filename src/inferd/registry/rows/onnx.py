@@ -497,8 +497,8 @@ def _slice(at: _Node, symbols: Symbols) -> Sequence[Value]:
             continue  # all of it
         if begin.rows or end.rows:
             raise UnknownRuleError("computes with the number of rows")
-        if len(dims) == 1 and isinstance(value, Fixed) and value.items is not None and None not in (first, last):
-            return [_slice_items(value.items, first or 0, last or 0, step)]
+        if isinstance(value, Fixed) and value.items is not None and len(starts) == 1 and None not in (first, last):
+            return [shapes.slice_items(value, at_axis, slice(first, last, step))]
         known = size is not None and first is not None and last is not None and step != 0
         count = Size(len(range(size or 0)[first:last:step])) if known else symbols.size()
         changed.append(at_axis)
@@ -506,11 +506,6 @@ def _slice(at: _Node, symbols: Symbols) -> Sequence[Value]:
     if not changed:
         return [value]
     return [shapes.keeps(value, changed, lengths, "takes a slice of the rows")]
-
-
-def _slice_items(items: Sequence[Size], first: int, last: int, step: int) -> Value:
-    found = tuple(items[first:last:step])
-    return Fixed((Size(len(found)),), found)
 
 
 def _pad(at: _Node, symbols: Symbols) -> Sequence[Value]:

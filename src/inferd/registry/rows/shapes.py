@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from inferd.registry.rows.value import (
@@ -28,12 +29,40 @@ from inferd.registry.rows.value import (
 def transpose(value: Value, order: Sequence[int] | None) -> Value:
     """``order`` None: all axes backwards."""
     dims = dims_of(value)
-    plain(value)
     axes = tuple(reversed(range(len(dims)))) if order is None else tuple(place(axis, len(dims)) for axis in order)
     if sorted(axes) != list(range(len(dims))):
         raise UnknownRuleError("has an order of axes that does not fit its input")
     axis = axis_of(value)
-    return made([dims[number] for number in axes], None if axis is None else axes.index(axis))
+    turned = made([dims[number] for number in axes], None if axis is None else axes.index(axis))
+    if isinstance(value, Fixed) and value.items is not None:
+        return Fixed(dims_of(turned), _rearranged(value, [range(size) for size in _numbers(dims)], axes))
+    return turned
+
+
+def slice_items(value: Fixed, axis: int, part: slice) -> Value:
+    """A slice of a constant whose elements are known."""
+    dims = list(dims_of(value))
+    kept = [range(size) for size in _numbers(dims)]
+    kept[axis] = kept[axis][part]
+    dims[axis] = Size(len(kept[axis]))
+    return Fixed(tuple(dims), _rearranged(value, kept, range(len(dims))))
+
+
+def _numbers(dims: Sequence[Size]) -> list[int]:
+    numbers = [size.number for size in dims]
+    if None in numbers:
+        raise UnknownRuleError("has elements without a shape")
+    return [number for number in numbers if number is not None]
+
+
+def _rearranged(value: Fixed, kept: Sequence[range], axes: Sequence[int]) -> tuple[Size, ...]:
+    """The elements at these places along each dimension, with the dimensions in this order."""
+    assert value.items is not None
+    steps = [1]
+    for size in reversed(_numbers(dims_of(value))[1:]):
+        steps.insert(0, steps[0] * size)
+    chosen = itertools.product(*[kept[axis] for axis in axes])
+    return tuple(value.items[sum(steps[axis] * at for axis, at in zip(axes, places, strict=True))] for places in chosen)
 
 
 def reshape(value: Value, target: Sequence[Size], symbols: Symbols, *, zero_copies: bool = False) -> Value:

@@ -51,13 +51,15 @@ def is_batch_name(name: str) -> bool:
     return bool(_BATCH_NAMES.fullmatch(name)) and not _TIME_NAMES.fullmatch(name)
 
 
-def proof(outputs: Mapping[str, Value]) -> Verdict:
-    """What the values of a graph's outputs say: proved, or not known with the reason."""
+def proof(outputs: Mapping[str, Value], axes: Mapping[str, int | None] = {}) -> Verdict:
+    """What the values of a graph's outputs say: proved, or not known with the reason. ``axes``: of the rows, where it is
+    not the first."""
     for name, value in outputs.items():
         if isinstance(value, Mixed):
             return Verdict(None, value.reason)
-        if type(value) is not Rows or value.axis != 0 or value.dims[0] != ROWS:
-            return Verdict(None, f"the output {name!r} does not have the rows along its first dimension")
+        axis = axes.get(name, 0)
+        if type(value) is not Rows or value.axis != axis or value.dims[axis] != ROWS:
+            return Verdict(None, f"the output {name!r} does not have the rows along its dimension {axis}")
     return Verdict("proved", "each row of its graph is computed by itself")
 
 
@@ -66,9 +68,9 @@ def is_refuted(outputs: Mapping[str, Value]) -> bool:
     return any(isinstance(value, Mixed) and value.is_certain for value in outputs.values())
 
 
-def judged(outputs: Mapping[str, Value], names: Sequence[str]) -> Verdict:
-    """By the graph, else by the names of the inputs' first dimensions, unless the graph refutes them."""
-    found = proof(outputs)
+def judged(outputs: Mapping[str, Value], names: Sequence[str], axes: Mapping[str, int | None] = {}) -> Verdict:
+    """By the graph, else by the names of the dimensions of the rows, unless the graph refutes them."""
+    found = proof(outputs, axes)
     if found.because is not None:
         return msgspec.structs.replace(found, is_open=True)
     if names and all(map(is_batch_name, names)) and not is_refuted(outputs):
