@@ -132,6 +132,28 @@ def test_a_flood_of_one_tenant_pushes_out_its_own_answers_alone() -> None:
     assert run(cache.get(key("loud", 0))) is None
 
 
+def test_among_tenants_that_hold_as_much_room_is_made_by_the_one_that_stores() -> None:
+    entry = 100 + 16 + 48 + 512
+    cache = MemoryCache(CacheConfig(max_bytes=10 * entry))
+    for number in range(5):
+        for tenant in TENANTS[:2]:
+            run(cache.put(key(tenant, number), answer(100), 60))
+    for number, storing in enumerate((*TENANTS[:2], *TENANTS[:2]), 5):
+        before = {tenant: cache.bytes_of(tenant) for tenant in TENANTS[:2]}
+        run(cache.put(key(storing, number), answer(100), 60))
+        assert {tenant: cache.bytes_of(tenant) for tenant in TENANTS[:2]} == before == dict.fromkeys(before, 5 * entry)
+
+
+def test_a_tenant_that_holds_little_keeps_what_it_stores() -> None:
+    entry = 100 + 16 + 48 + 512
+    cache = MemoryCache(CacheConfig(max_bytes=10 * entry))
+    for number in range(10):
+        run(cache.put(key(TENANTS[0], number), answer(100), 60))
+    for number in range(3):
+        run(cache.put(key(TENANTS[1], number), answer(100), 60))
+        assert cache.bytes_of(TENANTS[1]) == (number + 1) * entry
+
+
 def test_the_longest_unused_answer_leaves_first() -> None:
     cache = MemoryCache(CacheConfig(max_bytes=8_000))
     for number in range(4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,22 @@ def test_numbers_are_a_row_however_they_are_written(word: str) -> None:
     found = made(word)["pixels"]
     assert found.dtype == np.float32
     assert found.tolist() == [[1, 2, 3, 4]]
+
+
+class _RunsWhenRead:
+    """An object whose pickle makes a folder when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_an_array_of_objects_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([_RunsWhenRead(tmp_path / "ran")], object), allow_pickle=True)
+    assert "is no array that can be read" in refused(str(tmp_path / "x.npy"))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_values_that_are_given_again_are_more_rows(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -18,9 +19,10 @@ from typing import Final, NamedTuple
 
 from tests.mutants import trace as tracing
 from tests.mutants.equivalent import reason_for
+from tests.mutants.hook import pytest_command
 from tests.mutants.known import KNOWN, Known
 from tests.mutants.operators import Change, applied
-from tests.mutants.run import Outcome, try_change
+from tests.mutants.run import Limits, Outcome, try_change
 from tests.mutants.selection import likely_tests, sample
 from tests.mutants.sources import BUILD, PACKAGE, ROOT, modules
 
@@ -28,7 +30,7 @@ WANTED: Final = 0.95
 TRACED: Final = (
     *("app", "benchmark", "cache", "cli", "config", "engine", "gateway", "models", "observe", "planning", "predict"),
     *("registry", "remote", "router", "state", "tenancy", "worker"),
-    *("test_app.py", "test_llm.py", "test_reload.py", "test_window.py"),
+    *("test_app.py", "test_docs.py", "test_llm.py", "test_reload.py", "test_repository.py", "test_window.py"),
 )
 
 
@@ -87,7 +89,16 @@ def _trace(jobs: int, *, is_kept: bool) -> tracing.Trace:
         print("running the suite once, to see which test runs what", flush=True)
         tracing.record(jobs, [f"tests/{path}" for path in TRACED])
         stamp.write_text(digest.hexdigest())
-    return tracing.read()
+        is_kept = False
+    return tracing.read(are_there=_collected() if is_kept else None)
+
+
+def _collected() -> set[str]:
+    """The tests that there are now."""
+    said = subprocess.run(
+        pytest_command("--collect-only", "tests"), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return {line for line in said.stdout.splitlines() if "::" in line}
 
 
 def _try_known(number: int) -> tuple[Known, Outcome]:
@@ -96,7 +107,7 @@ def _try_known(number: int) -> tuple[Known, Outcome]:
     if source.count(known.text) != 1:
         sys.exit(f"{known.file}: the text of the known change {known.what!r} is not found once; move it in known.py.")
     text = source.replace(known.text, known.replacement)
-    return known, try_change(f"known{number}", known.file, text, known.tests, limit_s=90.0)
+    return known, try_change(f"known{number}", known.file, text, known.tests, Limits(90.0, 300.0))
 
 
 def _try(number: int, change: Change, trace: tracing.Trace) -> Tried:
@@ -107,8 +118,9 @@ def _try(number: int, change: Change, trace: tracing.Trace) -> Tried:
     outcome = None
     for tests in likely_tests(change, trace):
         if tests:
-            limit_s = max(20.0, 6.0 * max(trace.seconds[test] for test in tests))
-            outcome = try_change(f"{number}", change.file, applied(change, source), tests, limit_s)
+            seconds = [trace.seconds[test] for test in tests]
+            limits = Limits(max(20.0, 6.0 * max(seconds)), 60.0 + 8.0 * sum(seconds))
+            outcome = try_change(f"{number}", change.file, applied(change, source), tests, limits)
             if outcome.fate != "survived":
                 break
     return Tried(change, outcome, None)

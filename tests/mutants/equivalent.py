@@ -1,29 +1,41 @@
 """Changes that are none: what a program does is the same with them, or differs in what is nobody's promise. Each with its reason.
 
-A change is named by its file, the text that it replaces and what it puts there, so moved lines do not matter.
+A change is named by its file and its lines before and after, without their indentation, so that moved lines do not matter.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from tests.mutants.operators import Change
+from tests.mutants.operators import Change, applied
 
 
 class Equivalent(NamedTuple):
+    """``before`` and ``after``: the lines that the change is on."""
+
     file: str
-    text: str
-    replacement: str
+    before: str
+    after: str
     reason: str
 
 
-EQUIVALENT: Final[tuple[Equivalent, ...]] = ()
+EQUIVALENT: Final = (
+    Equivalent(
+        "engine/stored/reading.py",
+        "order = groups.argsort(stable=True)",
+        "order = groups.argsort(stable=False)",
+        "In which order the columns of one group stand changes no product.",
+    ),
+)
 
 
 def reason_for(change: Change, source: str) -> str | None:
     """Why a change cannot be noticed; None: it is not among those that are known."""
-    old = source[change.start : change.end]
+    begin = source.rfind("\n", 0, change.start) + 1
+    rest = len(source) - (source.find("\n", change.end) % (len(source) + 1))
+    after = applied(change, source)
+    lines = source[begin : len(source) - rest].strip(), after[begin : len(after) - rest].strip()
     for known in EQUIVALENT:
-        if (known.file, known.text, known.replacement) == (change.file, old, change.text):
+        if (known.file, known.before, known.after) == (change.file, *lines):
             return known.reason
     return None

@@ -25,34 +25,39 @@ class Outcome(NamedTuple):
     num_tests: int
 
 
-def try_change(name: str, file: str, text: str, tests: Sequence[str], limit_s: float) -> Outcome:
-    """Run the tests with another text for one module, until the first fails. ``limit_s``: more is a hang, which fails as well."""
+class Limits(NamedTuple):
+    """Seconds after which a test, or all of them together with pytest's start, hang: that is noticed as well."""
+
+    test: float
+    whole: float
+
+
+def try_change(name: str, file: str, text: str, tests: Sequence[str], limits: Limits) -> Outcome:
+    """Run the tests with another text for one module, until the first fails."""
     folder = BUILD / "changes" / name
     shutil.rmtree(folder, ignore_errors=True)
     env = write_hook(folder, {file: text})
-    command = pytest_command("-x", f"--timeout={limit_s:.0f}", f"--basetemp={folder / 'temporary'}", *tests)
+    command = pytest_command("-x", f"--timeout={limits.test:.0f}", f"--basetemp={folder / 'temporary'}", *tests)
     began = time.monotonic()
     with (folder / "log").open("w") as log:
         run = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
         try:
-            code = run.wait(timeout=limit_s + 30.0)
+            code = run.wait(timeout=limits.whole)
         except subprocess.TimeoutExpired:
             code = -1
         finally:
             _end(run)
     seconds = time.monotonic() - began
     said = _read(folder / "log")
-    failed = next(
-        (line.partition(" ")[2].partition(" - ")[0] for line in said if line.startswith(("FAILED", "ERROR"))), ""
-    )
+    failed = [line.split()[1] for line in said if line.startswith(("FAILED tests/", "ERROR tests/"))]
     shutil.rmtree(folder / "temporary", ignore_errors=True)
     if code == 0:
         return Outcome("survived", "", seconds, len(tests))
-    if code == -1 or any("Timeout" in line and ">" in line for line in said):
-        return Outcome("timed out", failed, seconds, len(tests))
     if code == 5 or any("not found: " in line for line in said):
         raise RuntimeError(f"tests that were traced are not there any more; trace again ({folder / 'log'})")
-    return Outcome("killed", failed or f"exit code {code}", seconds, len(tests))
+    is_hang = code == -1 or any("Failed: Timeout (>" in line for line in said)
+    by = failed[0] if failed else "no end" if is_hang else f"exit code {code}"
+    return Outcome("timed out" if is_hang else "killed", by, seconds, len(tests))
 
 
 def _end(run: subprocess.Popen[bytes]) -> None:

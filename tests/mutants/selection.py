@@ -22,9 +22,9 @@ UNTRIED: Final = (
     *(file for name, file in _SERVED.items() if name not in os.environ),
 )
 
-FIRST_S: Final = 8.0  # of the tests that are asked first: they notice nearly everything
-SECOND_S: Final = 40.0  # of those that are asked about what the first did not notice
-MOST_TESTS: Final = 300  # whose names one command takes
+FIRST_S: Final = 5.0  # of the tests that are asked first: they notice nearly everything
+SECOND_S: Final = 30.0  # of those that are asked about what the first did not notice
+MOST_TESTS: Final = 200  # whose names one command takes
 
 
 def sample(number: int, seed: int, rooms: Sequence[str] = ()) -> list[Change]:

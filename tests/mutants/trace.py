@@ -10,6 +10,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -72,8 +73,8 @@ def record(jobs: int, paths: list[str]) -> None:
     (KEPT / "names.json").write_text(json.dumps(names))
 
 
-def read() -> Trace:
-    """What was kept. Raises FileNotFoundError where nothing was."""
+def read(are_there: Collection[str] | None = None) -> Trace:
+    """What was kept; of these tests alone, if they are named. Raises FileNotFoundError where nothing was."""
     names: list[str] = msgspec.json.decode((KEPT / "names.json").read_bytes(), type=list[str])
     tests: dict[str, float] = {}
     rows: list[NDArray[np.uint8]] = []
@@ -82,6 +83,10 @@ def read() -> Trace:
         tests |= found
         rows.append(np.frombuffer(seen.read_bytes(), np.uint8).reshape(len(found), -1))
     hits = np.unpackbits(np.concatenate(rows), axis=1, count=len(names)).astype(np.bool_)
+    if are_there is not None:
+        kept = [test in are_there for test in tests]
+        tests = {test: seconds for test, seconds in tests.items() if test in are_there}
+        hits = hits[kept]
     return Trace(names, tests, hits)
 
 
