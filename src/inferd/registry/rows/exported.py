@@ -468,6 +468,8 @@ class _Proof:
             return [Mixed(f"{at.called} {error}", is_certain=True)] * count
         except UnknownRuleError as error:
             return [Mixed(f"{at.called} {error}", is_certain=False)] * count
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            return [Mixed(f"{at.called} does not fit its operator's definition", is_certain=False)] * count
 
     def _ruled(self, at: _Node) -> list[Value]:
         if not at.outputs:

@@ -259,6 +259,8 @@ class _Proof:
             return [Mixed(f"{_called(node)} {error}", is_certain=True)] * count
         except UnknownRuleError as error:
             return [Mixed(f"{_called(node)} {error}", is_certain=False)] * count
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            return [Mixed(f"{_called(node)} does not fit its operator's definition", is_certain=False)] * count
         missing = Mixed(f"{_called(node)} has an output of which nothing is known", is_certain=False)
         return [*found, *[missing] * (count - len(found))]
 

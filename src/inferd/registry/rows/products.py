@@ -111,10 +111,11 @@ def einsum(equation: str, values: Sequence[Value], symbols: Symbols) -> Value:
                 raise MixedRowsError("multiplies each row with all rows")
             rows = term[axis]
         for letter, size in zip(term, dims, strict=True):
-            if sizes.get(letter, ONE) == ONE or size.rows:
-                if sizes.get(letter, size).rows and sizes[letter] != size:
-                    raise UnknownRuleError("meets different numbers of rows")
+            known = sizes.setdefault(letter, size)
+            if known == ONE:
                 sizes[letter] = size
+            elif known.rows != size.rows or (size.rows and known != size):
+                raise UnknownRuleError("meets different numbers of rows")
     if rows is not None:
         for term, value in zip(terms, values, strict=True):
             axis = axis_of(value)
