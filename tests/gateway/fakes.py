@@ -205,6 +205,7 @@ class FakeRouter:
         self.relay_script: RelayScript | None = None  # for requests that may be relayed
         self.prediction = Prediction(b'{"said":"this"}')  # the answer to every request for one
         self.relays: list[Relay | None] = []
+        self.checked: list[int] = []  # lists of requests, by their lengths
         self.refusal: InferdError | None = None
         self.draining = False
         self.streams: list[FakeStream] = []
@@ -242,6 +243,9 @@ class FakeRouter:
 
     def find_way(self, model: str, now: float) -> None:
         """There is no short way through a fake."""
+
+    async def check(self, requests: list[GenerateRequest]) -> None:
+        self.checked.append(len(requests))
 
     async def tokenize(
         self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False, tenant: str = ""

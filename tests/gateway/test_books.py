@@ -40,6 +40,7 @@ from inferd.config import (
 from inferd.events import Event, HttpServed
 from inferd.gateway.grpc.server import GrpcServer
 from inferd.gateway.listener import HttpServer, reserve
+from inferd.gateway.room import Room
 from inferd.gateway.server import create_app
 from inferd.observe import Observer
 from inferd.router.router import Router
@@ -55,17 +56,23 @@ class Site:
     """A whole server in this process, but for the workers."""
 
     def __init__(
-        self, http: HttpServer, grpc_server: GrpcServer, router: Router, control: Control, observer: Observer
+        self,
+        http: HttpServer,
+        grpc_server: GrpcServer,
+        router: Router,
+        control: Control,
+        observer: Observer,
+        room: Room,
     ) -> None:
         self.http = http
-        self.grpc_port = grpc_server.port
+        self.grpc = grpc_server
+        self.room = room
         self.router = router
         self.control = control
         self.observer = observer
         self.lines = io.StringIO()
         self.served: list[HttpServed] = []
         self.keys: list[str] = []
-        self.num_begun = 0
 
     @contextlib.asynccontextmanager
     async def asked(
@@ -77,7 +84,6 @@ class Site:
         lines = [f"{method} {path} HTTP/1.1", "host: localhost", "connection: close", f"x-api-key: {self.keys[key]}"]
         lines += [*headers, "content-type: application/json", f"content-length: {len(data)}"]
         writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
-        self.num_begun += 1
         try:
             yield reader
         finally:
@@ -170,7 +176,7 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         serving = asyncio.create_task(grpc_server.serve())
         http = HttpServer(app, config.server)
         async with http.running():
-            made = Site(http, grpc_server, router, control, observer)
+            made = Site(http, grpc_server, router, control, observer, app.room)
             made.lines, made.served = lines, served
             for tenant in ("a", "b"):
                 made.keys.append((await control.create_key(KeySpec(tenant=tenant, tpm=10**9), OPERATOR)).key)
@@ -247,7 +253,6 @@ async def in_the_background(site: Site, chance: Chance) -> None:
     handle = json.loads(answer.partition(b"\r\n\r\n")[2])
     if "id" not in handle:
         return
-    site.num_begun += 1  # the request goes in a second time, without a client
     if is_cancelled:
         for _ in range(chance.randint(0, 40)):
             await asyncio.sleep(0.001)
@@ -280,8 +285,7 @@ async def over_grpc(site: Site, chance: Chance) -> None:
     long = how in ("cancelled", "late")
     words = ["pace=0.003"] if long else ["raise@1"] if how == "failed" else []
     message = text_request(prompt(chance, *words), max_tokens=400 if long else 4)
-    site.num_begun += 1
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{site.grpc_port}") as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{site.grpc.port}") as channel:
         method: Any = channel.unary_unary(
             f"/{SERVICE}/ModelInfer",
             request_serializer=lambda request: request.SerializeToString(),
@@ -328,7 +332,13 @@ NUM_REQUESTS = 120
 
 
 async def all_told(site: Site) -> None:
-    await until(lambda: len(site.served) >= site.num_begun, "every request has its line")
+    """Nobody is connected, nothing is computed, and nothing is left to be told."""
+    await until(lambda: not site.http.connections and not site.grpc.connections, "all connections are gone")
+    background = site.room.background
+    await until(lambda: not background._num_running, "all requests without a client have ended")
+    await until(lambda: not any(m.in_flight or m.waiting for m in site.router.models()), "all requests have ended")
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 async def chaos(site: Site, chance: Chance, ways: tuple[Way, ...]) -> None:
@@ -425,7 +435,6 @@ def test_a_request_without_a_client_that_is_deleted_is_charged_and_logged_as_lef
             body = {"model": "tiny", "prompt": "pace=0.005 a", "max_tokens": 900}
             answer = await running.ask(TEXT, body, "prefer: respond-async")
             where = _where(answer)
-            running.num_begun += 1
             await until(lambda: computed_lines(tmp_path) >= 5, "some of it is computed")
             await running.ask(where, None, method="DELETE")
             await all_told(running)
@@ -440,3 +449,22 @@ def test_a_request_without_a_client_that_is_deleted_is_charged_and_logged_as_lef
 def _where(answer: bytes) -> str:
     handle = json.loads(answer.partition(b"\r\n\r\n")[2])
     return f"/v1/async/{handle['id']}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_a_list_with_a_bad_prompt_nothing_is_computed(tmp_path: Path, stream: bool) -> None:
+    async def work() -> None:
+        async with site(tmp_path) as running:
+            body = {"model": "tiny", "prompt": ["one two", "three", "invalid"], "stream": stream}
+            answer = await running.ask(TEXT, body)
+            assert b" 400 " in answer.split(b"\r\n")[0]
+            await all_told(running)
+            assert computed_lines(tmp_path) == 0
+            assert running.logged() == running.metrics() == (0, 0)
+            assert (await running.control.usage(by=()))[0].prompt_tokens == 0
+            body["prompt"] = ["one two", "three"]
+            assert b" 200 " in (await running.ask(TEXT, body)).split(b"\r\n")[0]
+            await all_told(running)
+            assert running.logged() == running.metrics() == await running.ledger() == computed(tmp_path)
+
+    run(work())

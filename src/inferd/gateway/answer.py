@@ -80,7 +80,7 @@ async def answered(room: Room, call: Call, raw: bytes, work: Work, reply: Reply)
         return reply.writer(call)
 
     async def compute() -> Answer:
-        streams = submit_all(
+        streams = await submit_all(
             room,
             call,
             work.body,

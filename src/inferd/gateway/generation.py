@@ -45,7 +45,7 @@ def fingerprint_of(room: Room, model: ModelStatus) -> str | None:
     return info.fingerprint if info is not None else None
 
 
-def submit_all(
+async def submit_all(
     room: Room,
     call: Call,
     body: GenerationFields,
@@ -59,7 +59,7 @@ def submit_all(
     return_prompt_ids: bool,
     may_relay: bool = True,
 ) -> list[Stream]:
-    """One submit per prompt. The call owns the streams and closes them however it ends.
+    """One submit per prompt, when all of them are known to be good. The call owns the streams and closes them however it ends.
 
     A request of one prompt goes along as its client sent it (``raw``), in case a remote replica takes it.
 
@@ -88,8 +88,8 @@ def submit_all(
             wants_usage=options is not None and options.include_usage is True,
             headers=forwarded_headers(call),
         )
-    for number, prompt in enumerate(prompts):
-        request = GenerateRequest(
+    requests = [
+        GenerateRequest(
             id=response_id if len(prompts) == 1 else f"{response_id}-{number}",
             model=model.name,
             priority=terms.priority,
@@ -110,6 +110,11 @@ def submit_all(
             return_prompt_ids=return_prompt_ids,
             arrived_at=call.started_at,
         )
+        for number, prompt in enumerate(prompts)
+    ]
+    if len(requests) > 1:  # else some would be computed, and charged, for a request that is refused
+        await room.router.check(requests)
+    for request in requests:
         call.streams.append(room.router.submit(request, relay))
     return call.streams
 

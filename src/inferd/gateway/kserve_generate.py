@@ -178,7 +178,7 @@ async def submit_text(
     sampling, explicit = completion_sampling(fields)
     if sampling.width != 1:
         raise invalid("parameters.n", "parameters.n and best_of must be 1 here: there is one text_output.")
-    [stream] = submit_all(
+    [stream] = await submit_all(
         room,
         call,
         fields,

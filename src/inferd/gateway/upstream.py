@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from inferd.types import Chat, End, ModelInfo, Output, Relay, Relayed, Request, TextPrompt
+from inferd.types import Chat, End, GenerateRequest, ModelInfo, Output, Relay, Relayed, Request, TextPrompt
 
 if TYPE_CHECKING:
     from inferd.router.errand import Desk
@@ -94,6 +94,9 @@ class Upstream(Protocol):
     def find_desk(self, model: str, line: int, now: float) -> Desk | None:
         """Likewise to a worker that predicts; ``line``: the place of the request's class. It need not be taken."""
         ...
+
+    async def check(self, requests: list[GenerateRequest]) -> None:
+        """Raises InvalidRequest where one of the requests of a list cannot be prepared; nothing is computed."""
 
     async def tokenize(
         self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False, tenant: str = ""

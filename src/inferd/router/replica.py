@@ -33,7 +33,7 @@ from inferd.types import (
     StepStats,
     TextPrompt,
 )
-from inferd.worker.messages import Cancel, Detokenize, Detokenized, Pause, Submit, Tokenize, Tokenized
+from inferd.worker.messages import Cancel, Check, Checked, Detokenize, Detokenized, Pause, Submit, Tokenize, Tokenized
 from inferd.worker.supervisor import Patience, State, Supervisor
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _CALL_TIMEOUT_S = 60.0
 
 
 Kind = Literal["local", "remote"]
+Answered = Tokenized | Detokenized | Checked
 ReplicaState = State | Literal["unreachable"]
 
 
@@ -213,7 +214,7 @@ class LocalReplica:
         self._in_flight: dict[str, Ticket] = {}
         self.errands: dict[str, Errand] = {}  # in flight as well, on the short way
         self._by_class = [0] * len(CLASSES)
-        self._calls: dict[int, asyncio.Future[Tokenized | Detokenized]] = {}
+        self._calls: dict[int, asyncio.Future[Answered]] = {}
         self._call_ids = itertools.count()
         self.index = index
         self.info: ModelInfo | None = None
@@ -403,12 +404,16 @@ class LocalReplica:
             raise InternalError("The worker answered a detokenize call without text.")
         return answer.text
 
-    async def _call(self, message: Callable[[int], Tokenize | Detokenize]) -> Tokenized | Detokenized:
+    async def check(self, requests: list[GenerateRequest]) -> None:
+        """Raises what the first request is refused for that cannot be prepared."""
+        await self._call(lambda call_id: Check(call_id, requests))
+
+    async def _call(self, message: Callable[[int], Tokenize | Detokenize | Check]) -> Answered:
         """Raises what the worker failed with; Unavailable when it is lost meanwhile."""
         if len(self._calls) >= MAX_CALLS:
             raise Overloaded(f"{MAX_CALLS} tokenizer calls are already waiting; try again later.")
         call_id = next(self._call_ids)
-        future: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
         self._supervisor.send(message(call_id))
         try:
@@ -448,7 +453,7 @@ class LocalReplica:
             outputs = self._run_errands(outputs)
         self._owner.replica_outputs(self, outputs, stats)
 
-    def worker_answered(self, answer: Tokenized | Detokenized) -> None:
+    def worker_answered(self, answer: Answered) -> None:
         future = self._calls.get(answer.call_id)
         if future is not None and not future.done():
             future.set_result(answer)

@@ -6,6 +6,7 @@ Runs in the gateway's event loop. Knows no HTTP and no torch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from inferd.router.pool import Pool
 from inferd.router.replica import LocalReplica, Replica
 from inferd.router.status import Applied, ModelStatus, ReplicaStatus, Unloaded
 from inferd.router.stream import Stream
-from inferd.types import Chat, Failure, Relay, Request, TextPrompt
+from inferd.types import Chat, Failure, GenerateRequest, Relay, Request, TextPrompt
 from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
 
@@ -111,6 +112,12 @@ class Router:
     ) -> tuple[list[int], list[str] | None]:
         """Token ids of a prompt, and each token's string if wanted. Raises also InvalidRequest."""
         return await self._ready(model).tokenize(prompt, want_strings, tenant)
+
+    async def check(self, requests: list[GenerateRequest]) -> None:
+        """Have a worker look at requests of one list, before the first is submitted. Raises what the first bad one is refused
+        for. Where no worker is there to look, each request is judged when it is prepared."""
+        with contextlib.suppress(Unavailable):
+            await self._ready(requests[0].model).check(requests)
 
     async def detokenize(self, model: str, token_ids: list[int]) -> str:
         return await self._ready(model).detokenize(token_ids)

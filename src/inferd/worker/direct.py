@@ -20,6 +20,8 @@ from inferd.types import End, GenerateRequest, ModelInfo, Output, PredictRequest
 from inferd.worker.channel import ChannelError, Frames
 from inferd.worker.messages import (
     Cancel,
+    Check,
+    Checked,
     Detokenize,
     Detokenized,
     FromWorker,
@@ -153,6 +155,8 @@ class DirectLoop:
                 self._send(Tokenized(call_id, failure=_NO_TOKENIZER))
             case Detokenize(call_id):
                 self._send(Detokenized(call_id, failure=_NO_TOKENIZER))
+            case Check(call_id):
+                self._send(Checked(call_id, _NO_TOKENIZER))
             case Stop():
                 self._is_stopped = True
             case Load():

@@ -18,7 +18,7 @@ from inferd.backend import Backend
 from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
 from inferd.types import Chat, End, GenerateRequest, Output, TextPrompt, Timings
 from inferd.worker.loop import Add, Drop, Inbox, ended
-from inferd.worker.messages import Detokenize, Detokenized, FromWorker, Outputs, Tokenize, Tokenized
+from inferd.worker.messages import Check, Checked, Detokenize, Detokenized, FromWorker, Outputs, Tokenize, Tokenized
 
 _log = logging.getLogger("inferd.worker")
 
@@ -44,7 +44,7 @@ class Intake:
         self._inbox = inbox
         self._send = send
         self._requests: queue.SimpleQueue[GenerateRequest] = queue.SimpleQueue()
-        self._calls: queue.SimpleQueue[Tokenize | Detokenize] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Tokenize | Detokenize | Check] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[str, float] = {}  # submitted and not yet in the inbox, with the time of arrival
         self._num_taken = 0
@@ -72,7 +72,7 @@ class Intake:
             waited_s = clock.now() - self._waiting.pop(request_id)
         self._send(Outputs([Output(request_id, (), None, End("cancelled", timings=Timings(finished=waited_s)))]))
 
-    def call(self, job: Tokenize | Detokenize) -> None:
+    def call(self, job: Tokenize | Detokenize | Check) -> None:
         self._calls.put(job)
 
     def run(self) -> None:
@@ -89,6 +89,8 @@ class Intake:
                     self._send(self._tokenized(job))
                 case Detokenize() as job:
                     self._send(self._detokenized(job))
+                case Check() as job:
+                    self._send(self._checked(job))
 
     def _prepare(self, request: GenerateRequest) -> None:
         if request.id not in self._waiting:
@@ -126,6 +128,14 @@ class Intake:
             return Detokenized(job.call_id, self._tokenizer().detokenize(job.token_ids))
         except Exception as error:
             return Detokenized(job.call_id, failure=_known(error).to_failure())
+
+    def _checked(self, job: Check) -> Checked:
+        try:
+            for request in job.requests:
+                self._backend.prepare(request)
+        except Exception as error:
+            return Checked(job.call_id, _known(error).to_failure())
+        return Checked(job.call_id)
 
     def _tokenizer(self) -> Tokenizes:
         if not isinstance(self._backend, Tokenizes):

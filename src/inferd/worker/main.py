@@ -44,6 +44,7 @@ from inferd.worker.log_lines import JsonLines, Words, trace_text
 from inferd.worker.loop import Halt, Inbox, StepLoop, StepsFailedError
 from inferd.worker.messages import (
     Cancel,
+    Check,
     Detokenize,
     FromWorker,
     Heartbeat,
@@ -235,7 +236,7 @@ class Worker:
                 self._send(Outputs([refused(request, "This model generates text; it makes no predictions.")]))
             case Cancel(request_id):
                 intake.cancel(request_id)
-            case Tokenize() | Detokenize():
+            case Tokenize() | Detokenize() | Check():
                 intake.call(message)
 
     def _beat(self) -> None:

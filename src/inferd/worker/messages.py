@@ -49,11 +49,18 @@ class Detokenize(msgspec.Struct, frozen=True, tag=True):
     token_ids: list[int]
 
 
+class Check(msgspec.Struct, frozen=True, tag=True):
+    """Requests that belong together: say whether each can be prepared, before any of them is computed."""
+
+    call_id: int
+    requests: list[GenerateRequest]
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave now: whatever runs is cancelled, one terminal output each, then the process exits."""
 
 
-ToWorker = Load | Submit | Cancel | Pause | Tokenize | Detokenize | Stop
+ToWorker = Load | Submit | Cancel | Pause | Tokenize | Detokenize | Check | Stop
 
 # -- worker to gateway -------------------------------------------------------------------------
 
@@ -105,7 +112,14 @@ class Detokenized(msgspec.Struct, frozen=True, tag=True):
     failure: Failure | None = None
 
 
-FromWorker = Loading | Ready | LoadFailed | Outputs | Heartbeat | Tokenized | Detokenized
+class Checked(msgspec.Struct, frozen=True, tag=True):
+    """``failure``: what is wrong with the first request that cannot be prepared."""
+
+    call_id: int
+    failure: Failure | None = None
+
+
+FromWorker = Loading | Ready | LoadFailed | Outputs | Heartbeat | Tokenized | Detokenized | Checked
 
 # -- frames ------------------------------------------------------------------------------------
 

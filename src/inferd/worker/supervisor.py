@@ -27,6 +27,7 @@ from inferd.events import Emit, LoadProgress, ReplicaChanged
 from inferd.types import Failure, ModelInfo, Output, StepStats
 from inferd.worker.environment import environment_for
 from inferd.worker.messages import (
+    Checked,
     Detokenized,
     FromWorker,
     Heartbeat,
@@ -75,7 +76,7 @@ class Owner(Protocol):
         """The model cannot be loaded; there will be no other try."""
 
     def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None: ...
-    def worker_answered(self, answer: Tokenized | Detokenized) -> None: ...
+    def worker_answered(self, answer: Tokenized | Detokenized | Checked) -> None: ...
     def worker_writable(self) -> None: ...
 
 
@@ -314,7 +315,7 @@ class Supervisor:
                     self._owner.worker_outputs(outputs, stats)
                 case Heartbeat():
                     self._beat(message)
-                case Tokenized() | Detokenized():
+                case Tokenized() | Detokenized() | Checked():
                     self._owner.worker_answered(message)
                 case Loading(phase, done, total):
                     if self.state == "starting":
