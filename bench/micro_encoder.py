@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from inferd.engine import native
+from inferd.predict.encoder.checkpoint import EncoderOptions
 from inferd.predict.encoder.load import TextModel, load_text_model
 from inferd.predict.encoder.ragged import ragged
 
@@ -94,7 +95,9 @@ def main() -> None:
             write_random(folder)
         contestants = {"transformers float32": plain(folder)}
         for dtype in ("float32", "bfloat16", *(("int8",) if native.has_int8() else ())):
-            settings: dict[str, Any] = {"quantize": dtype} if dtype == "int8" else {"dtype": dtype}
+            settings: dict[str, Any] = (
+                {"options": EncoderOptions(quantize="int8")} if dtype == "int8" else {"dtype": dtype}
+            )
             model = load_text_model(folder, device=torch.device("cpu"), **settings)
             for chunk in CHUNKS:
                 contestants[f"inferd {dtype}, {chunk} tokens at a time"] = ours(model, chunk)

@@ -15,7 +15,7 @@ import msgspec
 
 from inferd.config import BatchingConfig, ModelConfig, Runtime
 from inferd.engine.safetensors import read_table, weight_files
-from inferd.predict.encoder.checkpoint import read_checkpoint
+from inferd.predict.encoder.checkpoint import read_checkpoint, read_options
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.signature import Signature, read_signature
 from inferd.types import TensorSpec
@@ -51,8 +51,13 @@ def plan_predictive(artifact: Artifact, config: ModelConfig) -> Predictive:
         return _pipeline(config)
     if artifact.runtime == "encoder":
         # What the loader refuses is refused here, in the same words.
-        asked = config.rope_factors
-        read_checkpoint(Path(artifact.path), task=config.task, max_tokens=config.max_model_len, rope_factors=asked)
+        read_checkpoint(
+            Path(artifact.path),
+            task=config.task,
+            max_tokens=config.max_model_len,
+            rope_factors=config.rope_factors,
+            options=read_options(config.options),
+        )
     signature = read_signature(artifact)
     worker = WORKER_BYTES.get(artifact.runtime, WORKER_BYTES["python"])
     batch = _batch_bytes(signature, config.batching) if signature is not None else 0

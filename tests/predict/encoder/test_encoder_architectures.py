@@ -56,3 +56,10 @@ def test_a_task_that_the_checkpoint_was_not_made_for_is_refused_by_the_check(tmp
     file = tmp_path / "inferd.yaml"
     file.write_text(f"models: {{e: {{source: {tmp_path / 'e'}, task: rerank}}}}")
     assert "cannot rerank" in "\n".join(examine(str(file), probe=False).problems)
+
+
+def test_options_that_there_are_not_are_refused_by_the_check(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "e", "BertModel")
+    file = tmp_path / "inferd.yaml"
+    file.write_text(f"models: {{e: {{source: {tmp_path / 'e'}, options: {{pool: cls}}}}}}")
+    assert "options of a text encoder" in "\n".join(examine(str(file), probe=False).problems)

@@ -5,17 +5,28 @@ One reading for everybody who asks: the loader, the plan, ``inferd check``. Know
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from inferd.engine.model.config import DecoderConfig, Source, read_llama
 from inferd.engine.model.longrope import Asked, with_factors
 from inferd.errors import ModelLoadError
 from inferd.predict.encoder.config import EncoderConfig, Kind, kind_of, labels_of, read_config
-from inferd.predict.encoder.sentence import Sentence, read_sentence
+from inferd.predict.encoder.sentence import Pooling, Sentence, check_dense, read_sentence
 
 Task = Literal["embed", "rerank", "classify", "token_classify"]
+
+
+class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``options`` may say of a text encoder, where its folder does not or says something else."""
+
+    pooling: Pooling | tuple[Pooling, ...] | None = None
+    normalize: bool | None = None
+    quantize: Literal["int8"] | None = None  # the layers' products; norms, attention and heads stay as they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +48,10 @@ def read_checkpoint(
     task: Task | Literal["auto", "predict"] = "auto",
     max_tokens: int | None = None,
     rope_factors: Asked = "auto",
+    options: EncoderOptions = EncoderOptions(),
 ) -> TextCheckpoint:
     """What follows the folder are the operator's settings. Raises ModelLoadError naming the file and the field at fault."""
-    sentence = read_sentence(folder)
+    sentence = _as_asked(read_sentence(folder), options)
     source = Source(sentence.folder / "config.json")
     kind = kind_of(source)
     labels = labels_of(source)
@@ -59,6 +71,11 @@ def read_checkpoint(
     else:
         config = read_config(source)
         positions = config.max_positions
+    if chosen == "embed":
+        num_pooled = len(sentence.pooling or ("mean",))
+        misfit = check_dense(sentence.dense, config.hidden_size * num_pooled)
+        if misfit is not None:
+            raise ModelLoadError(f"{source.path.parent}: {misfit}. Its modules do not belong together.")
     return TextCheckpoint(
         sentence=sentence,
         source=source,
@@ -68,6 +85,21 @@ def read_checkpoint(
         config=config,
         max_tokens=_limit(source, sentence, positions, max_tokens),
     )
+
+
+def read_options(options: Mapping[str, object]) -> EncoderOptions:
+    """Raises ModelLoadError for one that there is not."""
+    try:
+        return msgspec.convert(options, EncoderOptions)
+    except msgspec.ValidationError as error:
+        raise ModelLoadError(f"options of a text encoder: {error}.", param="options") from None
+
+
+def _as_asked(sentence: Sentence, options: EncoderOptions) -> Sentence:
+    pooling = (options.pooling,) if isinstance(options.pooling, str) else options.pooling
+    if pooling is not None:
+        sentence = replace(sentence, pooling=pooling)
+    return sentence if options.normalize is None else replace(sentence, normalize=options.normalize)
 
 
 def _task(source: Source, kind: Kind, asked: str, num_labels: int) -> Task:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -66,15 +65,6 @@ class Embedder:
             if function is not None:
                 vectors = function(vectors)
         return vectors
-
-
-def check_dense(dense: Sequence[Dense], size: int) -> str | None:
-    """What does not fit together, as a sentence; None where all does."""
-    for layer in dense:
-        if layer.in_features != size:
-            return f"{Path(layer.folder).name} takes {layer.in_features} features, but gets {size}"
-        size = layer.out_features
-    return None
 
 
 def sequence_head(config: EncoderConfig, weights: Weights) -> Head:

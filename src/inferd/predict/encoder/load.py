@@ -19,13 +19,13 @@ from inferd.engine.tokenizer import Tokenizer
 from inferd.engine.weights import Weights
 from inferd.errors import ModelLoadError
 from inferd.predict.encoder.bert import Bert
-from inferd.predict.encoder.checkpoint import Task, read_checkpoint
+from inferd.predict.encoder.checkpoint import EncoderOptions, Task, read_checkpoint
 from inferd.predict.encoder.config import EncoderConfig, Kind, is_raw_score
 from inferd.predict.encoder.decoder import CausalEncoder
-from inferd.predict.encoder.heads import Embedder, Head, check_dense, decoder_head, sequence_head, token_head
+from inferd.predict.encoder.heads import Embedder, Head, decoder_head, sequence_head, token_head
 from inferd.predict.encoder.modernbert import ModernBert
 from inferd.predict.encoder.ragged import Ragged
-from inferd.predict.encoder.sentence import Pooling, Sentence
+from inferd.predict.encoder.sentence import Sentence
 from inferd.predict.encoder.texts import Texts
 
 Progress = Callable[[str, int, int], None]
@@ -76,20 +76,14 @@ def load_text_model(
     device: torch.device,
     max_tokens: int | None = None,
     rope_factors: Asked = "auto",
-    pooling: tuple[Pooling, ...] | None = None,
-    normalize: bool | None = None,
-    quantize: Literal["int8"] | None = None,
+    options: EncoderOptions = EncoderOptions(),
     progress: Progress | None = None,
 ) -> TextModel:
     """Raises ModelLoadError naming the file, the field or the tensor at fault."""
-    checkpoint = read_checkpoint(folder, task=task, max_tokens=max_tokens, rope_factors=rope_factors)
+    checkpoint = read_checkpoint(folder, task=task, max_tokens=max_tokens, rope_factors=rope_factors, options=options)
     sentence, source, kind = checkpoint.sentence, checkpoint.source, checkpoint.kind
     labels, chosen, config, limit = checkpoint.labels, checkpoint.task, checkpoint.config, checkpoint.max_tokens
-    if pooling is not None:
-        sentence = replace(sentence, pooling=pooling)
-    if normalize is not None:
-        sentence = replace(sentence, normalize=normalize)
-    products = _format(source, dtype, device) if quantize is None else _bytes(source, kind, dtype, device)
+    products = _format(source, dtype, device) if options.quantize is None else _bytes(source, kind, dtype, device)
     tokens_at = sentence.folder if (sentence.folder / "tokenizer.json").is_file() else folder
     has_types = isinstance(config, EncoderConfig) and config.type_vocab_size > 1
     texts = Texts(
@@ -175,9 +169,6 @@ def _head(
 ) -> tuple[Head, int]:
     if task == "embed":
         pooling = sentence.pooling or (("lasttoken",) if kind.family == "decoder" else ("mean",))
-        wrong = check_dense(sentence.dense, body.hidden_size * len(pooling))
-        if wrong is not None:
-            raise ModelLoadError(f"{source.path.parent}: {wrong}. Its modules do not belong together.")
         made = Embedder(pooling, sentence.dense, body.hidden_size, weights.device)
         return made, made.size
     if isinstance(config, DecoderConfig):

@@ -8,7 +8,7 @@ Format: https://sbert.net/docs/sentence_transformer/usage/custom_models.html
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, get_args
@@ -164,3 +164,12 @@ def _read(path: Path) -> Any:
         raise ModelLoadError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}. Download it again.") from error
+
+
+def check_dense(dense: Sequence[Dense], size: int) -> str | None:
+    """What does not fit together, as a sentence; None where all does."""
+    for layer in dense:
+        if layer.in_features != size:
+            return f"{layer.folder.name} takes {layer.in_features} features, but gets {size}"
+        size = layer.out_features
+    return None

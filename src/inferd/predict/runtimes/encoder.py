@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -19,10 +19,10 @@ import torch
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, InvalidRequest, ModelLoadError
 from inferd.predict.contract import Contract
+from inferd.predict.encoder.checkpoint import read_options
 from inferd.predict.encoder.entities import entities
 from inferd.predict.encoder.load import TextModel, load_text_model
 from inferd.predict.encoder.ragged import ragged
-from inferd.predict.encoder.sentence import Pooling
 from inferd.predict.encoder.texts import Among, Encoded
 from inferd.predict.encoder.wishes import Wishes, cut_of, dimensions_of, prompt_of, wishes_of
 from inferd.predict.load import num_threads
@@ -54,14 +54,6 @@ _TEXT: Final = TensorSpec("text", "BYTES", (-1,))
 _QUERY: Final = TensorSpec("query", "BYTES", (-1,))
 
 
-class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``options`` may say of a text encoder, where its folder does not or says something else."""
-
-    pooling: Pooling | tuple[Pooling, ...] | None = None
-    normalize: bool | None = None
-    quantize: Literal["int8"] | None = None  # the layers' products; norms, attention and heads stay as they are
-
-
 _Row = tuple[int, int, int]
 """A text of a batch: its tokens, its item's place, its place in the item."""
 
@@ -74,14 +66,10 @@ class _Prepared(msgspec.Struct, frozen=True):
 
 def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -> EncoderRuntime:
     """Raises ModelLoadError."""
-    try:
-        options = msgspec.convert(config.options, EncoderOptions)
-    except msgspec.ValidationError as error:
-        raise ModelLoadError(f"options of the model {name!r}: {error}.", param="options") from None
+    options = read_options(config.options)
     torch.set_num_threads(num_threads(config))
     device = _device(config.device)
     bound_memory(torch, device, config.memory_bytes)
-    pooling = (options.pooling,) if isinstance(options.pooling, str) else options.pooling
     model = load_text_model(
         Path(path),
         task=config.task,
@@ -89,9 +77,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
         device=device,
         max_tokens=config.max_model_len,
         rope_factors=config.rope_factors,
-        pooling=pooling,
-        normalize=options.normalize,
-        quantize=options.quantize,
+        options=options,
         progress=progress,
     )
     runtime = EncoderRuntime(model, max_tokens=config.batching.max_batch_tokens)
