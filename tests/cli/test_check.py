@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from tests.predict.row_models import cumulative_sum
 from tests.predict.small_onnx import identity
 
 from inferd.cli.check import access, examine
@@ -154,6 +155,19 @@ def test_what_a_flag_allows_is_allowed_for_a_model_and_said_in_a_file_for_others
     (tmp_path / "inferd.yaml").write_text("models: {chat: {source: demo}}")
     assert main(["check", str(tmp_path / "inferd.yaml"), "--allow-code"]) != 0
     assert "set it there" in capsys.readouterr().err
+
+
+def test_rows_that_may_depend_on_each_other_are_told_with_the_setting_that_claims_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = cumulative_sum(tmp_path / "m.onnx", "batch")
+    assert main(["check", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "one request at a time: its rows depend on each other: CumSum sums from row to row" in said
+    assert "batching.max_batch_size declares that they do not" in said
+    (tmp_path / "inferd.yaml").write_text(f"models: {{m: {{source: {path}, batching: {{max_batch_size: 8}}}}}}")
+    assert main(["check", str(tmp_path / "inferd.yaml")]) == 0
+    assert "one request at a time" not in capsys.readouterr().out
 
 
 def test_a_fixed_first_dimension_is_told_and_inputs_that_the_server_fills_are_not(

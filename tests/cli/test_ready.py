@@ -12,11 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.predict.row_models import cumulative_sum
 
 from inferd.cli.check import examine, show
 from inferd.cli.predict_outputs import table_of, text_of
 from inferd.cli.ready import contract_lines, curl_line, engine_line, python_lines, show_ready, spec_text, threads_text
 from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig
+from inferd.predict.load import create_backend
+from inferd.registry.source import silent
 from inferd.types import ModelInfo, TensorSpec
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -112,6 +115,13 @@ def test_threads_are_told_with_their_cores(threads: int, cores: list[int], said:
 def test_batching_is_told_as_it_is(batching: BatchingConfig, rows: int, said: str) -> None:
     first = contract_lines("m", info(ROWS, rows=rows), ModelConfig(source="m", batching=batching))[0]
     assert said in first
+
+
+def test_why_requests_are_computed_one_by_one_is_told_when_a_model_is_ready(tmp_path: Path) -> None:
+    config = ModelConfig(source=str(cumulative_sum(tmp_path / "m.onnx")))
+    first = contract_lines("m", create_backend("m", config, silent).info, config)[0]
+    assert "one request at a time (its rows depend on each other: CumSum sums from row to row" in first
+    assert "batching.max_batch_size declares that they do not" in first
 
 
 def test_a_tensor_is_told_with_its_labels() -> None:

@@ -15,12 +15,14 @@ class BatchingConfig(Section, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["dynamic", "static", "off"],
         Meta(
-            description="dynamic: what has arrived, waiting at most max_delay_ms while waiting pays; static: always max_batch_size, however long that takes (a baseline for measurements); off: one request at a time."
+            description="dynamic: what has arrived, waiting at most max_delay_ms while waiting pays; static: always max_batch_size, however long that takes (a baseline for measurements); off: one request at a time, in one piece."
         ),
     ] = "dynamic"
     max_batch_size: Annotated[
         Annotated[int, Meta(ge=1, le=65536)] | None,
-        Meta(description="Rows computed together; unset: what the artifact allows and memory holds, probed at load."),
+        Meta(
+            description="Rows computed together; 2 or more declares that rows are independent. Unset: what the artifact allows and memory holds, probed at load, where there is a reason to compute rows together."
+        ),
     ] = None
     max_delay_ms: Annotated[
         float, Meta(description="No request is held back for company longer than this.", ge=0, le=60_000)
