@@ -31,10 +31,13 @@ def loss(weight: Tensor, found: QuantizedWeight) -> float:
     tails=st.booleans(),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_the_kernels_make_the_integers_of_the_plain_form(
     level: str, out: int, size: int, form: tuple[int, int], dtype: torch.dtype, tails: bool, seed: int
 ) -> None:
+    """Of weights that are drawn once and for all: sums are added in another order, so a weight in the middle between two
+    integers may go to the other one, and a small group's fit then ends elsewhere. In one of ten thousand matrices that
+    makes more than the 2 % allowed here. The next test bounds it for all of them."""
     weight = torch.randn((out, size), generator=torch.Generator().manual_seed(seed))
     weight = (weight**3 if tails else weight).to(dtype)
     with native.using_level("none"):
@@ -42,12 +45,38 @@ def test_the_kernels_make_the_integers_of_the_plain_form(
     with native.using_level(level):
         found = rounded_weight(weight, *form)
     assert (found.zero is None) == (form[0] == 8)
-    # Sums are added in another order, so that of two ranges that are as good another one may be taken.
     assert loss(weight, found) == pytest.approx(loss(weight, plain), rel=0.02, abs=1e-9)
     # Half a step of symmetric 8 bits; a quarter of a group's own range where its ends are cut off in 4.
     rows = found.rows(torch.arange(out))
     peak = weight.float().abs().amax(1, keepdim=True)
     assert ((rows - weight.float()).abs() <= peak * (0.5001 / 127 if form[0] == 8 else 0.7)).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@given(
+    out=st.integers(1, 20),
+    size=st.integers(1, 150),
+    group=st.sampled_from([0, 32, 128]),
+    tails=st.booleans(),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=30, deadline=None)
+def test_four_bits_lose_no_more_than_rounding_to_the_nearest_over_the_whole_range(
+    level: str, out: int, size: int, group: int, tails: bool, seed: int
+) -> None:
+    """As the whole range is the first that is tried, and neither fitting the scale to the integers by least squares nor the
+    integers to the scale adds to the squared error."""
+    weight = torch.randn((out, size), generator=torch.Generator().manual_seed(seed))
+    weight = weight**3 if tails else weight
+    with native.using_level(level):
+        found = rounded_weight(weight, 4, group).rows(torch.arange(out))
+    for part, rows in zip(weight.split(group or size, dim=1), found.split(group or size, dim=1), strict=True):
+        low, high = part.amin(1, keepdim=True).clamp(max=0), part.amax(1, keepdim=True).clamp(min=0)
+        step = ((high - low) / 15).clamp(min=1e-12)
+        middle = (7.5 - (high + low) / 2 / step).round().clamp(0, 15)
+        nearest = ((part / step).round() + middle).clamp(0, 15)
+        most = ((nearest - middle) * step - part).square().sum(1)
+        assert ((rows - part).square().sum(1) <= most * 1.001 + 1e-9).all()
 
 
 @pytest.mark.parametrize("level", LEVELS)
