@@ -70,7 +70,7 @@ def test_four_bits_lose_no_more_than_rounding_to_the_nearest_over_the_whole_rang
     weight = weight**3 if tails else weight
     with native.using_level(level):
         found = rounded_weight(weight, 4, group).rows(torch.arange(out))
-    for part, rows in zip(weight.split(group or size, dim=1), found.split(group or size, dim=1), strict=True):
+    for part, rows in zip(*(torch.split(each, group or size, dim=1) for each in (weight, found)), strict=True):
         low, high = part.amin(1, keepdim=True).clamp(max=0), part.amax(1, keepdim=True).clamp(min=0)
         step = ((high - low) / 15).clamp(min=1e-12)
         middle = (7.5 - (high + low) / 2 / step).round().clamp(0, 15)
