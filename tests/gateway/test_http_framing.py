@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import re
+import socket
+import struct
+import termios
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, cast
 
@@ -27,13 +31,14 @@ from inferd.gateway.connection import (
     PIPELINE_AHEAD,
     REQUESTS_PER_TURN,
     SLICE_BYTES,
+    WRITE_AHEAD_BYTES,
     Connection,
     Waits,
 )
 from inferd.gateway.errors import kind_of
 from inferd.gateway.exchange import Exchange
 from inferd.gateway.http import Message, Receive, Scope, Send
-from inferd.gateway.listener import HttpServer
+from inferd.gateway.listener import UNSENT_BYTES, HttpServer
 from inferd.gateway.upgrade import Guest
 
 Seen = tuple[str, bytes, bytes]  # method, target, body
@@ -635,3 +640,35 @@ def test_the_headers_of_a_request_that_waits_unread_are_not_too_slow() -> None:
         assert not wire.is_closed
 
     asyncio.run(main())
+
+
+def test_a_client_that_reads_nothing_holds_little_of_the_kernels_memory() -> None:
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1024):
+            await send({"type": "http.response.body", "body": b"x" * 16_384, "more_body": True})
+        raise AssertionError("16 MiB were taken, and nothing was read")
+
+    async def then(server: HttpServer) -> None:
+        raw = socket.create_connection(("127.0.0.1", server.port))
+        with raw:
+            raw.sendall(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+            while not server.connections:
+                await asyncio.sleep(0.01)
+            (guest,) = server.connections
+            connection = cast(Connection, guest)
+            before = -1
+            while before != (unsent := unsent_bytes(connection)) or connection.is_writable:
+                before = unsent
+                await asyncio.sleep(0.05)
+            assert unsent <= 2 * UNSENT_BYTES
+            assert connection._transport.get_write_buffer_size() <= 2 * WRITE_AHEAD_BYTES
+
+    served(then, endless)
+
+
+def unsent_bytes(connection: Connection) -> int:
+    """What the kernel holds of what was written: not sent, or sent and not acknowledged."""
+    given = fcntl.ioctl(connection._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0" * 4)
+    (count,) = struct.unpack("i", given)
+    return int(count)

@@ -32,6 +32,10 @@ LOOK_EVERY_S: Final = 1.0
 BACKLOG: Final = 2048
 # A peer that vanished without a word (power, cable, NAT) is found after 60 + 4 * 15 s.
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+UNSENT_BYTES: Final = 256 * 1024
+"""What the kernel holds for a client that takes nothing, beside what fits into one more write. Without a bound it is what
+``net.ipv4.tcp_wmem`` allows, 4 MiB for each client."""
+
 TURNED_AWAY_S: Final = 1.0  # for a client without room to read why
 MAX_TURNED_AWAY: Final = 256  # who get that time; others are cut off at once
 TELL_EVERY_S: Final = 60.0
@@ -46,7 +50,7 @@ def bind(config: ServerConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        find_dead_peers(listener)
+        set_options(listener)
         listener.bind((config.host, config.port))
         listener.listen(BACKLOG)
     except OSError as error:
@@ -91,10 +95,15 @@ def reserve(config: ServerConfig) -> socket.socket | None:
     return reserved
 
 
-def find_dead_peers(listener: socket.socket) -> None:
-    """Accepted sockets inherit these."""
+def set_options(listener: socket.socket) -> None:
+    """Accepted sockets inherit these: a peer that vanished is found, and one that reads nothing holds little memory.
+
+    The bound is on what the kernel has taken and not sent. Its buffer still grows with the distance of a client that reads.
+    """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     for name, seconds in _KEEP_ALIVE:
         if hasattr(socket, name):
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)

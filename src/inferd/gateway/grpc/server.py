@@ -33,7 +33,7 @@ from inferd.gateway.http2.hpack import MAX_HEADERS, Header
 from inferd.gateway.http2.request import read_request
 from inferd.gateway.http2.stream import Stream
 from inferd.gateway.http2.work import Turns
-from inferd.gateway.listener import BACKLOG, LOOK_EVERY_S, find_dead_peers, num_files
+from inferd.gateway.listener import BACKLOG, LOOK_EVERY_S, num_files, set_options
 from inferd.gateway.server import Gateway
 from inferd.gateway.tls import secured
 from inferd.gateway.upgrade import Guest
@@ -90,7 +90,7 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Accept calls from now on. Raises ConfigError where the port cannot be served."""
-        find_dead_peers(self._reserved)
+        set_options(self._reserved)
         try:
             self._reserved.setblocking(False)
             self._server = await self._loop.create_server(
