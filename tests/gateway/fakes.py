@@ -241,7 +241,7 @@ class FakeRouter:
     def find_desk(self, model: str, line: int, now: float) -> None:
         """There is no short way through a fake."""
 
-    def find_way(self, model: str, now: float) -> None:
+    def find_way(self, model: str, now: float, tenant: str, body: bytes) -> None:
         """There is no short way through a fake."""
 
     async def check(self, requests: list[GenerateRequest]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from inferd.router.affinity import CHUNK_BYTES, MAX_BYTES, PrefixIndex, text_of
+from inferd.router.affinity import CHUNK_BYTES, MAX_BYTES, PrefixIndex, prefixes, text_of
 from inferd.types import JSON, Chat, GenerateRequest, Prompt, Relay, Request, TextPrompt, TokenPrompt
 
 PLENTY = 100_000
@@ -20,62 +20,62 @@ def text(*letters: str) -> bytes:
 
 def test_the_longest_common_prefix_counts_in_whole_chunks() -> None:
     index = PrefixIndex(PLENTY)
-    index.note("t", text("a", "b", "c"), 0)
-    index.note("t", text("a", "x"), 1)
-    assert index.best("t", text("a", "b", "y")) == {0: 2 * CHUNK_BYTES, 1: CHUNK_BYTES}
-    assert index.best("t", text("z")) == {}
-    assert index.best("t", text("a")[:-1]) == {}
+    index.note(prefixes("t", text("a", "b", "c")), 0)
+    index.note(prefixes("t", text("a", "x")), 1)
+    assert index.best(prefixes("t", text("a", "b", "y"))) == {0: 2 * CHUNK_BYTES, 1: CHUNK_BYTES}
+    assert index.best(prefixes("t", text("z"))) == {}
+    assert index.best(prefixes("t", text("a")[:-1])) == {}
 
 
 def test_tenants_see_nothing_of_each_other() -> None:
     index = PrefixIndex(PLENTY)
-    index.note("one", text("a"), 0)
-    assert index.best("other", text("a")) == {}
+    index.note(prefixes("one", text("a")), 0)
+    assert index.best(prefixes("other", text("a"))) == {}
 
 
 def test_a_replica_that_is_forgotten_has_seen_nothing_even_under_its_old_index() -> None:
     index = PrefixIndex(PLENTY)
-    index.note("t", text("a", "b"), 0)
-    index.note("t", text("a"), 1)
+    index.note(prefixes("t", text("a", "b")), 0)
+    index.note(prefixes("t", text("a")), 1)
     index.forget(0)
-    assert index.best("t", text("a", "b")) == {1: CHUNK_BYTES}
-    index.note("t", text("q"), 0)
-    assert index.best("t", text("a", "b")) == {1: CHUNK_BYTES}
-    assert index.best("t", text("q")) == {0: CHUNK_BYTES}
+    assert index.best(prefixes("t", text("a", "b"))) == {1: CHUNK_BYTES}
+    index.note(prefixes("t", text("q")), 0)
+    assert index.best(prefixes("t", text("a", "b"))) == {1: CHUNK_BYTES}
+    assert index.best(prefixes("t", text("q"))) == {0: CHUNK_BYTES}
 
 
 def test_the_least_recently_used_goes_first_and_the_end_of_a_prompt_before_its_beginning() -> None:
     index = PrefixIndex(4)
-    index.note("t", text("a", "b"), 0)
-    index.note("t", text("c", "d"), 0)
-    assert index.best("t", text("a", "b")) == {0: 2 * CHUNK_BYTES}
-    index.note("t", text("e"), 0)
-    assert index.best("t", text("c", "d")) == {0: CHUNK_BYTES}
-    assert index.best("t", text("a", "b")) == {0: 2 * CHUNK_BYTES}
+    index.note(prefixes("t", text("a", "b")), 0)
+    index.note(prefixes("t", text("c", "d")), 0)
+    assert index.best(prefixes("t", text("a", "b"))) == {0: 2 * CHUNK_BYTES}
+    index.note(prefixes("t", text("e")), 0)
+    assert index.best(prefixes("t", text("c", "d"))) == {0: CHUNK_BYTES}
+    assert index.best(prefixes("t", text("a", "b"))) == {0: 2 * CHUNK_BYTES}
 
 
 def test_a_prompt_that_is_asked_for_stays_its_beginning_the_longest() -> None:
     index = PrefixIndex(3)
-    index.note("t", text("a", "b"), 0)
-    index.note("t", text("c"), 0)
-    index.best("t", text("a", "b"))
-    index.note("t", text("d", "e"), 0)
-    assert index.best("t", text("a", "b")) == {0: CHUNK_BYTES}
+    index.note(prefixes("t", text("a", "b")), 0)
+    index.note(prefixes("t", text("c")), 0)
+    index.best(prefixes("t", text("a", "b")))
+    index.note(prefixes("t", text("d", "e")), 0)
+    assert index.best(prefixes("t", text("a", "b"))) == {0: CHUNK_BYTES}
 
 
 def test_what_more_replicas_have_seen_than_are_remembered_is_known_of_those_that_went_on() -> None:
     index = PrefixIndex(PLENTY)
-    index.note("t", text("a", "b"), 0)
+    index.note(prefixes("t", text("a", "b")), 0)
     for replica in range(1, 20):
-        index.note("t", text("a"), replica)
-    seen = index.best("t", text("a", "b"))
+        index.note(prefixes("t", text("a")), replica)
+    seen = index.best(prefixes("t", text("a", "b")))
     assert seen.pop(0) == 2 * CHUNK_BYTES
     assert set(seen.values()) == {CHUNK_BYTES}
 
 
 def test_a_prompt_without_end_costs_the_beginning_only() -> None:
     index = PrefixIndex(PLENTY)
-    index.note("t", b"x" * 10_000_000, 0)
+    index.note(prefixes("t", b"x" * 10_000_000), 0)
     assert len(index) == MAX_BYTES // CHUNK_BYTES
 
 
@@ -93,8 +93,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(tenant=tenants, said=texts, replica=st.integers(0, 3))
     def note(self, tenant: str, said: bytes, replica: int) -> None:
-        self.index.note(tenant, said, replica)
-        self.small.note(tenant, said, replica)
+        self.index.note(prefixes(tenant, said), replica)
+        self.small.note(prefixes(tenant, said), replica)
         self.said.append((tenant, said, replica))
 
     @rule(replica=st.integers(0, 3))
@@ -112,8 +112,8 @@ class IndexMachine(RuleBasedStateMachine):
                 common -= CHUNK_BYTES
             if common:
                 expected[replica] = max(expected.get(replica, 0), common)
-        assert self.index.best(tenant, asked) == expected
-        for replica, seen in self.small.best(tenant, asked).items():
+        assert self.index.best(prefixes(tenant, asked)) == expected
+        for replica, seen in self.small.best(prefixes(tenant, asked)).items():
             assert seen <= expected[replica]
 
     @invariant()

@@ -431,3 +431,53 @@ def test_a_model_whose_servers_are_away_is_unavailable_and_says_why() -> None:
                 assert (await answer(send(router, "b")))[1].outcome == "done"
 
     asyncio.run(scenario())
+
+
+def conversation(number: int, turns: int) -> bytes:
+    """The bytes of a chat that has gone on for so many turns."""
+    said = [{"role": "user", "content": f"{number} and turn {turn} " + "x" * 400} for turn in range(turns)]
+    return msgspec.json.encode({"model": "tiny", "temperature": turns / 8, "messages": said})
+
+
+def where(servers: Sequence[FaultServer], body: bytes) -> list[int]:
+    """The servers that were asked this, by index."""
+    asked = msgspec.json.decode(body)["messages"]
+    return [
+        index
+        for index, server in enumerate(servers)
+        for talk in server.talks
+        if msgspec.json.decode(talk.body)["messages"] == asked
+    ]
+
+
+def test_a_conversation_goes_on_where_it_began() -> None:
+    async def scenario() -> None:
+        async with remotes((well, well, well)) as (router, _, servers):
+            homes = []
+            for turns in range(1, 6):
+                for number in range(8):
+                    body = conversation(number, turns)
+                    request = Request(id=f"r{number}-{turns}", model="tiny")
+                    await answer(router.submit(request, Relay(path="/chat/completions", body=body)))
+                homes.append([where(servers, conversation(number, turns)) for number in range(8)])
+            assert all(home == homes[0] for home in homes)
+            assert len({server for home in homes[0] for server in home}) > 1, "they are shared out"
+            for number in range(8):  # and on the short way
+                way = router.find_way("tiny", clock.now(), "", conversation(number, 6))
+                assert way is not None
+                assert [way.member.index] == homes[0][number]
+                way.give_back()
+
+    asyncio.run(scenario())
+
+
+def test_a_conversation_goes_anywhere_where_that_is_wanted() -> None:
+    async def scenario() -> None:
+        routing_config = RoutingConfig(prefix_affinity=False)
+        async with remotes((well, well, well), routing_config=routing_config) as (router, _, servers):
+            for number in range(24):
+                request = Request(id=f"r{number}", model="tiny")
+                await answer(router.submit(request, Relay(path="/chat/completions", body=conversation(0, 1))))
+            assert len(set(where(servers, conversation(0, 1)))) == 3
+
+    asyncio.run(scenario())

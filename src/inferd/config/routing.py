@@ -52,7 +52,10 @@ class RoutingConfig(Section, frozen=True, kw_only=True):
     """Which of a model's replicas takes a request."""
 
     prefix_affinity: Annotated[
-        bool, Meta(description="Prefer the replica that has seen the beginning of the prompt, while its load allows.")
+        bool,
+        Meta(
+            description="Prefer the replica, local or remote, that has seen the beginning of the prompt, while its load allows."
+        ),
     ] = True
     affinity_slack: Annotated[
         float,

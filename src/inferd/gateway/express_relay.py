@@ -60,7 +60,7 @@ class FamiliarRelay(Familiar):
         if principal.models and not principal.may_use(name):
             return False
         now = clock.now()
-        way = lane.room.router.find_way(name, now)
+        way = lane.room.router.find_way(name, now, principal.tenant, body)
         if way is None:
             return False
         transit = RelayTransit(lane, client, self, body, fields, principal, now)

@@ -86,7 +86,7 @@ class Upstream(Protocol):
         """Raises ModelNotFound, Overloaded or Unavailable."""
         ...
 
-    def find_way(self, model: str, now: float) -> Way | None:
+    def find_way(self, model: str, now: float, tenant: str, body: bytes) -> Way | None:
         """The short way to a remote server, where nobody is ahead; None: ``submit`` is the way. One that was found
         must be taken."""
         ...

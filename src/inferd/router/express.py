@@ -48,9 +48,9 @@ class Way:
         self.replica.give_back(self.connection)
 
 
-def find_way(pool: Pool, now: float) -> Way | None:
+def find_way(pool: Pool, now: float, tenant: str, body: bytes) -> Way | None:
     """None: the ordinary way is the one. A way that was found must be taken: its connection is out of the pool."""
-    member = pool.next_taker(now)
+    member = pool.next_taker(now, tenant, body)
     if member is None:
         return None
     replica = member.replica

@@ -83,6 +83,10 @@ class Fleet:
         return self._members.values()
 
     @property
+    def num_members(self) -> int:
+        return len(self._members)
+
+    @property
     def locals(self) -> list[Member]:
         """Workers, those that leave not counted."""
         return [m for m in self._members.values() if m.kind == "local" and not m.is_leaving]

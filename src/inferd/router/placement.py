@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from random import Random
 
 from inferd.config import ModelConfig
-from inferd.router.affinity import PrefixIndex, text_of
+from inferd.router.affinity import CHUNK_BYTES, PrefixIndex, prefixes, relayed_text, text_of
 from inferd.router.fleet import Fleet
 from inferd.router.member import Member
 from inferd.router.policy import choose
@@ -54,14 +54,29 @@ class Placement:
 
     def choose(self, ticket: Ticket, able: Sequence[Member], now: float) -> Member:
         """``able`` is not empty."""
-        request, routing = ticket.request, self.config.routing
-        text = b""
-        if routing.prefix_affinity and ticket.is_local and self.config.scheduler.prefix_caching:
-            text = text_of(request, ticket.relay)
-        prefer = self._prefixes.best(request.tenant, text) if text else None
-        chosen = self.pick(able, now, prefer=prefer, session=request.session)
-        if text:
-            self._prefixes.note(request.tenant, text, chosen.index)
+        request = ticket.request
+        text = text_of(request, ticket.relay) if self.minds_prefixes else b""
+        return self._preferred(able, now, request.tenant, text, request.session)
+
+    def choose_relayed(self, tenant: str, body: bytes, able: Sequence[Member], now: float) -> Member:
+        """Likewise for a request that has no ticket, and is all in its body."""
+        return self._preferred(able, now, tenant, relayed_text(body) if self.minds_prefixes else b"")
+
+    @property
+    def minds_prefixes(self) -> bool:
+        """Whether it makes a difference which replica has seen a prompt: there are several, and they keep prefixes. Of
+        remote servers that is taken for granted."""
+        config = self.config
+        if self._fleet.num_members < 2 or not config.routing.prefix_affinity:
+            return False
+        return config.scheduler.prefix_caching or not config.num_local
+
+    def _preferred(self, able: Sequence[Member], now: float, tenant: str, text: bytes, session: str = "") -> Member:
+        if len(text) < CHUNK_BYTES:
+            return able[0] if len(able) == 1 else self.pick(able, now, session=session)
+        keys = prefixes(tenant, text)
+        chosen = self.pick(able, now, prefer=self._prefixes.best(keys), session=session)
+        self._prefixes.note(keys, chosen.index)
         return chosen
 
     def pick(

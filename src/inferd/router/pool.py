@@ -226,7 +226,7 @@ class Pool:
 
     def _dispatch(self, ticket: Ticket, able: Sequence[Member], now: float) -> None:
         """Give it to one of the replicas that can take it."""
-        member = able[0] if len(able) == 1 else self._placement.choose(ticket, able, now)
+        member = self._placement.choose(ticket, able, now)
         if ticket.is_suspect:
             self._suspect = ticket
         ticket.attempts += 1
@@ -293,15 +293,20 @@ class Pool:
 
     # -- the short way (``express``, ``errand``) --------------------------------------------------------
 
-    def next_taker(self, now: float) -> Member | None:
-        """Who takes a request that could go at once and belongs nowhere; None: somebody is ahead, nobody has room, or
-        more than one replica's answer may be waited for."""
+    def next_taker(self, now: float, tenant: str = "", body: bytes = b"") -> Member | None:
+        """What takes a request that could go at once and belongs nowhere; None: another one is ahead, no replica has room,
+        or more than one replica's answer may be waited for. ``body``: of a request for another server, whose ``tenant``
+        that server has seen the beginning of before, perhaps."""
         if self._is_stopped or len(self._queue) or self.config.retry.hedge_after_s is not None:
             return None
         takers = self.fleet.takers(now)
+        if not takers:
+            return None
         if len(takers) > 1:
-            return self._placement.pick([member for member in takers if not member.is_shunned] or takers, now)
-        return takers[0] if takers else None
+            takers = [member for member in takers if not member.is_shunned] or takers
+        if body:
+            return self._placement.choose_relayed(tenant, body, takers, now)
+        return takers[0] if len(takers) == 1 else self._placement.pick(takers, now)
 
     def transit_begins(self, member: Member, now: float) -> None:
         self._tries.budget.note(now)

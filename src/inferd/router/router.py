@@ -57,7 +57,7 @@ class Router:
         self._changing = asyncio.Lock()
         self._draining = False
         self._refusing = False
-        self._find_way: Callable[[Pool, float], Way | None] | None = None
+        self._find_way: Callable[[Pool, float, str, bytes], Way | None] | None = None
         for name, model in config.models.items():
             self._pools[name] = self._make(name, model)
 
@@ -93,12 +93,12 @@ class Router:
             raise _leaving()
         return pool.submit(request, relay)
 
-    def find_way(self, model: str, now: float) -> Way | None:
+    def find_way(self, model: str, now: float, tenant: str, body: bytes) -> Way | None:
         """The short way to a remote server, for a request that could go at once (``express``)."""
         pool = self._pools.get(model)
         if pool is None or self._refusing or self._find_way is None or _is_shared_out(pool):
             return None
-        return self._find_way(pool, now)
+        return self._find_way(pool, now, tenant, body)
 
     def find_desk(self, model: str, line: int, now: float) -> Desk | None:
         """The short way to a worker that predicts (``errand``); ``line``: the place of the request's class."""
