@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from inferd.cli.check import examine
 from inferd.engine.model.rope import Rope
 from inferd.engine.model.rope_tables import tables
 from inferd.errors import ModelLoadError
@@ -112,3 +116,23 @@ def test_longrope_takes_the_factors_of_the_served_length() -> None:
 def test_a_bad_parameter_is_named(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ModelLoadError, match=field):
         tables(rope(options), 32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"rope_type": "spiral"}, "spiral"),
+        ({"rope_type": "linear"}, "factor"),
+        ({**LONG, "long_factor": [1.0]}, "long_factor"),
+        ({**LLAMA3, "low_freq_factor": 4.0}, "low_freq_factor"),
+    ],
+)
+def test_the_check_refuses_what_no_table_can_be_made_from(
+    tmp_path: Path, families: ModuleType, options: dict[str, Any], field: str
+) -> None:
+    families.write_checkpoint("llama3-tied", tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rope_parameters": {"rope_theta": 1e4, **options}}))
+    report = examine(str(tmp_path), probe=False)
+    assert not report.ok
+    assert field in "\n".join(report.problems)

@@ -28,6 +28,12 @@ def supported_architectures() -> list[str]:
 def read_config(source: Source) -> DecoderConfig:
     """What config.json says. Raises ModelLoadError naming the field at fault."""
     architecture = _architecture(source)
+    if architecture == "GPT2LMHeadModel" and source.quantization is not None:
+        raise ModelLoadError(
+            f"{source.path}: quantised GPT-2 checkpoints ({source.quantization.label}) are not read, as their weights are stored "
+            "transposed. Take the unquantised checkpoint.",
+            param="quantization_config",
+        )
     return read_gpt(source, architecture) if architecture in GPT else read_llama(source, architecture)
 
 

@@ -196,7 +196,7 @@ def rope_of(
             f"{source.path}: partial_rotary_factor {share} of head_dim {head_dim} leaves nothing to rotate.",
             param="partial_rotary_factor",
         )
-    return Rope(
+    rope = Rope(
         dim=dim,
         theta=float(base),
         variant=variant,
@@ -204,6 +204,8 @@ def rope_of(
         max_position_embeddings=source.size("max_position_embeddings", "n_positions", default=2048),
         original_max_position_embeddings=original,
     )
+    rope.check()
+    return rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,12 +69,6 @@ def load_model(
     config = with_factors(read_config(source), rope_factors, num_positions)
     architecture = config.architecture
     name = dtype_name(dtype, config.dtype, on_cpu=device.type == "cpu", source=source)
-    if architecture == "GPT2LMHeadModel" and source.quantization is not None:
-        raise ModelLoadError(
-            f"{source.path}: quantised GPT-2 checkpoints ({source.quantization.label}) are not read, as their weights are stored "
-            "transposed. Take the unquantised checkpoint.",
-            param="quantization_config",
-        )
     _check_quantization(quantization, device)
     weights = Weights(
         folder,

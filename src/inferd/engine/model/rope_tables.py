@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from inferd.engine.model.rope import Rope
-from inferd.errors import ModelLoadError
-
-VARIANTS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def tables(rope: Rope, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [num_positions, dim / 2] float32, the variant's attention factor folded in."""
+    """cos and sin [num_positions, dim / 2] float32, the variant's attention factor folded in. Raises ModelLoadError."""
+    rope.check()
     frequencies, factor = _frequencies(rope, num_positions)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
     return (angles.cos() * factor).to(device), (angles.sin() * factor).to(device)
@@ -44,16 +42,12 @@ def _frequencies(rope: Rope, num_positions: int) -> tuple[Tensor, float]:
         case "longrope":
             return _longrope(rope, num_positions)
         case _:
-            raise ModelLoadError(
-                f"config.json: rope_type is {rope.variant!r}; supported are {', '.join(VARIANTS)}.",
-                param="rope_scaling",
-            )
+            raise AssertionError(rope.variant)
 
 
 def _dynamic(rope: Rope) -> Tensor:
     # transformers recomputes the base as the text grows beyond the trained length. A paged cache keeps
     # keys rotated once, so the length is fixed at the trained maximum, where the base is unchanged.
-    rope.number("factor")
     return _base(rope)
 
 
@@ -61,11 +55,6 @@ def _llama3(rope: Rope) -> Tensor:
     base = _base(rope)
     factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
     old = rope.original_max_position_embeddings or rope.max_position_embeddings
-    if low >= high:
-        raise ModelLoadError(
-            f"config.json: rope parameter 'low_freq_factor' is {low}; it must be below high_freq_factor, {high}.",
-            param="low_freq_factor",
-        )
     wavelength = 2 * math.pi / base
     smooth = (old / wavelength - low) / (high - low)
     blended = (1 - smooth) * base / factor + smooth * base
@@ -78,8 +67,6 @@ def _yarn(rope: Rope) -> tuple[Tensor, float]:
     original = rope.original_max_position_embeddings or rope.max_position_embeddings
     factor = rope.number("factor", rope.max_position_embeddings / original)
     dim, theta = rope.dim, rope.theta
-    if theta <= 1:
-        raise ModelLoadError(f"config.json: rope_theta is {theta}; yarn needs one above 1.", param="rope_theta")
 
     def grow(scale: float, by: float = 1.0) -> float:
         return 1.0 if scale <= 1 else 0.1 * by * math.log(scale) + 1.0
