@@ -96,9 +96,11 @@ def index(page: str | None) -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/whl/cpu"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/whl/cpu"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_without_a_gpu_torch_comes_from_the_index_for_the_cpu(checkout: Path) -> None:

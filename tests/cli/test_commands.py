@@ -9,7 +9,10 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Generator
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import click
@@ -130,7 +133,7 @@ def test_an_address_that_others_reach_needs_keys_or_a_flag(tmp_path: Path) -> No
     assert done.returncode == 1
     assert "inferd keys create" in done.stderr
     assert "--auth off" in done.stderr
-    assert "inferd is ready at http://127.0.0.1:" in serving(*words, "--insecure-no-auth", **env)
+    assert "inferd listens at http://127.0.0.1:" in serving(*words, "--insecure-no-auth", **env)
     done = run(*words, "--insecure-no-auth", "--auth", "required", **env)
     assert done.returncode == 2
     assert "contradict each other" in done.stderr
@@ -139,7 +142,7 @@ def test_an_address_that_others_reach_needs_keys_or_a_flag(tmp_path: Path) -> No
 def test_with_keys_in_use_the_ready_message_shows_how_to_pass_one(tmp_path: Path) -> None:
     env = {"INFERD_STATE__DATA_DIR": str(tmp_path), "INFERD_PORT": "1"}
     assert run("keys", "create", "--tenant", "t", **env).returncode == 0
-    shown = serving("serve", "openai:http://127.0.0.1:9/v1", "--name", "far", "--port", "0", **env)
+    shown = serving("serve", "demo-draft", "--port", "0", **env)
     assert '-H "authorization: Bearer $INFERD_API_KEY"' in shown
     assert 'api_key=os.environ["INFERD_API_KEY"]' in shown
     assert "INFERD_PORT is no setting" in shown
@@ -166,9 +169,61 @@ def serving(*words: str, **env: str) -> str:
     return shown
 
 
-def test_a_remote_server_is_served_under_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_remote_server_that_does_not_say_its_models_is_served_under_a_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["serve", "openai:http://127.0.0.1:9/v1"]) == 2
-    assert "--name" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Which models http://127.0.0.1:9/v1 serves could not be asked" in said
+    assert "Say with --name" in said
+
+
+@contextmanager
+def listing(*models: Mapping[str, object]) -> Iterator[str]:
+    """A server elsewhere that lists these models; yields its base URL."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"data": models}).encode() if self.path == "/far/v1/models" else b"{}"
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Not among the test's own output."""
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/far/v1"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_without_a_name_the_models_that_a_remote_server_lists_are_served() -> None:
+    with listing({"id": "org/a"}, {"id": "b", "tasks": ["generate"]}, {"id": "c", "tasks": ["predict"]}) as url:
+        config = serve_config(f"openai:{url}", None, {})
+        with pytest.raises(click.UsageError, match=r"lists no model\. Say with --name"):
+            serve_config(f"openai:{url.replace('far', 'elsewhere')}", None, {})
+    assert {name: model.source for name, model in config.models.items()} == dict.fromkeys(
+        ("org/a", "b"), f"openai:{url}"
+    )
+    with listing(*({"id": f"m{number}"} for number in range(40))) as url, pytest.raises(click.UsageError) as raised:
+        serve_config(f"openai:{url}", None, {})
+    assert "lists 40 models (m0, m1, " in raised.value.format_message()
+
+
+def test_a_remote_server_that_is_away_is_told_where_the_ready_message_would_be(tmp_path: Path) -> None:
+    words = ("serve", "openai:http://127.0.0.1:9/v1", "--name", "far", "--port", "0")
+    said = serving(*words, INFERD_STATE__DATA_DIR=str(tmp_path))
+    assert "inferd listens at http://127.0.0.1:" in said
+    assert "far is unreachable at http://127.0.0.1:9/v1: " in said
+    assert "It is asked again until it answers." in said
+    assert "curl" not in said
+    assert "inferd chat" not in said
 
 
 def test_config_commands_show_check_and_describe(tmp_path: Path) -> None:

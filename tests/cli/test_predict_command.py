@@ -67,7 +67,7 @@ def test_without_input_it_says_what_the_model_takes(here: str, capsys: pytest.Ca
     shown = told(capsys, "digits")
     assert "image          BYTES [any], may be left out" in shown
     assert "probabilities  FP32 [any, 10]: 0, 1, 2" in shown
-    assert "inferd predict digits --input image.jpg" in shown
+    assert "inferd predict digits --input PICTURE.jpg" in shown
 
 
 @pytest.mark.parametrize("format", ["png", "jpg"])

@@ -200,9 +200,9 @@ def _broken(path: Path) -> str:
     ("specs", "line"),
     [
         ((PIXELS,), "--input 0,0,0,0"),
-        ((TensorSpec("pixels", "FP32", (-1, 64)),), "--input values.npy"),
+        ((TensorSpec("pixels", "FP32", (-1, 64)),), "--input VALUES.npy"),
         ((TEXT,), "--input 'some text'"),
-        ((IMAGE, FREE), "--input image.jpg"),
+        ((IMAGE, FREE), "--input PICTURE.jpg"),
         ((TEXT, IDS), "--input text='some text' --input ids=0"),
     ],
 )

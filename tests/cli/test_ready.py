@@ -17,7 +17,7 @@ from tests.predict.row_models import cumulative_sum
 from inferd.cli.check import examine, show
 from inferd.cli.predict_outputs import table_of, text_of
 from inferd.cli.ready import contract_lines, curl_line, engine_line, python_lines, show_ready, spec_text, threads_text
-from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig
+from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig, StateConfig
 from inferd.predict.load import create_backend
 from inferd.registry.source import silent
 from inferd.types import ModelInfo, TensorSpec
@@ -93,6 +93,81 @@ def test_a_model_that_could_not_be_loaded_is_not_among_those_that_are_ready(
     said = click.unstyle(capsys.readouterr().out)
     assert f"inferd is ready at {ADDRESS}  (m)\n" in said
     assert "bad is not served: max_model_len is 9.\\x1b[2J Set it to 8." in said
+
+
+def written(**changes: object) -> ModelInfo:
+    return msgspec.structs.replace(info(), kind="generate", architecture="Llama", **changes)
+
+
+def test_a_model_without_a_chat_template_is_not_offered_for_chat(capsys: pytest.CaptureFixture[str]) -> None:
+    config = Config(models={"m": ModelConfig(source="m")})
+    show_ready(ADDRESS, config, {"m": written()})
+    said = capsys.readouterr().out
+    assert "inferd chat" not in said
+    assert "/v1/chat/completions" not in said
+    assert "client.chat" not in said
+    assert "/v1/completions" in said
+    assert "inferd generate 'Once upon'" in said
+    show_ready(ADDRESS, config, {"m": written(has_chat_template=True)})
+    said = capsys.readouterr().out
+    assert "chat: inferd chat" in said
+    assert "/v1/chat/completions" in said
+
+
+@pytest.mark.parametrize(
+    ("address", "state", "said"),
+    [
+        (ADDRESS, StateConfig(), "chat: inferd chat   stop"),
+        ("http://127.0.0.1:9000", StateConfig(), "chat: inferd chat --port 9000   stop"),
+        (ADDRESS, StateConfig(data_dir="/srv"), f"chat: inferd chat --url {ADDRESS}   stop"),
+    ],
+)
+def test_commands_name_the_server_where_it_is_not_the_usual_one(
+    address: str, state: StateConfig, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(models={"m": ModelConfig(source="m")}, state=state)
+    show_ready(address, config, {"m": written(has_chat_template=True)})
+    assert said in capsys.readouterr().out
+
+
+def test_of_models_that_are_not_loaded_yet_nothing_is_offered_but_to_look(capsys: pytest.CaptureFixture[str]) -> None:
+    show_ready(ADDRESS, Config(models={"later": ModelConfig(source="m", load="on_demand")}), {})
+    said = capsys.readouterr().out
+    assert "inferd predict later" in said
+    assert "curl" not in said
+    assert "inferd chat" not in said
+
+
+def test_a_model_whose_server_is_away_is_told_and_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    models = {"far": ModelConfig(source="openai:http://far/v1"), "m": ModelConfig(source="m")}
+    show_ready(ADDRESS, Config(models=models), {"m": written(has_chat_template=True)}, away={"far": "No connection."})
+    said = click.unstyle(capsys.readouterr().out)
+    assert f"inferd is ready at {ADDRESS}  (m)" in said
+    assert "far is unreachable at http://far/v1: No connection. It is asked again until it answers." in said
+    assert '"model": "m"' in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_decoupled": True},
+        {"inputs": (TensorSpec("image", "BYTES", (-1,)),)},
+        {
+            "inputs": (
+                TensorSpec("image", "BYTES", (-1,), is_optional=True),
+                TensorSpec("x", "FP32", (-1, 4), is_optional=True),
+            )
+        },
+    ],
+)
+def test_a_request_that_made_up_values_cannot_make_is_not_offered(
+    changes: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = msgspec.structs.replace(info(ROWS), **changes)
+    show_ready(ADDRESS, Config(models={"m": ModelConfig(source="m")}), {"m": told})
+    said = capsys.readouterr().out
+    assert f"curl {ADDRESS}/v2/models/m\n" in said
+    assert "from Python" not in said
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from inferd.observe import Observer
 from inferd.observe.plain import is_plain
 from inferd.router.loading import Plan, plan_model
 from inferd.router.router import Router
-from inferd.router.status import Applied
+from inferd.router.status import Applied, ModelStatus
 from inferd.state.folder import data_folder
 from inferd.tenancy.control import Control
 from inferd.tenancy.principal import OPERATOR
@@ -65,6 +65,7 @@ class Ready(NamedTuple):
     grpc_address: str | None = None
     models: Mapping[str, ModelInfo] = {}  # those that are ready: what they say of themselves
     failed: Mapping[str, str] = {}  # those that could not be loaded, and why
+    away: Mapping[str, str] = {}  # those whose remote servers do not answer, and what was seen; they are asked again
 
 
 class Listener(Protocol):
@@ -366,7 +367,9 @@ async def _run(
             if on_ready is not None:
                 infos = {status.name: status.info for status in site.router.models() if status.info is not None}
                 failed = {name: failure.message for name, failure in site.router.load_failures().items()}
-                on_ready(ready._replace(needs_key=site.control.door.needs_keys, models=infos, failed=failed))
+                away = {status.name: _silence(status) for status in site.router.models() if _is_away(status)}
+                needs_key = site.control.door.needs_keys
+                on_ready(ready._replace(needs_key=needs_key, models=infos, failed=failed, away=away))
             # Its import is long: neither the start nor the first scrape waits for it.
             await asyncio.to_thread(_import_late_parts)
             await asyncio.wait((*serving, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -380,6 +383,14 @@ async def _run(
         settled.cancel()
         leaving.cancel()
         await _close(servers, serving, FAREWELL_S)
+
+
+def _is_away(status: ModelStatus) -> bool:
+    return not status.has_local and status.replicas_ready == 0
+
+
+def _silence(status: ModelStatus) -> str:
+    return next((replica.detail for replica in status.replicas_status if replica.detail), status.detail)
 
 
 def _refuse_if_all_failed(site: Site) -> None:

@@ -331,6 +331,7 @@ def _ready_address(server: subprocess.Popen[bytes]) -> str | None:
     assert server.stdout is not None
     for line in server.stdout:
         words = line.decode().split()
-        if words[:4] == ["inferd", "is", "ready", "at"]:
-            return words[4]
+        for beginning in (["inferd", "is", "ready", "at"], ["inferd", "listens", "at"]):
+            if words[: len(beginning)] == beginning:
+                return words[len(beginning)]
     return None

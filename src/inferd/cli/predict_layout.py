@@ -62,8 +62,8 @@ def example_input(specs: Sequence[TensorSpec]) -> str:
 
 def _example_value(spec: TensorSpec) -> str:
     if takes_pictures(spec):
-        return "image.jpg"
+        return "PICTURE.jpg"
     if spec.datatype == "BYTES":
         return "'some text'"
     count = math.prod(size for size in spec.shape if size != -1)
-    return ",".join(["0"] * count) if count <= _MOST_NUMBERS else "values.npy"
+    return ",".join(["0"] * count) if count <= _MOST_NUMBERS else "VALUES.npy"

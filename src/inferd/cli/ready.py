@@ -14,8 +14,8 @@ from typing import Final
 
 import click
 
-from inferd.cli.predict_layout import example_input
-from inferd.config import Config, ModelConfig
+from inferd.cli.predict_layout import example_input, takes_pictures
+from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.types import ModelInfo, TensorSpec
 
 _MOST_VALUES: Final = 32  # of an example in a line to paste
@@ -30,47 +30,89 @@ def show_ready(
     needs_key: bool = False,
     grpc_address: str | None = None,
     failed: Mapping[str, str] | None = None,
+    away: Mapping[str, str] | None = None,
 ) -> None:
     """The address, each predictive model's contract and batching, and lines to paste. ``infos``: models that are ready;
-    ``failed``: those that could not be loaded, and why."""
-    failed = failed or {}
-    names = [name for name in config.models if name not in failed]
-    name = next((one for one in names if one in infos), names[0] if names else "MODEL")
-    # Without rich, whose import would keep a server of remote models from being ready sooner.
-    ready, at = click.style("inferd is ready", fg="green", bold=True), click.style(address, bold=True)
+    ``failed``: those that could not be loaded, and why; ``away``: those whose remote servers do not answer."""
+    failed, away = failed or {}, away or {}
+    names = [name for name in config.models if name not in failed and name not in away]
     grpc = f", gRPC at {grpc_address}" if grpc_address is not None else ""
-    click.echo(f"\n{ready} at {at}{grpc}  ({', '.join(names) or 'no models'})\n")
-    for one, info in infos.items():
-        if info.kind == "predict" and one in config.models:
-            click.echo("\n".join(contract_lines(one, info, config.models[one])) + "\n")
-        elif one in config.models:
-            click.echo(engine_line(one, info, config.models[one]) + "\n")
+    # Without rich, whose import would keep a server of remote models from being ready sooner.
+    head = click.style("inferd is ready at", fg="green", bold=True)
+    if not names:
+        head = click.style("inferd listens at", fg="yellow", bold=True)
+    click.echo(f"\n{head} {click.style(address, bold=True)}{grpc}  ({', '.join(names) or 'no model is ready'})\n")
+    where = _where(address, config)
+    for one in config.models:
+        info = infos.get(one)
+        if info is None:
+            continue
+        lines = (
+            contract_lines(one, info, config.models[one], where)
+            if info.kind == "predict"
+            else [engine_line(one, info, config.models[one])]
+        )
+        click.echo("\n".join(lines) + "\n")
     for one, why in failed.items():
         click.secho(f"{one} is not served: {shown(why)}\n", fg="red")
+    for one, why in away.items():
+        url = ", ".join(upstream.url for upstream in config.models[one].upstreams)
+        said = f"{one} is unreachable at {url}: {shown(why.rstrip('.'))}. It is asked again until it answers."
+        click.secho(f"{said}\n", fg="yellow")
     if needs_key:
         click.echo("Clients need an API key: inferd keys create makes one; below it is read from INFERD_API_KEY.\n")
-    first = infos.get(name)
-    client = "openai" if first is None or first.kind == "generate" else python_client(first)
-    for title, text in (
-        ("Ask it from a shell:", curl_line(address, name, first, needs_key=needs_key)),
-        (f"or from Python (pip install {client}):", python_lines(address, name, first, needs_key=needs_key)),
-    ):
+    known = next((name for name in names if name in infos or config.models[name].upstreams), None)
+    if known is not None:
+        _show_example(address, known, infos.get(known), needs_key=needs_key)
+    elif names:
+        click.echo(f"Load the first of them, and see what it takes: inferd predict {shlex.quote(names[0])}{where}\n")
+    parts = [f"API reference {address}/docs", f"metrics {address}/metrics", *_talk(names, config, infos, where)]
+    click.echo("   ".join([*parts, "stop: Ctrl-C"]) + "\n")
+    sys.stdout.flush()
+
+
+def _show_example(address: str, name: str, info: ModelInfo | None, *, needs_key: bool) -> None:
+    client = "openai" if info is None or info.kind == "generate" else python_client(info)
+    examples = [("Ask it from a shell:", curl_line(address, name, info, needs_key=needs_key))]
+    if info is None or info.kind == "generate" or _is_plain(info):
+        lines = python_lines(address, name, info, needs_key=needs_key)
+        examples.append((f"or from Python (pip install {shlex.quote(client) if '[' in client else client}):", lines))
+    for title, text in examples:
         click.secho(title, dim=True)
         click.echo("\n".join("  " + line for line in text.splitlines()) + "\n")
-    chats = any(one.kind == "generate" for one in infos.values()) or not infos
-    chat = "chat: inferd chat   " if chats else ""
-    click.echo(f"API reference {address}/docs   metrics {address}/metrics   {chat}stop: Ctrl-C\n")
-    sys.stdout.flush()
+
+
+def _is_plain(info: ModelInfo) -> bool:
+    """Whether one request with made-up values for every input gets one answer."""
+    is_made_up = any(spec.is_optional or (spec.datatype == "BYTES" and takes_pictures(spec)) for spec in info.inputs)
+    return not info.is_decoupled and not is_made_up
+
+
+def _where(address: str, config: Config) -> str:
+    """The options with which commands find this server: none where it has the usual port and folder."""
+    if config.state.data_dir is not None:
+        return f" --url {address}"
+    port = address.rpartition(":")[2]
+    return "" if port == str(ServerConfig().port) else f" --port {port}"
+
+
+def _talk(names: Sequence[str], config: Config, infos: Mapping[str, ModelInfo], where: str) -> list[str]:
+    """How the model that writes text is talked to; nothing where there is none."""
+    writing = [infos[name] for name in names if name in infos and infos[name].kind == "generate"]
+    is_far = any(name not in infos and config.models[name].upstreams for name in names)
+    if is_far or any(info.has_chat_template for info in writing):
+        return [f"chat: inferd chat{where}"]
+    return [f"go on with a text: inferd generate{where} 'Once upon'"] if writing else []
 
 
 # -- what a model takes and gives --------------------------------------------------------------
 
 
-def contract_lines(name: str, info: ModelInfo, config: ModelConfig) -> list[str]:
-    """The effective configuration of a predictive model, line by line."""
+def contract_lines(name: str, info: ModelInfo, config: ModelConfig, where: str = "") -> list[str]:
+    """The effective configuration of a predictive model, line by line. ``where``: the options that name this server."""
     parts = [info.platform, batching_text(info, config), threads_text(info.num_threads, info.cores), _copies(config)]
     lines = [f"{click.style(name, bold=True)}  {', '.join(filter(None, parts))}"]
-    ask = f"  ask    inferd predict {shlex.quote(name)} {example_input(info.inputs)}"
+    ask = f"  ask    inferd predict {shlex.quote(name)} {example_input(info.inputs)}{where}"
     return [*lines, *tensor_lines(info.inputs, info.outputs), *([ask] if info.inputs else [])]
 
 
@@ -161,6 +203,8 @@ def curl_line(address: str, name: str, info: ModelInfo | None = None, *, needs_k
 
 
 def _example(name: str, info: ModelInfo | None) -> tuple[str, dict[str, object] | None]:
+    if info is not None and info.kind == "generate" and not info.has_chat_template:
+        return "/v1/completions", {"model": name, "prompt": "Once upon a time", "max_tokens": 32}
     if info is None or info.kind == "generate":
         return "/v1/chat/completions", {"model": name, "messages": [{"role": "user", "content": "What is inferd?"}]}
     if "embed" in info.tasks:
@@ -170,7 +214,7 @@ def _example(name: str, info: ModelInfo | None) -> tuple[str, dict[str, object] 
         return "/rerank", {"model": name, "query": "What is inferd?", "documents": documents}
     if "classify" in info.tasks:
         return "/classify", {"model": name, "input": "What a fine day."}
-    if not info.inputs or any(_count(spec) > _MOST_VALUES for spec in info.inputs):
+    if not info.inputs or not _is_plain(info) or any(_count(spec) > _MOST_VALUES for spec in info.inputs):
         return f"/v2/models/{name}", None
     inputs = [
         {"name": spec.name, "shape": _sizes(spec), "datatype": spec.datatype, "data": _values(spec)}
@@ -206,6 +250,9 @@ def python_lines(address: str, name: str, info: ModelInfo | None = None, *, need
     head = f'{imports}from openai import OpenAI\nclient = OpenAI(base_url="{address}/v1", api_key={key})\n'
     if info is not None and info.kind == "predict":
         return f'{head}print(client.embeddings.create(model={name!r}, input="What is inferd?").data[0].embedding[:4])'
+    if info is not None and not info.has_chat_template:
+        asked = f"client.completions.create(model={name!r}, prompt='Once upon a time', max_tokens=32)"
+        return f"{head}print({asked}.choices[0].text)"
     return f"""{head}messages = [{{"role": "user", "content": "What is inferd?"}}]
 for chunk in client.chat.completions.create(model={name!r}, messages=messages, stream=True):
     print(chunk.choices[0].delta.content or "", end="", flush=True)"""

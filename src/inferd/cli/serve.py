@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -22,10 +24,17 @@ from inferd.cli.help import Sectioned
 from inferd.cli.ready import show_ready
 from inferd.cli.terminal import Told, is_live, loading, speak_json, warn
 from inferd.config import REMOTE_PREFIX, Config, ModelConfig, load_config, model_name, stray_variables
-from inferd.errors import ConfigError, ModelLoadError
+from inferd.errors import ConfigError, InferdError, ModelLoadError
 from inferd.observe.plain import is_plain
 from inferd.registry.artifact import artifact_of
 from inferd.registry.source import blaming, is_code, is_remote, resolve, silent
+
+_MOST_ELSEWHERE: Final = 32
+"""Models of a remote server that are all taken without being named."""
+
+
+_RELAYED: Final = frozenset(("generate", "embed", "rerank", "score"))
+"""What a remote server can be asked for."""
 
 
 @click.command("serve", cls=Sectioned)
@@ -46,7 +55,7 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
     SOURCE is a folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class),
     a Hugging Face Hub id (id@revision for a fixed version), 'demo' for the bundled models (the default: a chat model
     and classifiers of digits and intents; --name and the flags are for the chat model), openai:https://host/v1
-    for a server elsewhere, or a .yaml file or Triton model repository, whose changes are followed while serving.
+    for a server elsewhere (all models that it lists, or the one that --name says), or a .yaml file or Triton model repository, whose changes are followed while serving.
 
     \b
     Examples:
@@ -113,12 +122,41 @@ def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Con
     if source == CHAT:
         return _demo_config(name, server, model)
     if name is None and source.startswith(REMOTE_PREFIX):
-        raise click.UsageError("Say with --name which of that server's models is to be served.")
+        models = {found: {"source": source, **model} for found in _models_elsewhere(source.removeprefix(REMOTE_PREFIX))}
+        return load_config(None, os.environ, {"server": server, "models": models})
     chosen = name if name is not None else model_name(source)
     if is_code(source):
         model.setdefault("allow_code", True)  # the operator named the class himself
     overrides = {"server": server, "models": {chosen: {"source": source, **model}}}
     return load_config(None, os.environ, overrides)
+
+
+def _models_elsewhere(url: str) -> list[str]:
+    """The names of a remote server's models, as it lists them. Raises click.UsageError where they are not known, or are so
+    many that they must be chosen from."""
+    from inferd.cli.control import find_server
+
+    try:
+        listed = find_server(None, None, url, None).get(f"{urlsplit(url).path.rstrip('/')}/models", _Listed)
+    except (InferdError, ValueError) as error:
+        raise click.UsageError(
+            f"Which models {url} serves could not be asked: {getattr(error, 'message', error)} "
+            "Say with --name which of them is to be served."
+        ) from None
+    names = [model.id for model in listed.data if model.tasks is None or not _RELAYED.isdisjoint(model.tasks)]
+    if not 0 < len(names) <= _MOST_ELSEWHERE:
+        some = f"{len(names)} models ({', '.join(names[:_MOST_ELSEWHERE])}, ...)" if names else "no model"
+        raise click.UsageError(f"{url} lists {some}. Say with --name which of them is to be served.")
+    return names
+
+
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+    tasks: tuple[str, ...] | None = None  # only inferd says so
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    data: tuple[_Model, ...] = ()
 
 
 def _demo_config(name: str | None, server: dict[str, object], model: dict[str, object]) -> Config:
@@ -206,6 +244,7 @@ def run(
                 needs_key=found.needs_key,
                 grpc_address=found.grpc_address,
                 failed={name: words(why) for name, why in found.failed.items()},
+                away=found.away,
             )
 
         return root.run(config, source=source, on_ready=ready, watch=board.take, log=board if is_live() else None)
