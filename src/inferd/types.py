@@ -396,3 +396,5 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_drafts: int = 0  # this step: sequences that had tokens guessed
     drafted_tokens: int = 0  # this step
     accepted_tokens: int = 0  # this step: guesses that were right
+    audited_rows: int = 0  # this step: rows of predictions that were computed again alone
+    not_batched: str = ""  # this step: why predictions are computed one by one from now on

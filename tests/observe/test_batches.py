@@ -59,3 +59,13 @@ def test_each_stage_of_a_prediction_is_timed_and_none_of_a_text(observer: Observ
     assert sums == pytest.approx({"decode": 0.1, "batch_wait": 0.3, "compute": 0.2, "encode": 0.05})
     assert not any("stage_seconds" in name and 'model="chat"' in name for name in found)
     observer.close()
+
+
+def test_audited_rows_are_counted_and_are_no_batches(observer: Observer) -> None:
+    for reason in ("", "", "a row differs"):
+        observer.emit(StepDone(model="m", replica=0, stats=StepStats(audited_rows=1, not_batched=reason)))
+    found = series(observer)
+    assert found['inferd_audited_rows_total{model="m",replica="0"}'] == 3
+    assert found['inferd_audit_differences_total{model="m",replica="0"}'] == 1
+    assert found.get('inferd_batch_rows_count{model="m",replica="0"}', 0) == 0
+    observer.close()

@@ -45,6 +45,14 @@ class BatchingConfig(Section, frozen=True, kw_only=True):
         bool,
         Meta(description="Pad inputs of different lengths to one shape (with a mask where the model takes one)."),
     ] = False
+    audit: Annotated[
+        float,
+        Meta(
+            description="Share of the requests computed with others of which a row is computed again alone while the model is idle; where it differs by more than rounding, requests are computed one by one from then on, with an alarm.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.0
     buckets: Annotated[
         tuple[Annotated[int, Meta(ge=1)], ...],
         Meta(description="Lengths to which variable dimensions are padded; unset: the longest of the batch."),

@@ -413,6 +413,20 @@ PADDED_ROWS = Metric(
     _REPLICA,
     "StepDone",
 )
+AUDITED_ROWS = Metric(
+    "inferd_audited_rows_total",
+    "counter",
+    "Rows of predictions that were computed again alone (batching.audit).",
+    _REPLICA,
+    "StepDone",
+)
+AUDIT_DIFFERENCES = Metric(
+    "inferd_audit_differences_total",
+    "counter",
+    "Audited rows that differed from what they were in a batch; requests are computed one by one from then on.",
+    _REPLICA,
+    "StepDone",
+)
 PREEMPTIONS = Metric(
     "inferd_preemptions_total",
     "counter",

@@ -227,6 +227,10 @@ class Observer:
 
     def _step_done(self, event: StepDone) -> None:
         labels = (self._model(event.model), _replica(event.replica))
+        if event.stats.audited_rows:
+            self._store.value(m.AUDITED_ROWS, *labels).add(event.stats.audited_rows)
+            self._store.value(m.AUDIT_DIFFERENCES, *labels).add(bool(event.stats.not_batched))
+            return
         if event.stats.batch_rows:
             self._batch_done(labels, event.stats)
             return

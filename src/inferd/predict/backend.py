@@ -16,6 +16,7 @@ import numpy as np
 
 from inferd import clock
 from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest, Overloaded, Unavailable
+from inferd.predict.audit import Audit
 from inferd.predict.batcher import Batcher
 from inferd.predict.bounds import bounded
 from inferd.predict.check import Checker
@@ -106,7 +107,9 @@ class PredictBackend:
         *,
         max_rows: int | None = None,
         codecs: Callable[[str], Codec] = codec_for,
+        audit: float = 0.0,
     ) -> None:
+        """``audit``: the share of the requests that are audited."""
         contract = bounded(runtime.contract, max_rows, batcher.limits.max_rows)
         self.info = msgspec.structs.replace(info, max_rows=contract.max_rows)
         self._runtime = runtime
@@ -114,6 +117,8 @@ class PredictBackend:
         self._contract: Contract = contract
         self._checker = Checker(contract)
         self._batcher = batcher
+        can_audit = contract.max_batch_size > 1 and not contract.is_stateful and not contract.is_decoupled
+        self._audit = Audit(runtime, audit) if audit and can_audit and batcher.limits.mode != "off" else None
         self._codecs = codecs
         self._asked: dict[str, Asked] = {}
         self._streams: dict[str, Asked] = {}  # begun, with answers to come
@@ -189,7 +194,7 @@ class PredictBackend:
         has_rows = self._contract.max_batch_size > 0 and not self._contract.is_stateful
         if has_rows and rows > max_rows and not limits.cuts:
             raise InvalidRequest(
-                f"The request has {rows} rows, and at most {max_rows} are computed together; batching.mode off computes a "
+                f"The request has {rows} rows, and at most {max_rows} are computed together; this model computes a "
                 "request in one piece. Send fewer rows, or raise batching.max_batch_size.",
                 param="inputs",
             )
@@ -238,6 +243,8 @@ class PredictBackend:
         """When to step: ``now`` or later; None: when something arrives."""
         if self._news or self._streams or self._running is not None:
             return now
+        if self._audit is not None and self._audit.is_due(now, is_idle=not len(self._batcher)):
+            return now
         return self._batcher.due(now)
 
     def step(self, now: float) -> tuple[list[Output], StepStats | None]:
@@ -249,6 +256,8 @@ class PredictBackend:
             self._next_answer(asked)
         if self._running is not None:
             stats = self._go_on(self._running)
+        elif self._audit is not None and self._audit.is_due(now, is_idle=not len(self._batcher)):
+            stats = self._audited(self._audit)
         else:
             items = self._batcher.take(now)
             stats = self._run(items, now) if items else None
@@ -277,6 +286,8 @@ class PredictBackend:
         computed = clock.now()
         for item, result in zip(items, results, strict=True):
             self._take_result(item, result, computed)
+        if self._audit is not None:
+            self._audit.note(items, results, computed)
         return self._stats(items, now, computed)
 
     def _go_on(self, running: _Running) -> StepStats | None:
@@ -293,7 +304,21 @@ class PredictBackend:
         computed = clock.now()
         for item, result in zip(running.items, results, strict=True):
             self._take_result(item, result, computed)
+        if self._audit is not None:
+            self._audit.note(running.items, results, computed)
         return self._stats(running.items, running.began, computed)
+
+    def _audited(self, audit: Audit) -> StepStats:
+        """One row computed again. Where it differs, requests are computed one by one from now on."""
+        reason = audit.run()
+        if reason:
+            self._audit = None
+            limits = self._batcher.limits
+            most = self._contract.max_batch_size
+            self._batcher.limits = msgspec.structs.replace(limits, mode="off", cuts=False, max_rows=most)
+            self.info = msgspec.structs.replace(self.info, not_batched=reason)
+            _log.error("%s: its requests are computed one by one from now on: %s", self.info.name, reason)
+        return StepStats(num_waiting=len(self._batcher), audited_rows=1, not_batched=reason)
 
     def _stats(self, items: Sequence[Item], now: float, computed: float) -> StepStats:
         rows = size = 0

@@ -60,7 +60,8 @@ def load_predictor(name: str, artifact: Artifact, config: ModelConfig, progress:
     seconds = {"runtime": round(loaded - began, 4), "warm_up": round(clock.now() - loaded, 4)}
     info = model_info(name, config, artifact, contract, limits.max_rows)
     info = msgspec.structs.replace(info, load_s=seconds)
-    return PredictBackend(runtime, Batcher(limits, cost), info, max_rows=config.max_rows)
+    batcher = Batcher(limits, cost)
+    return PredictBackend(runtime, batcher, info, max_rows=config.max_rows, audit=config.batching.audit)
 
 
 def _tried(runtime: Runtime, limits: Limits, cost: BatchCost, config: ModelConfig) -> Limits:

@@ -416,6 +416,8 @@ class Pool:
                 self.replica_broke(replica, ticket, error)
             has_room = has_room or output.end is not None
         if stats is not None:
+            if stats.not_batched and self.outlook.info is not None:
+                self.outlook.info = msgspec.structs.replace(self.outlook.info, not_batched=stats.not_batched)
             self._emit(StepDone(model=self.name, replica=replica.index, stats=stats))
         if has_room:
             self.fleet.ring()

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from inferd import clock
+from inferd.predict.agreement import agree, distance, reals
 from inferd.predict.contract import MASKS, NUMPY, Array, Contract, Tensors
 from inferd.types import TensorSpec
 
@@ -32,11 +33,6 @@ _CHOICES: Final = (13, 2, 1)  # different integers and texts in an example, unti
 _TRIED_ROWS: Final = 3
 _BOTH_WAYS: Final = ((0, 1, 2), (2, 1, 0))
 _WIDE: Final = 8.0  # the span of the second example's numbers, around 0
-
-_OF_SCALE: Final = 1e-4  # the difference that rounding may make, as a part of the output's largest number
-_OF_VALUE: Final = 1e-3  # likewise of the number itself
-_HALF: Final = 30.0  # times as much for numbers of 16 bits
-_OF_NOISE: Final = 4.0  # likewise of what differs when the same batch is computed again
 
 _log = logging.getLogger("inferd.predict")
 
@@ -153,13 +149,13 @@ def _compared(
                     reason = f"{len(order)} rows give the output {name!r} of {np.shape(array)}"
                     return Trial(is_batchable=False, reason=reason, shapes=shapes)
             if noise is None:
-                noise = {name: _distance(contract, name, array, again[name]) for name, array in found.items()}
+                noise = {name: distance(contract, name, array, again[name]) for name, array in found.items()}
             for name, array in found.items():
                 expected = [single[row][name] for row in order]
                 if any(np.shape(one)[1:] != np.shape(array)[1:] for one in expected):
                     reason = f"the shape of the output {name!r} changes with the rows beside a row"
                     return Trial(is_batchable=False, reason=reason, shapes=shapes)
-                if not _agree(contract, name, np.concatenate(expected), array, noise[name]):
+                if not agree(contract, name, np.concatenate(expected), array, noise[name]):
                     reason = f"the output {name!r} of a row changes with the rows beside it"
                     return Trial(is_batchable=False, reason=reason, shapes=shapes)
             if not together:
@@ -194,7 +190,7 @@ def _samples(
 
 def _widened(array: Array) -> Array:
     if array.dtype == np.uint16:  # bfloat16
-        return _bfloat16((_real(array) - 0.5) * _WIDE)
+        return _bfloat16((reals(array) - 0.5) * _WIDE)
     return np.multiply(np.subtract(array, 0.5), _WIDE).astype(array.dtype)
 
 
@@ -265,44 +261,3 @@ def _example(spec: TensorSpec, size: int, row: int, choices: int, *, has_rows: b
 def _bfloat16(real: np.typing.ArrayLike) -> Array:
     bits: Array = np.asarray(real, np.float32).view(np.uint32) >> 16
     return bits.astype(np.uint16)
-
-
-def _real(array: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Real numbers as float64."""
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
-
-
-# -- how far outputs differ ----------------------------------------------------------------------
-
-
-def _datatype(contract: Contract, name: str, array: Array) -> str:
-    found = next((spec.datatype for spec in contract.outputs if spec.name == name), "")
-    return "BF16" if found == "BF16" and array.dtype == np.uint16 else array.dtype.name
-
-
-def _distance(contract: Contract, name: str, one: Array, other: Array) -> float:
-    """The largest difference of two real outputs; infinite for others that differ."""
-    if _datatype(contract, name, one) not in _BITS or np.shape(one) != np.shape(other):
-        return 0.0 if np.array_equal(one, other) else math.inf
-    with np.errstate(all="ignore"):
-        differences = np.abs(_real(one) - _real(other))
-    finite = differences[np.isfinite(differences)]
-    return float(finite.max(initial=0.0))
-
-
-_BITS: Final[Mapping[str, float]] = {"float16": _HALF, "BF16": _HALF, "float32": 1.0, "float64": 1.0}
-
-
-def _agree(contract: Contract, name: str, expected: Array, found: Array, noise: float) -> bool:
-    """Whether outputs are the same but for rounding. ``noise``: what differs when the same batch is computed again;
-    outputs that are drawn at random say nothing."""
-    word = _datatype(contract, name, found)
-    if word not in _BITS:
-        return noise > 0.0 or np.array_equal(expected, found)
-    one, other = _real(expected), _real(found)
-    scale = float(np.max(np.abs(one[np.isfinite(one)]), initial=0.0))
-    coarse = _BITS[word]
-    atol = coarse * _OF_SCALE * scale + _OF_NOISE * noise
-    return bool(np.allclose(other, one, rtol=coarse * _OF_VALUE, atol=atol, equal_nan=True))
