@@ -26,7 +26,10 @@ from inferd.gateway.upgrade import Guest, Successor
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_DISCARDED_BYTES: Final = 64 * 1024 * 1024
 SLICE_BYTES: Final = 4096
-"""Outside of bodies a read is parsed in pieces of this size. Between two pieces, parsing can stop."""
+"""A read up to this size is parsed at once, a larger one in pieces. Between two pieces, parsing can stop."""
+
+CHUNKS_BYTES: Final = 32 * 1024
+"""A piece of a body in chunks, whose length is not known."""
 
 REQUESTS_PER_TURN: Final = 64
 """Requests of one connection that one turn of the event loop begins, give or take those of one piece."""
@@ -131,7 +134,7 @@ class Connection(Guest):
         "_ahead_bytes",
         "_at_boundary",
         "_bare_bytes",
-        "_body_left",
+        "_body_read",
         "_current",
         "_discarded",
         "_drain",
@@ -179,7 +182,7 @@ class Connection(Guest):
         self._header_bytes = 0
         self._header_since = clock.now()  # 0: no headers are under way
         self._reading_bytes = 0  # of the piece that is being parsed
-        self._body_left = 0  # of the body that is being read, where its length was told
+        self._body_read = 0  # of the body that is under way
         self._num_read = 0  # requests whose headers this turn has read
         self._bare_bytes = 0  # read since the last byte of a body: sizes of chunks, their extensions, trailers
         self._idle_since = 0.0  # 0: something is under way
@@ -263,13 +266,20 @@ class Connection(Guest):
     def _feed(self, data: bytes) -> None:
         """Parse in pieces that end where parsing may have to stop. What is left waits in ``_held``."""
         begin, size = 0, len(data)
+        if size <= SLICE_BYTES:
+            try:
+                self._parse(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._decline_upgrade(data[upgrade.args[0] :])
+                size = len(data)
         while begin < size and not self._transport.is_closing():
-            end = min(size, begin + max(SLICE_BYTES, self._body_left))
             if self._reading == "on" and self._is_enough():
                 self._reading, self._held = "later", data[begin:]
                 return
+            end = self._piece_end(data, begin)
             try:
-                self._parse(data if end - begin == size else data[begin:end])
+                self._parse(data if end - begin == size else memoryview(data)[begin:end])
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._decline_upgrade(data[begin + upgrade.args[0] :])
                 begin, size = 0, len(data)
@@ -278,6 +288,17 @@ class Connection(Guest):
                 return
             begin = end
 
+    def _piece_end(self, data: bytes, begin: int) -> int:
+        """Of a large read, one head or one body is a piece: a body is copied once, and few requests end in a piece."""
+        size = len(data)
+        if size - begin <= SLICE_BYTES:
+            return size
+        if self._incoming is not None:
+            left = self._incoming.length - self._body_read
+            return min(size, begin + (left if left > 0 else CHUNKS_BYTES))
+        head_end = data.find(b"\r\n\r\n", begin)
+        return head_end + 4 if head_end >= 0 else size
+
     def _is_enough(self) -> bool:
         """Whether no more may be parsed in this turn. Begins with the requests that are complete."""
         if self._incoming is not None or not self._num_read:
@@ -285,7 +306,7 @@ class Connection(Guest):
         self._move()
         return self._num_read >= REQUESTS_PER_TURN or self._num_ahead >= PIPELINE_AHEAD
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes | memoryview) -> None:
         """Raises HttpParserUpgrade, whose argument is how much of ``data`` was parsed."""
         self._reading_bytes = len(data)
         self._bare_bytes += len(data)
@@ -378,7 +399,7 @@ class Connection(Guest):
         if parser.should_upgrade():
             return  # the parser stops here, see ``_decline_upgrade``
         self._in_headers = False
-        self._bare_bytes = self._body_left = 0
+        self._bare_bytes = self._body_read = 0
         self._header_since = 0.0
         if self._transport.is_closing() or self._reading == "end":
             return
@@ -408,9 +429,6 @@ class Connection(Guest):
         if b"transfer-encoding" in names and not _is_chunked(headers, version):
             self._give_up_reading(_BAD_REQUEST, _malformed)
             return
-        if b"content-length" in names:
-            length = headers[names.index(b"content-length")][1].strip()
-            self._body_left = int(length) if length.isdigit() else 0
         if b"expect" in names:
             exchange.expects_continue = version == "1.1" and (b"expect", b"100-continue") in [
                 (name, value.strip().lower()) for name, value in headers
@@ -428,7 +446,7 @@ class Connection(Guest):
         if incoming is None or self._transport.is_closing():
             return
         self._bare_bytes = 0
-        self._body_left -= len(body)
+        self._body_read += len(body)
         if incoming.is_over:
             # An answer sent before the body was read (413) leaves the rest to be thrown away. Up to a limit
             # this goes on, so that a client that writes first and reads later gets to see the answer.
@@ -440,7 +458,6 @@ class Connection(Guest):
 
     def on_message_complete(self) -> None:
         self._at_boundary = True
-        self._body_left = 0
         incoming, self._incoming = self._incoming, None
         self._rest_since = 0.0
         if incoming is None or self._transport.is_closing():

@@ -166,6 +166,15 @@ class Exchange:
     # -- the request ------------------------------------------------------------------------
 
     @property
+    def length(self) -> int:
+        """Bytes of the body, as its headers tell it; 0: they do not."""
+        for name, value in self.headers:
+            if name == b"content-length":
+                digits = value.strip()
+                return int(digits) if digits.isdigit() else 0
+        return 0
+
+    @property
     def path(self) -> str:
         """Raises BadTarget."""
         return _split(self.target)[0]
