@@ -55,7 +55,7 @@ def goodput(results: list[tuple[int, float]], seconds: float) -> float:
     red="goodput",
 )
 def five_times(field: Field) -> None:
-    queue = {"max_requests": field.either(8, 100_000), "timeout_s": 60.0}
+    queue = {"max_requests": field.either(8, 100_000), "max_wait_s": field.either(10.0, 600.0)}
     with field.serve({"models": {"tiny": {"source": "tiny", "queue": queue}}}) as server:
 
         def ask() -> Answer:

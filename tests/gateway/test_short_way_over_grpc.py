@@ -196,6 +196,23 @@ def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list
     through(tmp_path, then)
 
 
+def test_a_call_whose_client_left_while_it_waited_is_never_begun(tmp_path: Path) -> None:
+    async def then(made: Site) -> None:
+        pool = made.router._pools["twice"]
+        replica = pool.ready_replica()
+        capacity, replica.capacity = replica.capacity, 0
+        leaving = made.call(asking())
+        await until(lambda: len(pool._queue) == 1, "it waits")
+        leaving.cancel()
+        await until(lambda: not len(pool._queue), "it waits no more")
+        replica.capacity = capacity
+        assert await made.call(asking())
+        await made.served(2)
+        assert made.outcomes == ["cancelled", "done"]
+
+    through(tmp_path, then)
+
+
 def test_a_deadline_is_kept_on_the_short_way(tmp_path: Path, departed: list[str], called_off: list[str]) -> None:
     held = Held(tmp_path)
 

@@ -147,6 +147,25 @@ def test_the_first_message_says_what_the_query_does_not(site: Site) -> None:
     site.talk(then)
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_window_whose_client_left_while_it_waited_is_never_begun(site: Site, says_so: bool) -> None:
+    async def then() -> None:
+        pool = site.router._pools["peak"]
+        replica = pool.ready_replica()
+        capacity, replica.capacity = replica.capacity, 0
+        async with site.connected("window=1", "peak") as client:
+            await client.send(floats(1))
+            await site.until(lambda: len(pool._queue) == 1)
+            if not says_so:
+                client.transport.abort()
+        await site.until(lambda: not len(pool._queue))
+        replica.capacity = capacity
+        await site.until(lambda: len(site.windows()) == 1)
+        assert site.windows()[0].status == 499
+
+    site.talk(then)
+
+
 def test_a_state_is_forgotten_when_its_client_leaves(site: Site) -> None:
     async def then() -> None:
         for _ in range(12):  # of which the worker keeps eight at most
