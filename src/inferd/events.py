@@ -85,6 +85,14 @@ class ReplicaChanged(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
 
 
+_DID = {"died": "died", "failed": "failed", "hung": "hangs", "stopped": "has stopped"}
+
+
+def state_words(state: str) -> str:
+    """A replica's state behind its name: "chat/0 is ready", "chat/0 died"."""
+    return _DID.get(state, f"is {state}")
+
+
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that loads tells how far it is; ``done`` of ``total`` in the phase's own unit."""
 

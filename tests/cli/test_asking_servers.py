@@ -126,7 +126,7 @@ def test_what_became_of_every_replica_is_said(data_dir: Path, capsys: pytest.Cap
         with saying(data_dir, http(200, msgspec.json.encode(loaded))):
             assert main(["models", word, "m"]) == 1
         said = capsys.readouterr().out
-        assert said == "m is degraded: 1 of 2 replicas are ready, 1.00 MiB.\n  m/1 is failed: No file.\n"
+        assert said == "m is degraded: 1 of 2 replicas are ready, 1.00 MiB.\n  m/1 failed: No file.\n"
     with saying(data_dir, http(200, msgspec.json.encode(UnloadReport(model="m", freed_bytes=0)))):
         assert main(["models", "unload", "m"]) == 0
     assert capsys.readouterr().out == "m is unloaded.\n"
@@ -194,6 +194,45 @@ def shown(report: ServerReport) -> str:
     written = io.StringIO()
     Console(file=written, width=200).print(rendered(report, "here"))
     return written.getvalue()
+
+
+def test_a_status_of_eighty_columns_cuts_nothing() -> None:
+    name = "organisation-with-a-long-name/and-a-model-too"
+    replicas = [
+        ReplicaReport(
+            index=place, kind="local", name=f"{name}/{place}", state="ready", pid=12345, artifact="0a1b2c3d4e5f"
+        )
+        for place in range(2)
+    ]
+    model = ModelReport(
+        name=name,
+        state="unavailable",
+        load="startup",
+        replicas_ready=2,
+        replicas=replicas,
+        waiting=1000,
+        in_flight=64,
+        memory_bytes=300 * 2**20,
+        not_batched="the output 'y' has no first dimension of its own",
+        num_threads=2,
+    )
+    written = io.StringIO()
+    whole = msgspec.structs.replace(report("serving"), models=[model])
+    Console(file=written, width=80).print(rendered(whole, "here", 80))
+    text = written.getvalue()
+    assert "\u2026" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    words = " ".join(text.split())
+    for cell in (
+        "unavailable",
+        "2/2",
+        "1000",
+        "300 MiB",
+        "process 12345, files 0a1b2c3d4e5f",
+        "2 threads",
+        "one request",
+    ):
+        assert cell in words
 
 
 def test_a_reload_that_takes_its_time_is_shown() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from rich.console import Console
 from tests.predict.row_models import cumulative_sum
 from tests.predict.small_onnx import identity
 
@@ -89,6 +90,21 @@ def test_the_plan_is_a_table_of_bytes(tmp_path: Path, capsys: pytest.CaptureFixt
     (row,) = [line for line in shown.splitlines() if line.split()[:1] == ["m"]]
     assert "64.0 MiB" in row
     assert f"{path} is good" in " ".join(shown.split())
+
+
+def test_the_plan_of_eighty_columns_cuts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "organisation-with-a-long-name/and-a-model-too"
+    path = written(tmp_path, f"models: {{{name}: {{source: demo}}, d: {{source: demo-digits}}}}\n")
+    monkeypatch.setattr("inferd.cli.check.console", lambda: Console(width=80, highlight=False))
+    assert main(["check", str(path)]) == 0
+    table = capsys.readouterr().out.partition("d  onnx")[0]
+    assert "\u2026" not in table
+    assert max(map(len, table.splitlines())) <= 80
+    assert name in "".join(line.split()[0] for line in table.splitlines()[2:] if line.split())
+    for heading in ("weights", "KV cache", "process", "copies", "together", "at once"):
+        assert heading in table
 
 
 def test_remote_servers_are_asked_only_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

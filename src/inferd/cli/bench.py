@@ -266,11 +266,14 @@ def _measure(target: load.Target, queries: list[Query], kind: str, amount: float
 def _print(report: Report) -> None:
     from rich.table import Table
 
+    # Two tables, each of which fits a terminal of 80 columns.
     table = Table(title=f"{report.model} at {report.url}, {report.dataset}", title_justify="left")
     for heading in ("load", "requests", "errors", "req/s", "out tok/s"):
-        table.add_column(heading, justify="left" if heading == "load" else "right")
+        table.add_column(heading, justify="left" if heading == "load" else "right", no_wrap=True)
+    times = Table(title="Milliseconds: p50/p95/p99", title_justify="left", collapse_padding=True, pad_edge=False)
+    times.add_column("load", overflow="fold")
     for heading in ("TTFT", "TPOT", "ITL", "E2E"):
-        table.add_column(f"{heading} ms\np50/p95/p99", justify="right", no_wrap=True)
+        times.add_column(heading, justify="right", overflow="fold")
     for run in report.runs:
         spreads = (
             "/".join(milliseconds(v) for v in (s.p50, s.p95, s.p99)) for s in (run.ttft, run.tpot, run.itl, run.e2e)
@@ -283,9 +286,10 @@ def _print(report: Report) -> None:
             f"{run.requests_per_s:.2f}",
             f"{run.output_tokens_per_s:,.1f}",
         )
-        table.add_row(*row, *spreads)
+        table.add_row(*row)
+        times.add_row(load_label(run), *spreads)
     out = console()
-    out.print(table)
+    out.print(table, times)
     if report.profiles:
         profile = Table(title="Where a step spends its time", title_justify="left")
         for heading in ("", *map(load_label, report.runs)):

@@ -295,8 +295,8 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("model", overflow="ellipsis", no_wrap=True, min_width=8)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("model", overflow="fold", min_width=8)
     for heading in ("weights", "KV cache", "process", "copies", "together"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("at once", no_wrap=True)
@@ -329,7 +329,7 @@ def _rows_text(model: MemoryEstimate) -> str:
         case 0 | 1:
             return "1 request"
         case rows:
-            return "rows of any number" if rows >= ANY_ROWS else f"{rows} rows"
+            return "any number" if rows >= ANY_ROWS else f"{rows} rows"
 
 
 def _show_contracts(models: Sequence[MemoryEstimate]) -> None:

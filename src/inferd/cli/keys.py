@@ -389,7 +389,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
         is_number = head in ("requests", "prompt tokens", "answer tokens")
-        table.add_column(head, justify="right" if is_number else "left", no_wrap=is_number or head in ("id", "key_id"))
+        is_whole = is_number or head in ("id", "key_id")
+        table.add_column(head, justify="right" if is_number else "left", no_wrap=is_whole, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     terminal.console().print(table)

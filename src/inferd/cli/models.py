@@ -11,6 +11,7 @@ from inferd.cli.control import Server, model_path, server_options, working
 from inferd.cli.help import Commands
 from inferd.cli.terminal import console
 from inferd.config.units import bytes_text
+from inferd.events import state_words
 
 if TYPE_CHECKING:
     from inferd.gateway.control import ModelReport
@@ -72,7 +73,8 @@ def list_models(server: Server, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report.models), indent=2).decode())
     else:
-        console().print(models_table(report.models))
+        out = console()
+        out.print(models_table(report.models, out.width))
 
 
 @command.command("load")
@@ -140,5 +142,6 @@ def _said(report: ModelReport) -> int:
     click.echo(f"{report.name} is {report.state}: {report.replicas_ready} of {num_all} replicas are ready{held}.")
     for replica in report.replicas:
         if replica.state != "ready":
-            click.echo(f"  {replica.name} is {replica.state}" + (f": {replica.detail}" if replica.detail else ""))
+            why = f": {replica.detail}" if replica.detail else ""
+            click.echo(f"  {replica.name} {state_words(replica.state)}{why}")
     return 0 if report.replicas_ready >= num_all else 1

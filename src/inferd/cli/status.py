@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 _STYLES: Final = dict.fromkeys(("ready", "serving"), "green") | dict.fromkeys(
     ("failed", "died", "hung", "open", "unavailable", "unreachable"), "red"
 )
+
+
+_WIDE: Final = 110
+"""Columns of a terminal from which on everything about a model fits beside its numbers."""
 
 
 @click.command("status")
@@ -50,13 +55,13 @@ def command(server: Server, as_json: bool, watch: bool) -> int:
         return exit_code(report)
     out = console()
     if not watch:
-        out.print(rendered(report, server.name))
+        out.print(rendered(report, server.name, out.width))
         return exit_code(report)
     from rich.live import Live
 
     with contextlib.suppress(KeyboardInterrupt), Live(console=out, auto_refresh=False) as live:
         while True:
-            live.update(rendered(report, server.name), refresh=True)
+            live.update(rendered(report, server.name, out.width), refresh=True)
             time.sleep(1.0)
             report = server.get("/admin/status", ServerReport)
     return exit_code(report)
@@ -67,8 +72,8 @@ def exit_code(report: ServerReport) -> int:
     return 0 if report.status == "serving" and all(model.state in usable for model in report.models) else 1
 
 
-def rendered(report: ServerReport, name: str) -> RenderableType:
-    """The whole status as a person reads it."""
+def rendered(report: ServerReport, name: str, width: int = _WIDE) -> RenderableType:
+    """The whole status as a person reads it, on a terminal of so many columns."""
     from rich.console import Group
     from rich.text import Text
 
@@ -87,7 +92,7 @@ def rendered(report: ServerReport, name: str) -> RenderableType:
         lines.append(Text(f"reload   under way for {duration(clock.wall() - report.reload_since)}", style="yellow"))
     if report.last_reload is not None:
         lines += reload_lines(report.last_reload)
-    lines += [Text(), models_table(report.models)]
+    lines += [Text(), models_table(report.models, width)]
     if report.tenants:
         lines.append(tenants_table(report.tenants))
     return Group(*lines)
@@ -108,14 +113,29 @@ def reload_lines(reload: ReloadReport) -> list[RenderableType]:
     return [*lines, *(Text(f"         - {detail}") for detail in reload.details)]
 
 
-def models_table(models: list[ModelReport]) -> Table:
+def models_table(models: list[ModelReport], width: int) -> RenderableType:
+    """The models and their replicas. What there is to say beside the numbers is in the last column, or below the table on
+    a terminal that is narrow."""
     from rich import box
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("model", "state", "replicas", "waiting", "in flight", "memory", ""):
-        table.add_column(heading, justify="right" if heading in ("waiting", "in flight", "memory") else "left")
+    beside = width >= _WIDE
+    below: list[Text] = []
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("model", overflow="fold", min_width=8)
+    for heading in ("state", "replicas", "waiting", "in flight", "memory"):
+        table.add_column(heading, justify="left" if heading in ("state", "replicas") else "right", no_wrap=True)
+    if beside:
+        table.add_column("")
+
+    def add(name: Text, about: str, *cells: Text | str) -> None:
+        style = "dim" if name.style == "dim" else ""
+        table.add_row(name, *cells, *([Text(about, style=style)] if beside else []))
+        if about and not beside:
+            below.append(Text(f"{name.plain.strip()}: {about}", style=style))
+
     for model in models:
         is_one = len(model.replicas) == 1 and model.replicas[0].kind == "local"
         about = [
@@ -124,19 +144,19 @@ def models_table(models: list[ModelReport]) -> Table:
             threads_text(model.num_threads, model.cores),
             model.detail or ("on demand" if model.load == "on_demand" else ""),
         ]
-        table.add_row(
+        add(
             Text(model.name, style="bold"),
+            ", ".join(filter(None, about + (_about(model.replicas[0]) if is_one else []))),
             Text(model.state, style=_STYLES.get(model.state, "yellow")),
             f"{model.replicas_ready}/{len(model.replicas)}" if model.replicas else "0",
             str(model.waiting),
             str(model.in_flight),
             bytes_text(model.memory_bytes) if model.memory_bytes else "",
-            Text(", ".join(filter(None, about + (_about(model.replicas[0]) if is_one else [])))),
         )
         if not is_one:
             for replica in model.replicas:
-                _add_replica(table, replica)
-    return table
+                _add_replica(add, replica)
+    return Group(table, *below)
 
 
 def _of_version(model: ModelReport) -> list[str]:
@@ -146,19 +166,19 @@ def _of_version(model: ModelReport) -> list[str]:
     return [f"version {model.version}", *(f"@{alias}" for alias in model.aliases), *share]
 
 
-def _add_replica(table: Table, replica: ReplicaReport) -> None:
+def _add_replica(add: Callable[..., None], replica: ReplicaReport) -> None:
     from rich.text import Text
 
     apart = {"closed": "", "ejected": ", set aside as slow"}.get(replica.breaker, f", breaker {replica.breaker}")
     what = replica.state + apart
-    table.add_row(
+    add(
         Text(f"  {replica.name}", style="dim"),
+        ", ".join(filter(None, _about(replica))),
         Text(what, style=_STYLES.get(replica.state if replica.breaker == "closed" else "open", "yellow")),
         replica.kind,
         "",
         str(replica.in_flight),
         bytes_text(replica.memory_bytes) if replica.memory_bytes else "",
-        Text(", ".join(filter(None, _about(replica))), style="dim"),
     )
 
 

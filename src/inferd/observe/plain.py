@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import sys
 
+from inferd.events import state_words
 from inferd.types import JSON
 
-_DID = {"died": "died", "failed": "failed", "hung": "hangs", "stopped": "has stopped"}
 _PROBES = ("/health", "/livez", "/readyz", "/ping", "/metrics", "/admin/status")
 
 
@@ -29,9 +29,7 @@ def plain(line: str) -> str | None:
             return _http(at, entry)
         case "replica":
             reason = f": {entry['reason']}" if entry["reason"] else ""
-            return (
-                f"{at} {entry['model']}/{entry['replica']} {_DID.get(entry['state'], 'is ' + entry['state'])}{reason}"
-            )
+            return f"{at} {entry['model']}/{entry['replica']} {state_words(entry['state'])}{reason}"
         case "log":
             places = "".join(
                 f"\n    {place}" for place in (*entry.get("trace", "").splitlines(), *entry.get("places", ()))

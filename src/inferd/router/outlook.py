@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from inferd import clock
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, Overloaded, Unavailable
-from inferd.events import RefusalReason
+from inferd.events import RefusalReason, state_words
 from inferd.router.drain_rate import DrainRate
 from inferd.router.fleet import Fleet
 from inferd.router.member import Member
@@ -222,7 +222,7 @@ class Outlook:
                 return self.load_error.message
             return "unloaded by the operator" if self.is_shut else "is loaded when a request comes"
         away = [m for m in self._fleet.members if not m.replica.is_ready or m.is_leaving]
-        return "; ".join(f"replica {m.index} is {m.status().state}" for m in away)
+        return "; ".join(f"replica {m.index} {state_words(m.status().state)}" for m in away)
 
 
 def _reopens_in_s(members: Iterable[Member], now: float) -> float:
