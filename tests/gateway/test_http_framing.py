@@ -273,6 +273,20 @@ def test_one_turn_of_the_loop_begins_a_bounded_number_of_requests() -> None:
     assert len(host.seen) == 5000
 
 
+def test_what_is_raised_in_a_later_turn_ends_the_connection() -> None:
+    host, wire = Host(), Wire()
+
+    def take(exchange: Exchange) -> bool:
+        if len(host.seen) == 3 * REQUESTS_PER_TURN:
+            raise ZeroDivisionError("a defect")
+        return host._take(exchange)
+
+    host.forward = take
+    asyncio.run(fed(Connection(host), wire, WHOLE[0] * 1000, []))
+    assert len(host.seen) == 3 * REQUESTS_PER_TURN
+    assert wire.is_closed
+
+
 def test_requests_behind_one_that_takes_its_time_wait_unread() -> None:
     host, wire = Host(), Wire()
     answered = list[Exchange]()

@@ -646,7 +646,13 @@ class Connection(Guest):
         data, self._held = self._held, None
         assert data is not None
         self._reading = "on"
-        self._take(data)
+        try:
+            self._take(data)
+        except Exception:
+            # A boundary: nothing is behind a callback of the loop that would close the connection.
+            _log.exception("a connection could not go on with what was read")
+            self._transport.abort()
+            return
         if self._reading == "on":
             self._read_on()
 

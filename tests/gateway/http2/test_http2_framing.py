@@ -401,3 +401,21 @@ def test_a_server_that_leaves_takes_what_was_under_way() -> None:
 )
 def test_names_of_headers_are_looked_at(name: bytes, is_good: bool) -> None:
     assert request.is_fit(name) == is_good
+
+
+def test_what_is_raised_while_frames_are_taken_ends_the_connection_and_its_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    def check() -> None:
+        peer = Peer()
+        peer.send(PREFACE, asking(1))
+        monkeypatch.setattr(peer.host, "open", broken)
+        peer.send(asking(3))
+        assert peer.host.left == [1]
+        assert peer.is_sent_away
+        assert peer.goodbye() == (f.INTERNAL_ERROR, b"internal_error")
+
+    in_loop(check)

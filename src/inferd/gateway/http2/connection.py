@@ -7,6 +7,7 @@ as a turn of the loop goes (``work``), and what is answered in one turn leaves i
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, cast
@@ -22,6 +23,8 @@ from inferd.gateway.http2.hpack import Header
 from inferd.gateway.http2.stream import Stream
 from inferd.gateway.tls import end_writing
 from inferd.gateway.upgrade import Guest
+
+_log = logging.getLogger("inferd.gateway")
 
 MAX_STREAMS: Final = 1024
 WINDOW: Final = 4 * 1024 * 1024  # of the connection; what is kept of what comes is the streams' to bound
@@ -182,6 +185,11 @@ class Connection(Guest):
                 raise Fault(f.ENHANCE_YOUR_CALM, "too_much_work")
         except Fault as fault:
             self._end(fault.code, fault.why)
+            return
+        except Exception:
+            # A boundary: what is raised in a callback ends the connection and its calls, also where the loop does not.
+            _log.exception("a connection's frames could not be taken")
+            self._end(f.INTERNAL_ERROR, "internal_error")
             return
         if at < len(data):
             self._rest = data[at:]
