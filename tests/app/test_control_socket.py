@@ -30,6 +30,19 @@ def test_the_socket_and_its_folders_are_the_users_alone(tmp_path: Path) -> None:
     assert not made.path.exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what is open is told by /proc")
+def test_a_connection_waits_as_long_as_it_was_told_and_leaves_nothing_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    made = open_control_socket(tmp_path, 8000)
+    connection = connect(made.path, 1.5)
+    assert connection.gettimeout() == 1.5
+    connection.close()
+    made.close()
+    with pytest.raises(OSError, match=r"No such file"):
+        connect(made.path, 1.5)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_folder_that_others_could_enter_is_closed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o755)
     made = open_control_socket(tmp_path, 8000)
