@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, Running, running
 
+from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, TenantReport
 from inferd.tenancy.keys import KeySpec
 from inferd.tenancy.principal import OPERATOR, Limits, Principal, Scope
 
@@ -69,6 +70,46 @@ def test_an_admin_of_some_models_sees_no_others(server: Running, control: FakeCo
     assert ask(server, "POST", "models/a/unload", "narrow").status_code == 404
     assert ask(server, "POST", "models/team-b/unload", "narrow").status_code == 200
     assert control.asked == ["unload team-b"]
+
+
+class Crowded(FakeControl):
+    """A server of several tenants, of which some things went wrong."""
+
+    def status(self) -> ServerReport:
+        return msgspec.structs.replace(
+            super().status(),
+            config_path="/etc/inferd/canary.yaml",
+            last_reload=ReloadReport(at=1.0, accepted=True, details=("tenants.canary: rpm 7",), failed=("canary",)),
+            memory_budget_bytes=99,
+            memory_bytes=30,
+            models=[self._report("a"), self._report("team-b"), self._report("canary")],
+            tenants=[
+                TenantReport(name="ops", limits={"requests": 5.0}, used={"requests": 1.0}),
+                TenantReport(name="canary", limits={"requests": 6.0}, used={"requests": 2.0}),
+            ],
+        )
+
+    def _report(self, name: str) -> ModelReport:
+        report = super()._report(name)
+        [replica] = report.replicas
+        replica = msgspec.structs.replace(replica, detail="/srv/canary/config.json is missing")
+        return msgspec.structs.replace(report, memory_bytes=10, detail="canary needs 9 GB", replicas=[replica])
+
+
+def test_a_tenants_admin_sees_what_is_its_own() -> None:
+    with running(FakeRouter("a", "team-b", "canary"), door=FakeDoor(KEYS), control=Crowded()) as server:
+        reply = ask(server, "GET", "status", "narrow")
+        assert b"canary" not in reply.content
+        report = reply.json()
+        assert [model["name"] for model in report["models"]] == ["team-b"]
+        assert [tenant["name"] for tenant in report["tenants"]] == ["ops"]
+        assert (report["memory_bytes"], report["memory_budget_bytes"]) == (10, None)
+        assert [model["name"] for model in ask(server, "GET", "status").json()["models"]] == ["a", "team-b", "canary"]
+        for action in ("load", "restart"):
+            assert b"canary" not in ask(server, "POST", f"models/team-b/{action}", "narrow").content
+    control = Crowded()
+    with running(FakeRouter("a"), control=control, principal=OPERATOR) as server:
+        assert ask(server, "GET", "status").content == msgspec.json.encode(control.status())
 
 
 def test_a_refused_reload_lists_what_is_wrong(server: Running, control: FakeControl) -> None:
@@ -191,4 +232,4 @@ def test_a_web_page_has_no_way_in(server: Running, control: FakeControl) -> None
         )
         assert (reply.status_code, reply.json()["error"]["code"]) == (403, "origin_not_allowed"), origin
     assert not control.asked
-    assert msgspec.json.encode(control.status()) == ask(server, "GET", "status").content
+    assert ask(server, "GET", "status").json()["status"] == "serving"

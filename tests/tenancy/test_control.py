@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -26,7 +27,7 @@ from inferd.state.database import Database, open_database
 from inferd.tenancy.control import Control
 from inferd.tenancy.door import check_exposure, is_loopback
 from inferd.tenancy.keys import KeySpec, NewKey, create_key, revoke_key
-from inferd.tenancy.principal import LOCAL, OPERATOR
+from inferd.tenancy.principal import LOCAL, OPERATOR, Principal
 from inferd.tenancy.usage import Entry, UsageJournal, read_usage
 from inferd.types import Usage
 
@@ -201,6 +202,37 @@ def test_keys_of_one_tenant_share_its_limits_and_refusals_are_told(tmp_path: Pat
 
     asyncio.run(run())
     assert events == [RequestRefused(model="m", reason="quota_requests", tenant="t")]
+
+
+def test_the_keys_that_a_key_makes_share_its_limits(state_url: str, tmp_path: Path) -> None:
+    """However many, through however many hands, after a rotation, and when the one that made them is revoked."""
+
+    async def run() -> None:
+        async with running(config_of(tmp_path, state_url)) as control:
+
+            def principal(made: NewKey) -> Principal:
+                return control.door.authenticate(made.key)
+
+            def num_admitted(*keys: NewKey) -> int:
+                admitted = 0
+                for made in keys * 5:
+                    with contextlib.suppress(QuotaExceeded):
+                        control.door.admit(principal(made), "r", "m", prompt_tokens=1, max_tokens=1)
+                        admitted += 1
+                return admitted
+
+            admin = KeySpec(tenant="t", scopes=("admin",), max_in_flight=3)
+            boss = await control.create_key(admin, OPERATOR)
+            assert num_admitted(await control.create_key(KeySpec(tenant="t", max_in_flight=3), OPERATOR)) == 3
+            children = [await control.create_key(admin, principal(boss)) for _ in range(3)]
+            grandchild = await control.create_key(KeySpec(tenant="t", max_in_flight=2), principal(children[0]))
+            assert num_admitted(grandchild) == 2, "its own limit holds as well"
+            assert num_admitted(boss, *children, grandchild) == 1
+            rotated = await control.rotate_key(children[1].info.id, 60.0, OPERATOR)
+            await control.revoke_key(boss.info.id)
+            assert num_admitted(*children, rotated, grandchild) == 0
+
+    asyncio.run(run())
 
 
 def test_a_new_limit_refuses_nobody_before_it_is_leased(tmp_path: Path) -> None:

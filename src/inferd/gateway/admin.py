@@ -13,12 +13,13 @@ import msgspec
 
 from inferd.errors import KeyNotFound, Unavailable
 from inferd.gateway.admission import find_model
-from inferd.gateway.control import ControlActions
+from inferd.gateway.control import ControlActions, ModelReport, ServerReport
 from inferd.gateway.decode import decode_body
 from inferd.gateway.http import Call, Response, read_body, require_json
 from inferd.gateway.room import Room
 from inferd.gateway.sse import encode
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
+from inferd.tenancy.principal import Principal
 
 MAX_BODY_BYTES: Final = 64 * 1024
 
@@ -43,12 +44,38 @@ _rotate_decoder: Final = msgspec.json.Decoder(RotateRequest)
 
 
 def status(room: Room, call: Call) -> Response:
-    return Response(200, encode(control_of(room).status()))
+    return Response(200, encode(_shown_to(call.principal, control_of(room).status())))
+
+
+def _shown_to(principal: Principal, report: ServerReport) -> ServerReport:
+    """What of a server's state a tenant's admin sees: the models that its key may use, its own tenant's limits, and no path.
+    The operator, who belongs to no tenant, sees all."""
+    if not principal.tenant:
+        return report
+    models = [_model_shown_to(principal, model) for model in report.models if principal.may_use(model.name)]
+    reload = report.last_reload
+    return msgspec.structs.replace(
+        report,
+        config_path=None,
+        last_reload=None if reload is None else msgspec.structs.replace(reload, details=(), failed=()),
+        memory_bytes=sum(model.memory_bytes for model in models),
+        memory_budget_bytes=None,
+        models=models,
+        tenants=[tenant for tenant in report.tenants if tenant.name == principal.tenant],
+    )
 
 
 def drain(room: Room, call: Call) -> Response:
     control_of(room).drain()
     return Response(202, encode(DrainReport()))
+
+
+def _model_shown_to(principal: Principal, model: ModelReport) -> ModelReport:
+    """What went wrong with a model is told with paths of the server and with other models' memory."""
+    if not principal.tenant:
+        return model
+    replicas = [msgspec.structs.replace(replica, detail="") for replica in model.replicas]
+    return msgspec.structs.replace(model, detail="", replicas=replicas)
 
 
 async def reload(room: Room, call: Call) -> Response:
@@ -60,7 +87,7 @@ async def reload(room: Room, call: Call) -> Response:
 
 async def load(room: Room, call: Call, name: str) -> Response:
     model = find_model(room, call, name)
-    return Response(200, encode(await control_of(room).load(model.name)))
+    return Response(200, encode(_model_shown_to(call.principal, await control_of(room).load(model.name))))
 
 
 async def unload(room: Room, call: Call, name: str) -> Response:
@@ -70,7 +97,7 @@ async def unload(room: Room, call: Call, name: str) -> Response:
 
 async def restart(room: Room, call: Call, name: str) -> Response:
     model = find_model(room, call, name)
-    return Response(200, encode(await control_of(room).restart(model.name)))
+    return Response(200, encode(_model_shown_to(call.principal, await control_of(room).restart(model.name))))
 
 
 async def list_keys(room: Room, call: Call) -> Response:

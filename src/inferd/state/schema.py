@@ -36,6 +36,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "expires_at FLOAT8 NOT NULL)",
         "CREATE INDEX answers_expiry ON answers (expires_at)",
     ),
+    (
+        # maker: the family of the key that made this one; its limits hold for both together. Empty: the operator made it.
+        "ALTER TABLE keys ADD COLUMN maker TEXT NOT NULL DEFAULT ''",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)

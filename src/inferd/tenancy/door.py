@@ -18,7 +18,7 @@ from inferd.tenancy.buckets import Kind
 from inferd.tenancy.keys import KeyRow
 from inferd.tenancy.limiter import Limiter, Taken
 from inferd.tenancy.principal import LOCAL, Limits, Principal
-from inferd.tenancy.ring import KeyRing
+from inferd.tenancy.ring import KeyRing, line_of
 from inferd.tenancy.usage import Entry, UsageJournal
 from inferd.types import Usage
 
@@ -127,8 +127,13 @@ def limits_of(rows: Iterable[KeyRow], config: Config) -> dict[str, Limits]:
         f"tenant:{name}": Limits(rpm=tenant.rpm, tpm=tenant.tpm, max_in_flight=tenant.max_in_flight)
         for name, tenant in config.tenants.items()
     }
-    for row in sorted(rows, key=lambda row: row.created_at):  # the family's newest key says
-        if row.revoked_at is None:
+    rows = sorted(rows, key=lambda row: row.created_at)  # the family's newest key says
+    by_id = {row.id: row for row in rows}
+    live = [row for row in rows if row.revoked_at is None]
+    # Limits of a key that was revoked still hold for the keys that it made.
+    in_force = {family for row in live for family in line_of(row, by_id.get)}
+    for row in (*[row for row in rows if row.revoked_at is not None], *live):
+        if row.family in in_force:
             wanted[f"key:{row.family}"] = Limits(rpm=row.rpm, tpm=row.tpm, max_in_flight=row.max_in_flight)
     return {name: limits for name, limits in wanted.items() if limits != Limits()}
 

@@ -36,7 +36,7 @@ KeyState = Literal["active", "expired", "revoked"]
 _LETTERS: Final = string.ascii_letters + string.digits
 COLUMNS: Final = (
     "id, family, hash, tenant, name, scopes, models, rpm, tpm, max_in_flight, priority, "
-    "created_at, expires_at, revoked_at, version"
+    "created_at, expires_at, revoked_at, version, maker"
 )
 
 
@@ -99,6 +99,7 @@ class KeyRow(msgspec.Struct, frozen=True, array_like=True):
     expires_at: float | None
     revoked_at: float | None
     version: int
+    maker: str
 
     def state(self, now: float) -> KeyState:
         """``now``: seconds since the epoch."""
@@ -155,7 +156,8 @@ def create_key(database: Database, spec: KeySpec, *, by: Principal, now: float) 
     expires_at = None if spec.expires_in_s is None else now + spec.expires_in_s
     check_not_stronger(spec, by, expires_at)
     with database.transaction() as transaction:
-        return _insert(transaction, spec, family=None, expires_at=expires_at, now=now)
+        maker = _family_of(transaction, by)
+        return _insert(transaction, spec, family=None, maker=maker, expires_at=expires_at, now=now)
 
 
 def list_keys(database: Database, *, now: float, tenant: str | None = None) -> list[KeyInfo]:
@@ -207,7 +209,7 @@ def rotate_key(database: Database, key_id: str, *, by: Principal, overlap_s: flo
             "UPDATE keys SET expires_at = ?, version = ? WHERE id = ?",
             (ends_at, next_number(transaction, "keys"), key_id),
         )
-        return _insert(transaction, spec, family=old.family, expires_at=old.expires_at, now=now)
+        return _insert(transaction, spec, family=old.family, maker=old.maker, expires_at=old.expires_at, now=now)
 
 
 def check_spec(spec: KeySpec) -> None:
@@ -281,7 +283,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _insert(
-    transaction: Transaction, spec: KeySpec, *, family: str | None, expires_at: float | None, now: float
+    transaction: Transaction, spec: KeySpec, *, family: str | None, maker: str, expires_at: float | None, now: float
 ) -> NewKey:
     key_id, secret = _random(ID_CHARS), _random(SECRET_CHARS)
     row = KeyRow(
@@ -300,10 +302,17 @@ def _insert(
         expires_at=expires_at,
         revoked_at=None,
         version=next_number(transaction, "keys"),
+        maker=maker,
     )
     marks = ", ".join("?" * len(row.__struct_fields__))
     transaction.execute(f"INSERT INTO keys ({COLUMNS}) VALUES ({marks})", msgspec.structs.astuple(row))
     return NewKey(key=f"{PREFIX}{key_id}-{secret}", info=row.info(now))
+
+
+def _family_of(transaction: Transaction, principal: Principal) -> str:
+    """Empty for a principal without a key of the database: the operator."""
+    rows = transaction.rows("SELECT family FROM keys WHERE id = ?", (principal.key_id,))
+    return msgspec.convert(rows[0][0], str) if rows else ""
 
 
 def _find(transaction: Transaction, key_id: str) -> KeyRow:

@@ -29,10 +29,17 @@ class Holder(msgspec.Struct, frozen=True):
     row: KeyRow
     principal: Principal
 
-    @property
-    def owners(self) -> tuple[str, str]:
-        """Whose quotas its requests take from."""
-        return f"key:{self.row.family}", f"tenant:{self.row.tenant}"
+
+def line_of(row: KeyRow, row_of: Callable[[str], KeyRow | None]) -> list[str]:
+    """A key's family, and those of the keys by which it was made, the nearest first. A family has the id of its first key."""
+    line = [row.family]
+    while row.maker and row.maker not in line:
+        line.append(row.maker)
+        maker = row_of(row.maker)
+        if maker is None:
+            break
+        row = maker
+    return line
 
 
 class KeyRing:
@@ -86,9 +93,17 @@ class KeyRing:
             }
 
     def owners(self, principal: Principal) -> tuple[str, ...]:
-        """Whose quotas a principal's requests take from; nobody's for one without a key."""
+        """The owners of the quotas that a principal's requests take from: its key, the keys by which that one was made, and
+        the tenant. A key that makes others shares its limits with them. Empty for a principal without a key."""
         holder = self._holders.get(principal.key_id)
-        return () if holder is None else holder.owners
+        if holder is None:
+            return ()
+        row = holder.row
+        return (*[f"key:{family}" for family in line_of(row, self._row)], f"tenant:{row.tenant}")
+
+    def _row(self, key_id: str) -> KeyRow | None:
+        holder = self._holders.get(key_id)
+        return None if holder is None else holder.row
 
     def find(self, token: str) -> Holder:
         """The key that a credential is. Takes the same time whatever is wrong. Raises Unauthenticated."""
