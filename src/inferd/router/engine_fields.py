@@ -37,6 +37,9 @@ ENGINE_FIELDS = (
     "objectives",
     "quantization",
     "quantization_cache_bytes",
+    "environment",
+    "max_rows",
+    "rope_factors",
 )
 """What a worker is told once, when it loads: a change needs another worker."""
 
