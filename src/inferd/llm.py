@@ -25,7 +25,7 @@ from inferd import clock
 from inferd.backend import UsesIdleTime
 from inferd.config import DType, ModelConfig, model_name, single_model_config
 from inferd.config.tree import Text
-from inferd.errors import InferdError, InvalidRequest, from_failure
+from inferd.errors import InferdError, InvalidRequest, ModelLoadError, from_failure
 from inferd.types import (
     JSON,
     Chat,
@@ -421,7 +421,24 @@ class _Bar:
         self._progress.stop()
 
 
+def _refuse_what_writes_no_text(config: ModelConfig) -> None:
+    """Raises ModelLoadError for a source that is not there, or that makes predictions: before torch is imported."""
+    from inferd.registry.artifact import artifact_of
+    from inferd.registry.source import is_remote
+
+    if is_remote(config.source):
+        return  # its files are looked at once they are here
+    artifact = artifact_of(config)
+    if artifact.kind != "generate":
+        raise ModelLoadError(
+            f"{config.source} makes predictions and writes no text ({artifact.platform}); serve it with "
+            f"inferd serve {config.source}, and ask it with inferd predict.",
+            param="source",
+        )
+
+
 def _load(name: str, config: ModelConfig, progress: bool) -> Backend:
+    _refuse_what_writes_no_text(config)
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -126,7 +126,7 @@ def test_what_became_of_every_replica_is_said(data_dir: Path, capsys: pytest.Cap
         with saying(data_dir, http(200, msgspec.json.encode(loaded))):
             assert main(["models", word, "m"]) == 1
         said = capsys.readouterr().out
-        assert said == "m is degraded: 1 of 2 replicas are ready, 1.00 MiB.\n  m/1 failed: No file.\n"
+        assert said == "m is degraded: 1 of 2 replicas ready, 1.00 MiB.\n  m/1 failed: No file.\n"
     with saying(data_dir, http(200, msgspec.json.encode(UnloadReport(model="m", freed_bytes=0)))):
         assert main(["models", "unload", "m"]) == 0
     assert capsys.readouterr().out == "m is unloaded.\n"

@@ -100,6 +100,13 @@ def test_a_load_that_failed_ends_in_a_table_that_says_so_and_leaves_the_reason_t
     assert "config.json" not in drawn(board)
 
 
+def test_a_start_that_never_began_leaves_no_table() -> None:
+    board = Board(MODELS)
+    with board.shown():
+        assert "loading" in drawn(board)
+    assert drawn(board).strip() == ""
+
+
 def test_reasons_are_in_the_words_of_the_command_line() -> None:
     board = Board({"chat": ModelConfig(source="demo")}, in_flags)
     board.take(changed(0, "failed", reason="Lower kv_cache.memory_bytes."))

@@ -91,3 +91,22 @@ def test_a_port_at_which_nothing_runs_is_an_error_and_no_second_model(
         assert f"running: port {port}" in capsys.readouterr().err
     with pytest.raises(Unavailable, match="No server with port 1 answers"):
         find_door(None, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["chat", "./nowhere"], "There is no file or folder ./nowhere; check the path."),
+        (["generate", "Hello", "--model", "no/where.onnx"], "There is no file or folder no/where.onnx"),
+        (
+            ["chat", "demo-digits"],
+            "makes predictions and writes no text (onnxruntime_onnx); serve it with inferd serve demo-digits",
+        ),
+    ],
+)
+def test_a_source_that_writes_no_text_is_refused_before_torch_is_imported(words: list[str], said: str) -> None:
+    code = f"import sys; from inferd.cli.main import main; main({words!r}); print('torch' in sys.modules)"
+    env = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"
+    assert said in done.stderr

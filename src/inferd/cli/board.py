@@ -153,7 +153,8 @@ class Board:
         from rich.text import Text
 
         if self._is_over:
-            return Group(self.table())
+            has_begun = any(row.states for row in self._rows.values())
+            return Group(self.table()) if has_begun else Group()
         wrong = [
             f"{name}: {self._words(row.reason)}" for name, row in self._rows.items() if row.is_broken and row.reason
         ]

@@ -217,8 +217,8 @@ def show(tenant: str | None, file: Path | None, as_json: bool) -> None:
                 info.state
                 if info.expires_at is None or info.state != "active"
                 else f"until {_time(info.expires_at)[:10]}",
-                ",".join(info.scopes),
-                ",".join(info.models) or "all",
+                ", ".join(info.scopes),
+                ", ".join(info.models) or "all",
                 _limits(info),
                 info.priority,
                 f"{row.requests:,} req, {row.prompt_tokens + row.completion_tokens:,} tok" if row else "-",

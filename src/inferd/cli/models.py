@@ -139,7 +139,9 @@ def _said(report: ModelReport) -> int:
     """What became of a model's replicas, and the exit code for it."""
     held = f", {bytes_text(report.memory_bytes)}" if report.memory_bytes else ""
     num_all = len(report.replicas)
-    click.echo(f"{report.name} is {report.state}: {report.replicas_ready} of {num_all} replicas are ready{held}.")
+    click.echo(
+        f"{report.name} is {report.state}: {report.replicas_ready} of {num_all} replica{'s' * (num_all != 1)} ready{held}."
+    )
     for replica in report.replicas:
         if replica.state != "ready":
             why = f": {replica.detail}" if replica.detail else ""
