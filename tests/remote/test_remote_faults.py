@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import struct
+import termios
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from tests.remote.replicas import Bench, Heard, Owner, bench
 from inferd.config import RemoteConfig
 from inferd.errors import ConfigError, DeadlineExceeded, Overloaded, UpstreamFailed
 from inferd.events import ReplicaChanged
+from inferd.remote.pool import RECEIVE_BYTES
 from inferd.router.remote_replica import RemoteReplica
 from inferd.types import Usage
 
@@ -472,6 +476,26 @@ def test_a_paused_answer_fills_no_buffer_here_and_loses_nothing() -> None:
         assert heard.data == flood.whole
 
     asked(flood, then, idle_timeout_s=0.2)
+
+
+def test_the_kernel_holds_little_of_an_answer_that_is_not_read() -> None:
+    flood = Flood()
+
+    async def then(made: Bench, server: FaultServer) -> None:
+        heard = made.ask(stream=True)
+        await heard.reached(4_000_000)
+        made.replica.pause(heard.ticket.request.id)
+        await flood.is_held_back()
+        (connection,) = made.replica._pool._all
+        assert connection._transport is not None
+        raw = connection._transport.get_extra_info("socket")
+        (held,) = struct.unpack("i", fcntl.ioctl(raw.fileno(), termios.FIONREAD, b"\0" * 4))
+        assert 0 < held <= 4 * RECEIVE_BYTES
+        made.replica.resume(heard.ticket.request.id)
+        assert (await heard.ended()).outcome == "done"
+        assert heard.data == flood.whole
+
+    asked(flood, then)
 
 
 def test_there_are_never_more_connections_than_requests_it_may_have() -> None:

@@ -20,6 +20,10 @@ from inferd.remote.origin import Origin, Patience
 
 _log = logging.getLogger("inferd.remote")
 
+RECEIVE_BYTES: Final = 256 * 1024
+"""What the kernel holds of an answer whose client reads slowly. Without a bound it grows to what ``net.ipv4.tcp_rmem`` allows, 6 MiB and
+more for each answer that was fast before. The kernel doubles the number for its own books."""
+
 MAX_AGE_S: Final = 300.0
 MAX_IDLE_S: Final = 30.0
 _LOOKS_PER_PATIENCE: Final = 8
@@ -204,6 +208,7 @@ class Pool:
         raw: socket.socket | None = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         self._all.add(connection)
         self._look()
         return connection
