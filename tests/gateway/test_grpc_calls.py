@@ -159,7 +159,7 @@ def test_a_request_ends_with_its_deadline(server: GrpcRunning, connected: grpc.C
     error: Any = failure(connected, timeout=1.0)
     assert error.code() == StatusCode.DEADLINE_EXCEEDED
     assert server.router.streams[0].closed.wait(10)
-    assert server.served().status == 499
+    assert server.served().status in (408, 499), "whose clock was faster: the server told it, or the client had left"
 
 
 def test_a_defect_ends_its_request_alone(server: GrpcRunning, connected: grpc.Channel) -> None:

@@ -14,7 +14,7 @@ from inferd import clock
 from inferd.errors import DeadlineExceeded, InferdError, InternalError
 from inferd.gateway.admission import MAX_TIMEOUT_S, authenticate
 from inferd.gateway.errors import error_headers, kind_of
-from inferd.gateway.grpc.rpc import Method, Rpc, UnaryMethod, UnaryRpc
+from inferd.gateway.grpc.rpc import EXPIRED, Method, Rpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.statuses import Status, details_of, status_of
 from inferd.gateway.grpc.wire import trailers_block
 from inferd.gateway.http import Call, Headers, Message
@@ -62,7 +62,7 @@ class Calls:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._num_open = 0
-        self._tasks: dict[asyncio.Task[None], Call | None] = {}
+        self._tasks: dict[asyncio.Task[None], tuple[Call | None, Rpc]] = {}
         self._waiting: asyncio.Future[None] | None = None  # for the last one's end
 
     @property
@@ -121,13 +121,13 @@ class Calls:
             method.take(rpc, found)
 
     async def _serve(self, call: Call, rpc: Rpc, answer: Callable[[Call], Awaitable[bytes]]) -> None:
-        (await self.ended(call, answer(call))).tell(rpc)
+        (await self.ended(call, rpc, answer(call))).tell(rpc)
 
     def spawn(self, rpc: Rpc, serving: Coroutine[Any, Any, None], call: Call | None = None) -> None:
         """Serve in a task that is cancelled with the stream; ``call`` was begun for it."""
         rpc.connection.charge(TASK)
         task = rpc.owner = asyncio.get_running_loop().create_task(serving)
-        self._tasks[task] = call
+        self._tasks[task] = call, rpc
         task.add_done_callback(self._done)
 
     def has_room(self, rpc: Rpc) -> bool:
@@ -138,20 +138,20 @@ class Calls:
         return False
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        call = self._tasks.pop(task)
+        call, rpc = self._tasks.pop(task)
         if task.cancelled():
             if call is not None and not call.is_complete:  # before it began
-                call.gone = True
+                leave(call, rpc)
                 self.close(call)
         elif (error := task.exception()) is not None:
             _log.error("a gRPC call broke", exc_info=error)
 
-    async def left(self, call: Call) -> None:
-        """Its client is gone: its end says what it cost."""
-        call.gone = True
+    async def left(self, call: Call, rpc: Rpc) -> None:
+        """Nobody waits for its answer: its end says what it cost."""
+        leave(call, rpc)
         self.close(call)
 
-    async def ended(self, call: Call, answering: Awaitable[bytes]) -> Ended:
+    async def ended(self, call: Call, rpc: Rpc, answering: Awaitable[bytes]) -> Ended:
         """What becomes of a call whose answer is made by ``answering``; its books are closed."""
         answer, failure = b"", None
         try:
@@ -164,7 +164,7 @@ class Calls:
                 failure = defect(call)
             note(call, failure, len(answer))
         except asyncio.CancelledError:
-            call.gone = True
+            leave(call, rpc)
             raise
         finally:
             self.close(call)
@@ -237,6 +237,14 @@ def note(call: Call, failure: InferdError | None, num_bytes: int) -> None:
     else:
         call.status = kind_of(failure).status
         call.note_error(failure)
+
+
+def leave(call: Call, rpc: Rpc) -> None:
+    """Nobody waits for the answer: the client is gone, or was told that its deadline has passed."""
+    if rpc.has_expired:
+        note(call, DeadlineExceeded(EXPIRED), 0)
+    else:
+        call.gone = True
 
 
 def trailers_of(call: Call, failure: InferdError | None) -> Headers:

@@ -29,7 +29,7 @@ TURN_BYTES: Final = 8192  # of messages that are read before others have their t
 MESSAGE_BYTES: Final = 512  # that a message counts besides its own
 MAX_UNREAD: Final = 4096  # messages of a stream, which are within its window if they are tiny
 
-_EXPIRED: Final = "The request's deadline has passed; give it more time."
+EXPIRED: Final = "The request's deadline has passed; give it more time."
 
 
 class Gone(Exception):
@@ -95,6 +95,7 @@ class Rpc(Stream):
         "_received",
         "_timer",
         "deadline",
+        "has_expired",
         "head",
         "is_told",
         "method",
@@ -119,6 +120,7 @@ class Rpc(Stream):
         self._received = 0
         self._has_begun = False  # to be answered
         self.is_told = False  # how it ended
+        self.has_expired = False  # ended by its deadline
         self._begun_at = clock.now()  # when what is waited for now began
         self._timer: asyncio.TimerHandle | None = None
         self.deadline: float | None = None
@@ -259,8 +261,9 @@ class Rpc(Stream):
 
     def _expire(self) -> None:
         owner = self.owner
+        self.has_expired = True
         self.drop()
-        self.fail(Status.DEADLINE_EXCEEDED, _EXPIRED)
+        self.fail(Status.DEADLINE_EXCEEDED, EXPIRED)
         if owner is not None:
             owner.cancel()
 

@@ -169,12 +169,12 @@ class ShortWay:
         call = self._as_call(errand)
         call.streams.append(stream)
         if rpc.is_told:
-            self.calls.spawn(rpc, self.calls.left(call), call)
+            self.calls.spawn(rpc, self.calls.left(call, rpc), call)
         else:
             self.calls.spawn(rpc, self._ordinary(call, errand.model, stream, rpc), call)
 
     async def _ordinary(self, call: Call, model: str, stream: Stream, rpc: Rpc) -> None:
-        (await self.calls.ended(call, only_answer(call, model, stream))).tell(rpc)
+        (await self.calls.ended(call, rpc, only_answer(call, model, stream))).tell(rpc)
 
     def _as_call(self, errand: GrpcErrand) -> Call:
         call = self.calls.begin(METHOD, errand.rpc, errand.num_bytes)

@@ -12,7 +12,7 @@ from typing import Final
 
 from inferd.errors import InferdError
 from inferd.gateway.admission import authenticate
-from inferd.gateway.grpc.calls import Calls, defect, note, time_left
+from inferd.gateway.grpc.calls import Calls, defect, leave, note, time_left
 from inferd.gateway.grpc.envelope import Envelope, read_envelope
 from inferd.gateway.grpc.inference import answers
 from inferd.gateway.grpc.rpc import Gone, StreamRpc
@@ -154,7 +154,7 @@ class _InferStream:
                 request_id = sized(3, envelope.id.encode()) if envelope is not None and envelope.id else b""
                 await self._write(sized(1, details_of(failure).encode()) + sized(2, request_id))
         except asyncio.CancelledError:
-            call.gone = True
+            leave(call, self._rpc)
             raise
         finally:
             self._calls.close(call)
