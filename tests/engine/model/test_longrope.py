@@ -11,6 +11,7 @@ import torch
 
 from inferd.cli.check import examine
 from inferd.config import ModelConfig
+from inferd.engine.load import _fingerprint
 from inferd.engine.model.architecture import read_config
 from inferd.engine.model.config import Source
 from inferd.engine.model.load import load_model
@@ -86,6 +87,14 @@ def test_the_longest_text_that_is_served_decides_unless_the_operator_does(
     assert len({id(rope) for rope in config.ropes}) == 1, "layers share their table"
     told = factors_told(config)
     assert f"{factors} factors" in told if (factors, longest) != ("short", ORIGINAL) else told == ""
+
+
+def test_answers_by_other_factors_have_another_fingerprint(checkpoint: tuple[Path, Any]) -> None:
+    folder, _ = checkpoint
+    asked: tuple[Asked, ...] = ("auto", "long", "short")
+    decoders = [load_model(folder, dtype="float32", device=torch.device("cpu"), rope_factors=one) for one in asked]
+    auto, long, short = (_fingerprint(b"", decoder, "reference", "auto") for decoder in decoders)
+    assert auto == long != short
 
 
 def test_short_factors_for_long_texts_and_a_choice_where_there_is_none_are_refused(
