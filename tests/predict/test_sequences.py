@@ -20,6 +20,7 @@ from inferd.predict.contract import Array
 from inferd.predict.runtime import Item, Result
 from inferd.predict.runtimes.onnx import load
 from inferd.predict.sequences import Sequences
+from inferd.registry.rows.verdict import DECLARED
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "onnx-models" / "silero-vad"
 STATES = {"sumN": "sum"}
@@ -66,7 +67,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Sequences]:
 
     def made(clock: Clock | None = None, **sequence: object) -> Sequences:
         config = ModelConfig(source=str(path), sequence=SequenceConfig(**{"states": STATES, **sequence}))  # type: ignore[arg-type]
-        return Sequences("sum", load("sum", path, config, silent), config, clock or Clock())
+        return Sequences("sum", load("sum", path, config, silent), config, clock or Clock(), rows=DECLARED)
 
     return made
 
@@ -235,7 +236,7 @@ def samples(path: Path) -> Array:
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared test data is not here")
 def test_silero_hears_in_interleaved_sequences_what_it_hears_alone() -> None:
     config = ModelConfig(source="silero", sequence=SequenceConfig(states={"stateN": "state"}))
-    model = Sequences("vad", load("vad", SHARED / "silero_vad.onnx", config, silent), config)
+    model = Sequences("vad", load("vad", SHARED / "silero_vad.onnx", config, silent), config, rows=DECLARED)
     golden = [case for case in json.loads((SHARED / "golden_probs.json").read_text())["cases"] if case["chunk"] == 512]
     assert len(golden) >= 2
     sounds = [samples(SHARED / case["file"]) for case in golden]

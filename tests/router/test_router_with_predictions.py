@@ -15,7 +15,7 @@ import msgspec
 from tests.worker.watching import IMPATIENT, Witness, outputs_of, until
 
 from inferd import clock
-from inferd.config import Config, ModelConfig
+from inferd.config import BatchingConfig, Config, ModelConfig
 from inferd.events import StepDone
 from inferd.router.replica import LocalReplica
 from inferd.router.router import Router
@@ -36,6 +36,13 @@ class Squares:
             open(__file__ + ".begun", "w").close()
             time.sleep(0.005)
         return n * n
+
+class Shares:
+    inputs = {"n": "INT64[-1, 1]"}
+    outputs = {"share": "INT64[-1, 1]"}
+    max_batch_size = 8
+    def predict(self, n):
+        return n * 100 // n.sum()
 
 class Countdown:
     def predict(self, n: int) -> int:
@@ -116,6 +123,25 @@ async def answered(folder: Path) -> None:
 
 def test_predictions_are_answered_and_one_that_fails_fails_alone(tmp_path: Path) -> None:
     asyncio.run(answered(tmp_path))
+
+
+async def audited(folder: Path) -> None:
+    async with serving(folder, "Shares", batching=BatchingConfig(audit=1.0)) as (router, witness):
+        assert answer(await last(router.submit(asked(1, 3, model="shares")))) == [25, 75]
+
+        def told() -> str:
+            (status,) = router.models()
+            assert status.info is not None
+            return status.info.not_batched
+
+        await until(lambda: bool(told()), "the audit's finding is told")
+        assert told() == "an audit found that the output 'share' of a row changes with the rows beside it"
+        (audit,) = [event for event in witness.events if isinstance(event, StepDone) and event.stats.audited_rows]
+        assert audit.stats.not_batched == told()
+
+
+def test_a_model_whose_audit_finds_a_difference_says_so_in_its_status(tmp_path: Path) -> None:
+    asyncio.run(audited(tmp_path))
 
 
 async def streamed(folder: Path) -> None:

@@ -17,6 +17,7 @@ from inferd.predict.contract import Array, Contract
 _OF_SCALE: Final = 1e-4  # the difference that rounding may make, as a part of the output's largest number
 _OF_VALUE: Final = 1e-3  # likewise of the number itself
 _HALF: Final = 30.0  # times as much where numbers have 16 bits
+_SHORT: Final = 10.0  # likewise where products of 32 bits are rounded to fewer, as GPUs do (TF32)
 _OF_NOISE: Final = 4.0  # times what differs when the same is computed again
 _COARSE: Final[Mapping[str, float]] = {"float16": _HALF, "BF16": _HALF, "float32": 1.0, "float64": 1.0}
 _HALF_MODELS: Final = frozenset({"float16", "bfloat16"})
@@ -48,7 +49,8 @@ def agree(contract: Contract, name: str, expected: Array, found: Array, noise: f
         return noise > 0.0 or np.array_equal(expected, found)
     one, other = reals(expected), reals(found)
     scale = float(np.max(np.abs(one[np.isfinite(one)]), initial=0.0))
-    coarse = max(_COARSE[kind], _HALF if contract.dtype in _HALF_MODELS else 1.0)
+    is_half, is_short = contract.dtype in _HALF_MODELS, contract.rounds_products
+    coarse = max(_COARSE[kind], _HALF if is_half else _SHORT if is_short else 1.0)
     atol = coarse * _OF_SCALE * scale + _OF_NOISE * noise
     return bool(np.allclose(other, one, rtol=coarse * _OF_VALUE, atol=atol, equal_nan=True))
 

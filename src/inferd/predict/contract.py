@@ -71,6 +71,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     max_items: int = 0  # requests computed together although they have no batch dimension; 0: each alone
     max_size: int = 0  # sum of ``Item.size`` computed together (tokens, mostly); 0: no such limit
     typical_rows: int = 0  # a batch's bound where nobody names one, by the model's measured time; 0: not measured
+    rounds_products: bool = False  # computed on a device that rounds products of float32 to fewer bits
     num_threads: int = 0  # compute threads; 0: not said
     casts: tuple[str, ...] = ()  # inputs whose numbers may come in any datatype, where no value is lost
     any_rank: tuple[str, ...] = ()  # inputs whose number of dimensions is free; their shape is told as [-1]

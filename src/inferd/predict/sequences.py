@@ -21,7 +21,7 @@ from inferd.config import ModelConfig
 from inferd.errors import InferdError, InternalError, InvalidRequest, ModelLoadError, Overloaded
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.predict.runtime import Item, Result, Runtime
-from inferd.registry.rows.verdict import DECLARED, Verdict, claimed
+from inferd.registry.rows.verdict import Verdict, claimed
 from inferd.types import TensorSpec
 
 MAX_ITEMS: Final = 32
@@ -54,7 +54,7 @@ class Sequences:
         config: ModelConfig,
         now: Callable[[], float] = clock.now,
         *,
-        rows: Verdict = DECLARED,
+        rows: Verdict,
     ) -> None:
         """``rows``: whether those of several sequences may be computed together, each state along its own axis. Raises
         ModelLoadError with all that does not fit the artifact."""

@@ -295,6 +295,16 @@ def test_rows_of_several_requests_meet_at_each_model(two: dict[str, Doubler]) ->
     assert two["first"].batches == two["second"].batches == [["a", "b", "c"]]
 
 
+def test_a_step_whose_model_has_batching_off_computes_each_request_alone(two: dict[str, Doubler]) -> None:
+    models = {"first": {"source": "first", "batching": {"mode": "off"}}, "second": {"source": "second"}}
+    made = backend_of(built(models=models))
+    for name, number in (("a", 1), ("b", 2)):
+        made.submit(request(name, number, number), now)
+    assert set(ended(made)) == {"a", "b"}
+    assert two["first"].batches == [["a"], ["b"]]
+    assert two["second"].batches == [["a", "b"]]
+
+
 def test_steps_run_as_they_depend_and_not_as_they_are_listed(two: dict[str, Doubler]) -> None:
     made = backend_of(
         built(

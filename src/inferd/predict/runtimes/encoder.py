@@ -120,6 +120,7 @@ class EncoderRuntime:
             max_size=budget,
             typical_rows=_part_rows(model.texts.max_tokens) if on_cpu else 0,
             num_threads=self._threads if on_cpu else 0,
+            rounds_products=not on_cpu,
         )
 
     @property

@@ -80,6 +80,7 @@ class OnnxModel:
             platform="onnxruntime_onnx",
             num_parameters=file.num_parameters,
             num_threads=num_threads,
+            rounds_products=session.get_providers()[0] != "CPUExecutionProvider",
             dtype=NUMPY[specs[0].datatype].name if specs and specs[0].datatype != "BYTES" else "float32",
         )
         self._run_options: onnxruntime.RunOptions | None = None  # of the trial

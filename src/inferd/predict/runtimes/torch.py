@@ -186,6 +186,7 @@ def _exported(torch: Any, path: Path, config: ModelConfig, device: Any) -> tuple
         not_batched="" if rows.because is not None else rows.sentence,
         platform="pytorch_pt2",
         num_threads=torch.get_num_threads(),
+        rounds_products=device.type != "cpu",
         num_parameters=sum(parameter.numel() for parameter in exported.state_dict.values()),
         dtype=next((str(p.dtype).removeprefix("torch.") for p in exported.state_dict.values()), "float32"),
     )
@@ -301,6 +302,7 @@ def _torchscript(torch: Any, name: str, path: Path, config: ModelConfig, device:
         platform="pytorch_torchscript",
         any_rank=tuple(any_rank),
         num_threads=torch.get_num_threads(),
+        rounds_products=device.type != "cpu",
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
     )
     return Program(module, [spec.name for spec in specs], None, scalars), contract

@@ -32,6 +32,9 @@ _ROWS: Final = (1, 2, 5)
 _CHOICES: Final = (13, 2, 1)  # different integers and texts in an example, until the model takes them
 _TRIED_ROWS: Final = 3
 _BOTH_WAYS: Final = ((0, 1, 2), (2, 1, 0))
+_PATIENCE_S: Final = 1.0
+"""How long the other orders may take."""
+
 _WIDE: Final = 8.0  # the span of the second example's numbers, around 0
 
 _log = logging.getLogger("inferd.predict")
@@ -128,46 +131,56 @@ def _compared(
     for name, shape in shapes.items():
         if not shape or shape[0] != 1:
             return Trial(is_batchable=False, reason=f"one row gives the output {name!r} of {shape}", shapes=shapes)
-    together: dict[str, Array] = {}
+    together: Mapping[str, Array] = {}
     per_row_s = 0.0
+    began = clock.now()
     for sample, orders in _samples(contract, rows):
         try:
             single = alone if sample is rows else [dict(compute(row)) for row in sample]
         except failures:
             break  # these numbers are none that it takes
-        noise: Mapping[str, float] | None = None
-        for order in orders:
+        noise: Mapping[str, float] = {}
+        for number, order in enumerate(orders):
+            if number >= len(_BOTH_WAYS) and clock.now() - began > _PATIENCE_S:
+                break
             batch = {name: np.concatenate([sample[row][name] for row in order]) for name in sample[0]}
             try:
                 found = dict(compute(batch))
-                again = found if noise is not None else dict(compute(batch))
+                if not number:  # what is computed again takes no longer for being new
+                    again_at = clock.now()
+                    again = compute(batch)
+                    per_row_s = (clock.now() - again_at) / len(order)
+                    noise = {name: distance(contract, name, array, again[name]) for name, array in found.items()}
             except failures as error:
                 reason = f"{len(order)} rows together fail: {str(error)[:200]}"
                 return Trial(is_batchable=False, reason=reason, shapes=shapes)
-            for name, array in found.items():
-                if np.shape(array)[:1] != (len(order),):
-                    reason = f"{len(order)} rows give the output {name!r} of {np.shape(array)}"
-                    return Trial(is_batchable=False, reason=reason, shapes=shapes)
-            if noise is None:
-                noise = {name: distance(contract, name, array, again[name]) for name, array in found.items()}
-            for name, array in found.items():
-                expected = [single[row][name] for row in order]
-                if any(np.shape(one)[1:] != np.shape(array)[1:] for one in expected):
-                    reason = f"the shape of the output {name!r} changes with the rows beside a row"
-                    return Trial(is_batchable=False, reason=reason, shapes=shapes)
-                if not agree(contract, name, np.concatenate(expected), array, noise[name]):
-                    reason = f"the output {name!r} of a row changes with the rows beside it"
-                    return Trial(is_batchable=False, reason=reason, shapes=shapes)
-            if not together:
-                together = found
-                began = clock.now()
-                compute(batch)
-                per_row_s = (clock.now() - began) / len(order)
+            reason = _difference(contract, [single[row] for row in order], found, noise)
+            if reason:
+                return Trial(is_batchable=False, reason=reason, shapes=shapes)
+            together = found
     return Trial(
         is_batchable=True,
         shapes=_shapes(contract, alone[0], together, has_rows=True),
         typical_rows=_rows_within(per_row_s),
     )
+
+
+def _difference(
+    contract: Contract,
+    single: Sequence[Mapping[str, Array]],
+    found: Mapping[str, Array],
+    noise: Mapping[str, float],
+) -> str:
+    """How the outputs of rows together differ from those of each alone; empty where they do not."""
+    for name, array in found.items():
+        shape, expected = np.shape(array), [one[name] for one in single]
+        if shape[:1] != (len(single),):
+            return f"{len(single)} rows give the output {name!r} of {shape}"
+        if any(np.shape(one)[1:] != shape[1:] for one in expected):
+            return f"the shape of the output {name!r} changes with the rows beside a row"
+        if not agree(contract, name, np.concatenate(expected), array, noise[name]):
+            return f"the output {name!r} of a row changes with the rows beside it"
+    return ""
 
 
 def _samples(
