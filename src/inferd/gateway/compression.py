@@ -17,7 +17,7 @@ from inferd.gateway.http import Call, Response
 Encoding = Literal["gzip", "deflate"]
 
 MIN_BYTES: Final = 1024  # of an answer below which compressing costs more than it saves
-OFF_LOOP_BYTES: Final = 4096  # of a compressed body that may take long: it is opened on another thread
+OFF_LOOP_BYTES: Final = 1024  # of a compressed body that may take long: it is opened on another thread
 OFF_LOOP_ANSWER_BYTES: Final = 64 * 1024
 _LEVEL: Final = 1
 _WBITS: Final[dict[Encoding, int]] = {"gzip": 31, "deflate": 15}

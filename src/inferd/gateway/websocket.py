@@ -26,7 +26,8 @@ from inferd.gateway.upgrade import Offer, Successor
 
 SUBPROTOCOL: Final = "inferd"
 MAX_MESSAGE_BYTES: Final = 1 << 20
-READ_BYTES: Final = 8 * 1024  # that are looked at in one go
+MESSAGES_PER_TURN: Final = 64  # that are received before others have their turn
+READ_BYTES: Final = 4 * 1024  # that are looked at in one go
 AHEAD_BYTES: Final = 128 * 1024  # of messages that wait to be looked at; then no more is read
 MESSAGE_BYTES: Final = 64  # what a message costs beside its own bytes
 WRITE_AHEAD_BYTES: Final = 64 * 1024
@@ -60,6 +61,7 @@ class WebSocket(Successor):
         "_is_text",
         "_is_writable",
         "_messages",
+        "_num_received",
         "_part",
         "_pinged_at",
         "_protocol",
@@ -91,6 +93,7 @@ class WebSocket(Successor):
         self._unread = bytearray()
         self._messages: deque[str | bytes] = deque()
         self._waiting_bytes = 0
+        self._num_received = 0
         self._part = bytearray()  # of a message in fragments
         self._is_text = False
         self._waiter: asyncio.Future[None] | None = None
@@ -125,6 +128,10 @@ class WebSocket(Successor):
                 message = self._messages.popleft()
                 self._waiting_bytes -= len(message) + MESSAGE_BYTES
                 self._read_on()
+                self._num_received += 1
+                if self._num_received % MESSAGES_PER_TURN == 0:
+                    await asyncio.sleep(0)  # others have their turn
+                    self._check()
                 return message
             await self._change()
 

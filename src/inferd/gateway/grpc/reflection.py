@@ -21,6 +21,7 @@ _BY_SYMBOL: Final = 4
 _BY_EXTENSION: Final = 5
 _EXTENSIONS_OF: Final = 6
 _LIST: Final = 7
+_WISHES: Final = range(_BY_NAME, _LIST + 1)
 _FILES: Final = 4
 _SERVICES: Final = 6
 _ERROR: Final = 7
@@ -54,26 +55,28 @@ class Reflection:
 
 def answer(known: Protocol, asked: bytes) -> bytes:
     """A ServerReflectionResponse. Raises InvalidRequest."""
-    told, host = b"", b""
+    host, wish, name = b"", 0, ""
     for key, wire, start, end in fields(asked, 0, len(asked)):
         if wire != LENGTH:
             continue
         if key == 1:
             host = sized(1, asked[start:end])
-        elif key == _BY_NAME:
-            name = text(asked, start, end)
-            told = _files(known, known.files.get(name), name)
-        elif key == _BY_SYMBOL:
-            name = text(asked, start, end)
-            told = _files(known, known.file_of(name), name)
-        elif key == _LIST:
-            names = [name for file in known.files.values() for name in file.services]
-            told = sized(_SERVICES, b"".join([sized(1, sized(1, name.encode())) for name in sorted(names)]))
-        elif key in (_BY_EXTENSION, _EXTENSIONS_OF):
-            told = _error(Status.NOT_FOUND, "There are no extensions.")
-    if not told:
-        told = _error(Status.UNIMPLEMENTED, "The request asks for nothing that this server knows.")
-    return host + sized(2, asked) + told
+        elif key in _WISHES:  # a oneof: the last one counts
+            wish, name = key, text(asked, start, end)
+    return host + sized(2, asked) + _answer(known, wish, name)
+
+
+def _answer(known: Protocol, wish: int, name: str) -> bytes:
+    if wish == _BY_NAME:
+        return _files(known, known.files.get(name), name)
+    if wish == _BY_SYMBOL:
+        return _files(known, known.file_of(name), name)
+    if wish == _LIST:
+        names = [name for file in known.files.values() for name in file.services]
+        return sized(_SERVICES, b"".join([sized(1, sized(1, name.encode())) for name in sorted(names)]))
+    if wish:
+        return _error(Status.NOT_FOUND, "There are no extensions.")
+    return _error(Status.UNIMPLEMENTED, "The request asks for nothing that this server knows.")
 
 
 def _files(known: Protocol, file: File | None, name: str) -> bytes:

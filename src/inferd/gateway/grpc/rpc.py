@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from inferd import clock
 from inferd.errors import InvalidRequest
-from inferd.gateway.compression import opened
+from inferd.gateway.compression import OFF_LOOP_BYTES, opened
 from inferd.gateway.errors import BodyTooLarge
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.grpc.wire import HEAD, OK, PREFIX_BYTES, Head, Refusal, only_head, status_block, trailers_block
@@ -22,13 +22,14 @@ from inferd.gateway.http2.connection import Connection
 from inferd.gateway.http2.frames import FIRST_WINDOW
 from inferd.gateway.http2.hpack import Header
 from inferd.gateway.http2.stream import SLOWEST, Stream
-from inferd.gateway.http2.work import FRAME
+from inferd.gateway.http2.work import FIELD, FRAME, OPENED_BYTE
 from inferd.tenancy.principal import LOCAL, Principal, Scope
 
 TURN_BYTES: Final = 8192  # of messages that are read before others have their turn
 MESSAGE_BYTES: Final = 512  # that a message counts besides its own
 MAX_UNREAD: Final = 4096  # messages of a stream, which are within its window if they are tiny
 
+_READ_BYTES: Final = 4096  # of a message that are counted as if each were a field
 EXPIRED: Final = "The request's deadline has passed; give it more time."
 
 
@@ -148,9 +149,11 @@ class Rpc(Stream):
                 self._need += size
                 if len(buffer) < self._need:
                     break
-            self.connection.work += FRAME
             message = bytes(memoryview(buffer)[PREFIX_BYTES : self._need])
+            self.connection.work += FRAME + min(len(message), _READ_BYTES) * FIELD
             is_compressed = buffer[0] == 1
+            if is_compressed:
+                self.connection.work += min(len(message), OFF_LOOP_BYTES) * OPENED_BYTE
             del buffer[: self._need]
             self._need = PREFIX_BYTES
             self._begun_at = clock.now()
@@ -394,7 +397,7 @@ class StreamRpc(Rpc):
         message, is_compressed = self._messages.popleft()
         self._num_unread -= PREFIX_BYTES + len(message)
         self._open_window()
-        self._read_ahead += len(message) + MESSAGE_BYTES
+        self._read_ahead += TURN_BYTES if is_compressed else len(message) + MESSAGE_BYTES
         if self._read_ahead > TURN_BYTES:
             self._read_ahead = 0
             await asyncio.sleep(0)  # others have their turn

@@ -21,6 +21,7 @@ HEADER: Final = 8  # each in it
 STREAM: Final = 200  # its beginning, or that it is given up
 TASK: Final = 1_000
 REFUSAL: Final = 500
+OPENED_BYTE: Final = 10  # of what is compressed: it stands for a thousand at most
 FIELD: Final = 4  # of a message in protobuf
 ANSWER: Final = 30_000  # earned
 

@@ -1,0 +1,271 @@
+"""The bytes that cost the gateway most, for every door that the code has: routes, methods and frames.
+
+A new route or method is among them. ``strike`` sends them; what they cost is measured by ``bench.hostile`` and by
+``tests/gateway/test_hostile_doors.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import time
+import typing
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from inferd.gateway.grpc.rpc import Method
+from inferd.gateway.http2 import frames as f
+from inferd.gateway.http2.hpack import literal
+from inferd.gateway.route import Route
+from inferd.predict.codecs.protowire import sized
+
+BODY_BYTES: Final = 16 * 1024 * 1024 - 4096  # as many as a server takes by default
+_SCALARS: Final = frozenset((int, float, bool, str, type(None), msgspec.UnsetType))
+
+
+class Attack(NamedTuple):
+    """Bytes for one connection. ``is_flood``: they are sent again and again while the connection lasts."""
+
+    door: str
+    bytes_of: str
+    is_grpc: bool
+    wire: bytes
+    is_flood: bool = False
+
+
+# -- JSON ----------------------------------------------------------------------------------------
+
+
+def _values(weight: int, most: int) -> dict[str, bytes]:
+    """Values that are slow to decode: as many as are decoded at all, and as many as a body holds."""
+    return {
+        "numbers": b"[" + b"1," * (weight - 64) + b"1]",
+        "empty lists": b"[" + b"[]," * (weight // 5 - 16) + b"[]]",
+        "keys": b"{" + b",".join([b'"%d":0' % number for number in range(weight // 6 - 16)]) + b"}",
+        "16 MB of empty lists": b"[" + b"[]," * ((most - 256) // 3) + b"[]]",
+    }
+
+
+def _large_fields(request: type[msgspec.Struct]) -> list[str]:
+    """Names of the fields that may hold more than a number or a text."""
+    found = []
+    for name, kind in typing.get_type_hints(request).items():
+        kinds = set(typing.get_args(kind) or (kind,))
+        if not kinds <= _SCALARS and not name.startswith("_"):
+            found.append(name)
+    return found or ["x"]
+
+
+# -- HTTP/1.1 ------------------------------------------------------------------------------------
+
+
+def http_attacks(
+    routes: Iterable[Route],
+    model_of: Callable[[str], str],
+    key: str,
+    weight: int,
+    channels: int,
+    most: int = BODY_BYTES,
+) -> Iterator[Attack]:
+    """``model_of``: the name of a model that a route's pattern serves; those for tensors take rows of ``channels`` numbers."""
+    values = _values(weight, most)
+    seen = set()
+    for route in routes:
+        door = f"{route.method} {route.pattern}"
+        model = model_of(route.pattern)
+        path = route.pattern.replace("{model}", model).replace("{version}", "1").replace("{id}", "x")
+        known = f"authorization: Bearer {key}\r\n"
+        yield Attack(door, "60 KB of query", False, _head(route.method, path + "?" + "a=&" * 20_000, known))
+        yield Attack(door, "15,000 headers", False, _head(route.method, path, known + "a:\r\n" * 15_000))
+        if route.pattern.endswith("/stream"):
+            yield from _websocket_attacks(door, path, known, channels)
+        if route.method != "POST":
+            continue
+        chunks = _head("POST", path, "transfer-encoding: chunked\r\n") + b"1\r\n \r\n" * 200_000 + b"0\r\n\r\n"
+        yield Attack(door, "chunks of a byte, no key", False, chunks)
+        yield Attack(
+            door,
+            "chunks of a byte",
+            False,
+            chunks.replace(b"host: localhost", b"host: localhost\r\n" + known[:-2].encode(), 1),
+        )
+        bomb = _deflated(most)
+        packed = f"content-encoding: gzip\r\ncontent-length: {len(bomb)}\r\n"
+        yield Attack(door, "a compressed bomb, no key", False, _head("POST", path, packed) + bomb)
+        yield Attack(door, "a compressed bomb", False, _head("POST", path, known + packed) + bomb)
+        if route.request is None or route.request in seen:
+            continue
+        seen.add(route.request)
+        for index, field in enumerate(_large_fields(route.request)):
+            for name, value in values.items() if not index else (("empty lists", values["empty lists"]),):
+                body = b'{"model":"%b","%b":%b}' % (model.encode(), field.encode(), value)
+                length = f"content-length: {len(body)}\r\n"
+                yield Attack(door, f"{name} as {field}", False, _head("POST", path, known + length) + body)
+        deep = b'{"x":' + b"[" * (most // 2) + b"]" * (most // 2 - 16) + b"}"
+        yield Attack(door, "depth", False, _head("POST", path, known + f"content-length: {len(deep)}\r\n") + deep)
+
+
+def _websocket_attacks(door: str, path: str, known: str, channels: int) -> Iterator[Attack]:
+    """Frames of a client are masked, here by nothing."""
+    offer = "upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    head = f"GET {path}?window=1&channels={channels} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n{offer}{known}\r\n".encode()
+    mask = bytes(4)
+    end = b"\x88\x80" + mask
+    whole = b'{"samples":[' + b"1," * 500_000 + b"1]}"
+    text = b"\x81\xff" + len(whole).to_bytes(8, "big") + mask + whole
+    frames = {
+        "empty frames": b"\x82\x80" + mask,
+        "pings": b"\x89\x80" + mask,
+        "fragments": b"\x00\x80" + mask,
+        "samples of a byte": b"\x82\x81" + mask + b"x",
+    }
+    for name, frame in frames.items():
+        first = b"\x02\x80" + mask if name == "fragments" else b""
+        yield Attack(door, name, False, head + first + frame * 20_000 + end)
+    yield Attack(door, "a megabyte of numbers", False, head + text * 4 + end)
+
+
+def _head(method: str, path: str, more: str) -> bytes:
+    media = "content-type: application/json\r\n" if method == "POST" else ""
+    return f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{media}{more}\r\n".encode()
+
+
+def _deflated(size: int) -> bytes:
+    deflate = zlib.compressobj(9, wbits=31)
+    return deflate.compress(b" " * size) + deflate.flush()
+
+
+# -- gRPC ----------------------------------------------------------------------------------------
+
+
+def grpc_attacks(methods: dict[bytes, Method], model: str, key: str) -> Iterator[Attack]:
+    asking = sized(1, model.encode())
+    tiny = {
+        "fields": b"\x22\x00",
+        "unknown fields": b"\x98\x06\x01",
+        "groups": b"\x9b\x06\x9c\x06",
+        "parameters": sized(4, sized(1, b"k") + sized(2, b"\x08\x01" * 12)),
+        "tensors": b"\x2a\x00",
+    }
+    keyed = [(b"authorization", b"Bearer " + key.encode())]
+    packed = (b"grpc-encoding", b"gzip")
+    bomb, small = _deflated(BODY_BYTES), _deflated(700_000)
+    for path, method in methods.items():
+        door = path.decode("ascii")
+        few = method.max_bytes or 1 << 20
+        yield Attack(door, "14 MB of fields, no key", True, _call(path, asking + tiny["fields"] * 7_000_000, []))
+        yield Attack(door, "a compressed bomb, no key", True, _call(path, bomb, [packed], 1))
+        yield Attack(door, "a compressed bomb", True, _call(path, bomb, [*keyed, packed], 1))
+        yield Attack(door, "small compressed bombs", True, _calls(path, small, [*keyed, packed], 1), is_flood=True)
+        nothing = _opening(1, path, keyed) + _pieces(1, bytes(5) * 3000, is_end=False)
+        yield Attack(door, "messages of nothing", True, nothing)
+        for name, piece in tiny.items():
+            requests = _calls(path, (asking + piece * 2040)[:few], keyed)
+            yield Attack(door, f"requests of 2040 {name}", True, requests, is_flood=True)
+            if method.max_bytes is None:
+                large = asking + piece * (BODY_BYTES // len(piece))
+                yield Attack(door, f"{len(large) >> 20} MB of {name}", True, _call(path, large, keyed))
+            elif name == "fields":
+                break
+
+
+def _opening(stream: int, path: bytes, more: Sequence[tuple[bytes, bytes]]) -> bytes:
+    told = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x"), *more]
+    block = b"".join([literal(*header) for header in (*told, (b"content-type", b"application/grpc"))])
+    return f.headers(stream, block, f.MAX_FRAME, is_end=False)
+
+
+def _pieces(stream: int, content: bytes, *, is_end: bool) -> bytes:
+    out = []
+    for at in range(0, len(content), f.MAX_FRAME):
+        is_last = is_end and at + f.MAX_FRAME >= len(content)
+        out.append(f.frame(f.DATA, f.END_STREAM if is_last else 0, stream, content[at : at + f.MAX_FRAME]))
+    return b"".join(out)
+
+
+def _call(path: bytes, message: bytes, more: Sequence[tuple[bytes, bytes]], flag: int = 0, stream: int = 1) -> bytes:
+    content = struct.pack(">BL", flag, len(message)) + message
+    return _opening(stream, path, more) + _pieces(stream, content, is_end=True)
+
+
+def _calls(path: bytes, message: bytes, more: Sequence[tuple[bytes, bytes]], flag: int = 0) -> bytes:
+    """As many as fit into some reads."""
+    each = len(_call(path, message, more, flag))
+    return b"".join([_call(path, message, more, flag, 2 * number + 1) for number in range(1 + (1 << 20) // each)])
+
+
+def flood_attacks() -> Iterator[Attack]:
+    """Frames without calls. Streams are numbered on, as far as a flood goes on."""
+    block = b"".join([literal(*header) for header in ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"))])
+    huffman = literal(b"x", b"")[:-1] + b"\xff\x81\xf9\x01" + b"\x00" * 32_000
+    floods = {
+        "PING": f.frame(f.PING, 0, 0, bytes(8)),
+        "SETTINGS": f.settings(((f.INITIAL_WINDOW_SIZE, 1),)),
+        "SETTINGS acknowledged": f.SETTINGS_ACK,
+        "PRIORITY": f.frame(f.PRIORITY, 0, 1, b"\0\0\0\3\7"),
+        "WINDOW_UPDATE by a byte": f.window_update(0, 1),
+        "GOAWAY": f.frame(f.GOAWAY, 0, 0, bytes(8)),
+        "frames of no known kind": f.frame(77, 0, 0),
+    }
+    for name, piece in floods.items():
+        yield Attack("HTTP/2", name, True, piece * ((1 << 20) // len(piece)), is_flood=True)
+    of_streams = {
+        "calls of no method": (block, 0),
+        "tiny headers": (b"\x82" * 1700, 0),
+        "headers in Huffman's code": (block + huffman, 0),
+        "calls given up": (block, f.CANCEL),
+    }
+    for name, (told, code) in of_streams.items():
+        pieces = [
+            f.headers(number, told, f.MAX_FRAME, is_end=True) + (f.reset(number, code) if code else b"")
+            for number in range(1, 2 * (1 + (4 << 20) // (len(told) + 9)), 2)
+        ]
+        yield Attack("HTTP/2", name, True, b"".join(pieces))
+    opened = b"".join(
+        [_opening(number, b"/inference.GRPCInferenceService/ServerLive", []) for number in range(1, 2049, 2)]
+    )
+    more = [_opening(number, b"/inference.GRPCInferenceService/ServerLive", []) for number in range(2049, 40_000, 2)]
+    yield Attack("HTTP/2", "calls beyond those that stay open", True, opened + b"".join(more))
+    empty = f.frame(f.DATA, 0, 1)
+    yield Attack("HTTP/2", "DATA of nothing", True, opened + empty * 100_000)
+    piece = f.headers(1, block, f.MAX_FRAME, is_end=False)
+    whole = (
+        f.frame(f.HEADERS, 0, 1) + f.frame(f.CONTINUATION, 0, 1) * 30 + f.frame(f.CONTINUATION, f.END_HEADERS, 1, block)
+    )
+    yield Attack("HTTP/2", "CONTINUATION", True, piece + whole * 2000)
+
+
+# -- striking ------------------------------------------------------------------------------------
+
+_MARK: Final = b"the end!"  # in a PING behind an attack: its answer says that all before it has been looked at
+
+
+def strike(port: int, attack: Attack, seconds: float = 10.0, flood_s: float = 0.5) -> None:
+    """Send it, and take what is answered, until the server ends it or has looked at everything."""
+    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
+        connection.setblocking(False)
+        wire = (f.PREFACE + f.settings(()) if attack.is_grpc else b"") + attack.wire
+        view, heard = memoryview(wire), b""
+        until = time.monotonic() + (flood_s if attack.is_flood else seconds)
+        is_marked = not attack.is_grpc
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < until + (0 if is_marked or not attack.is_flood else seconds):
+                readable, writable, _ = select.select([connection], [connection] if view else [], [], 0.5)
+                if readable:
+                    piece = connection.recv(1 << 18)
+                    if not piece or (attack.is_grpc and is_marked and _MARK in heard[-16:] + piece):
+                        return
+                    heard = piece
+                if writable:
+                    view = view[connection.send(view[: 1 << 18]) :]
+                if not view and not is_marked:
+                    if attack.is_flood and attack.door == "HTTP/2" and time.monotonic() < until:
+                        view = memoryview(attack.wire)
+                        continue
+                    is_marked = True
+                    view = memoryview(f.frame(f.PING, 0, 0, _MARK))

@@ -1,0 +1,124 @@
+"""Every route and every method under the bytes that cost it most: no turn of the event loop is long.
+
+What is measured is the processor's time of the thread that the loop runs in, from one turn's timer to the next one's.
+Programs beside the tests do not prolong it. Another client waits for no more than the turns before its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Iterator
+
+import pytest
+from bench.hostile_bytes import Attack, flood_attacks, grpc_attacks, http_attacks, strike
+from tests.gateway.fakes import FakeDoor, Running
+from tests.gateway.fakes import running as http_running
+from tests.gateway.grpc_running import GrpcRunning, PredictingRouter
+from tests.gateway.grpc_running import running as grpc_running
+
+from inferd.gateway.decode import MAX_WEIGHT
+from inferd.gateway.routes import ROUTES
+from inferd.tenancy.principal import GRANTABLE, Principal
+from inferd.types import End, Output, Prediction, PredictRequest, Timings, Usage
+
+LONGEST_S = 0.05
+KEY = "good"
+
+
+class Computing(PredictingRouter):
+    """Answers without a look at what it is asked."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(*names)
+        self.answer = answered
+
+
+def answered(request: PredictRequest) -> list[Output]:
+    end = End("done", Usage(3), Timings(dispatched=0.001, finished=0.002))
+    return [Output(request.id, (), None, end, Prediction(b'{"outputs":[]}'))]
+
+
+def door() -> FakeDoor:
+    return FakeDoor({KEY: Principal(key_id="k", tenant="t", scopes=frozenset(GRANTABLE))})
+
+
+def model_of(pattern: str) -> str:
+    """Of the router's two models the one that is asked in this way."""
+    return "digits" if re.search("/infer|/stream|:predict|invocations", pattern) else "tiny"
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[Running]:
+    with http_running(Computing(), door=door()) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def grpc() -> Iterator[GrpcRunning]:
+    with grpc_running(Computing(), door=door()) as started:
+        yield started
+
+
+class Turns:
+    """The longest turn of a loop in another thread, in seconds of the processor."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._is_over = False
+        self._last = 0.0
+        self.longest_s = 0.0
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Turns]:
+        self._loop.call_soon_threadsafe(self._begin)
+        try:
+            yield self
+        finally:
+            self._is_over = True
+
+    def _begin(self) -> None:
+        self._last = time.thread_time()
+        self._loop.call_later(0.0005, self._look)
+
+    def _look(self) -> None:
+        now = time.thread_time()
+        self.longest_s = max(self.longest_s, now - self._last)
+        self._last = now
+        if not self._is_over:
+            self._loop.call_later(0.0005, self._look)
+
+
+def longest(site: Running | GrpcRunning, attack: Attack) -> float:
+    with Turns(site.loop).watched() as turns:
+        strike(site.port, attack, flood_s=0.1)
+        time.sleep(0.01)
+    site.reset()
+    return turns.longest_s
+
+
+def slow(site: Running | GrpcRunning, attacks: Iterable[Attack]) -> list[str]:
+    """The attacks that make a turn too long; each is tried again, as a collection of garbage may fall into one."""
+    found = []
+    for attack in attacks:
+        seconds = longest(site, attack)
+        for _ in range(2):
+            if seconds > LONGEST_S:
+                seconds = min(seconds, longest(site, attack))
+        if seconds > LONGEST_S:
+            found.append(f"{attack.door}: {attack.bytes_of}: {1e3 * seconds:.0f} ms")
+    return found
+
+
+def test_no_request_over_http_makes_others_wait(http: Running) -> None:
+    assert not slow(http, http_attacks(ROUTES, model_of, KEY, MAX_WEIGHT, 4))
+
+
+def test_no_call_of_grpc_makes_others_wait(grpc: GrpcRunning) -> None:
+    assert not slow(grpc, grpc_attacks(grpc.server.methods, "digits", KEY))
+
+
+def test_no_frames_of_http2_make_others_wait(grpc: GrpcRunning) -> None:
+    assert not slow(grpc, flood_attacks())
