@@ -97,6 +97,12 @@ class Site:
         usages = [event.usage for event in self.served if event.usage is not None]
         return sum(u.prompt_tokens for u in usages), sum(u.completion_tokens for u in usages)
 
+    def written(self) -> Sums:
+        """What the log's lines say."""
+        lines = [json.loads(line) for line in self.lines.getvalue().splitlines()]
+        usages = [line["usage"] for line in lines if line["event"] == "http" and line.get("usage")]
+        return sum(u["prompt_tokens"] for u in usages), sum(u["completion_tokens"] for u in usages)
+
     async def ledger(self) -> Sums:
         [row] = await self.control.usage(by=())
         return row.prompt_tokens, row.completion_tokens
@@ -127,7 +133,7 @@ async def remote_answer(talk: Talk) -> None:
 
 
 @contextlib.asynccontextmanager
-async def site(folder: Path) -> AsyncIterator[Site]:
+async def site(folder: Path, *, hedge_after_s: float | None = None, resumes: bool = False) -> AsyncIterator[Site]:
     async with contextlib.AsyncExitStack() as stack:
         remote = await stack.enter_async_context(FaultServer(remote_answer).running())
         there = ModelConfig(source=f"openai:{remote.url}", remote=RemoteSettings(model="m"))
@@ -136,7 +142,8 @@ async def site(folder: Path) -> AsyncIterator[Site]:
             replicas=2,
             queue=QueueConfig(max_requests=24),
             cache=ModelCacheConfig(enabled=True),
-            retry=RetryConfig(max_attempts=2),
+            retry=RetryConfig(max_attempts=2, hedge_after_s=hedge_after_s),
+            resume_streams=resumes,
         )
         config = Config(
             models={"tiny": tiny, "there": there},
@@ -382,16 +389,19 @@ def test_ledger_log_and_metrics_tell_what_was_computed_however_requests_end(tmp_
             assert logged == await running.ledger()
             assert of_tiny(running) == computed(tmp_path)
             assert {event.status for event in running.served} >= {200, 400, 499}
+            running.observer.close()  # writes the lines that wait
+            assert running.written() == logged
 
     run(work())
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_they_agree_when_workers_die_as_well(tmp_path: Path, seed: int) -> None:
-    """What died with a worker, untold, is charged to nobody."""
+    """What died with a worker, untold, is charged to nobody, and neither is what a second replica computed for the same
+    answer. An answer that another worker goes on with counts once."""
 
     async def work() -> None:
-        async with site(tmp_path) as running:
+        async with site(tmp_path, hedge_after_s=0.02, resumes=True) as running:
             await chaos(running, random.Random(seed), (*WAYS, died))
             logged = running.logged()
             assert logged == running.metrics()
