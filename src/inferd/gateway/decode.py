@@ -77,6 +77,13 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     return decoded
 
 
+async def weighed(body: bytes) -> bytes:
+    """The body, which is no heavier than ``check_weight`` allows: to be asked before any decoder steps over it."""
+    if len(body) > MAX_WEIGHT:
+        await asyncio.to_thread(check_weight, body)
+    return body
+
+
 def check_weight(body: bytes) -> None:
     """Refuse JSON of so many values that decoding it would keep all other threads from running: the decoder holds the
     interpreter's lock until it is done. Raises InvalidRequest."""

@@ -19,7 +19,7 @@ from inferd.gateway.caching import Question, cached, question_of_relayed
 from inferd.gateway.chat import create_chat_completion
 from inferd.gateway.completions import create_completion
 from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, UnloadReport
-from inferd.gateway.decode import decode_body
+from inferd.gateway.decode import decode_body, weighed
 from inferd.gateway.docs_page import docs_page, start_page
 from inferd.gateway.errors import KSERVE_ERRORS, OPENAI_ERRORS, TEI_ERRORS, ErrorShape
 from inferd.gateway.http import HTML_TYPE, Answer, Call, Response, read_body, require_json
@@ -68,7 +68,7 @@ METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 async def _chat(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
-    raw = await read_body(call, room.max_body_bytes, room.body_timeout_s)
+    raw = await weighed(await read_body(call, room.max_body_bytes, room.body_timeout_s))
     name = target_of(room, call, raw)
     if name is not None:
         return await call.watched(_elsewhere(room, call, name, CHAT, raw))
@@ -78,7 +78,7 @@ async def _chat(room: Room, call: Call, rest: str) -> Answer:
 
 async def _completion(room: Room, call: Call, rest: str) -> Answer:
     require_json(call)
-    raw = await read_body(call, room.max_body_bytes, room.body_timeout_s)
+    raw = await weighed(await read_body(call, room.max_body_bytes, room.body_timeout_s))
     name = target_of(room, call, raw)
     if name is not None:
         return await call.watched(_elsewhere(room, call, name, TEXT, raw))

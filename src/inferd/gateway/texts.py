@@ -16,7 +16,7 @@ from inferd import __version__
 from inferd.errors import InvalidRequest, Unavailable
 from inferd.gateway.admission import cost_of, find_model, terms_of, visible
 from inferd.gateway.caching import Question, cached, question_of_relayed
-from inferd.gateway.decode import OFF_LOOP_BYTES, decode, decode_body
+from inferd.gateway.decode import OFF_LOOP_BYTES, decode, decode_body, weighed
 from inferd.gateway.http import Answer, Call, Response, read_body, require_json
 from inferd.gateway.idempotency import once
 from inferd.gateway.predictions import Asked, check_task, predict
@@ -91,7 +91,7 @@ async def tei_predict(room: Room, call: Call, rest: str) -> Answer:
 
 async def _body(room: Room, call: Call) -> bytes:
     require_json(call)
-    return await read_body(call, room.max_body_bytes, room.body_timeout_s)
+    return await weighed(await read_body(call, room.max_body_bytes, room.body_timeout_s))
 
 
 async def _read(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
