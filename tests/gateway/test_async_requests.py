@@ -150,6 +150,24 @@ def test_who_keeps_much_makes_room_and_not_who_keeps_little(
     assert [ask(server, "GET", where).status_code for where in much[3:]] == [404, 200, 200]
 
 
+def test_answers_that_were_forgotten_count_no_more_when_room_is_made(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(key: str) -> Any:
+        where = begin(server, key=key).headers["location"]
+        assert ask(server, "GET", where, key, prefer="wait=10").json()["status"] == "done"
+        return where
+
+    kept = ended("sk-a")
+    size = len(msgspec.json.encode(ask(server, "GET", kept).json()["answer"]))
+    for _ in range(4):
+        assert ask(server, "DELETE", ended("sk-a")).status_code == 204
+    monkeypatch.setattr("inferd.gateway.background.MAX_KEPT_BYTES", size * 7 // 2)
+    others = [ended("sk-b") for _ in range(3)]
+    assert ask(server, "GET", kept).status_code == 200
+    assert [ask(server, "GET", where, "sk-b").status_code for where in others] == [404, 200, 200]
+
+
 def test_a_remote_servers_page_is_told_as_a_text() -> None:
     page = b"<html>no</html>"
 

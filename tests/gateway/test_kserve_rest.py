@@ -581,6 +581,14 @@ def test_generate_answers_with_the_whole_text(server: Running) -> None:
     assert server.router.last.sampling.max_tokens == 3
 
 
+def test_generate_takes_priorities_and_timeouts_in_tritons_units(server: Running) -> None:
+    server.router.script = words("Hello")
+    for given, expected in (({}, (0, None)), ({"priority": 1, "timeout": 1_500_000}, (-2, 1.5))):
+        body = {"text_input": "Hi", "parameters": given}
+        assert post(server, "/v2/models/chat/generate", body).status_code == 200
+        assert (server.router.last.priority, server.router.last.deadline_s) == expected
+
+
 def test_generate_stream_answers_in_events(server: Running) -> None:
     server.router.script = words("Hello", " you")
     reply = post(server, "/v2/models/chat/generate_stream", {"text_input": "Hi", "parameters": {"stream": True}})

@@ -21,6 +21,12 @@ class Equivalent(NamedTuple):
 
 EQUIVALENT: Final = (
     Equivalent(
+        "errors.py",
+        "super().__init__(message)",
+        "pass",
+        "Python's exceptions keep what they were made with before __init__ is called.",
+    ),
+    Equivalent(
         "engine/stored/reading.py",
         "order = groups.argsort(stable=True)",
         "order = groups.argsort(stable=False)",

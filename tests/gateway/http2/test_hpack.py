@@ -115,6 +115,17 @@ def test_a_table_that_shrinks_forgets_what_it_has_no_room_for(size: int, is_kept
             decoder.decode(resized + b"\x3f\xe1\x1f\xbe", 1000)
 
 
+def test_a_new_entry_takes_the_place_of_the_oldest_where_both_have_no_room() -> None:
+    decoder = ours.Decoder()
+    added = b"".join(b"\x40\x01a\x01" + value for value in (b"1", b"2", b"3"))  # of 34 bytes each
+    assert decoder.decode(b"\x3f\x25" + added + b"\xbe\xbf", 1000) == [
+        *((b"a", value) for value in (b"1", b"2", b"3")),
+        *((b"a", value) for value in (b"3", b"2")),
+    ], "a table of 68 bytes"
+    with pytest.raises(ours.HpackError, match="no header 64"):
+        decoder.decode(b"\xc0", 1000)
+
+
 @pytest.mark.parametrize(
     "block",
     [
