@@ -67,6 +67,10 @@ soak: $(VENV)/.dev ## Every fault and attack with its control, then a long run u
 	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "soak or not soak" tests/experiments
 	@$(BIN)/python -m bench.soak $(ARGS)
 
+.PHONY: sanitize
+sanitize: $(VENV)/.dev ## The kernels' tests with kernels in which every bad access ends the process (GCC)
+	@.ci/sanitize $(ARGS)
+
 .PHONY: mutants
 mutants: $(VENV)/.dev ## Small wrong changes, each against the tests that run it: what none notices is a gap (20 minutes)
 	@$(TEST_ENV) $(BIN)/python -m tests.mutants $(ARGS)
