@@ -54,6 +54,10 @@ class Client:
             is_last = at + 16384 >= len(piece)
             self._state.send_data(number, piece[at : at + 16384], end_stream=end_stream and is_last)
 
+    def leave(self) -> None:
+        """What was begun and sent leaves now, and nothing is waited for."""
+        self._socket.sendall(self._state.data_to_send())
+
     def answer(self, number: int) -> tuple[dict[str, str], bytes]:
         self._socket.sendall(self._state.data_to_send())
         while number not in self._ended and number not in self._reset:

@@ -16,8 +16,10 @@ import pytest
 from bench.hostile_bytes import Attack, flood_attacks, grpc_attacks, http_attacks, strike
 from tests.gateway.fakes import FakeDoor, Running
 from tests.gateway.fakes import running as http_running
-from tests.gateway.grpc_running import GrpcRunning, PredictingRouter
+from tests.gateway.grpc_client import Client, framed
+from tests.gateway.grpc_running import GrpcRunning, PredictingRouter, infer_request
 from tests.gateway.grpc_running import running as grpc_running
+from tests.worker.watching import until_now
 
 from inferd.gateway.decode import MAX_WEIGHT
 from inferd.gateway.routes import ROUTES
@@ -122,3 +124,32 @@ def test_no_call_of_grpc_makes_others_wait(grpc: GrpcRunning) -> None:
 
 def test_no_frames_of_http2_make_others_wait(grpc: GrpcRunning) -> None:
     assert not slow(grpc, flood_attacks())
+
+
+@pytest.mark.parametrize("way", ["their deadlines pass together", "their connection is cut"])
+def test_a_thousand_calls_that_end_together_make_nobody_wait(grpc: GrpcRunning, way: str) -> None:
+    body = infer_request().SerializeToString()
+    found = []
+    for _ in range(3):
+        grpc.router.answer = None
+        client = Client(grpc.port)
+        timeout = {"grpc_timeout": "1S"} if "deadlines" in way else {}
+        for _ in range(1000):
+            client.send(client.begin(authorization=f"Bearer {KEY}", **timeout), framed(body), end_stream=True)
+        client.leave()
+        for _ in range(1000):
+            assert grpc.router.submitted.acquire(timeout=10)
+        with Turns(grpc.loop).watched() as turns:
+            if not timeout:
+                client.close()
+            streams = tuple(grpc.router.streams)
+            assert all(stream.closed.wait(10) for stream in streams)
+            for stream in streams:
+                grpc.put(stream, Output(stream.given.id, (), None, End("cancelled")))
+            until_now(lambda: not grpc.server._calls._num_open, "every call is closed", 10)
+        client.close()
+        grpc.reset()
+        found.append(turns.longest_s)
+        if found[-1] < LONGEST_S:
+            break
+    assert min(found) < LONGEST_S

@@ -263,6 +263,12 @@ class Rpc(Stream):
             self._timer = None
 
     def _expire(self) -> None:
+        """Thousands of deadlines may pass at the same moment: each call ends in a turn of its own."""
+        self.connection.in_turn(self._end_late)
+
+    def _end_late(self) -> None:
+        if self.is_told:
+            return
         owner = self.owner
         self.has_expired = True
         self.drop()

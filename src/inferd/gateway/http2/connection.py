@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from inferd import clock
@@ -199,6 +199,10 @@ class Connection(Guest):
             self._receivable += self._owed
             self.write(f.window_update(0, self._owed))
             self._owed = 0
+
+    def in_turn(self, call: Callable[[], None]) -> None:
+        """Call it in a turn of the loop in which no other connection goes on."""
+        self._host.turns.wait(call)
 
     def _wait(self) -> None:
         """The rest is looked at in another turn, and nothing is read before."""
