@@ -445,8 +445,8 @@ BOMB = gzip.compress(b"0" * 50_000_000, mtime=0)
 @pytest.mark.parametrize(
     ("body", "encoding", "status", "said"),
     [
-        (BOMB, "gzip", 413, "larger than 100000 bytes when it is opened"),
-        (zlib.compress(b"0" * 200_000), "deflate", 413, "larger than 100000 bytes"),
+        (BOMB, "gzip", 413, "larger than 97.7 KiB when it is opened"),
+        (zlib.compress(b"0" * 200_000), "deflate", 413, "larger than 97.7 KiB"),
         (gzip.compress(b"{}", mtime=0)[:-4], "gzip", 400, "ends before it is complete"),
         (gzip.compress(b"{}", mtime=0) + gzip.compress(b"{}", mtime=0), "gzip", 400, "something behind its end"),
         (b"{}", "gzip", 400, "not gzip"),
