@@ -94,18 +94,19 @@ class FaultServer:
                 self.talks.append(talk)
                 task = asyncio.ensure_future(self.script(talk))
                 left = asyncio.ensure_future(reader.read(1))
-                await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-                if not task.done():
-                    self.lost.set()
+                try:
+                    await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+                    has_left = left.done()
+                    if not task.done():
+                        self.lost.set()
+                        return
+                    await task
+                    if has_left:
+                        return
+                finally:
                     task.cancel()
-                    await asyncio.wait((task,))
-                    return
-                await task
-                if not left.done():
                     left.cancel()
-                    await asyncio.wait((left,))
-                else:
-                    return
+                    await asyncio.gather(task, left, return_exceptions=True)  # no error is left for the collector
         except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass  # the other side left, or the test is over
         finally:

@@ -18,6 +18,7 @@ from tests.remote.replicas import Bench, Heard, Owner, bench
 from inferd.config import RemoteConfig
 from inferd.errors import ConfigError, DeadlineExceeded, Overloaded, UpstreamFailed
 from inferd.events import ReplicaChanged
+from inferd.remote.connection import MAX_HEAD_BYTES
 from inferd.remote.pool import RECEIVE_BYTES
 from inferd.router.remote_replica import RemoteReplica
 from inferd.types import Usage
@@ -347,6 +348,25 @@ def test_a_reset_after_some_tokens_is_an_error_in_the_stream() -> None:
             assert heard.end.failure is not None
 
     asked(script, then)
+
+
+def test_bytes_behind_a_large_answer_are_not_the_next_one_either() -> None:
+    body = completion("x" * 3 * MAX_HEAD_BYTES)
+    whole = OK + b"content-length: %d\r\n\r\n" % len(body) + body
+    body += b" " * (-len(whole) % MAX_HEAD_BYTES)  # it ends where a piece does
+    whole = OK + b"content-length: %d\r\n\r\n" % len(body) + body
+    behind = OK + b"content-length: 2\r\n\r\n{}"
+
+    async def then(made: Bench, server: FaultServer) -> None:
+        heard = made.ask()
+        assert (await heard.ended()).outcome == "done"
+        assert heard.data == body
+        server.script = well
+        heard = made.ask()
+        assert (await heard.ended()).outcome == "done"
+        assert heard.data == completion("hello")
+
+    asked(raw(whole + behind), then)
 
 
 def test_bytes_behind_an_answer_are_not_the_next_one() -> None:

@@ -277,6 +277,17 @@ class Connection(asyncio.Protocol):
         return False
 
     def _parse(self, data: bytes) -> None:
+        """In pieces, so that what surrounds a body is bounded whatever one read brings."""
+        if len(data) <= MAX_HEAD_BYTES:
+            self._parse_piece(data, is_last=True)
+            return
+        for begin in range(0, len(data), MAX_HEAD_BYTES):
+            end = begin + MAX_HEAD_BYTES
+            self._parse_piece(data[begin:end], is_last=end >= len(data))
+            if self._receiver is None:
+                return
+
+    def _parse_piece(self, data: bytes, *, is_last: bool) -> None:
         self._is_fresh = False
         self._bare_bytes += len(data)
         try:
@@ -299,6 +310,7 @@ class Connection(asyncio.Protocol):
         if receiver is None:
             return
         if self._complete:
+            self._is_dirty = self._is_dirty or not is_last  # bytes behind the answer
             self._finish(receiver)
         elif self._bare_bytes > MAX_HEAD_BYTES:  # the parser keeps a trailer whole
             self.fail(_bad(f"more than {MAX_HEAD_BYTES} bytes of its answer's body are chunk headers or trailers"))
