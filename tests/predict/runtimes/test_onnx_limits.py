@@ -78,7 +78,7 @@ def test_a_terabyte_is_refused_with_the_limits_name(tmp_path: Path, shape: tuple
 def test_what_the_machine_would_grant_is_refused_beyond_the_models_own_limit(tmp_path: Path) -> None:
     path = huge(tmp_path / "m.onnx", 2**28)
     error = refused(path, memory_bytes=500_000_000)
-    assert "1.0 GiB of memory at once, and memory_bytes = 477 MiB leaves it" in error.message
+    assert "1.00 GiB of memory at once, and memory_bytes = 477 MiB leaves it" in error.message
     small = huge(tmp_path / "small.onnx", 2**20)
     assert answered(loaded(small), {"x": np.ones((3, 2), np.float32)})["y"].tolist() == [[1, 1]] * 3
 
