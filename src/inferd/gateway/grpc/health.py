@@ -10,9 +10,11 @@ from inferd.errors import InferdError
 from inferd.gateway.grpc.calls import SERVICE, Calls
 from inferd.gateway.grpc.rpc import Gone, StreamRpc, UnaryRpc
 from inferd.gateway.grpc.statuses import Status
+from inferd.gateway.http2.work import FIELD
 from inferd.predict.codecs.protowire import LENGTH, fields, text
 
 SERVICE_NAME: Final = "grpc.health.v1.Health"
+_MAX_FIELDS: Final = 16
 MAX_BYTES: Final = 1024  # of a message, which is the name of a service
 
 # Answers: field 1 is the status.
@@ -63,6 +65,7 @@ class Check:
         self._health = health
 
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
+        rpc.connection.charge(len(body) * FIELD)
         name = service_in(body)
         if name is None:
             rpc.fail(Status.INVALID_ARGUMENT, "The request is no HealthCheckRequest; send one.")
@@ -113,7 +116,9 @@ def service_in(body: bytes) -> str | None:
     """Whom a HealthCheckRequest asks for; None: it is none."""
     try:
         found = [
-            text(body, start, end) for key, wire, start, end in fields(body, 0, len(body)) if (key, wire) == (1, LENGTH)
+            text(body, start, end)
+            for key, wire, start, end in fields(body, 0, len(body), _MAX_FIELDS)
+            if (key, wire) == (1, LENGTH)
         ]
     except InferdError:
         return None
