@@ -27,6 +27,18 @@ EQUIVALENT: Final = (
         "Python's exceptions keep what they were made with before __init__ is called.",
     ),
     Equivalent(
+        "observe/sink.py",
+        "for part, seconds in zip(STEP_PARTS, msgspec.structs.astuple(stats.parts), strict=True):",
+        "for part, seconds in zip(STEP_PARTS, msgspec.structs.astuple(stats.parts), strict=False):",
+        "Both are as long as the same struct has fields.",
+    ),
+    Equivalent(
+        "registry/text_format.py",
+        'value = int(text, 8) if len(text) > 1 and text.startswith("0") else int(text)',
+        'value = int(text, 8) if len(text) >= 1 and text.startswith("0") else int(text)',
+        "A lone 0 is 0 with the base 8 as well.",
+    ),
+    Equivalent(
         "engine/stored/reading.py",
         "order = groups.argsort(stable=True)",
         "order = groups.argsort(stable=False)",

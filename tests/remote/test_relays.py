@@ -329,6 +329,19 @@ def test_a_stream_that_breaks_ends_with_an_error_event_and_is_not_begun_again() 
     through(script, then)
 
 
+def test_a_stream_that_ends_before_it_said_anything_is_an_error() -> None:
+    async def script(talk: Talk) -> None:
+        await talk.send(CHUNKED)
+        await talk.end()
+
+    async def then(site: Site) -> None:
+        async with site.client() as client:
+            reply = await client.ask({"model": "m", "messages": MESSAGES, "stream": True})
+            assert (reply.status, reply.error["code"]) == (502, "upstream_incomplete")
+
+    through(script, then, {"retry": RetryConfig(max_attempts=1)})
+
+
 def test_a_client_that_leaves_ends_the_work_of_the_remote_server() -> None:
     async def script(talk: Talk) -> None:
         if b'"stream":true' in talk.body:
