@@ -39,6 +39,12 @@ EQUIVALENT: Final = (
         "A lone 0 is 0 with the base 8 as well.",
     ),
     Equivalent(
+        "tenancy/leases.py",
+        "(self._version if version > self._version else -1, self._presence.id),",
+        "(self._version if version >= self._version else -1, self._presence.id),",
+        "It is read only where the two differ.",
+    ),
+    Equivalent(
         "engine/stored/reading.py",
         "order = groups.argsort(stable=True)",
         "order = groups.argsort(stable=False)",

@@ -154,6 +154,14 @@ def test_a_locked_database_is_waited_for_within_bounds(tmp_path: Path, monkeypat
     database.close()
 
 
+def test_a_statement_that_fails_is_not_told_as_a_lock(tmp_path: Path) -> None:
+    database = open_database(None, tmp_path)
+    failure = pytest.raises(StateUnavailable, match="The database failed: no such table")
+    with failure, database.reading() as transaction:
+        transaction.rows("SELECT 1 FROM nothing")
+    database.close()
+
+
 @pytest.mark.parametrize(
     "content", [b"this is no database, but long enough to be one" * 100, b"SQLite format 3\0" + b"\xff" * 4096]
 )
