@@ -7,7 +7,7 @@ import os
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import click
@@ -20,11 +20,12 @@ from inferd.cli.terminal import console, fail, warn
 from inferd.config import Config, ModelConfig, RemoteConfig, stray_variables
 from inferd.config.units import bytes_text
 from inferd.errors import ConfigError, InferdError
-from inferd.planning.memory import MemoryEstimate, Plan, plan_config
-from inferd.registry.signature import ANY_ROWS
 from inferd.registry.source import find, is_remote
 from inferd.registry.triton import is_repository, read_repository
 from inferd.tenancy.door import is_loopback
+
+if TYPE_CHECKING:
+    from inferd.planning.memory import MemoryEstimate, Plan
 
 NOT_CHECKED: Final = 3
 """Exit code: nothing is wrong, but not all of it could be looked at."""
@@ -100,6 +101,8 @@ def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickl
 def examine(file: str, *, probe: bool, allowed: Mapping[str, bool] = {}) -> CheckReport:
     """The findings of what serve takes. Raises nothing: what is wrong is in them. ``allowed``: settings of models that
     are no configuration."""
+    from inferd.planning.memory import plan_config  # long, and the list of commands needs none of it
+
     warnings = stray_variables(os.environ)
     try:
         config = _read(file, warnings, allowed)
@@ -323,6 +326,8 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
 
 
 def _rows_text(model: MemoryEstimate) -> str:
+    from inferd.registry.signature import ANY_ROWS
+
     match model.max_batch_size:
         case None:
             return "known when loaded"
