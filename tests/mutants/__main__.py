@@ -66,12 +66,12 @@ def main() -> int:
                 tried.append(one)
                 fate = "uncovered" if one.outcome is None else one.outcome.fate
                 _say(f"{fate:<10} {one.change.file}:{one.change.line} {one.change.what}", one.outcome)
-    return _report(asked.seed, tried, missed, time.monotonic() - began)
+    return _report(asked.seed, tried, missed, 0 if asked.rooms else len(KNOWN), time.monotonic() - began)
 
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make mutants")
-    parser.add_argument("--number", type=int, default=150, help="how many changes are drawn; 0: the known ones alone")
+    parser.add_argument("--number", type=int, default=100, help="how many changes are drawn; 0: the known ones alone")
     parser.add_argument("--seed", type=int, default=1, help="another seed draws other changes")
     parser.add_argument("--jobs", type=int, default=2, help="how many are tried at once")
     parser.add_argument("--rooms", nargs="*", default=(), help="draw from these rooms alone: router predict")
@@ -131,7 +131,7 @@ def _say(what: str, outcome: Outcome | None) -> None:
     print(what + by, flush=True)
 
 
-def _report(seed: int, tried: list[Tried], missed: int, seconds: float) -> int:
+def _report(seed: int, tried: list[Tried], missed: int, num_known: int, seconds: float) -> int:
     equivalent = [one for one in tried if one.reason is not None]
     noticed = [one for one in tried if one.is_noticed]
     survived = [one for one in tried if one.reason is None and not one.is_noticed]
@@ -139,7 +139,7 @@ def _report(seed: int, tried: list[Tried], missed: int, seconds: float) -> int:
     effective = len(noticed) + len(survived)
     lines += [
         "",
-        f"known: {len(KNOWN)}, {missed} not noticed",
+        f"known: {missed} of {num_known} not noticed",
         f"sample of seed {seed}: {len(tried)} drawn, {len(equivalent)} equivalent, {len(noticed)} noticed "
         f"({sum(one.outcome is not None and one.outcome.fate == 'timed out' for one in noticed)} by a time-out), "
         f"{len(survived)} not ({sum(one.outcome is None for one in survived)} of them run by no test)"
