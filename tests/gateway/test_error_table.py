@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from tests.gateway.fakes import Running, post, running
 
 import inferd.errors as vocabulary
+from inferd import gateway
 from inferd.config import ServerConfig
 from inferd.errors import InferdError, Overloaded
 from inferd.gateway.errors import TABLE, error_body, error_headers, kind_of, shown
@@ -31,6 +34,20 @@ def server() -> Iterator[Running]:
 
 def test_every_kind_of_failure_has_a_row() -> None:
     assert set(TABLE) >= KINDS
+
+
+def test_each_kind_is_the_word_of_one_class() -> None:
+    for module in pkgutil.walk_packages(gateway.__path__, f"{gateway.__name__}."):
+        importlib.import_module(module.name)
+    found = list(_subclasses(InferdError))
+    assert sorted(cls.kind for cls in found) == sorted({cls.kind for cls in found}), "a failure's kind finds its class"
+
+
+def _subclasses(cls: type[InferdError]) -> Iterator[type[InferdError]]:
+    for sub in cls.__subclasses__():
+        if sub.__module__.startswith("inferd."):
+            yield sub
+        yield from _subclasses(sub)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

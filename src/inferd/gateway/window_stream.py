@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from inferd import clock
-from inferd.errors import InferdError, InternalError, InvalidRequest
+from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
 from inferd.gateway.admission import authenticate
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorDetail, kind_of, printable
@@ -61,11 +61,6 @@ _log = logging.getLogger("inferd.gateway")
 
 class _Outputs(msgspec.Struct, frozen=True):
     outputs: msgspec.Raw
-
-
-class _Idle(InferdError):
-    kind = "deadline_exceeded"
-    default_code = "stream_idle"
 
 
 _told_decoder: Final = msgspec.json.Decoder(Told)
@@ -150,9 +145,10 @@ class WindowStream:
                 async with asyncio.timeout(self._idle_s):
                     message = await self._socket.receive()
             except TimeoutError:
-                raise _Idle(
+                raise DeadlineExceeded(
                     f"Nothing was sent for {self._idle_s:g} s (models.{self._served.status.name}.sequence.idle_s), and "
-                    "the stream is over; connect again."
+                    "the stream is over; connect again.",
+                    code="stream_idle",
                 ) from None
             if isinstance(message, bytes):
                 await self._take(message)
