@@ -6,10 +6,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from inferd.errors import InvalidRequest
+from inferd.errors import InferdError, InvalidRequest
 from inferd.llm import LLM
 from inferd.types import (
     JSON,
@@ -247,6 +248,19 @@ def test_time_between_answers_is_used_and_that_of_answers_is_not() -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert not backend.was_beside_a_request
+
+
+def test_progress_of_loading_is_told_on_stderr_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(InferdError):
+        LLM(str(tmp_path), progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Loading" in err
 
 
 def test_nothing_is_done_ahead_of_time_once_it_is_closed() -> None:

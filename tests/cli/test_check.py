@@ -15,9 +15,10 @@ from rich.console import Console
 from tests.predict.row_models import cumulative_sum
 from tests.predict.small_onnx import identity
 
-from inferd.cli.check import access, examine
+from inferd.cli.check import _show_plan, access, examine
 from inferd.cli.main import main
 from inferd.config import load_config
+from inferd.planning.memory import MemoryEstimate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,6 +106,22 @@ def test_the_plan_of_eighty_columns_cuts_nothing(
     assert name in "".join(line.split()[0] for line in table.splitlines()[2:] if line.split())
     for heading in ("weights", "KV cache", "process", "copies", "together", "at once"):
         assert heading in table
+
+
+def test_what_is_said_below_the_plan_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    model = MemoryEstimate(
+        name="m[bold]",
+        folder="m",
+        weights_bytes=1,
+        headroom_bytes=1,
+        replicas=1,
+        checkpoint="gptq, int4",
+        rope_factors="the short factors [red] are taken",
+    )
+    _show_plan([model])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "m[bold] is a quantised checkpoint: gptq, int4." in said
+    assert "m[bold]: the short factors [red] are taken." in said
 
 
 def test_remote_servers_are_asked_only_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

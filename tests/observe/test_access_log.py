@@ -144,6 +144,39 @@ def test_a_line_after_closing_is_counted_as_dropped() -> None:
     assert (stream.getvalue(), dropped) == ("kept\n", [1])
 
 
+def test_a_line_that_comes_while_the_writer_falls_asleep_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes after the writer saw that none waits, and before the writer can be woken."""
+
+    class Falling(threading.Event):
+        is_late = False
+
+        def clear(self) -> None:
+            super().clear()
+            if not self.is_late:
+                self.is_late = True
+                log._lines.append("late")
+
+    stream, dropped = Recorded(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda _: None)
+        log = LineWriter(stream, lambda: dropped.append(1))
+    log._wake = Falling()
+    log._thread.start()
+    assert stream.is_written.wait(10)
+    log.write("later")
+    log.close()
+    assert (stream.getvalue(), dropped) == ("late\nlater\n", [])
+
+
+class Recorded(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_written = threading.Event()
+
+    def flush(self) -> None:
+        self.is_written.set()
+
+
 def test_a_process_leaves_at_once_though_its_log_is_stuck() -> None:
     """The writer is stuck in a full pipe: the process must still end, and without a fatal error."""
     program = (

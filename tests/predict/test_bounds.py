@@ -291,6 +291,13 @@ def test_an_answer_that_json_is_too_large_for_is_refused_before_it_is_computed()
     assert read("v1", b'{"instances": [[1], [2]]}', of)[1] == 2
 
 
+def test_two_rows_are_counted_together_before_they_are_computed() -> None:
+    wide = (TensorSpec("y", "FP32", (-1, MAX_ANSWERED // 2 + 1)),)
+    of = msgspec.structs.replace(contract(TensorSpec("x", "FP32", (-1, 1))), outputs=wide)
+    assert "for binary data" in refusal("v1", b'{"instances": [[1], [2]]}', of)
+    assert read("v1", b'{"instances": [[1]]}', of)[1] == 1
+
+
 @pytest.mark.parametrize("dialect", ["v1", "v2"])
 def test_an_answer_of_a_free_size_that_json_is_too_large_for_is_not_written(dialect: str) -> None:
     body = b'{"instances": [[1, 2, 3, 4]]}' if dialect == "v1" else v2_flat("FP32", [[1, 2, 3, 4]])

@@ -157,6 +157,18 @@ def test_values_are_read_from_the_field_of_their_datatype(tensor: tuple[str, Arr
     assert same(decode(body).inputs["x"], array)
 
 
+@pytest.mark.parametrize(
+    ("datatype", "field", "values"),
+    [("BOOL", 1, [1, 0]), ("INT16", 2, [300, 7]), ("INT64", 3, [1 << 40, 7]), ("UINT8", 4, [255, 7])],
+)
+def test_whole_numbers_may_come_one_by_one(datatype: str, field: int, values: list[int]) -> None:
+    contents = b"".join(number(field << 3) + number(value) for value in values)
+    message = REQUEST.InferInputTensor(name="x", datatype=datatype, shape=[2]).SerializeToString() + sized(5, contents)
+    body = sized(1, b"m") + sized(5, message)
+    assert list(getattr(REQUEST.FromString(body).inputs[0].contents, CONTENTS[datatype])) == values
+    assert decode(body).inputs["x"].tolist() == values
+
+
 @settings(max_examples=MANY)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_fields_for_us_where_they_are_for_the_reference(body: bytes) -> None:

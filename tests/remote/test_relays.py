@@ -209,6 +209,17 @@ def test_a_body_in_chunks_is_taken_as_any_other() -> None:
     through(well, then)
 
 
+@pytest.mark.parametrize("headers", [(), ("idempotency-key: k",)], ids=["short way", "ordinary way"])
+def test_a_body_without_a_model_is_for_the_only_one(headers: tuple[str, ...]) -> None:
+    async def then(site: Site) -> None:
+        async with site.client() as client:
+            reply = await client.ask({"messages": MESSAGES}, "/v1/chat/completions", *headers)
+            assert (reply.status, reply.body) == (200, completion("hello"))
+        assert json.loads(site.upstream.talks[0].body) == {"messages": MESSAGES, "model": "there"}
+
+    through(well, then)
+
+
 def test_what_is_wrong_is_said_before_anybody_is_asked() -> None:
     cases: list[tuple[bytes, str]] = [
         (b'{"model":"m"}', "messages"),

@@ -177,6 +177,18 @@ def test_waiting_for_a_certain_replica_earns_no_credit() -> None:
     assert serve(share, 40)["eu"] in (19, 20, 21)
 
 
+def test_turns_that_became_invalid_are_cleared_away_and_the_valid_ones_are_kept() -> None:
+    share = FairShare()
+    first = ticket(0, tenant="first", tokens=10)
+    share.push(first)
+    for number in range(1, 1000):  # each leaves a turn behind the first tenant's
+        share.drop(share.push(ticket(number, tenant="gone", tokens=10)))
+        assert len(share._heap) < 100
+    last = ticket(1000, tenant="last", tokens=10)
+    share.push(last)
+    assert [take(share), take(share), take(share)] == [first, last, None]
+
+
 def test_tenants_that_left_are_forgotten_but_for_what_they_owe() -> None:
     share = FairShare()
     for number in range(20_000):

@@ -167,6 +167,17 @@ def test_a_limit_that_changes_keeps_what_is_in_use() -> None:
     limiter.take(quotas, 0, 0.0)
 
 
+def test_a_limit_that_is_taken_away_limits_no_more() -> None:
+    limiter = Limiter(is_whole=True)
+    limiter.configure({"key:k": Limits(rpm=1, tpm=100)}, 0.0)
+    quotas = limiter.find(("key:k",))
+    limiter.take(quotas, 10, 0.0)
+    assert refused(limiter, quotas, 10, 0.0).limit == "requests"
+    limiter.configure({"key:k": Limits(tpm=100)}, 0.0)
+    assert [use.kind for use in limiter.use(0.0)] == ["tokens"]
+    limiter.take(quotas, 10, 0.0)
+
+
 def test_time_that_goes_back_refills_nothing() -> None:
     bucket = Bucket("tokens", 60.0, share=1.0, level=0.0, now=1000.0)
     bucket.refill(900.0)

@@ -13,9 +13,11 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.predict.encoder.tiny_encoders import write_encoder
+from safetensors.torch import load_file, save_file
+from tests.predict.encoder.tiny_encoders import SIZES, VOCABULARY, write_encoder
 
 from inferd.config import ModelConfig
+from inferd.predict.encoder.load import load_text_model
 from inferd.predict.runtime import Item, Result
 from inferd.predict.runtimes import encoder
 from inferd.predict.runtimes.encoder import EncoderRuntime
@@ -83,6 +85,17 @@ def test_vectors_are_those_of_transformers(tmp_path: Path, architecture: str) ->
         hidden = hidden_states(folder, text)
         expected = hidden[-1] if architecture in DECODERS else hidden.mean(0)
         np.testing.assert_allclose(vector, expected.numpy(), atol=1e-4)
+
+
+def test_a_decoders_head_that_writes_text_is_not_loaded(tmp_path: Path) -> None:
+    """Of a checkpoint that was saved with it."""
+    folder = write_encoder(tmp_path, "Qwen3Model")
+    plain = load_text_model(folder, device=torch.device("cpu"), dtype="float32").num_parameters
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = torch.randn(len(VOCABULARY), SIZES["hidden_size"])
+    save_file(tensors, path, {"format": "pt"})
+    assert load_text_model(folder, device=torch.device("cpu"), dtype="float32").num_parameters == plain
 
 
 @pytest.mark.parametrize("architecture", [*CLASSIFIERS, "Qwen3ForSequenceClassification"])

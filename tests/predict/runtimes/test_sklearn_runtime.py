@@ -200,6 +200,25 @@ def test_types_that_skops_does_not_trust_are_named_and_may_be_trusted(tmp_path: 
     assert answered(trusted, {"input-0": ROWS})["probabilities"].shape == (60, 3)
 
 
+@pytest.mark.parametrize(("threads", "jobs"), [(None, 1), (1, 1), (2, 2)])
+def test_the_threads_of_the_settings_are_those_of_every_part(threads: int | None, jobs: int, tmp_path: Path) -> None:
+    forest = RandomForestClassifier(3, n_jobs=-1)
+    path = dumped(make_pipeline(StandardScaler(), forest).fit(ROWS, CLASSES), tmp_path / "m.skops")
+    asked: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RandomForestClassifier, "predict_proba", lambda self, rows: _noted(self, rows, asked))
+        answered(loaded(path, threads=threads, options={"trusted": ["sklearn.tree._tree.Tree"]}), {"input-0": ROWS})
+    assert set(asked) == {jobs}
+
+
+_predict_proba = RandomForestClassifier.predict_proba
+
+
+def _noted(model: Any, rows: Any, asked: list[int]) -> Any:
+    asked.append(model.n_jobs)
+    return _predict_proba(model, rows)
+
+
 def test_a_pickle_is_opened_by_the_operators_word_alone(tmp_path: Path) -> None:
     path = tmp_path / "m.pkl"
     model = LogisticRegression().fit(ROWS, CLASSES)

@@ -72,6 +72,20 @@ def test_a_program_over_tokens_of_any_length_passes_the_check(tmp_path: Path) ->
     np.testing.assert_allclose(short, answered(runtime, {"ids": longer[0], "mask": longer[1]})["vector"], rtol=1e-5)
 
 
+class WithNone(torch.nn.Module):
+    """One tensor, and beside it nothing, as models give that have an optional output."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor | None]:
+        return {"doubled": x * 2, "attentions": None}
+
+
+def test_an_output_that_is_no_tensor_is_left_out(tmp_path: Path) -> None:
+    runtime = loaded(export(WithNone(), tmp_path / "n.pt2", torch.randn(2, 4)))
+    assert [(spec.name, spec.shape) for spec in runtime.contract.outputs] == [("output", (-1, 4))]
+    found = answered(runtime, {"x": np.ones((3, 4), np.float32)})
+    np.testing.assert_array_equal(found["output"], np.full((3, 4), 2.0))
+
+
 def test_rows_that_know_of_each_other_and_fixed_rows_are_no_batch(tmp_path: Path) -> None:
     assert loaded(export(Centred(), tmp_path / "c.pt2", torch.randn(2, 4))).contract.max_batch_size == 0
     fixed = loaded(export(Scores(), tmp_path / "f.pt2", torch.randn(2, 4), is_dynamic=False)).contract
