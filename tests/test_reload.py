@@ -204,7 +204,7 @@ def test_the_operators_commands_find_the_server_and_say_what_they_did(
         path.write_text(good)
         assert inferd("reload").exit_code == 0
 
-        assert "a is ready: 1 of 1 replicas are ready" in inferd("models", "restart", "a").output
+        assert "a is ready: 1 of 1 replica ready" in inferd("models", "restart", "a").output
         said = inferd("models", "unload", "b")
         assert "b is unloaded" in said.output
         assert "came back" in said.output

@@ -22,7 +22,7 @@ from inferd.errors import (
     QuotaExceeded,
     UpstreamFailed,
 )
-from inferd.gateway.admission import cost_of
+from inferd.gateway.admission import SDK_GRACE_S, cost_of
 from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.tenancy.principal import Principal
 from inferd.types import Delta, End, Failure, GenerateRequest, Output, PromptReport, Usage
@@ -204,10 +204,10 @@ def test_a_priority_is_no_better_than_the_keys_best(
         ({"x-inferd-timeout": "2.5"}, 7, 2.5),
         ({"x-inferd-timeout": "9", "x-request-timeout": "1"}, 7, 1.0),
         ({"x-request-timeout": "3"}, None, 3.0),
-        ({"x-stainless-timeout": "60"}, None, 60.0),
-        ({"x-stainless-read-timeout": "600.0", "x-stainless-timeout": "60"}, None, 60.0),
+        ({"x-stainless-timeout": "60"}, None, 60.0 + SDK_GRACE_S),
+        ({"x-stainless-read-timeout": "600.0", "x-stainless-timeout": "60"}, None, 60.0 + SDK_GRACE_S),
         ({"x-stainless-read-timeout": "600", "x-inferd-timeout": "2.5"}, 7, 2.5),
-        ({"x-stainless-read-timeout": "2.5"}, 7, 2.5),
+        ({"x-stainless-read-timeout": "2.5"}, 7, 2.5 + SDK_GRACE_S),
         ({"x-stainless-read-timeout": "NOT_GIVEN"}, None, None),
         ({"x-stainless-read-timeout": "nan"}, 7, 7.0),
         ({"x-stainless-read-timeout": "0", "x-stainless-timeout": "-1"}, None, None),
@@ -225,13 +225,13 @@ def test_the_least_of_several_deadlines_counts(
 def test_openais_client_tells_how_long_it_waits(server: Running) -> None:
     with openai.OpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0) as client:
         client.completions.create(model="tiny", prompt="x")
-        assert server.router.last.deadline_s == 600
+        assert server.router.last.deadline_s == 600 + SDK_GRACE_S
         client.completions.create(model="tiny", prompt="x", timeout=7)
-        assert server.router.last.deadline_s == 7
+        assert server.router.last.deadline_s == 7 + SDK_GRACE_S
         client.completions.create(model="tiny", prompt="x", timeout=None)
         assert server.router.last.deadline_s is None
         with client.completions.create(model="tiny", prompt="x", timeout=7, stream=True):
-            assert (server.router.last.deadline_s, server.router.last.first_byte_s) == (None, 7)
+            assert (server.router.last.deadline_s, server.router.last.first_byte_s) == (None, 7 + SDK_GRACE_S)
 
 
 @pytest.mark.parametrize(

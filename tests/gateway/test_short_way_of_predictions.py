@@ -22,6 +22,7 @@ from inferd import clock
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import QuotaExceeded
 from inferd.events import Event, HttpServed, RequestEnded
+from inferd.gateway.admission import SDK_GRACE_S
 from inferd.gateway.express import Lane
 from inferd.gateway.express_infer import InferErrand
 from inferd.gateway.listener import HttpServer
@@ -295,7 +296,7 @@ def test_the_timeout_that_openais_client_tells_is_a_deadline(tmp_path: Path, dep
             client.send(body(), PATH, impatient)
             await client.writer.drain()
             await until(lambda: len(departed) >= 1, "it is on its way")
-            due_at = clock.now() + 0.05
+            due_at = clock.now() + 0.05 + SDK_GRACE_S
             await until(lambda: clock.now() > due_at, "its time is over")
             held.let_go()
             assert (await client.reply()).status == 408

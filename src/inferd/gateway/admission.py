@@ -24,6 +24,7 @@ from inferd.types import RANKS, ModelInfo, Priority
 MAX_TOKEN_CHARS: Final = 512  # no key of ours is as long, so a longer one is wrong without looking
 MAX_SESSION_CHARS: Final = 256
 MAX_TIMEOUT_S: Final = 86_400.0
+SDK_GRACE_S: Final = 0.5
 UNSET_MAX_TOKENS: Final = 4096  # an answer's reserve where neither request nor model names a limit
 EXPECTED_TOKENS: Final = 256  # an answer's likely length where the request names none
 BYTES_PER_TOKEN: Final = 4
@@ -203,8 +204,12 @@ def _deadline(call: Call, in_body: float | None) -> float | None:
 
 
 def sdk_timeout(header: Callable[[bytes], bytes | None]) -> float | None:
-    """How long OpenAI's client waits for the first byte of the answer, in seconds; None: it does not say, or nothing that
-    can be meant. Its user did not write the header, so a strange value is no reason to refuse the request."""
+    """When OpenAI's client has stopped waiting for the first byte of the answer, in seconds; None: it does not say, or
+    nothing that can be meant. Its user did not write the header, so a strange value is no reason to refuse the request.
+
+    ``SDK_GRACE_S`` later than the client's own timeout: the client raises its timeout error, as its users expect, and not
+    the status of an answer that came just before.
+    """
     found: list[float] = []
     for name in SDK_TIMEOUT_HEADERS:
         text = header(name)
@@ -212,7 +217,8 @@ def sdk_timeout(header: Callable[[bytes], bytes | None]) -> float | None:
             continue
         with contextlib.suppress(ValueError):
             found.append(float(text))
-    return min((seconds for seconds in found if 0 < seconds <= MAX_TIMEOUT_S), default=None)
+    told_s = min((seconds for seconds in found if 0 < seconds <= MAX_TIMEOUT_S), default=None)
+    return None if told_s is None else told_s + SDK_GRACE_S
 
 
 def waits_of(
