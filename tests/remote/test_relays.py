@@ -209,13 +209,15 @@ def test_a_body_in_chunks_is_taken_as_any_other() -> None:
     through(well, then)
 
 
-@pytest.mark.parametrize("headers", [(), ("idempotency-key: k",)], ids=["short way", "ordinary way"])
-def test_a_body_without_a_model_is_for_the_only_one(headers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("path", "fields"), [("/v1/chat/completions", {"messages": MESSAGES}), ("/v1/embeddings", {"input": "hi"})]
+)
+def test_a_body_without_a_model_is_for_the_only_one(path: str, fields: dict[str, Any]) -> None:
     async def then(site: Site) -> None:
         async with site.client() as client:
-            reply = await client.ask({"messages": MESSAGES}, "/v1/chat/completions", *headers)
+            reply = await client.ask(fields, path)
             assert (reply.status, reply.body) == (200, completion("hello"))
-        assert json.loads(site.upstream.talks[0].body) == {"messages": MESSAGES, "model": "there"}
+        assert json.loads(site.upstream.talks[0].body) == {**fields, "model": "there"}
 
     through(well, then)
 

@@ -96,6 +96,27 @@ def test_a_server_that_fails_costs_its_requests_a_second_try_elsewhere() -> None
     asyncio.run(scenario())
 
 
+async def busy(talk: Talk) -> None:
+    await talk.answer(b"{}", 429)
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome", "kind"), [(busy, "refused", "overloaded"), (badly, "failed", "upstream_failed")]
+)
+def test_a_request_is_refused_by_a_busy_server_and_fails_with_a_server_that_fails(
+    script: Script, outcome: str, kind: str
+) -> None:
+    """What was refused costs its tenant nothing."""
+
+    async def scenario() -> None:
+        async with remotes((script,)) as (router, _, _):
+            _, end = await answer(send(router, "once", idempotent=False))
+            assert end.failure is not None
+            assert (end.outcome, end.failure.kind) == (outcome, kind)
+
+    asyncio.run(scenario())
+
+
 def test_retries_are_a_part_of_live_traffic_and_none_for_what_may_not_run_twice() -> None:
     async def scenario() -> None:
         async with remotes((badly, badly), retry=RetryConfig(budget=0.2)) as (router, witness, servers):
