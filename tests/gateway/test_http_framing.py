@@ -74,6 +74,8 @@ class Wire:
         self.is_paused = False
 
     def set_write_buffer_limits(self, high: int) -> None: ...
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
 async def _never(scope: Scope, receive: Receive, send: Send) -> None:
@@ -652,6 +654,102 @@ def test_the_headers_of_a_request_that_waits_unread_are_not_too_slow() -> None:
         connection.data_received(WHOLE[0][10:])
         assert len(answered) == PIPELINE_AHEAD + 2
         assert not wire.is_closed
+
+    asyncio.run(main())
+
+
+def test_a_client_that_takes_no_answers_is_answered_no_further() -> None:
+    host, wire = Host(), Wire()
+
+    async def main() -> None:
+        connection = Connection(host)
+        connection.connection_made(wire)  # type: ignore[arg-type]
+        connection.data_received(WHOLE[0])
+        connection.pause_writing()
+        connection.data_received(WHOLE[0] * 5000)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(host.seen) == 1
+        assert wire.is_paused
+        connection.resume_writing()
+        while wire.is_paused:
+            await asyncio.sleep(0)
+        assert wire.written.count(b"HTTP/1.1 200") == 5001
+        assert not wire.is_closed
+
+    asyncio.run(main())
+
+
+def test_a_client_that_takes_no_answers_is_answered_no_further_over_a_socket() -> None:
+    async def then(server: HttpServer) -> None:
+        def take(exchange: Exchange) -> bool:
+            exchange.take_body()
+            exchange.answer(200, (), b"x" * 1024)
+            return True
+
+        server.forward = take
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        for _ in range(64):  # 3.4 MB, whose answers are 100 MB
+            writer.write(WHOLE[0] * 2000)
+        while not server.connections:
+            await asyncio.sleep(0.01)
+        (guest,) = server.connections
+        connection = cast(Connection, guest)
+        while not connection._is_read_paused or connection.is_writable:
+            await asyncio.sleep(0.01)
+        assert connection._transport.get_write_buffer_size() <= 2 * WRITE_AHEAD_BYTES
+        received = 0
+        tail = b""
+        while received < 64 * 2000:
+            piece = tail + await reader.read(2**16)
+            received += piece.count(b"HTTP/1.1 200")
+            tail = piece[-11:]  # shorter than what is counted
+        writer.close()
+
+    served(then)
+
+
+def test_a_request_sent_ahead_may_take_longer_than_a_connection_may_be_idle() -> None:
+    host, wire = Host(), Wire()
+    begun = list[Exchange]()
+    host.forward = lambda exchange: not begun.append(exchange)  # type: ignore[func-returns-value]
+
+    async def main() -> None:
+        connection = Connection(host)
+        connection.connection_made(wire)  # type: ignore[arg-type]
+        connection.data_received(2 * WHOLE[0])
+        begun[0].take_body()
+        begun[0].answer(200, (), b"ok")
+        assert len(begun) == 2
+        connection.look(clock.now() + host.waits.keep_alive_s + 1)
+        assert not wire.is_closed
+
+    asyncio.run(main())
+
+
+def test_a_client_may_be_seen_to_leave_whose_last_request_came_behind_many() -> None:
+    host, wire = Host(), Wire()
+    last = list[Exchange]()
+
+    def take(exchange: Exchange) -> bool:
+        if exchange.keep_alive:
+            return host._take(exchange)
+        last.append(exchange)
+        return True
+
+    host.forward = take
+
+    async def main() -> None:
+        connection = Connection(host)
+        connection.connection_made(wire)  # type: ignore[arg-type]
+        closing = WHOLE[0].replace(b"host: x\r\n", b"host: x\r\nconnection: close\r\nx: %b\r\n" % (b"y" * SLICE_BYTES))
+        connection.data_received(WHOLE[0] * REQUESTS_PER_TURN + closing)  # which is read in a turn of its own
+        while not last:
+            assert wire.is_paused
+            await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not wire.is_paused
 
     asyncio.run(main())
 

@@ -228,7 +228,7 @@ class Connection(Guest):
             self._hold(data)
             return
         if self._at_boundary and self._current is None:
-            if self._express is not None and self._express(self, data):
+            if self._express is not None and self.is_writable and self._express(self, data):
                 return
             end = data.find(b"\r\n\r\n")
             self._raw_head = data[:end] if 0 < end < MAX_FAMILIAR_BYTES else b""
@@ -262,6 +262,11 @@ class Connection(Guest):
     def _num_ahead(self) -> int:
         """Requests that wait for the one that is being answered."""
         return len(self._queue) - (self._current is None)
+
+    @property
+    def _waits_for_room(self) -> bool:
+        """Whether what was read is held until there is room for more requests."""
+        return self._reading == "later"
 
     def _feed(self, data: bytes) -> None:
         """Parse in pieces that end where parsing may have to stop. What is left waits in ``_held``."""
@@ -375,6 +380,8 @@ class Connection(Guest):
         self._wake_drain()
         if self._current is not None:
             self._current.room(True)
+        else:
+            self._go_on()
 
     # -- the parser's side ------------------------------------------------------------------
 
@@ -504,20 +511,22 @@ class Connection(Guest):
     # -- moving on --------------------------------------------------------------------------
 
     def _move(self) -> None:
-        """Begin with the next request when the one before is answered."""
+        """Begin with the next request when the one before is answered. While the client takes no answers, none begins: what
+        it sends ahead cannot make the server write without end."""
         if self._is_moving:
             return
         self._is_moving = True
         try:
-            while self._current is None and self._queue and not self._transport.is_closing():
+            while self._current is None and self._queue and self.is_writable and not self._transport.is_closing():
                 exchange = self._queue[0]
                 if not exchange.is_body_complete and exchange.spoiled is None and self._gathers(exchange):
                     return
                 self._queue.popleft()
                 self._waiting = None
+                self._idle_since = 0.0
                 self._current = exchange
                 self._begin(exchange)
-            if self._last_words and self._current is None:
+            if self._last_words and self._current is None and not self._queue:
                 self._refuse(self._last_words)
         finally:
             self._is_moving = False
@@ -649,12 +658,24 @@ class Connection(Guest):
         try:
             self._take(data)
         except Exception:
-            # A boundary: nothing is behind a callback of the loop that would close the connection.
-            _log.exception("a connection could not go on with what was read")
-            self._transport.abort()
+            self._broke()
             return
-        if self._reading == "on":
+        if not self._waits_for_room:
             self._read_on()
+
+    def _go_on(self) -> None:
+        """Begin with what had to wait until the client took its answers."""
+        try:
+            self._move()
+        except Exception:
+            self._broke()
+            return
+        self._read_on()
+
+    def _broke(self) -> None:
+        """A boundary: nothing is behind a callback of the loop that would close the connection."""
+        _log.exception("a connection could not go on with what was read")
+        self._transport.abort()
 
     # -- the end ----------------------------------------------------------------------------
 
