@@ -41,6 +41,17 @@ def test_every_route_is_described_and_nothing_else() -> None:
     assert served == described
 
 
+def test_a_name_in_a_path_is_any_text_but_none() -> None:
+    names = {
+        field["name"]: field["schema"]
+        for item in DOCUMENT["paths"].values()
+        for operation in item.values()
+        for field in operation.get("parameters", ())
+        if field["in"] == "path"
+    }
+    assert names == dict.fromkeys(("model", "version", "id"), {"type": "string", "minLength": 1})
+
+
 def test_everything_described_is_served(server: Running) -> None:
     for path, item in DOCUMENT["paths"].items():
         for method in item:

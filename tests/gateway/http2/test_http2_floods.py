@@ -292,6 +292,21 @@ def test_nothing_is_read_from_who_does_not_read() -> None:
     assert sum(len(content) for kind, content in peer.of(1) if kind == f.DATA) == 100_000
 
 
+def test_the_rest_of_a_long_read_is_looked_at_when_a_slow_reader_took_its_answers() -> None:
+    peer = Peer()
+    peer.send(PREFACE)
+    unknown = f.frame(77, 0, 0)
+    peer.connection.data_received(unknown * (work.TURN // work.FRAME + 1) + asking(1, is_end=True))
+    peer.connection.pause_writing()
+    peer.host.end_turn()
+    assert not peer.host.seen, "the rest waits"
+    peer.connection.resume_writing()
+    assert peer.wire.is_paused, "nothing is read before the rest"
+    peer.host.end_turn()
+    assert [number for number, *_ in peer.host.seen] == [1]
+    assert not peer.wire.is_paused
+
+
 # -- time ------------------------------------------------------------------------------------------
 
 
