@@ -50,6 +50,18 @@ EQUIVALENT: Final = (
         "order = groups.argsort(stable=False)",
         "In which order the columns of one group stand changes no product.",
     ),
+    Equivalent(
+        "tenancy/idempotency.py",
+        "if self._state is None or self._presence is None:",
+        "if ((self._state is None) and (self._presence is None)):",
+        "A store has both or neither: the gateway's database, and its presence in it.",
+    ),
+    Equivalent(
+        "remote/familiar.py",
+        "return head[max(0, at - len(_LINE)) : at].lower() == _LINE and digits.isdigit() and len(digits) <= MAX_DIGITS",
+        "return head[max(1, at - len(_LINE)) : at].lower() == _LINE and digits.isdigit() and len(digits) <= MAX_DIGITS",
+        "A head begins with a method, never with the line of its length.",
+    ),
 )
 
 

@@ -177,6 +177,16 @@ def test_waiting_for_a_certain_replica_earns_no_credit() -> None:
     assert serve(share, 40)["eu"] in (19, 20, 21)
 
 
+def test_tenants_without_waiting_requests_are_not_counted_ahead_of_a_newcomer() -> None:
+    share = FairShare()
+    for number in range(5):
+        share.push(ticket(number, tenant=f"gone-{number}", tokens=10))
+        assert take(share) is not None
+    for number in range(5, 15):
+        share.push(ticket(number, tenant="here", tokens=10))
+    assert share.num_ahead(ticket(15, tenant="new", tokens=10).request) == 1
+
+
 def test_turns_that_became_invalid_are_cleared_away_and_the_valid_ones_are_kept() -> None:
     share = FairShare()
     first = ticket(0, tenant="first", tokens=10)

@@ -178,6 +178,13 @@ def test_a_limit_that_is_taken_away_limits_no_more() -> None:
     limiter.take(quotas, 10, 0.0)
 
 
+def test_a_bucket_is_full_again_when_what_it_lacks_has_come() -> None:
+    bucket = Bucket("tokens", 60.0, share=1.0, level=20.0, now=0.0)
+    assert bucket.full_in_s(0.0) == 40.0
+    assert bucket.full_in_s(30.0) == 10.0
+    assert bucket.full_in_s(50.0) == 0.0
+
+
 def test_time_that_goes_back_refills_nothing() -> None:
     bucket = Bucket("tokens", 60.0, share=1.0, level=0.0, now=1000.0)
     bucket.refill(900.0)
