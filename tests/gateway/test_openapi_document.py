@@ -49,7 +49,7 @@ def test_a_name_in_a_path_is_any_text_but_none() -> None:
         for field in operation.get("parameters", ())
         if field["in"] == "path"
     }
-    assert names == dict.fromkeys(("model", "version", "id"), {"type": "string", "minLength": 1})
+    assert names == {name: {"type": "string", "minLength": 1} for name in ("model", "version", "id")}
 
 
 def test_everything_described_is_served(server: Running) -> None:
