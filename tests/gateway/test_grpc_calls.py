@@ -18,6 +18,7 @@ from tests.gateway.grpc_running import (
     GrpcRunning,
     PredictingRouter,
     infer_request,
+    predicted,
     running,
     text_request,
     unary,
@@ -31,7 +32,7 @@ from inferd.gateway.errors import TABLE as HTTP_TABLE
 from inferd.gateway.grpc.statuses import TABLE
 from inferd.gateway.http import Call
 from inferd.tenancy.principal import Principal
-from inferd.types import Usage
+from inferd.types import PredictRequest, Usage
 
 KINDS = {
     cls.kind: cls
@@ -510,8 +511,6 @@ def test_a_server_that_leaves_finishes_what_it_began() -> None:
             assert error.code() == StatusCode.UNAVAILABLE
             watching.cancel()
             request: Any = leaving.router.streams[0].given
-            from tests.gateway.grpc_running import predicted
-
             for output in predicted(request):
                 leaving.put(leaving.router.streams[0], output)
             assert call.result(timeout=10).id == "last"
@@ -529,3 +528,26 @@ def test_what_does_not_end_in_time_is_cut() -> None:
             assert call.exception(timeout=10).code() in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
         leaving.ended()
         assert leaving.served().outcome == "cancelled"
+
+
+@pytest.mark.parametrize("reason", ["load", "quota", "model"])
+def test_a_connection_goes_on_however_many_of_its_calls_are_refused(reason: str) -> None:
+    """Another call is under way on it all the while, perhaps another client's behind a proxy."""
+    door = FakeDoor({"good": Principal(key_id="k", scopes=frozenset(("infer",)))})
+    key = (("authorization", "Bearer good"),)
+    with running(door=door) as server, server.channel() as channel:
+        server.router.answer = None
+        under_way = unary_future(channel, "ModelInfer", infer_request(), metadata=key)
+        assert server.router.submitted.acquire(timeout=10)
+        if reason == "load":
+            server.router.refusal = Overloaded("The model's queue is full.", code="queue_full")
+        elif reason == "quota":
+            door.refusal = QuotaExceeded("There is none left.", retry_after_s=1)
+        model = "nowhere" if reason == "model" else "digits"
+        for _ in range(20):
+            calls = [unary_future(channel, "ModelInfer", infer_request(model), metadata=key) for _ in range(256)]
+            assert {call.code() for call in calls} <= {StatusCode.RESOURCE_EXHAUSTED, StatusCode.NOT_FOUND}
+        request = server.router.streams[0].given
+        assert isinstance(request, PredictRequest)
+        server.put(server.router.streams[0], predicted(request)[0])
+        assert under_way.result().raw_output_contents == [b"!"]

@@ -18,7 +18,7 @@ from inferd.gateway.grpc.rpc import EXPIRED, Method, Rpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.statuses import Status, details_of, status_of
 from inferd.gateway.grpc.wire import trailers_block
 from inferd.gateway.http import Call, Headers, Message
-from inferd.gateway.http2.work import FIELD, REFUSAL, TASK
+from inferd.gateway.http2.work import FIELD, REFUSAL, REFUSED, TASK
 from inferd.gateway.room import Room
 from inferd.tenancy.principal import Scope
 
@@ -171,6 +171,7 @@ class Calls:
         trailers = trailers_of(call, failure)
         if failure is None:
             return Ended(answer, Status.OK, "", trailers)
+        self.earn(rpc)
         status, details = status_of(failure), details_of(failure)
         del failure  # its traceback has this frame: together they would stay until the collector comes by
         return Ended(b"", status, details, trailers)
@@ -182,6 +183,11 @@ class Calls:
         self._num_open -= 1
         if self._waiting is not None and not self._num_open and not self._waiting.done():
             self._waiting.set_result(None)
+
+    def earn(self, rpc: Rpc) -> None:
+        """A call that was let in is answered with an error. Quotas, a full queue or a model that is not there are no reason
+        to end a connection, on which other calls are under way."""
+        rpc.connection.earned += REFUSED
 
     def refuse(self, call: Call, rpc: Rpc, failure: InferdError) -> None:
         """A call is over before anything was done for it."""

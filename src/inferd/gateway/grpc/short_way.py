@@ -155,6 +155,7 @@ class ShortWay:
         try:
             errand.permit = room.door.admit(principal, errand.unique, model, prompt_tokens=0, max_tokens=0)
         except QuotaExceeded as error:
+            self.calls.earn(rpc)
             self.calls.refuse(self._as_call(errand), rpc, error)
         else:
             rpc.owner = errand

@@ -24,6 +24,7 @@ REFUSAL: Final = 500
 OPENED_BYTE: Final = 10  # of what is compressed: it stands for a thousand at most
 FIELD: Final = 4  # of a message in protobuf
 ANSWER: Final = 30_000  # earned
+REFUSED: Final = 3_000  # earned: what it cost, where a call that was let in is answered with an error
 
 
 class Account:
