@@ -17,6 +17,7 @@ from inferd import clock
 from inferd.config import BreakerConfig, Config, ModelConfig, RemoteConfig, RemoteSettings, RetryConfig, RoutingConfig
 from inferd.errors import InvalidRequest, Unavailable
 from inferd.events import BreakerChanged, Retried
+from inferd.router.remote_replica import RemoteReplica
 from inferd.router.router import Router, Stream
 from inferd.router.status import Applied
 from inferd.types import End, Output, Relay, Relayed, Request
@@ -488,6 +489,29 @@ def test_a_conversation_goes_on_where_it_began() -> None:
                 assert way is not None
                 assert [way.member.index] == homes[0][number]
                 way.give_back()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_was_paused_while_it_waited_is_paused_where_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[str] = []
+    pause = RemoteReplica.pause
+
+    def noted(replica: RemoteReplica, request_id: str) -> None:
+        paused.append(request_id)
+        pause(replica, request_id)
+
+    monkeypatch.setattr(RemoteReplica, "pause", noted)
+
+    async def scenario() -> None:
+        async with remotes((well,), settings=({"max_in_flight": 1},)) as (router, _, _):
+            first, second = send(router, "first"), send(router, "second")
+            second.pause()
+            assert paused == [], "it waits"
+            assert (await answer(first))[1].outcome == "done"
+            assert paused == ["second"]
+            second.resume()
+            assert (await answer(second))[1].outcome == "done"
 
     asyncio.run(scenario())
 
