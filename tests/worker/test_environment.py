@@ -75,6 +75,22 @@ def test_a_hubs_token_and_proxies_go_where_files_are_asked_for(config: ModelConf
     assert names(config) & set(OF_A_HUB) == (set(OF_A_HUB) if downloads else set())
 
 
+def test_a_worker_looks_for_a_hubs_files_where_the_server_does_and_stays_off_the_net_like_it(tmp_path: Path) -> None:
+    own = {
+        "HUGGINGFACE_HUB_CACHE": str(tmp_path / "hub"),
+        "HUGGINGFACE_ASSETS_CACHE": str(tmp_path / "assets"),
+        "TRANSFORMERS_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    program = (
+        "from huggingface_hub import constants as c;"
+        "print(c.HF_HUB_CACHE, c.HF_ASSETS_CACHE, c.HF_HUB_OFFLINE, c.HF_HUB_DISABLE_TELEMETRY)"
+    )
+    environment = environment_for(ModelConfig(source="someone/model"), own)
+    told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == [str(tmp_path / "hub"), str(tmp_path / "assets"), "True", "True"]
+
+
 def test_a_pipelines_worker_gets_what_the_models_within_it_name() -> None:
     within = {"a": {"source": "demo", "environment": ["REMOTE_KEY"]}}
     assert "REMOTE_KEY" in names(ModelConfig(source="pipeline", pipeline=PipelineConfig(models=within)))

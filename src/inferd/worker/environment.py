@@ -23,6 +23,14 @@ _NAMES: Final = frozenset(
         *("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CC", "CXX"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
         *("GLIBC_TUNABLES", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+        # Where a hub's files are kept, and that it is asked for nothing: huggingface_hub's older names.
+        *(
+            "HUGGINGFACE_HUB_CACHE",
+            "HUGGINGFACE_ASSETS_CACHE",
+            "TRANSFORMERS_OFFLINE",
+            "DISABLE_TELEMETRY",
+            "DO_NOT_TRACK",
+        ),
     )
 )
 _PREFIXES: Final = (
