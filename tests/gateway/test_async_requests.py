@@ -54,6 +54,15 @@ def test_the_answer_is_the_one_that_a_waiting_client_gets(server: Running) -> No
     assert found["answer"]["usage"] == waited["usage"]
 
 
+@pytest.mark.parametrize("body", [b'{"messages": ' + b"[" * 100_000, b'{"stream": ' + b"[" * 100_000, b"\xff"])
+def test_a_body_that_nests_too_deeply_is_refused_in_its_answer(server: Running, body: bytes) -> None:
+    headers = {"authorization": "Bearer sk-a", "prefer": "respond-async", "content-type": "application/json"}
+    begun = server.http.post(f"{server.url}/v1/chat/completions", headers=headers, content=body)
+    assert begun.status_code == 202
+    found = ask(server, "GET", begun.headers["location"], prefer="wait=10").json()
+    assert (found["status"], found["http_status"]) == ("failed", 400)
+
+
 def test_looking_does_not_wait_unless_it_is_asked_to(server: Running) -> None:
     server.router.script = None
     where = begin(server).headers["location"]

@@ -255,7 +255,7 @@ def is_wanted(call: Call) -> bool:
 
 def refuse_stream(body: bytes) -> None:
     """A stream needs somebody who reads it. Raises InvalidRequest."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         if bytes(_wish.decode(body).stream) == b"true":
             raise InvalidRequest(
                 "stream cannot be true with the header 'Prefer: respond-async'; leave one of them out.", param="stream"
