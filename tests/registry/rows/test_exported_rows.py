@@ -85,6 +85,8 @@ MIXED: Mapping[str, Callable[[Program, Tensor], Tensor]] = {
     "wrong rows": lambda m, x: x[torch.arange(x.shape[0]).flip(0), 1],
     "convolution over rows": lambda m, x: m.conv(x.permute(2, 1, 0)).permute(2, 1, 0),
     "batch norm of a batch": lambda m, x: f.batch_norm(x, None, None, training=True),
+    "softmax over swapped rows": lambda m, x: x.swapaxes(1, 2).swapaxes(0, 1).softmax(1).swapaxes(0, 1).swapaxes(1, 2),
+    "buckets of other rows": lambda m, x: torch.bucketize(x[:, 0, 0].contiguous(), x[:, 0, 1].contiguous()) + 0.0,
     "written into all": lambda m, x: torch.zeros(4, 3).add_(x.sum(0)) + x,
 }
 

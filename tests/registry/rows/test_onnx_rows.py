@@ -218,6 +218,34 @@ GRAPHS: dict[str, Sequence[onnx.NodeProto]] = {
         node("Reshape", "t square", "d"),
         node("DepthToSpace", "d", "y", blocksize=2),
     ],
+    "padded with the number of rows": [
+        node("Shape", "x", "s"),
+        node("Gather", "s axis0", "n"),
+        node("Cast", "n", "r", to=FLOAT),
+        node("Pad", "x pads r", "y"),
+    ],
+    "stretched by the number of rows": [
+        node("Shape", "x", "s"),
+        node("Slice", "s zero first", "n"),
+        node("Concat", "n back_end n", "to", axis=0),
+        node("Resize", "x - - to", "z", mode="nearest"),
+        node("ReduceMean", "z", "y", axes=[2]),
+    ],
+    "cast like a wider tensor": [
+        node("ReduceSum", "x both", "r", keepdims=0),
+        node("CastLike", "r column_of_two", "c"),
+        node("ReduceSum", "c zero", "t", keepdims=1),
+        node("Flatten", "x", "f"),
+        node("Transpose", "f", "g", perm=[1, 0]),
+        node("Add", "g t", "a"),
+        node("Transpose", "a", "y", perm=[1, 0]),
+    ],
+    "squeezed along no axes": [
+        node("ReduceSum", "x second", "r"),
+        node("Squeeze", "r none", "q"),
+        node("ReduceSum", "q minus_two", "t"),
+        node("Add", "x t", "y"),
+    ],
     "identity of constants": [node("Add", "w33 w33", "k"), node("MatMul", "x k", "y")],
 }
 CONSTANTS |= {
@@ -229,6 +257,10 @@ CONSTANTS |= {
     "depth": np.array(3, np.int64),
     "values": np.array([0, 1], np.float32),
     "square": np.array([0, 4, 2, 3], np.int64),
+    "back_end": np.array([4], np.int64),
+    "column_of_two": np.ones((2, 1), np.float32),
+    "none": np.array([], np.int64),
+    "minus_two": np.array([-2], np.int64),
 }
 PROVED = {
     "relu", "add a vector", "matmul", "flatten", "reshape", "reshape to pairs", "fold and unfold", "transpose and back",
@@ -241,6 +273,7 @@ REFUTED = {
     "flatten all", "softmax over rows", "mean of rows", "sum of all", "largest row", "cumsum of rows", "top rows",
     "attention over rows", "each row with all", "slice of rows", "reversed rows", "gather a row", "pad rows", "concat rows",
     "convolution over rows", "lstm over rows", "einsum over rows", "quantised by the largest", "a choice of one row",
+    "cast like a wider tensor",
 }  # fmt: skip
 
 

@@ -61,7 +61,6 @@ _BY_ELEMENT: Final = frozenset(
         "bitwise_not",
         "bitwise_or",
         "bitwise_xor",
-        "bucketize",
         "ceil",
         "celu",
         "clamp",
@@ -463,7 +462,11 @@ class _Proof:
         if mixed is not None:
             return [mixed] * count
         try:
-            return self._ruled(at)
+            found = self._ruled(at)
+            for number, value in enumerate(found):
+                if isinstance(value, Rows):  # the program's own shape says where the rows lie, too
+                    made([ONE if size.rows == 0 else ROWS for size in at.shape(number)], value.axis)
+            return found
         except MixedRowsError as error:
             return [Mixed(f"{at.called} {error}", is_certain=True)] * count
         except UnknownRuleError as error:
@@ -506,6 +509,12 @@ def _by_element(at: _Node) -> list[Value]:
         return [given[0]]
     found = elementwise.broadcast(given, at.sizes.symbols)
     return [found] if isinstance(found, Inner) else at.made(axis_of(found))
+
+
+def _bucketize(at: _Node) -> list[Value]:
+    """Each element is compared with all boundaries."""
+    at.fixed("boundaries")
+    return at.made(axis_of(at.tensor("self")))
 
 
 def _dropout(at: _Node) -> list[Value]:
@@ -833,9 +842,10 @@ _RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
     **dict.fromkeys(("tril", "triu"), _triangle),
-    **dict.fromkeys(("transpose", "t", "swapaxes"), _transpose),
+    **dict.fromkeys(("transpose", "t"), _transpose),
     "arange": _arange,
     "batch_norm": _batch_norm,
+    "bucketize": _bucketize,
     "cat": _cat,
     "dropout": _dropout,
     "einsum": _einsum,

@@ -56,7 +56,6 @@ _BY_ELEMENT: Final = frozenset(
         "BitwiseNot",
         "BitwiseOr",
         "BitwiseXor",
-        "CastLike",
         "Ceil",
         "Celu",
         "Cos",
@@ -362,6 +361,11 @@ def _cast(at: _Node, symbols: Symbols) -> Sequence[Value]:
     return [Fixed(value.dims, tuple(kept))]
 
 
+def _cast_like(at: _Node, symbols: Symbols) -> Sequence[Value]:
+    """The shape is the first input's: the second gives its type alone."""
+    return [elementwise.broadcast([at.value(0)], symbols)]
+
+
 def _dropout(at: _Node, symbols: Symbols) -> Sequence[Value]:
     training = at.fixed(2)
     if training is not None and numbers_of(training) != (0,):
@@ -449,7 +453,7 @@ def _axes(at: _Node, since: int = 13) -> tuple[int, ...] | None:
 
 
 def _squeeze(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [shapes.squeeze(at.value(0), _axes(at))]
+    return [shapes.squeeze(at.value(0), _axes(at) or None)]  # an empty list stands for all dimensions of 1
 
 
 def _unsqueeze(at: _Node, symbols: Symbols) -> Sequence[Value]:
@@ -514,6 +518,7 @@ def _pad(at: _Node, symbols: Symbols) -> Sequence[Value]:
     value = at.value(0)
     rank = len(dims_of(value))
     axis = axis_of(value)
+    plain(at.fixed(2))  # what is padded with
     pads: Sequence[Size] = sizes(at.integers("pads") or ()) if at.version < 11 else ()
     axes: tuple[int, ...] | None = None
     if at.version >= 11:
@@ -567,9 +572,12 @@ def _resize(at: _Node, symbols: Symbols) -> Sequence[Value]:
     plain(value)
     if at.text("coordinate_transformation_mode") == "tf_crop_and_resize":
         raise UnknownRuleError("crops its input")
+    if at.text("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise UnknownRuleError("stretches all dimensions as it does one")
     first = 2 if at.node.operator == "Resize" and at.version >= 11 else 1
     scales, wanted = at.fixed(first), at.fixed(first + 1) if first == 2 else None
     axes = at.integers("axes") or tuple(range(len(dims)))
+    plain(scales)
     if wanted is not None:
         targets = at.sizes(first + 1)
         grown = {place(one, len(dims)): size for one, size in zip(axes, targets, strict=False)}
@@ -583,8 +591,8 @@ def _resize(at: _Node, symbols: Symbols) -> Sequence[Value]:
         if axis is not None and not factors:
             raise UnknownRuleError("has scales that are computed")
     changed = [one for one in grown if one not in stays]
-    if axis in changed and wanted is not None and grown[axis].rows:
-        raise UnknownRuleError("has a computed number of rows")
+    if any(grown[one].rows for one in changed):
+        raise UnknownRuleError("computes with the number of rows")
     lengths = [grown[one] if grown[one].number is not None else symbols.size() for one in changed]
     return [shapes.keeps(value, changed, lengths, "stretches the rows")]
 
@@ -823,7 +831,9 @@ def _quantise(at: _Node, symbols: Symbols) -> Sequence[Value]:
 def _dynamic_quantise(at: _Node, symbols: Symbols) -> Sequence[Value]:
     if isinstance(at.value(0), Rows):
         raise MixedRowsError("scales all rows by the largest number of any of them")
-    plain(at.value(0))
+    plain(*at.given())
+    if any(not isinstance(value, Fixed) for value in at.given()):
+        raise UnknownRuleError("takes its parameters from the rows")
     return [Fixed(None)] * len(at.node.outputs)
 
 
@@ -907,6 +917,7 @@ _RULES: Final[Mapping[tuple[str, str], Rule]] = {
     **{("", name): _layer_norm for name in ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")},
     ("", "BatchNormalization"): _batch_norm,
     ("", "Cast"): _cast,
+    ("", "CastLike"): _cast_like,
     ("", "Concat"): _concat,
     ("", "Constant"): _constant,
     ("", "ConstantOfShape"): _constant_of_shape,
@@ -950,6 +961,8 @@ _RULES: Final[Mapping[tuple[str, str], Rule]] = {
     ("", "Trilu"): _trilu,
     ("", "Unsqueeze"): _unsqueeze,
     ("", "Where"): _where,
+    ("com.microsoft", "DynamicQuantizeLSTM"): _dynamic_quantise,
+    ("com.microsoft", "DynamicQuantizeMatMul"): _dynamic_quantise,
     ("com.microsoft", "FusedConv"): _conv,
     ("com.microsoft", "FusedMatMul"): _fused_matmul,
     ("com.microsoft", "SkipLayerNormalization"): _skip_layer_norm,
