@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import skops.io
 from sklearn.cluster import KMeans
-from sklearn.compose import ColumnTransformer
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.decomposition import PCA, MiniBatchNMF
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
@@ -155,6 +155,10 @@ def less_the_mean(rows: Any) -> Any:
     return rows - rows.mean(0)
 
 
+def as_it_is(rows: Any) -> Any:
+    return rows
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize(
     "steps",
@@ -162,6 +166,11 @@ def less_the_mean(rows: Any) -> Any:
         [FunctionTransformer(less_the_mean), LinearRegression()],
         [MinMaxScaler(clip=True), MiniBatchNMF(2, random_state=0), LinearRegression()],
         [ColumnTransformer([("c", FunctionTransformer(less_the_mean), [0, 1])]), LinearRegression()],
+        [
+            TransformedTargetRegressor(
+                LinearRegression(), func=as_it_is, inverse_func=less_the_mean, check_inverse=False
+            )
+        ],
     ],
 )
 def test_rows_are_computed_together_where_all_parts_compute_each_by_itself(tmp_path: Path, steps: list[Any]) -> None:

@@ -456,7 +456,8 @@ def test_constants_are_no_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "is_batch"),
     [
-        ("batch", True), ("batch_size", True), ("N", True), ("B", True), ("bs", True), ("Batch", True), ("num_samples", True),
+        ("batch", True), ("batch_size", True), ("N", True), ("B", True), ("bs", True), ("Batch", True), ("num_examples", True),
+        ("num_samples", False), ("rows", False), ("num_rows", False),
         ("seq", False), ("sequence_length", False), ("time", False), ("T", False), ("L", False), ("n", False),
         ("batch_seq", False), ("unk__6", False), ("s77", False), ("frames", False), ("x_dynamic_axes_1", False),
     ],

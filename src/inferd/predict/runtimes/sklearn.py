@@ -233,18 +233,33 @@ _JOINT: Final = frozenset({"NMF", "MiniBatchNMF", "PatchExtractor"})
 """Estimators of scikit-learn that solve for all rows at once, or give other rows than they take."""
 
 
+_OF_ONE_TEXT: Final = frozenset({"analyzer", "preprocessor", "tokenizer"})
+"""Parameters of scikit-learn's vectorizers: functions that are called with one text at a time."""
+
+
 def _rows(estimator: Any) -> Verdict:
-    """Whether each row is computed by itself: by the classes of all parts of the estimator."""
-    for part in (estimator, *estimator.get_params(deep=True).values()):
+    """Whether each row is computed by itself: by the classes of all parts of the estimator, and their functions."""
+    for path, part in (("", estimator), *estimator.get_params(deep=True).items()):
         kind = type(part)
-        if not hasattr(part, "get_params") or isinstance(part, type):
+        if isinstance(part, type):
             continue
-        library, name = kind.__module__.partition(".")[0], kind.__name__
-        is_function = name == "FunctionTransformer" and not isinstance(part.func, np.ufunc | None)
-        if library not in _ROW_LIBRARIES or name in _JOINT or is_function:
-            doubt = f"the rows may depend on each other in a {name}"
+        if hasattr(part, "get_params"):
+            name = f"a {kind.__name__}"
+            is_joint = kind.__module__.partition(".")[0] not in _ROW_LIBRARIES or kind.__name__ in _JOINT
+        else:
+            parameter = path.rpartition("__")[2]
+            name = f"the function {parameter}"
+            is_joint = callable(part) and parameter not in _OF_ONE_TEXT and not _computes_rows(part)
+        if is_joint:
+            doubt = f"the rows may depend on each other in {name}"
             return Verdict(None, f"{doubt}; {CLAIM} declares that they do not", is_open=True)
     return BY_NATURE
+
+
+def _computes_rows(function: Any) -> bool:
+    """Whether a function that was given as a parameter is known to compute each value, or each row, by itself."""
+    library = str(getattr(function, "__module__", "")).partition(".")[0]
+    return isinstance(function, np.ufunc) or library in _ROW_LIBRARIES
 
 
 def _from_skops(name: str, path: Path, config: ModelConfig) -> Any:

@@ -19,7 +19,7 @@ Because = Literal["declared", "named", "by_nature", "proved"]
 CLAIM: Final = "batching.max_batch_size"
 """The setting by which an operator declares that rows are independent."""
 
-_BATCH_NAMES: Final = re.compile(r".*batch.*|bs|examples|instances|rows|num_(?:examples|instances|rows|samples)", re.I)
+_BATCH_NAMES: Final = re.compile(r".*batch.*|bs|(?:num_)?(?:examples|instances)", re.I)
 _TIME_NAMES: Final = re.compile(r".*(?:seq|time|len|step|frame|token|position|channel|height|width).*", re.I)
 _EXACT_NAMES: Final = frozenset({"N", "B"})
 
