@@ -13,7 +13,7 @@ import msgspec
 
 from inferd.errors import KeyNotFound, Unavailable
 from inferd.gateway.admission import find_model
-from inferd.gateway.control import ControlActions, ModelReport, ServerReport
+from inferd.gateway.control import ControlActions, ModelReport, ReloadReport, ServerReport
 from inferd.gateway.decode import decode_body
 from inferd.gateway.http import Call, Response, read_body, require_json
 from inferd.gateway.room import Room
@@ -57,12 +57,26 @@ def _shown_to(principal: Principal, report: ServerReport) -> ServerReport:
     return msgspec.structs.replace(
         report,
         config_path=None,
-        last_reload=None if reload is None else msgspec.structs.replace(reload, details=(), failed=()),
+        last_reload=None if reload is None else _reload_shown_to(principal, reload),
         memory_bytes=sum(model.memory_bytes for model in models),
         memory_budget_bytes=None,
         models=models,
         tenants=[tenant for tenant in report.tenants if tenant.name == principal.tenant],
     )
+
+
+def _reload_shown_to(principal: Principal, report: ReloadReport) -> ReloadReport:
+    """What a reload changed, and what is wrong with the file, is told with other tenants, models and paths."""
+    if not principal.tenant:
+        return report
+    return msgspec.structs.replace(
+        report, details=_counted(report.details, "changes or mistakes"), failed=_counted(report.failed, "models")
+    )
+
+
+def _counted(sentences: tuple[str, ...], noun: str) -> tuple[str, ...]:
+    told = f"Number of {noun}: {len(sentences)}. 'inferd status' on the server's machine lists them."
+    return (told,) if sentences else ()
 
 
 def drain(room: Room, call: Call) -> Response:
@@ -82,7 +96,7 @@ async def reload(room: Room, call: Call) -> Response:
     """200 with what changed; 422 with everything that is wrong: nothing has changed then, or, where the file was accepted,
     all but the models that failed."""
     report = await control_of(room).reload()
-    return Response(200 if report.is_whole else 422, encode(report))
+    return Response(200 if report.is_whole else 422, encode(_reload_shown_to(call.principal, report)))
 
 
 async def load(room: Room, call: Call, name: str) -> Response:
