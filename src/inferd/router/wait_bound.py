@@ -8,7 +8,7 @@ average where that is more: clients of a model whose answers take a minute wait 
 How long clients wait is mostly unknown, so the bound follows what comes of it, as TCP's congestion window does. Requests
 that are given up in a replica, with nothing of their answer shown and after a wait that was longer than the work, are
 evidence: ``EVIDENCE`` of them, against which every answer counts for one eighth, lower the bound to half of what the last one
-waited. Of those only such count that were begun after the bound was last lowered, as it could not have spared the others.
+waited, though never below ``LEAST_S``. Of those only such count that were begun after the bound was last lowered, as it could not have spared the others.
 The bound doubles again with every ``DOUBLING`` answers' times. So a few clients that leave change nothing, and where all are
 impatient about one part in ``DOUBLING / 2`` of the replicas' work is for nothing.
 
@@ -26,6 +26,11 @@ DOUBLING: Final = 64.0
 EVIDENCE: Final = 4.0
 LEAST: Final = 1 / 4
 """The bound is at least this part of an answer's time, or replicas would wait for requests."""
+LEAST_S: Final = 1.0
+"""Seconds that requests may wait in any case: hardly a client gives up before, and short waits are no overload."""
+TOGETHER_S: Final = 0.05
+"""Requests given up within so many seconds count once: a client that ends leaves all its requests at one moment, and says
+nothing of how long clients wait."""
 
 _COUNTER: Final = 1 / 8  # what an answer takes from the evidence
 _MEMORY: Final = 1 / 32  # of the average: the weight of the latest answer
@@ -34,12 +39,13 @@ _MEMORY: Final = 1 / 32  # of the average: the weight of the latest answer
 class WaitBound:
     """Of one model's queue. ``max_wait_s``: seconds."""
 
-    __slots__ = ("_answer_s", "_evidence", "_lowered_at", "_lowered_to_s", "_max_wait_s")
+    __slots__ = ("_answer_s", "_evidence", "_given_up_at", "_lowered_at", "_lowered_to_s", "_max_wait_s")
 
     def __init__(self, max_wait_s: float) -> None:
         self._max_wait_s = max_wait_s
         self._answer_s: float | None = None
         self._evidence = 0.0
+        self._given_up_at = -math.inf  # the last time that counted
         self._lowered_at = -math.inf
         self._lowered_to_s = math.inf
 
@@ -58,6 +64,9 @@ class WaitBound:
         has passed."""
         if begun_at <= self._lowered_at or waited_s < now - begun_at or waited_s / 2 >= self.seconds(now):
             return
+        if now - self._given_up_at < TOGETHER_S:
+            return
+        self._given_up_at = now
         self._evidence += 1
         if self._evidence >= EVIDENCE:
             self._evidence = 0.0
@@ -73,6 +82,6 @@ class WaitBound:
             doublings = (now - self._lowered_at) / (DOUBLING * max(answer_s, 1e-6))
             grown_s = self._lowered_to_s * math.exp2(min(doublings, 64.0))
             if grown_s < most_s:
-                return max(grown_s, LEAST * answer_s)
+                return max(grown_s, min(max(LEAST * answer_s, LEAST_S), most_s))
             self._lowered_to_s = math.inf
         return most_s
