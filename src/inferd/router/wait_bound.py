@@ -8,7 +8,8 @@ average where that is more: clients of a model whose answers take a minute wait 
 How long clients wait is mostly unknown, so the bound follows what comes of it, as TCP's congestion window does. Requests
 that are given up in a replica, with nothing of their answer shown and after a wait that was longer than the work, are
 evidence: ``EVIDENCE`` of them, against which every answer counts for one eighth, lower the bound to half of what the last one
-waited, though never below ``LEAST_S``. Of those only such count that were begun after the bound was last lowered, as it could not have spared the others.
+waited, though never below ``LEAST_S``. Of those only such count that were begun after the bound was last lowered, as it could
+not have spared the others.
 The bound doubles again with every ``DOUBLING`` answers' times. So a few clients that leave change nothing, and where all are
 impatient about one part in ``DOUBLING / 2`` of the replicas' work is for nothing.
 
