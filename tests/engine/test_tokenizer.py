@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from inferd.engine.tokenizer import NOBODY, Owner, Tokenizer, forget_words
+from inferd.engine.tokenizer import NO_OWNER, Owner, Tokenizer, forget_words
 from inferd.errors import InvalidRequest, ModelLoadError
 
 TEXTS = [
@@ -157,7 +157,7 @@ def test_the_cache_is_bounded_by_the_length_of_its_texts(
 def test_a_text_of_one_tenant_is_found_by_no_other(tokenizer_folders: dict[str, Path]) -> None:
     """Neither by another tenant nor with another salt, however the letters are cut."""
     tokenizer = Tokenizer.load(tokenizer_folders["llama"])
-    owners = [Owner("a"), Owner("b"), Owner("a", "s"), Owner("as"), Owner("", "as"), NOBODY]
+    owners = [Owner("a"), Owner("b"), Owner("a", "s"), Owner("as"), Owner("", "as"), NO_OWNER]
     for owner in owners:
         tokenizer.encode("The fox", True, owner)
     assert (tokenizer.cache_queries, tokenizer.cache_hits) == (6, 0)

@@ -1,6 +1,6 @@
 """Where a command that wants texts finds a server: by URL, or as ``inferd status`` finds it, and how it asks there.
 
-Through the control socket no key is needed, as whoever may open it may do everything.
+The control socket needs no key: the permission to open it allows everything.
 """
 
 from __future__ import annotations

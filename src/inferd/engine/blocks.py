@@ -55,7 +55,7 @@ def block_key(parent: bytes, tokens: Seq[int]) -> bytes:
 
 
 class _Tenant:
-    """Who has blocks with keys: its cached ones, in batches by uses and time."""
+    """A tenant that has blocks with keys: its cached blocks, in batches by uses and time."""
 
     __slots__ = ("batches", "name", "num_cached", "num_keys", "stamp", "weight")
 

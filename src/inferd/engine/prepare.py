@@ -15,7 +15,7 @@ import msgspec
 from inferd import clock
 from inferd.engine.chat_template import ChatTemplate
 from inferd.engine.model.generation_config import GenerationDefaults
-from inferd.engine.tokenizer import NOBODY, Owner, Tokenizer
+from inferd.engine.tokenizer import NO_OWNER, Owner, Tokenizer
 from inferd.errors import ContextLengthExceeded, InvalidRequest
 from inferd.types import Chat, Continuation, GenerateRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 
@@ -102,7 +102,7 @@ class Preparer:
             tokenized_s=done - request.arrived_at,
         )
 
-    def tokenize(self, prompt: Prompt, owner: Owner = NOBODY) -> list[int]:
+    def tokenize(self, prompt: Prompt, owner: Owner = NO_OWNER) -> list[int]:
         """Token ids of any kind of prompt. Raises InvalidRequest."""
         match prompt:
             case TokenPrompt(token_ids=token_ids):

@@ -41,7 +41,7 @@ class Owner(NamedTuple):
     salt: str = ""  # a client's own
 
 
-NOBODY = Owner()
+NO_OWNER = Owner()
 
 
 class _Share:
@@ -105,7 +105,7 @@ class Tokenizer:
         """The library's own tokenizer, without truncation or padding: for pairs of texts and for offsets."""
         return self._backend
 
-    def encode(self, text: str, add_special_tokens: bool = True, owner: Owner = NOBODY) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, owner: Owner = NO_OWNER) -> list[int]:
         """Token ids of ``text``; the caller owns the list. Raises InvalidRequest."""
         key = (owner.salt, text, add_special_tokens)
         with self._lock:

@@ -471,7 +471,7 @@ class Connection(Guest):
             return
         incoming.end_body()
         if not incoming.keep_alive and self._reading == "on":
-            self._reading, self._held = "end", b""  # what follows is for nobody (RFC 9112, section 9.6)
+            self._reading, self._held = "end", b""  # what follows belongs to no request (RFC 9112, section 9.6)
             self._discarded = 0
         if incoming.is_over:
             self._idle_since = clock.now()

@@ -112,7 +112,7 @@ class Lane:
         return known.take(self, client, data[end + 4 :])
 
     def principal_of(self, known: Familiar) -> Principal | None:
-        """Who asks, if there is nothing special about that. The body is looked at after it is known."""
+        """The principal of a request, if nothing about it is special. The body is read after the principal is known."""
         principal = self._principal
         if principal is None:
             try:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
 from inferd.errors import ModelLoadError
 from inferd.registry.wire import Field, Malformed, Wire, signed
+
+T = TypeVar("T")
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -80,9 +82,14 @@ _BELOW: Final[Mapping[_Message, Mapping[int, _Message]]] = {
 
 def read_onnx(path: Path) -> OnnxFile:
     """What the file says. Raises ModelLoadError for a file that is no complete ONNX model."""
+    return read_mapped(path, lambda data: _Reader(data).model())
+
+
+def read_mapped(path: Path, read: Callable[[mmap.mmap], T]) -> T:
+    """What ``read`` makes of the mapped file. Raises ModelLoadError for a file that is no complete ONNX model."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).model()
+            return read(data)
     except (Malformed, UnicodeDecodeError) as error:
         raise ModelLoadError(
             f"{path} is not a complete ONNX model ({error}); export or copy it again.", param="source"

@@ -7,7 +7,6 @@ The messages: onnx/onnx.proto.
 from __future__ import annotations
 
 import math
-import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,8 +14,7 @@ from typing import Final
 
 import msgspec
 
-from inferd.errors import ModelLoadError
-from inferd.registry.onnx_file import ELEMENTS
+from inferd.registry.onnx_file import ELEMENTS, read_mapped
 from inferd.registry.wire import Field, Malformed, Wire, signed
 
 MAX_ITEMS: Final = 64
@@ -76,15 +74,7 @@ class OnnxGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_graph(path: Path) -> OnnxGraph:
     """The graph. Raises ModelLoadError for a file that is no complete ONNX model."""
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).model()
-    except (Malformed, UnicodeDecodeError) as error:
-        raise ModelLoadError(
-            f"{path} is not a complete ONNX model ({error}); export or copy it again.", param="source"
-        ) from None
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise ModelLoadError(f"{path} cannot be read: {error}.", param="source") from None
+    return read_mapped(path, lambda data: _Reader(data).model())
 
 
 class _Reader(Wire):

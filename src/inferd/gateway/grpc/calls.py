@@ -147,7 +147,7 @@ class Calls:
             _log.error("a gRPC call broke", exc_info=error)
 
     async def left(self, call: Call, rpc: Rpc) -> None:
-        """Nobody waits for its answer: its end says what it cost."""
+        """Close a call whose client has left: its end says what it cost."""
         leave(call, rpc)
         self.close(call)
 
@@ -246,7 +246,7 @@ def note(call: Call, failure: InferdError | None, num_bytes: int) -> None:
 
 
 def leave(call: Call, rpc: Rpc) -> None:
-    """Nobody waits for the answer: the client is gone, or was told that its deadline has passed."""
+    """Note a call whose answer is not wanted: the client has left, or was told that its deadline has passed."""
     if rpc.has_expired:
         note(call, DeadlineExceeded(EXPIRED), 0)
     else:

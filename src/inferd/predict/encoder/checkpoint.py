@@ -1,6 +1,6 @@
 """What a folder of a text encoder is, by its small files: architecture, task, sizes, how texts become vectors.
 
-One reading for everybody who asks: the loader, the plan, ``inferd check``. Knows no tensor.
+The loader, the plan and ``inferd check`` share this one reading. Knows no tensor.
 """
 
 from __future__ import annotations
