@@ -42,13 +42,17 @@ _TIMES: Final = re.compile(r"(?i)timeout|_s\b|_ms\b|sleep|deadline|delay|interva
 
 
 class Change(NamedTuple):
-    """``text`` instead of ``file``'s characters from ``start`` to ``end``; ``block``: where, as ``sources`` names it."""
+    """``text`` instead of ``original``, which stands in ``file`` from ``start`` to ``end`` (characters).
+
+    ``block``: where, as ``sources`` names it.
+    """
 
     file: str
     block: str
     line: int
     start: int
     end: int
+    original: str
     text: str
     what: str
 
@@ -63,7 +67,7 @@ def changes(file: str, source: str) -> list[Change]:
             for node, text, what in _of_statement(statement, written):
                 start, end = written.place(node)
                 if source[start:end] != text:
-                    found.append(Change(file, block, node.lineno, start, end, text, what))
+                    found.append(Change(file, block, node.lineno, start, end, source[start:end], text, what))
     return sorted(set(found), key=lambda change: (change.start, change.end, change.text))
 
 

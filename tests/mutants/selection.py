@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Sequence
 from pathlib import PurePath
-from random import Random
 from typing import Final
 
 from tests.mutants.operators import Change, changes
@@ -30,7 +30,8 @@ MOST_TESTS: Final = 200  # whose names one command takes
 def sample(number: int, seed: int, rooms: Sequence[str] = ()) -> list[Change]:
     """So many changes, drawn by a seed: of each room more the more can be changed in it, and some of every room.
 
-    ``rooms``: of these alone.
+    A change is drawn by the hash of what it says and of the function it is in. So a change to one function, or a file
+    that moves, leaves the sample of the other functions as it was. ``rooms``: of these alone.
     """
     found: dict[str, list[Change]] = {}
     for file in modules():
@@ -42,8 +43,14 @@ def sample(number: int, seed: int, rooms: Sequence[str] = ()) -> list[Change]:
     drawn: list[Change] = []
     for room, weight in weights.items():
         count = min(len(found[room]), max(1, round(number * weight / whole)))
-        drawn += Random(f"{seed} {room}").sample(found[room], count)
+        drawn += sorted(found[room], key=lambda change: rank(change, seed))[:count]
     return drawn
+
+
+def rank(change: Change, seed: int) -> bytes:
+    """The order in which a seed draws: of the same function, text and change always the same."""
+    block = change.block.rpartition("/")[2]
+    return hashlib.sha256(f"{seed}\0{block}\0{change.original}\0{change.text}".encode()).digest()
 
 
 def likely_tests(change: Change, trace: Trace) -> tuple[list[str], list[str]]:

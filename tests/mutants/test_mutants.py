@@ -13,7 +13,7 @@ from tests.mutants.equivalent import EQUIVALENT, reason_for
 from tests.mutants.hook import write_hook
 from tests.mutants.known import KNOWN, Known
 from tests.mutants.operators import applied, changes
-from tests.mutants.selection import likely_tests, sample
+from tests.mutants.selection import likely_tests, rank, sample
 from tests.mutants.sources import PACKAGE, ROOT, bodies, module_name, room_of
 from tests.mutants.trace import Trace, marked
 
@@ -88,6 +88,14 @@ def test_a_sample_is_the_same_for_the_same_seed_and_has_some_of_every_room() -> 
     assert drawn == sample(20, 3, rooms)
     assert drawn != sample(20, 4, rooms)
     assert {room_of(change.file) for change in drawn} == set(rooms)
+
+
+def test_a_change_keeps_its_place_in_the_sample_when_its_file_moves_or_grows() -> None:
+    for change in changes("router/queue.py", SOURCE):
+        elsewhere = change._replace(
+            file="http/queue.py", block=change.block.replace("router", "http"), line=99, start=9
+        )
+        assert rank(elsewhere, 1) == rank(change, 1) != rank(change, 2)
 
 
 def test_a_rooms_own_tests_are_asked_first_and_others_when_they_notice_nothing() -> None:
