@@ -20,9 +20,14 @@ RANKS: dict[PriorityClass, Priority] = {"critical": -2, "interactive": -1, "norm
 CLASSES: tuple[PriorityClass, ...] = ("critical", "interactive", "normal", "batch")
 
 
+def class_index(priority: Priority) -> int:
+    """The place of a priority's class in ``CLASSES``, the best first: vLLM's clients send any integer."""
+    return min(max(priority, -2), 1) + 2
+
+
 def class_of(priority: Priority) -> PriorityClass:
-    """The class a number stands for: vLLM's clients send any integer."""
-    return CLASSES[min(max(priority, -2), 1) + 2]
+    """The class that a number stands for."""
+    return CLASSES[class_index(priority)]
 
 
 ModelKind = Literal["generate", "predict"]

@@ -11,24 +11,18 @@ from __future__ import annotations
 import heapq
 
 from inferd.engine.sequence import Sequence
-from inferd.types import RANKS, Priority
+from inferd.types import CLASSES, RANKS, class_index
 
 Rank = tuple[int, float, int, int]  # class, arrival, count, index
 
 OUTPUT_COST = 2.0
 """A generated token costs as much as so many of a prompt: it has a step of its own (Sheng et al. use 2)."""
 
-_NUM_CLASSES = len(RANKS)
-_BEST = min(RANKS.values())
+_NUM_CLASSES = len(CLASSES)
 _KEPT = 64  # counters of absent tenants that may lie about before it is worth looking for those without meaning
 
 
-def place_of(priority: Priority) -> int:
-    """A class's place: 0 for the best, other numbers count as the nearest class."""
-    return min(max(priority - _BEST, 0), _NUM_CLASSES - 1)
-
-
-BATCH = place_of(RANKS["batch"])
+BATCH = class_index(RANKS["batch"])
 
 
 class Shares:

@@ -31,8 +31,9 @@ from dataclasses import dataclass, field
 from inferd.config import SchedulerConfig
 from inferd.engine.blocks import BlockPool
 from inferd.engine.cost import StepCost
-from inferd.engine.fairness import BATCH, OUTPUT_COST, Line, Rank, Shares, place_of
+from inferd.engine.fairness import BATCH, OUTPUT_COST, Line, Rank, Shares
 from inferd.engine.sequence import Sequence
+from inferd.types import class_index
 
 MAX_PREEMPTIONS = 4
 AGING_EVERY = 16
@@ -153,7 +154,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self._arrivals += 1
-        rank = (place_of(sequence.priority), sequence.arrived_at, self._arrivals, sequence.index)
+        rank = (class_index(sequence.priority), sequence.arrived_at, self._arrivals, sequence.index)
         self._ranks[sequence] = rank
         self._shares[rank[0]].enter(sequence.tenant)
         self._line.push(sequence, rank)

@@ -16,8 +16,7 @@ from inferd.gateway.kserve_rest import header_length
 from inferd.gateway.kserve_wire import DIALECT, read_infer
 from inferd.gateway.predictions import BYTES_PER_TOKEN
 from inferd.router.errand import Errand
-from inferd.router.replica import line_of
-from inferd.types import End, Prediction, PredictRequest
+from inferd.types import End, Prediction, PredictRequest, class_index
 
 if TYPE_CHECKING:
     from inferd.gateway.connection import Connection
@@ -49,7 +48,7 @@ class FamiliarInfer(Familiar):
         if asked.sequence or asked.priority is not None or asked.timeout is not None:
             return False
         priority = max(principal.default_priority, principal.priority)
-        line = line_of(priority)
+        line = class_index(priority)
         now = clock.now()
         desk = lane.room.router.find_desk(self.model, line, now)
         if desk is None:

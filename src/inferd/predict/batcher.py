@@ -25,7 +25,7 @@ import msgspec
 
 from inferd.predict.estimate import Arrivals, BatchCost
 from inferd.predict.runtime import Item
-from inferd.types import CLASSES
+from inferd.types import CLASSES, class_index
 
 MAX_IDLE_LANES: Final = 256
 """Buckets whose arrivals are remembered while nobody waits in them."""
@@ -57,7 +57,7 @@ class Waiting:
         self.lane = lane
         self.added_at = added_at
         self.number = number
-        self.line = min(max(item.priority, -2), 1) + 2 if item.priority else 2
+        self.line = class_index(item.priority)
 
 
 class _Lane:

@@ -32,7 +32,7 @@ from inferd.config import QueueConfig
 from inferd.errors import Overloaded
 from inferd.router.fair_share import Accepts, FairShare, Place
 from inferd.router.ticket import Ticket
-from inferd.types import CLASSES, Priority, Request, class_of
+from inferd.types import CLASSES, Request, class_index, class_of
 
 _SLACK: Final = 64
 _MAX_DISPLACED: Final = 16
@@ -76,7 +76,7 @@ class RequestQueue:
 
     def num_ahead(self, request: Request) -> int:
         """How many of those that wait would be taken before a newcomer, by class and fair share. An estimate."""
-        line = _line(request.priority)
+        line = class_index(request.priority)
         return sum(better.num_live for better in self._classes[:line]) + self._classes[line].num_ahead(request)
 
     # -- coming -----------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class RequestQueue:
         own = self._tenants.get(request.tenant, _Sum()).copy()
         problem = self._problem(request, total, own)
         victims: list[Ticket] = []
-        for line in reversed(self._classes[_line(request.priority) + 1 :]):
+        for line in reversed(self._classes[class_index(request.priority) + 1 :]):
             for place in line.youngest_first():
                 if problem is None or len(victims) == _MAX_DISPLACED:
                     break
@@ -120,7 +120,7 @@ class RequestQueue:
         assert not ticket.is_waiting, f"request {ticket.request.id} waits twice"
         ticket.is_waiting = True
         request = ticket.request
-        place = self._places[ticket] = self._classes[_line(request.priority)].push(ticket)
+        place = self._places[ticket] = self._classes[class_index(request.priority)].push(ticket)
         self._total.add(request)
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
@@ -157,7 +157,7 @@ class RequestQueue:
         """Take a ticket out. Idempotent."""
         place = self._places.get(ticket)
         if place is not None:
-            self._classes[_line(ticket.request.priority)].drop(place)
+            self._classes[class_index(ticket.request.priority)].drop(place)
             self._left(ticket)
 
     def pop_expired(self, now: float) -> list[Ticket]:
@@ -194,7 +194,7 @@ class RequestQueue:
 
     def clear(self) -> list[Ticket]:
         """Take everything out: by class, then by arrival."""
-        waiting = sorted(self._places, key=lambda ticket: (_line(ticket.request.priority), ticket.number))
+        waiting = sorted(self._places, key=lambda ticket: (class_index(ticket.request.priority), ticket.number))
         for ticket in waiting:
             self.remove(ticket)
         return waiting
@@ -212,7 +212,7 @@ class RequestQueue:
         if ticket.is_paid:
             ticket.is_paid = False
             request = ticket.request
-            self._classes[_line(request.priority)].settle(request, num_tokens)
+            self._classes[class_index(request.priority)].settle(request, num_tokens)
 
     def _left(self, ticket: Ticket) -> None:
         ticket.is_waiting = False
@@ -283,7 +283,3 @@ class _Sum:
 def is_patient(request: Request) -> bool:
     """Whether it may wait for long: batch work."""
     return class_of(request.priority) == "batch"
-
-
-def _line(rank: Priority) -> int:
-    return CLASSES.index(class_of(rank))

@@ -28,10 +28,10 @@ from inferd.types import (
     ModelInfo,
     Output,
     PredictRequest,
-    Priority,
     Relayed,
     StepStats,
     TextPrompt,
+    class_index,
 )
 from inferd.worker.messages import Cancel, Check, Checked, Detokenize, Detokenized, Pause, Submit, Tokenize, Tokenized
 from inferd.worker.supervisor import Patience, State, Supervisor
@@ -277,7 +277,7 @@ class LocalReplica:
     def has_room(self, ticket: Ticket) -> bool:
         """Work of a worse class takes no room from a better one: the engine lets the better one go first, so
         it must not wait out here for the worse to end."""
-        return self.has_place(_line(ticket))
+        return self.has_place(class_index(ticket.request.priority))
 
     def has_place(self, line: int) -> bool:
         """Likewise for a class, by its place."""
@@ -347,7 +347,7 @@ class LocalReplica:
         request = ticket.request
         assert isinstance(request, GenerateRequest | PredictRequest)
         self._in_flight[request.id] = ticket
-        self._by_class[_line(ticket)] += 1
+        self._by_class[class_index(ticket.request.priority)] += 1
         self.outstanding += request.width
         self._supervisor.send(Submit(request))
 
@@ -373,7 +373,7 @@ class LocalReplica:
     def release(self, ticket: Ticket) -> None:
         """The worker has ended a request."""
         del self._in_flight[ticket.request.id]
-        self._by_class[_line(ticket)] -= 1
+        self._by_class[class_index(ticket.request.priority)] -= 1
         self.outstanding -= ticket.request.width
 
     def convert_all(self) -> None:
@@ -465,12 +465,3 @@ class LocalReplica:
 def _failed(request_id: str) -> Output:
     error = InternalError("The server met an internal error; the log has the details.")
     return Output(request_id, (), None, End("failed", failure=error.to_failure()))
-
-
-def _line(ticket: Ticket) -> int:
-    return line_of(ticket.request.priority)
-
-
-def line_of(priority: Priority) -> int:
-    """The place of a priority's class, the best first."""
-    return min(max(priority, -2), 1) + 2

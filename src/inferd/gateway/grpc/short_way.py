@@ -19,9 +19,8 @@ from inferd.gateway.grpc.wire import trailers_block
 from inferd.gateway.http import Call, fresh_id
 from inferd.gateway.predictions import BYTES_PER_TOKEN
 from inferd.router.errand import Errand
-from inferd.router.replica import line_of
 from inferd.tenancy.principal import Permit, Principal
-from inferd.types import End, Prediction, PredictRequest
+from inferd.types import End, Prediction, PredictRequest, class_index
 
 if TYPE_CHECKING:
     from inferd.router.stream import Stream
@@ -132,7 +131,7 @@ class ShortWay:
         if principal.region or not principal.may_use(model):
             return False
         priority = max(principal.default_priority, principal.priority)
-        line = line_of(priority)
+        line = class_index(priority)
         now = clock.now()
         desk = room.router.find_desk(model, line, now)
         if desk is None:
