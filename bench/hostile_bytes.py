@@ -22,7 +22,7 @@ from inferd.gateway.grpc.rpc import Method
 from inferd.gateway.http2 import frames as f
 from inferd.gateway.http2.hpack import literal
 from inferd.gateway.route import Route
-from inferd.predict.codecs.protowire import sized
+from inferd.protowire import sized
 
 BODY_BYTES: Final = 16 * 1024 * 1024 - 4096  # as many as a server takes by default
 _SCALARS: Final = frozenset((int, float, bool, str, type(None), msgspec.UnsetType))

@@ -14,7 +14,7 @@ from tests.gateway.grpc_running import GrpcRunning, PredictingRouter, infer_requ
 from inferd.gateway.grpc.envelope import MAX_FIELDS, MAX_PARAMETERS
 from inferd.gateway.grpc.rpc import Method
 from inferd.gateway.grpc.statuses import Status
-from inferd.predict.codecs.protowire import sized
+from inferd.protowire import sized
 from inferd.tenancy.principal import Principal
 
 KEY = "Bearer good"

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.grpc.envelope import MAX_KNOWN, Envelope, Envelopes, read_envelope
-from inferd.predict.codecs.protowire import sized
 from inferd.predict.codecs.v2_parameters import parameter_entry
+from inferd.protowire import sized
 
 FIELDS = st.one_of(
     st.builds(sized, st.sampled_from([1, 2, 3]), st.sampled_from([b"a", b"b", b"\xff"])),

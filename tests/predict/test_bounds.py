@@ -26,10 +26,10 @@ from inferd.predict.bounds import (
 )
 from inferd.predict.check import Checker
 from inferd.predict.codecs.invocations_csv import WITHOUT_HEADER
-from inferd.predict.codecs.protowire import packed, sized
 from inferd.predict.codecs.registry import codec_for
 from inferd.predict.contract import Contract, Tensors
 from inferd.predict.runtime import Result
+from inferd.protowire import packed, sized
 from inferd.types import PredictRequest, TensorSpec
 
 ROW = (TensorSpec("y", "FP32", (-1,)),)

@@ -15,11 +15,11 @@ from tests.gateway.grpc_messages import message_type
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.grpc.envelope import read_envelope
-from inferd.predict.codecs.protowire import fields, number, sized
 from inferd.predict.codecs.v2_grpc import V2GrpcCodec, _known, varints
 from inferd.predict.codecs.v2_parameters import parameter, parameter_entry
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.predict.runtime import Result
+from inferd.protowire import fields, number, sized
 from inferd.types import ModelInfo, PredictRequest, TensorSpec
 
 MANY = 300

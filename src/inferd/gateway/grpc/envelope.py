@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.http2.work import FIELD
-from inferd.predict.codecs.protowire import LENGTH, Field, fields, text
 from inferd.predict.codecs.v2_parameters import Value, parameter
+from inferd.protowire import LENGTH, Field, fields, text
 
 
 class Envelope(NamedTuple):

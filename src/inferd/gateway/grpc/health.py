@@ -11,7 +11,7 @@ from inferd.gateway.grpc.calls import SERVICE, Calls
 from inferd.gateway.grpc.rpc import Gone, StreamRpc, UnaryRpc
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.http2.work import FIELD
-from inferd.predict.codecs.protowire import LENGTH, fields, text
+from inferd.protowire import LENGTH, fields, text
 
 SERVICE_NAME: Final = "grpc.health.v1.Health"
 _MAX_FIELDS: Final = 16

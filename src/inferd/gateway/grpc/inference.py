@@ -23,8 +23,8 @@ from inferd.gateway.kserve_rest import task_of
 from inferd.gateway.predictions import Asked, check_task, repeated, submit
 from inferd.gateway.room import Room
 from inferd.gateway.upstream import Stream
-from inferd.predict.codecs.protowire import sized
 from inferd.predict.codecs.v2_parameters import parameter_entry
+from inferd.protowire import sized
 from inferd.types import Output
 
 DIALECT: Final = "v2.grpc"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from inferd.errors import InvalidRequest
-from inferd.predict.codecs.protowire import (
+from inferd.protowire import (
     FIXED32,
     FIXED64,
     LENGTH,

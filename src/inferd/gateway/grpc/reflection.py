@@ -9,7 +9,7 @@ from inferd.gateway.grpc.calls import Calls
 from inferd.gateway.grpc.protocol import File, Protocol, protocol
 from inferd.gateway.grpc.rpc import Gone, StreamRpc
 from inferd.gateway.grpc.statuses import Status
-from inferd.predict.codecs.protowire import LENGTH, fields, number, sized, text
+from inferd.protowire import LENGTH, fields, number, sized, text
 
 NAMES: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 METHOD: Final = "ServerReflectionInfo"

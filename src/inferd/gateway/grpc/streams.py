@@ -17,7 +17,7 @@ from inferd.gateway.grpc.envelope import Envelope, read_envelope
 from inferd.gateway.grpc.inference import answers
 from inferd.gateway.grpc.rpc import Gone, StreamRpc
 from inferd.gateway.grpc.statuses import Status, details_of
-from inferd.predict.codecs.protowire import sized
+from inferd.protowire import sized
 
 METHOD: Final = "ModelStreamInfer"
 MAX_IN_FLIGHT: Final = 256  # requests of one stream; further ones are read when some are answered

@@ -20,7 +20,7 @@ from inferd.gateway.kserve import Served
 from inferd.gateway.kserve_generate import TextRequest, submit_text
 from inferd.gateway.room import Room
 from inferd.gateway.upstream import ModelStatus
-from inferd.predict.codecs.protowire import LENGTH, fields, sized, text
+from inferd.protowire import LENGTH, fields, sized, text
 from inferd.types import Output
 
 INPUT: Final = "text_input"

@@ -17,7 +17,13 @@ from inferd.errors import InvalidRequest
 from inferd.predict.bounds import MAX_RANK, check_shape
 from inferd.predict.codecs.duplicates import first_repeated
 from inferd.predict.codecs.port import Question
-from inferd.predict.codecs.protowire import (
+from inferd.predict.codecs.reading import shown
+from inferd.predict.codecs.tensors import bytes_array, check_datatype, from_bytes, num_elements, to_bytes
+from inferd.predict.codecs.v2 import RESERVED, classes_of, wants_times
+from inferd.predict.codecs.v2_parameters import parameter, parameter_entry
+from inferd.predict.contract import NUMPY, Array, Contract, datatype_of
+from inferd.predict.runtime import Result
+from inferd.protowire import (
     FIXED32,
     FIXED64,
     LENGTH,
@@ -31,12 +37,6 @@ from inferd.predict.codecs.protowire import (
     text,
     varint,
 )
-from inferd.predict.codecs.reading import shown
-from inferd.predict.codecs.tensors import bytes_array, check_datatype, from_bytes, num_elements, to_bytes
-from inferd.predict.codecs.v2 import RESERVED, classes_of, wants_times
-from inferd.predict.codecs.v2_parameters import parameter, parameter_entry
-from inferd.predict.contract import NUMPY, Array, Contract, datatype_of
-from inferd.predict.runtime import Result
 from inferd.types import ModelInfo, Prediction, PredictRequest
 
 GRPC_TYPE: Final = "application/grpc"

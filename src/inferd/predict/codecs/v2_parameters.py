@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from inferd.predict.codecs.protowire import FIXED64, LENGTH, VARINT, fields, number, signed, sized, text
+from inferd.protowire import FIXED64, LENGTH, VARINT, fields, number, signed, sized, text
 
 Value = bool | int | str | float | None
 

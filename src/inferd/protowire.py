@@ -1,8 +1,8 @@
-"""Protocol buffers' wire format, as much as predictions need: fields in, fields out, nothing copied on the way.
+"""Protocol buffers' wire format, as much as the server needs: fields in, fields out, nothing copied on the way.
 
 Knows tags, varints and lengths (protobuf.dev/programming-guides/encoding); knows no message. A tensor of a request
-is a slice of its bytes, and the parts of the request that nobody asks for are stepped over. What google.protobuf
-refuses to read is refused here as well; ``tests/predict`` holds the two against each other.
+is a slice of its bytes, and the parts of the request that no caller asks for are stepped over. What google.protobuf
+refuses to read is refused here as well; a fuzz test in ``tests/predict`` compares the two.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _GROUP: Final = 3
 _END_GROUP: Final = 4
 FIXED32: Final = 5
 
-_MAX_DEPTH: Final = 100  # of groups within groups, which nobody sends
-_TAG_BYTES: Final = 5  # that 32 bits take; more are zeros which nobody writes, and which google.protobuf refuses
+_MAX_DEPTH: Final = 100  # of groups within groups, which no client sends
+_TAG_BYTES: Final = 5  # of 32 bits; more would be padding zeros, which google.protobuf refuses
 _ALL_64: Final = (1 << 64) - 1
 
 Field = tuple[int, int, int, int]
