@@ -345,10 +345,6 @@ def _import_grpc() -> None:
     import inferd.gateway.grpc.server  # noqa: F401
 
 
-def _import_late_parts() -> None:
-    import prometheus_client  # noqa: F401
-
-
 async def _run(
     site: Site,
     servers: Sequence[Listener],
@@ -370,8 +366,6 @@ async def _run(
                 away = {status.name: _silence(status) for status in site.router.models() if _is_away(status)}
                 needs_key = site.control.door.needs_keys
                 on_ready(ready._replace(needs_key=needs_key, models=infos, failed=failed, away=away))
-            # Its import is long: neither the start nor the first scrape waits for it.
-            await asyncio.to_thread(_import_late_parts)
             await asyncio.wait((*serving, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not leaving.done():
             for task in serving:
