@@ -13,11 +13,12 @@ from random import Random
 from unittest import mock
 
 import pytest
+from tests.router.tickets import ticket
 from tests.router.virtual_loop import VirtualLoop
 
 from inferd import clock
 from inferd.config import ModelConfig, QueueConfig, RemoteConfig
-from inferd.errors import Overloaded
+from inferd.errors import DeadlineExceeded, Overloaded
 from inferd.events import ignore
 from inferd.router import remote_replica as remote_module
 from inferd.router.pool import Pool
@@ -335,3 +336,40 @@ def test_a_request_that_its_deadline_cannot_be_met_for_is_refused_at_once() -> N
 
     with simulated() as runner:
         runner.run(late())
+
+
+def test_a_stream_that_waits_ends_when_its_client_stops_waiting_for_the_first_byte() -> None:
+    dispatched: list[str] = []
+    dispatch = FixedServer.dispatch
+
+    def noted(server: FixedServer, ticket: Ticket) -> None:
+        dispatched.append(ticket.request.id)
+        dispatch(server, ticket)
+
+    async def behind() -> None:
+        site = Site(QueueConfig(max_wait_s=60.0))
+        FixedServer.made[0].reached()
+        waiting = [asyncio.create_task(site.attempt(1000.0)) for _ in range(200)]
+        await asyncio.sleep(0)
+        began = clock.now()
+        request = Request(id="impatient", model="m", arrived_at=began, first_byte_s=2.0)
+        stream = site.pool.submit(request, Relay(path="/completions", body=b"{}", stream=True))
+        ends = [item.end async for item in stream]
+        assert clock.now() - began == pytest.approx(2.0, abs=0.01)
+        assert ends[-1] is not None
+        assert ends[-1].failure is not None
+        assert ends[-1].failure.kind == DeadlineExceeded.kind
+        await asyncio.gather(*waiting)
+        await site.close()
+
+    with simulated() as runner, mock.patch.object(FixedServer, "dispatch", noted):
+        runner.run(behind())
+    assert len(dispatched) == 200
+    assert "impatient" not in dispatched
+
+
+def test_a_stream_that_has_begun_is_bound_by_its_deadline_alone() -> None:
+    one = ticket(0, deadline_s=10.0, first_byte_s=2.0)
+    assert one.due_at == 2.0
+    one.stream.progress.has_output = True
+    assert one.due_at == 10.0

@@ -48,6 +48,7 @@ class QueueMachine(RuleBasedStateMachine):
         weight=st.sampled_from((0.5, 1.0, 4.0)),
         patience=st.floats(0.1, 10),
         deadline=st.none() | st.floats(0.1, 10),
+        first_byte=st.none() | st.floats(0.1, 10),
         make_room=st.booleans(),
     )
     def arrive(
@@ -59,6 +60,7 @@ class QueueMachine(RuleBasedStateMachine):
         weight: float,
         patience: float,
         deadline: float | None,
+        first_byte: float | None,
         make_room: bool,
     ) -> None:
         new = ticket(
@@ -70,6 +72,7 @@ class QueueMachine(RuleBasedStateMachine):
             weight=weight,
             expires_at=self.now + patience,
             deadline_s=self.now + deadline if deadline else None,
+            first_byte_s=self.now + first_byte if first_byte else None,
         )
         if make_room:
             for displaced in self.queue.make_room(new.request):
@@ -142,7 +145,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 5))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        expected = [t for t in self.waiting if min(t.expires_at, t.deadline_at) <= self.now]
+        expected = [t for t in self.waiting if min(t.expires_at, t.due_at) <= self.now]
         expired = self.queue.pop_expired(self.now)
         assert sorted(expired) == sorted(expected)
         self.waiting = [t for t in self.waiting if t not in expected]

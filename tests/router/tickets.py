@@ -18,6 +18,7 @@ def ticket(
     region: str = "",
     expires_at: float = 1e9,
     deadline_s: float | None = None,
+    first_byte_s: float | None = None,
 ) -> Ticket:
     request = Request(
         id=str(number),
@@ -29,5 +30,6 @@ def ticket(
         num_tokens=tokens,
         num_bytes=num_bytes,
         deadline_s=deadline_s,
+        first_byte_s=first_byte_s,
     )
     return Ticket(request, Stream(request.id, lambda: None), number, expires_at)

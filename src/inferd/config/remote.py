@@ -24,7 +24,13 @@ class RemoteSettings(Section, frozen=True, kw_only=True):
         str | None, Meta(description="Where it runs; requests of a tenant with another region do not go there.")
     ] = None
     connect_timeout_s: Annotated[float, Meta(description="Longest time for a connection.", gt=0)] = 5.0
-    first_byte_timeout_s: Annotated[float, Meta(description="Longest time until the answer begins.", gt=0)] = 120.0
+    first_byte_timeout_s: Annotated[
+        float,
+        Meta(
+            description="Longest time from the request's last byte, as it is sent, to the answer's first. The wait in the queue is no part of it.",
+            gt=0,
+        ),
+    ] = 120.0
     idle_timeout_s: Annotated[float, Meta(description="Longest pause within an answer.", gt=0)] = 60.0
     ca_file: Annotated[str | None, Meta(description="Certificates to trust instead of the system's.")] = None
     probe: Annotated[

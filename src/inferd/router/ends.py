@@ -69,11 +69,15 @@ def told(ticket: Ticket, end: End) -> RequestEnded:
     )
 
 
-def too_late(request: Request) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"The request's deadline of {request.deadline_s:g} s passed while it waited. "
-        "Allow more time, or try when the server is less busy."
-    )
+def too_late(request: Request, now: float) -> DeadlineExceeded:
+    """The error of a request whose deadline, or whose client's time for the first byte, passed while it waited."""
+    deadline_s, first_byte_s = request.deadline_s, request.first_byte_s
+    if deadline_s is not None and request.arrived_at + deadline_s <= now:
+        what = f"The request's deadline of {deadline_s:g} s"
+    else:
+        assert first_byte_s is not None, "one of the two has passed"
+        what = f"The {first_byte_s:g} s within which the client wants the stream to begin"
+    return DeadlineExceeded(f"{what} passed while it waited. Allow more time, or try when the server is less busy.")
 
 
 def was_too_late(end: End) -> bool:

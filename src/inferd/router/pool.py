@@ -113,8 +113,6 @@ class Pool:
             raise InvalidRequest(f"A request with the id {request.id!r} is already running.", param="request_id")
         if not request.arrived_at:
             request = msgspec.structs.replace(request, arrived_at=now)
-        if request.deadline_s is not None and request.arrived_at + request.deadline_s <= now:
-            raise too_late(request)
         stream = Stream(
             request.id,
             lambda: self._cancel(ticket),
@@ -122,6 +120,9 @@ class Pool:
             is_whole=isinstance(request, GenerateRequest) and not request.stream,
         )
         ticket = Ticket(request, stream, self._num_accepted, now + self.config.queue.timeout_s, relay)
+        if ticket.due_at <= now:
+            stream.let_go()
+            raise too_late(request, now)
         ticket.queued_at = now
         self._tries.budget.note(now)
         able = () if self._is_stopped or len(self._queue) else self._placement.able(ticket, self.fleet.takers(now))
@@ -267,8 +268,8 @@ class Pool:
 
     def _expire(self, ticket: Ticket, now: float, why: str) -> None:
         request = ticket.request
-        if ticket.deadline_at <= now:
-            self._fail(ticket, too_late(request))
+        if ticket.due_at <= now:
+            self._fail(ticket, too_late(request, now))
             return
         self._emit(RequestRefused(model=self.name, reason="queue_timeout", tenant=request.tenant))
         error = Overloaded(

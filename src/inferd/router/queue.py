@@ -116,7 +116,7 @@ class RequestQueue:
         return victims
 
     def push(self, ticket: Ticket) -> None:
-        """Let a ticket wait. Its ``queued_at``, ``expires_at`` and deadline count as they are now."""
+        """Let a ticket wait. Its ``queued_at``, ``expires_at`` and ``due_at`` count as they are now."""
         assert not ticket.is_waiting, f"request {ticket.request.id} waits twice"
         ticket.is_waiting = True
         request = ticket.request
@@ -126,7 +126,7 @@ class RequestQueue:
         if tenant is None:
             tenant = self._tenants[request.tenant] = _Sum()
         tenant.add(request)
-        expires_at = min(ticket.expires_at, ticket.deadline_at)
+        expires_at = min(ticket.expires_at, ticket.due_at)
         if expires_at < math.inf:
             heapq.heappush(self._expiries, (expires_at, next(self._tie), place))
         if not is_patient(request):

@@ -77,11 +77,11 @@ class Ticket:
 
     @property
     def due_at(self) -> float:
-        """When its answer, or the first of it, is worthless."""
+        """When its answer is worthless, or the first byte of an answer that has not begun."""
         first_byte_s = self.request.first_byte_s
-        return (
-            self.deadline_at if first_byte_s is None else min(self.deadline_at, self.request.arrived_at + first_byte_s)
-        )
+        if first_byte_s is None or self.stream.progress.has_output:
+            return self.deadline_at
+        return min(self.deadline_at, self.request.arrived_at + first_byte_s)
 
     @property
     def is_for_nothing(self) -> bool:
