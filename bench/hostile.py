@@ -30,10 +30,10 @@ from inferd.events import ignore
 from inferd.gateway.decode import MAX_WEIGHT
 from inferd.gateway.grpc.rpc import Method
 from inferd.gateway.grpc.server import GrpcServer
-from inferd.gateway.listener import reserve
 from inferd.gateway.routes import ROUTES
 from inferd.gateway.server import create_app
 from inferd.gateway.upstream import Upstream
+from inferd.http.listener import reserve
 
 
 class Prober:

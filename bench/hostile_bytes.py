@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from inferd.gateway.grpc.rpc import Method
-from inferd.gateway.http2 import frames as f
-from inferd.gateway.http2.hpack import literal
 from inferd.gateway.route import Route
+from inferd.http.http2 import frames as f
+from inferd.http.http2.hpack import literal
 from inferd.protowire import sized
 
 BODY_BYTES: Final = 16 * 1024 * 1024 - 4096  # as many as a server takes by default

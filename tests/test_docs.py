@@ -22,9 +22,9 @@ from inferd.cli.main import cli, main
 from inferd.cli.ready import curl_line, python_lines
 from inferd.config import load_config
 from inferd.events import Event
-from inferd.gateway.openai_wire import IGNORED, REFUSED
+from inferd.gateway.openai.sampling import RANGES
+from inferd.gateway.openai.wire import IGNORED, REFUSED
 from inferd.gateway.routes import ROUTES
-from inferd.gateway.sampling import RANGES
 from inferd.observe import metrics
 from inferd.observe.page import as_page
 from inferd.predict.wiring import check_steps

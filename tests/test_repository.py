@@ -21,7 +21,8 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 # Where a broad except is right, and why: each is a border at which one failure must stay one.
 BROAD_EXCEPT = {
     "worker/": "the worker's loop and its requests",
-    "gateway/": "requests and connections of clients",
+    "gateway/": "requests of clients",
+    "http/": "connections of clients",
     "observe/sink.py": "the sink",
     "observe/requests.py": "the sink",
     "app/reload.py": "the loop that follows the configuration's file",
@@ -101,7 +102,7 @@ def _raises_again(node: ast.ExceptHandler) -> bool:
 def test_only_the_clock_asks_what_time_it_is_in_the_rooms_that_decide() -> None:
     """Elsewhere ``now`` is an argument, or comes from inferd.clock, so that tests can turn it."""
     asking = re.compile(r"\btime\.(time|monotonic|perf_counter)(_ns)?\(")
-    rooms = ("gateway/", "observe/", "router/", "engine/scheduler", "engine/blocks", "window")
+    rooms = ("gateway/", "http/", "observe/", "router/", "engine/scheduler", "engine/blocks", "window")
     found = [
         str(path.relative_to(ROOT))
         for path in SOURCES

@@ -14,7 +14,7 @@ from tests.server_process import Server
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.config.rules import problems_between
 from inferd.errors import ConfigError
-from inferd.gateway.listener import reserve
+from inferd.http.listener import reserve
 
 
 def maps(pid: int) -> str:

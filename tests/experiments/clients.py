@@ -237,7 +237,7 @@ def _plain_server() -> Iterator[tuple[str, int]]:
 @experiment(
     "F27",
     injects="HTTP/2 prefaces, a flood of pings, an oversized frame",
-    holds="each connection is closed at once, nothing is left of it: this port speaks HTTP/1.1 alone (that of gRPC: tests/gateway/test_grpc_calls.py)",
+    holds="each connection is closed at once, nothing is left of it: this port speaks HTTP/1.1 alone (that of gRPC: tests/gateway/grpc/test_grpc_calls.py)",
     control="the connections are kept open by the client's side of the check",
     red="descriptors",
 )

@@ -18,7 +18,7 @@ def streams_are_never_cancelled() -> None:
 
 
 def dead_peers_are_not_looked_for() -> None:
-    from inferd.gateway import listener
+    from inferd.http import listener
 
     listener.set_options = lambda listener: None
 
@@ -67,7 +67,7 @@ def lines_are_written_at_once() -> None:
 
 
 def the_backlog_is_short() -> None:
-    from inferd.gateway import listener
+    from inferd.http import listener
 
     listener.BACKLOG = 4  # type: ignore[misc]
 
@@ -82,7 +82,7 @@ _OPEN: list[object] = []
 
 
 def knobs_have_no_ranges() -> None:
-    from inferd.gateway import sampling
+    from inferd.gateway.openai import sampling
 
     for name in sampling.RANGES:
         sampling.RANGES[name] = sampling.Range(-math.inf, math.inf)

@@ -20,7 +20,7 @@ from inferd.app.root import Ready, run
 from inferd.app.source import ConfigSource
 from inferd.config import Config, ModelConfig, load_config
 from inferd.errors import InferdError
-from inferd.gateway.connection import Waits
+from inferd.http.connection import Waits
 
 
 def tell(ready: Ready) -> None:

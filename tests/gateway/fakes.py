@@ -18,9 +18,9 @@ from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import InferdError, InvalidRequest, ModelNotFound, Unauthenticated
 from inferd.events import Event, HttpServed
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, UnloadReport
-from inferd.gateway.listener import HttpServer
 from inferd.gateway.server import create_app
 from inferd.gateway.upstream import Item, ModelState
+from inferd.http.listener import HttpServer
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, check_not_stronger, check_spec
 from inferd.tenancy.principal import Principal
 from inferd.types import (

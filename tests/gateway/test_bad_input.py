@@ -16,7 +16,7 @@ from tests.stopwatch import Stopwatch
 from inferd.config import ServerConfig
 from inferd.errors import InvalidRequest
 from inferd.gateway.decode import decode, may_repeat_keys
-from inferd.gateway.openai_wire import ChatRequest, CompletionRequest, chat_decoder, completion_decoder
+from inferd.gateway.openai.wire import ChatRequest, CompletionRequest, chat_decoder, completion_decoder
 
 HI = [{"role": "user", "content": "hi"}]
 

@@ -20,8 +20,8 @@ import grpc
 import pytest
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
-from tests.gateway.grpc_messages import message_type
-from tests.gateway.grpc_running import SERVICE, text_request
+from tests.gateway.grpc.messages import message_type
+from tests.gateway.grpc.running import SERVICE, text_request
 from tests.remote.fault_server import CHUNKED, DONE, FaultServer, Talk, completion, piece
 from tests.worker.watching import IMPATIENT, TINY_WORKER, until
 
@@ -38,10 +38,10 @@ from inferd.config import (
     StateConfig,
 )
 from inferd.events import Event, HttpServed
+from inferd.gateway.context import Context
 from inferd.gateway.grpc.server import GrpcServer
-from inferd.gateway.listener import HttpServer, reserve
-from inferd.gateway.room import Room
 from inferd.gateway.server import create_app
+from inferd.http.listener import HttpServer, reserve
 from inferd.observe import Observer
 from inferd.router.router import Router
 from inferd.tenancy.control import Control
@@ -62,7 +62,7 @@ class Site:
         router: Router,
         control: Control,
         observer: Observer,
-        room: Room,
+        room: Context,
     ) -> None:
         self.http = http
         self.grpc = grpc_server

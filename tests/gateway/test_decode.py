@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inferd.errors import InvalidRequest
 from inferd.gateway import decode as decoding
 from inferd.gateway.decode import MAX_WEIGHT, check_weight, decode
-from inferd.gateway.openai_wire import chat_decoder, completion_decoder
+from inferd.gateway.openai.wire import chat_decoder, completion_decoder
 
 texts = st.text(st.sampled_from('a,:[]{}"\\\n\u00e9')) | st.text()
 values: Any = st.recursive(

@@ -30,11 +30,11 @@ from inferd.config import (
     RetryConfig,
     ServerConfig,
 )
-from inferd.gateway.connection import Connection
-from inferd.gateway.exchange import Exchange
-from inferd.gateway.http import Call
-from inferd.gateway.listener import HttpServer
+from inferd.gateway.call import Call
 from inferd.gateway.server import create_app
+from inferd.http.connection import Connection
+from inferd.http.exchange import Exchange
+from inferd.http.listener import HttpServer
 from inferd.router.router import Router
 from inferd.router.status import ModelStatus
 from inferd.tenancy.idempotency import IdempotencyStore

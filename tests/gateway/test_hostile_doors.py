@@ -16,9 +16,9 @@ import pytest
 from bench.hostile_bytes import Attack, flood_attacks, grpc_attacks, http_attacks, strike
 from tests.gateway.fakes import FakeDoor, Running
 from tests.gateway.fakes import running as http_running
-from tests.gateway.grpc_client import Client, framed
-from tests.gateway.grpc_running import GrpcRunning, PredictingRouter, infer_request
-from tests.gateway.grpc_running import running as grpc_running
+from tests.gateway.grpc.client import Client, framed
+from tests.gateway.grpc.running import GrpcRunning, PredictingRouter, infer_request
+from tests.gateway.grpc.running import running as grpc_running
 from tests.worker.watching import until_now
 
 from inferd.gateway.decode import MAX_WEIGHT

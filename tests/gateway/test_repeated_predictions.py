@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 from tests.gateway.fakes import FakeRouter, FakeStatus, FakeStream, Running, info, running
-from tests.gateway.test_text_requests import text_model
+from tests.gateway.openai.test_text_requests import text_model
 
 from inferd.cache.memory import MemoryCache
 from inferd.config import CacheConfig, Config, ModelCacheConfig, ModelConfig

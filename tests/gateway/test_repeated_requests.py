@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 from tests.gateway.fakes import FakeDoor, FakeRouter, Running, info, post, running, words
-from tests.gateway.test_connections import connect, request
+from tests.http.test_connections import connect, request
 
 from inferd.cache.memory import MemoryCache
 from inferd.config import CacheConfig, Config, ModelCacheConfig, ModelConfig, ServerConfig

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.gateway.fakes import FakeRouter, FakeStatus, Running, info, post, running, sse
-from tests.gateway.test_text_requests import PATHS, text_model
+from tests.gateway.openai.test_text_requests import PATHS, text_model
 
 from inferd.errors import WorkerDied
 from inferd.gateway.routes import ROUTES

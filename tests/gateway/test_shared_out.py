@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.gateway.fakes import FakeRouter, Running, post, running
-from tests.gateway.test_text_requests import TextRouter, text_model
+from tests.gateway.openai.test_text_requests import TextRouter, text_model
 
 from inferd.config import Config, ModelConfig, VersionsConfig
 

@@ -25,8 +25,8 @@ from inferd.events import Event, HttpServed, RequestEnded
 from inferd.gateway.admission import SDK_GRACE_S
 from inferd.gateway.express import Lane
 from inferd.gateway.express_infer import InferErrand
-from inferd.gateway.listener import HttpServer
 from inferd.gateway.server import create_app
+from inferd.http.listener import HttpServer
 from inferd.router.router import Router
 from inferd.tenancy.principal import LOCAL, OpenDoor, Permit, Principal
 

@@ -115,10 +115,10 @@ KNOWN: Final = (
     ),
     Known(
         "a table of headers keeps its entries when it shrinks",
-        "gateway/http2/hpack.py",
+        "http/http2/hpack.py",
         "                self._shrink(limit)\n                self.version += 1",
         "                self.version += 1",
-        ("tests/gateway/http2/test_hpack.py",),
+        ("tests/http/http2/test_hpack.py",),
     ),
     Known(
         "a half-open breaker lets everything through",

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from tests.gateway.grpc_messages import message_type
+from tests.gateway.grpc.messages import message_type
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.grpc.envelope import read_envelope

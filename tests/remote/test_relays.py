@@ -24,8 +24,8 @@ from tests.remote.fault_server import (
 
 from inferd.config import Config, ModelConfig, RemoteSettings, RetryConfig, ServerConfig
 from inferd.events import Event, HttpServed, RequestEnded
-from inferd.gateway.listener import HttpServer
 from inferd.gateway.server import create_app
+from inferd.http.listener import HttpServer
 from inferd.router.remote_replica import RemoteReplica
 from inferd.router.router import Router
 from inferd.tenancy.idempotency import IdempotencyStore

@@ -15,7 +15,14 @@ from inferd.app.reload import Reloader
 from inferd.config import Config, ModelConfig, VersionsConfig
 from inferd.config.versions import base_of
 from inferd.errors import InvalidRequest
-from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport, UnloadReport
+from inferd.gateway.control import (
+    ModelReport,
+    ReloadReport,
+    ReplicaReport,
+    ServerReport,
+    TenantReport,
+    UnloadReport,
+)
 from inferd.router.router import Router
 from inferd.router.status import ModelStatus, ReplicaStatus
 from inferd.tenancy.control import Control

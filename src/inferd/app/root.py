@@ -46,9 +46,9 @@ from inferd.worker.supervisor import Patience
 
 if TYPE_CHECKING:
     from inferd.app.source import ConfigSource
-    from inferd.gateway.listener import HttpServer
     from inferd.gateway.server import Gateway
-    from inferd.gateway.tls import Tls
+    from inferd.http.listener import HttpServer
+    from inferd.http.tls import Tls
     from inferd.observe.logs import LogStream
 
 FAREWELL_S = 1.0  # for the last bytes of answers that are over
@@ -145,8 +145,8 @@ async def serve(
     Raises ConfigError, before any worker is started, when the port cannot be had, others could reach it
     without a key, or its state is not usable; ModelLoadError when no model could be loaded.
     """
-    from inferd.gateway.listener import bind, reserve
-    from inferd.gateway.tls import Tls, certificate_of
+    from inferd.http.listener import bind, reserve
+    from inferd.http.tls import Tls, certificate_of
 
     certificate = certificate_of(config.server.tls)
     tls = Tls(certificate) if certificate is not None else None
@@ -184,8 +184,8 @@ async def serve(
         await asyncio.to_thread(_import_parts)
         from inferd.app.actions import Actions
         from inferd.app.reload import Reloader
-        from inferd.gateway.listener import HttpServer
         from inferd.gateway.server import create_app
+        from inferd.http.listener import HttpServer
 
         site = Site(config, router, control, observer, tls)
         reloader = None if source is None else Reloader(source, site.adopt, emit)
@@ -266,7 +266,7 @@ class Site:
         refuse_restarts(self.config, config)
         certificate = None
         if self.tls is not None:
-            from inferd.gateway.tls import certificate_of
+            from inferd.http.tls import certificate_of
 
             certificate = await asyncio.to_thread(certificate_of, config.server.tls)
         bound = _bound(config)

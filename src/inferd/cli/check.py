@@ -181,7 +181,7 @@ def _steps(config: Config) -> list[str]:
 
 
 def _certificate(config: Config) -> list[str]:
-    from inferd.gateway.tls import certificate_of  # most servers have none
+    from inferd.http.tls import certificate_of  # most servers have none
 
     try:
         certificate_of(config.server.tls)

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple, Protocol
 
 from inferd.config.versions import entry_named
 from inferd.errors import Forbidden, InvalidRequest, ModelNotFound, Unauthenticated
+from inferd.gateway.call import SDK_TIMEOUT_HEADERS, Call
+from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, printable, shown
-from inferd.gateway.http import SDK_TIMEOUT_HEADERS, Call
-from inferd.gateway.room import Room
-from inferd.gateway.sampling import check_range
+from inferd.gateway.openai.sampling import check_range
 from inferd.gateway.upstream import ModelStatus, Upstream
 from inferd.tenancy.principal import Door, Principal, Scope
 from inferd.types import RANKS, ModelInfo, Priority
@@ -103,7 +103,7 @@ def visible(router: Upstream, principal: Principal) -> Sequence[ModelStatus]:
     return [status for status in served if principal.may_use(status.name)]
 
 
-def find_model(room: Room, call: Call, name: str | None) -> ModelStatus:
+def find_model(room: Context, call: Call, name: str | None) -> ModelStatus:
     """The model a request means, or its version (``model@stable``, ``model@3``); without a name, the only one there is
     for this client.
 
@@ -282,7 +282,7 @@ def cost_of(
     return Cost(max_prompt, sequences * each, expected)
 
 
-def reserve(room: Room, call: Call, model: str, *, prompt_tokens: int = 0, max_tokens: int = 0) -> None:
+def reserve(room: Context, call: Call, model: str, *, prompt_tokens: int = 0, max_tokens: int = 0) -> None:
     """Take the call from its quotas; it is settled when the call is over. Raises QuotaExceeded."""
     call.permit = room.door.admit(
         call.principal, call.request_id, model, prompt_tokens=prompt_tokens, max_tokens=max_tokens

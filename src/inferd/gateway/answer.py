@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 from msgspec import UNSET
 
 from inferd.gateway.caching import Question, cached, question_of
+from inferd.gateway.call import Answer, Call, Response
+from inferd.gateway.context import Context
 from inferd.gateway.generation import (
     Collected,
     check_request_id,
@@ -20,12 +22,10 @@ from inferd.gateway.generation import (
     ignored_header,
     submit_all,
 )
-from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.idempotency import once
-from inferd.gateway.openai_wire import GenerationFields
+from inferd.gateway.openai.wire import GenerationFields
 from inferd.gateway.predictions import check_task
 from inferd.gateway.relay import relayed_answer
-from inferd.gateway.room import Room
 from inferd.gateway.sse import HEARTBEAT_S, DeltaWriter, stream_answer
 from inferd.gateway.upstream import ModelStatus
 from inferd.gateway.versions import model_for
@@ -57,7 +57,7 @@ class Reply(Protocol):
     def writer(self, call: Call) -> DeltaWriter: ...
 
 
-def begin(room: Room, call: Call, body: GenerationFields, prefix: str) -> tuple[ModelStatus, str]:
+def begin(room: Context, call: Call, body: GenerationFields, prefix: str) -> tuple[ModelStatus, str]:
     """The model that is asked for, and the answer's id. Raises ModelNotFound, InvalidRequest."""
     user = body.user
     model = model_for(room, call, body.model, "" if user is UNSET else bytes(user).decode())
@@ -68,7 +68,7 @@ def begin(room: Room, call: Call, body: GenerationFields, prefix: str) -> tuple[
     return model, call.response_id(prefix)
 
 
-async def answered(room: Room, call: Call, raw: bytes, work: Work, reply: Reply) -> Answer:
+async def answered(room: Context, call: Call, raw: bytes, work: Work, reply: Reply) -> Answer:
     """Raises InferdError for everything that can be known before the first token. ``raw`` is the body as it came,
     for a remote server that may answer instead."""
     model = work.model

@@ -9,11 +9,12 @@ import logging
 from typing import Final, Protocol
 
 from inferd.errors import InferdError, InternalError
-from inferd.gateway.exchange import Exchange
+from inferd.gateway.call import EVENTS_HEADERS, Call, Response
 from inferd.gateway.generation import error_frame, failure_of
-from inferd.gateway.http import EVENTS_HEADERS, Call, Headers, Response
 from inferd.gateway.predictions import no_answer, response_of, several_answers
 from inferd.gateway.upstream import Item, Stream
+from inferd.http.asgi import Headers
+from inferd.http.exchange import Exchange
 from inferd.types import Prediction, Relayed, RelayHead
 
 NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # another server's words, and its word for what they are

@@ -20,8 +20,9 @@ import msgspec
 
 from inferd import clock
 from inferd.errors import InvalidRequest, Overloaded
+from inferd.gateway.call import SDK_TIMEOUT_HEADERS, Call, Response
 from inferd.gateway.errors import RouteNotFound
-from inferd.gateway.http import SDK_TIMEOUT_HEADERS, Call, Message, Receive, Response, Scope, Send
+from inferd.http.asgi import Message, Receive, Scope, Send
 
 MAX_RUNNING: Final = 4096
 MAX_RUNNING_PER_TENANT: Final = 1024

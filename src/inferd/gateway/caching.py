@@ -19,13 +19,14 @@ from inferd.cache.port import CachedAnswer, ResponseCache
 from inferd.errors import DeadlineExceeded
 from inferd.events import CacheLooked
 from inferd.gateway.admission import reserve, terms_of
+from inferd.gateway.call import DONE, EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Response
+from inferd.gateway.context import Context
 from inferd.gateway.decode import decode
 from inferd.gateway.generation import ignored_header
-from inferd.gateway.http import DONE, EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Headers, Response
 from inferd.gateway.idempotency import part_of_answer
-from inferd.gateway.openai_wire import IGNORED, GenerationFields
-from inferd.gateway.room import Room
+from inferd.gateway.openai.wire import IGNORED, GenerationFields
 from inferd.gateway.upstream import ModelStatus
+from inferd.http.asgi import Headers
 from inferd.types import SamplingParams
 
 MAX_WAITS: Final = 3  # for others' computing, before a request computes for itself
@@ -75,7 +76,7 @@ class _RelayedFields(msgspec.Struct, frozen=True):
 _relayed: Final = msgspec.json.Decoder(_RelayedFields)
 
 
-def question_of_relayed(room: Room, name: str, body: bytes) -> Question:
+def question_of_relayed(room: Context, name: str, body: bytes) -> Question:
     """Likewise for a model that runs elsewhere: its servers stand for its weights. Raises InvalidRequest."""
     fields = decode(body, _relayed)
     servers = [f"{remote.url} {remote.model}" for remote in room.config.models[name].upstreams]
@@ -90,7 +91,7 @@ def question_of_relayed(room: Room, name: str, body: bytes) -> Question:
     )
 
 
-async def cached(room: Room, call: Call, question: Callable[[], Question], model: str, compute: Compute) -> Answer:
+async def cached(room: Context, call: Call, question: Callable[[], Question], model: str, compute: Compute) -> Answer:
     """A kept answer, or what ``compute`` answers, which is then kept. A hit computes no tokens, and so
     costs one request of the quota and none of its tokens."""
     config = room.caching_of(model)
@@ -117,7 +118,7 @@ async def cached(room: Room, call: Call, question: Callable[[], Question], model
     return await keeper.fill(compute)
 
 
-def _again(room: Room, call: Call, model: str, kept: CachedAnswer) -> Response:
+def _again(room: Context, call: Call, model: str, kept: CachedAnswer) -> Response:
     reserve(room, call, model)
     streamed = EVENTS_HEADERS if kept.content_type == EVENTS_TYPE else ()
     return Response(200, kept.body, kept.content_type, (*kept.headers, *_HIT, *ignored_header(call.ignored), *streamed))
@@ -128,7 +129,7 @@ class _Keeper:
 
     __slots__ = ("_cache", "_call", "_flight", "_key", "_model", "_room", "_ttl_s")
 
-    def __init__(self, room: Room, call: Call, cache: ResponseCache, key: bytes, model: str, ttl_s: float) -> None:
+    def __init__(self, room: Context, call: Call, cache: ResponseCache, key: bytes, model: str, ttl_s: float) -> None:
         self._room = room
         self._call = call
         self._cache = cache

@@ -11,8 +11,8 @@ from typing import Final, Literal
 
 from inferd.config.units import bytes_text
 from inferd.errors import InvalidRequest
+from inferd.gateway.call import Call, Response
 from inferd.gateway.errors import BodyTooLarge, UnsupportedMediaType, printable
-from inferd.gateway.http import Call, Response
 
 Encoding = Literal["gzip", "deflate"]
 

@@ -18,17 +18,17 @@ from inferd.errors import InferdError
 from inferd.events import HttpServed
 from inferd.gateway.admission import sdk_timeout, token_of
 from inferd.gateway.answering import Answering, Books
+from inferd.gateway.call import Call, fresh_id
+from inferd.gateway.context import Context
 from inferd.gateway.errors import OPENAI_ERRORS, ErrorShape
-from inferd.gateway.exchange import Exchange
-from inferd.gateway.http import Call, fresh_id
 from inferd.gateway.relay_fields import remote_models
-from inferd.gateway.room import Room
+from inferd.http.exchange import Exchange
 from inferd.remote.familiar import is_exact, pattern_of
 from inferd.tenancy.principal import Permit, Principal
 from inferd.types import End
 
 if TYPE_CHECKING:
-    from inferd.gateway.connection import Connection
+    from inferd.http.connection import Connection
     from inferd.router.stream import Stream
 
 MAX_FAMILIAR: Final = 1024
@@ -67,7 +67,7 @@ class Lane:
 
     __slots__ = ("_familiar", "_max_body_bytes", "_principal", "books", "names", "room")
 
-    def __init__(self, room: Room, principal: Principal | None, books: Books) -> None:
+    def __init__(self, room: Context, principal: Principal | None, books: Books) -> None:
         self.room = room
         self.books = books
         self._principal = principal

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 from inferd import clock
 from inferd.errors import InferdError, QuotaExceeded
+from inferd.gateway.call import Call
 from inferd.gateway.compression import MIN_BYTES, Encoding, compress, wanted_encoding
 from inferd.gateway.errors import KSERVE_ERRORS
-from inferd.gateway.exchange import Exchange, date_line
 from inferd.gateway.express import CLOSE_LINE, Familiar, Lane, Passage
-from inferd.gateway.http import Call
-from inferd.gateway.kserve import Served
-from inferd.gateway.kserve_rest import header_length
-from inferd.gateway.kserve_wire import DIALECT, read_infer
+from inferd.gateway.kserve.models import Served
+from inferd.gateway.kserve.rest import header_length
+from inferd.gateway.kserve.wire import DIALECT, read_infer
 from inferd.gateway.predictions import BYTES_PER_TOKEN
+from inferd.http.exchange import Exchange, date_line
 from inferd.router.errand import Errand
 from inferd.types import End, Prediction, PredictRequest, class_index
 
 if TYPE_CHECKING:
-    from inferd.gateway.connection import Connection
+    from inferd.http.connection import Connection
     from inferd.router.stream import Stream
     from inferd.tenancy.principal import Principal
 

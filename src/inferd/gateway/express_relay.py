@@ -10,18 +10,18 @@ import msgspec
 from inferd import clock
 from inferd.errors import QuotaExceeded
 from inferd.gateway.admission import UNSET_MAX_TOKENS, cost_of, waits_of
+from inferd.gateway.call import EVENTS_HEADERS, EVENTS_TYPE
 from inferd.gateway.decode import OFF_LOOP_BYTES, may_repeat_keys
-from inferd.gateway.exchange import Exchange, date_line
 from inferd.gateway.express import CLOSE_LINE, Familiar, Lane, Passage
-from inferd.gateway.http import EVENTS_HEADERS, EVENTS_TYPE
+from inferd.gateway.openai.sampling import INT32_MAX
 from inferd.gateway.relay_fields import CHAT, ELSEWHERE, ChatFields, TextFields, chat_decoder, is_text, text_decoder
-from inferd.gateway.sampling import INT32_MAX
+from inferd.http.exchange import Exchange, date_line
 from inferd.router.express import Transit
 from inferd.tenancy.principal import Principal
 from inferd.types import End, Relay, Request
 
 if TYPE_CHECKING:
-    from inferd.gateway.connection import Connection
+    from inferd.http.connection import Connection
     from inferd.remote.connection import Head
     from inferd.remote.openai import Letterhead
     from inferd.router.stream import Stream

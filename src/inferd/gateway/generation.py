@@ -12,12 +12,13 @@ from collections.abc import AsyncGenerator, Sequence
 from inferd import clock
 from inferd.errors import Cancelled, InferdError, InternalError, from_failure
 from inferd.gateway.admission import cost_of, reserve, terms_of
+from inferd.gateway.call import Call, is_request_id
+from inferd.gateway.context import Context
 from inferd.gateway.errors import error_body, invalid, shown
-from inferd.gateway.http import Call, Headers, is_request_id
-from inferd.gateway.openai_wire import GenerationFields, PromptTokensDetails, UsageBody
-from inferd.gateway.room import Room
-from inferd.gateway.sampling import check_range
+from inferd.gateway.openai.sampling import check_range
+from inferd.gateway.openai.wire import GenerationFields, PromptTokensDetails, UsageBody
 from inferd.gateway.upstream import ModelStatus, Stream
+from inferd.http.asgi import Headers
 from inferd.types import (
     Delta,
     End,
@@ -37,7 +38,7 @@ from inferd.types import (
 _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-def fingerprint_of(room: Room, model: ModelStatus) -> str | None:
+def fingerprint_of(room: Context, model: ModelStatus) -> str | None:
     """What identifies the weights and settings; a model that was still loading has told it since."""
     info = model.info
     if info is None:
@@ -46,7 +47,7 @@ def fingerprint_of(room: Room, model: ModelStatus) -> str | None:
 
 
 async def submit_all(
-    room: Room,
+    room: Context,
     call: Call,
     body: GenerationFields,
     model: ModelStatus,

@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
 from inferd.gateway.admission import reserve
+from inferd.gateway.call import EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Response
+from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid
-from inferd.gateway.http import EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Headers, Response
-from inferd.gateway.room import Room
+from inferd.http.asgi import Headers
 from inferd.tenancy.idempotency import MAX_ANSWER_BYTES, MAX_KEY_CHARS, Claim, StoredAnswer
 
 _KEPT: Final = frozenset({b"inference-header-content-length"})
@@ -25,7 +26,7 @@ def part_of_answer(headers: Headers) -> Headers:
     return tuple([header for header in headers if header[0].lower() in _KEPT])
 
 
-async def once(room: Room, call: Call, raw: bytes, model: str, compute: Callable[[], Awaitable[Answer]]) -> Answer:
+async def once(room: Context, call: Call, raw: bytes, model: str, compute: Callable[[], Awaitable[Answer]]) -> Answer:
     """What ``compute`` answers; where the request names an Idempotency-Key, computed once for all that
     name it. Raises IdempotencyConflict for another body under the same key."""
     header = call.header(b"idempotency-key")

@@ -13,8 +13,9 @@ from typing import Final
 
 from inferd.config import ServerConfig
 from inferd.errors import Forbidden, InvalidRequest
+from inferd.gateway.call import Call
 from inferd.gateway.errors import printable
-from inferd.gateway.http import Call, Headers
+from inferd.http.asgi import Headers
 
 _HOST: Final = re.compile(
     rb"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}(?:%25[A-Za-z0-9._-]{1,32})?\])(?::(?P<port>[0-9]{1,5}))?"

@@ -14,10 +14,10 @@ import msgspec
 from inferd.errors import InternalError, InvalidRequest
 from inferd.gateway.admission import reserve, terms_of
 from inferd.gateway.caching import Question, cached
+from inferd.gateway.call import Answer, Call, Response
+from inferd.gateway.context import Context
 from inferd.gateway.generation import check_end
-from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.idempotency import once
-from inferd.gateway.room import Room
 from inferd.gateway.upstream import ModelStatus, Stream
 from inferd.types import Output, Prediction, PredictRequest
 
@@ -42,7 +42,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0  # an upper bound of what it costs a tenant's quota of tokens; 0: it is not counted in tokens
 
 
-async def predict(room: Room, call: Call, model: ModelStatus, asked: Asked, *, tasks: tuple[str, ...]) -> Answer:
+async def predict(room: Context, call: Call, model: ModelStatus, asked: Asked, *, tasks: tuple[str, ...]) -> Answer:
     """The model's answer, in the dialect's own words: computed now, or what it was when the same was asked before
     (Idempotency-Key, the cache of models that have one). The model must be able to do one of the ``tasks``.
 
@@ -53,7 +53,7 @@ async def predict(room: Room, call: Call, model: ModelStatus, asked: Asked, *, t
 
 
 async def repeated(
-    room: Room, call: Call, model: ModelStatus, asked: Asked, compute: Callable[[], Awaitable[Response]]
+    room: Context, call: Call, model: ModelStatus, asked: Asked, compute: Callable[[], Awaitable[Response]]
 ) -> Answer:
     """What ``compute`` answers, or what it answered when the same was asked before."""
 
@@ -81,7 +81,7 @@ async def repeated(
     return await once(room, call, asks + asked.body, model.name, looked_up)
 
 
-async def computed(room: Room, call: Call, model: ModelStatus, asked: Asked) -> Response:
+async def computed(room: Context, call: Call, model: ModelStatus, asked: Asked) -> Response:
     """Likewise, whatever was asked before."""
     stream = submit(room, call, model, asked)
     prediction: Prediction | None = None
@@ -123,7 +123,7 @@ def check_task(model: ModelStatus, *tasks: str) -> None:
         )
 
 
-def submit(room: Room, call: Call, model: ModelStatus, asked: Asked) -> Stream:
+def submit(room: Context, call: Call, model: ModelStatus, asked: Asked) -> Stream:
     """Admit it and put it into the model's queue. The call owns the stream."""
     call.model = model.name
     request = request_of(call, model, asked)

@@ -19,13 +19,14 @@ from inferd import clock
 from inferd.errors import InferdError, InternalError
 from inferd.gateway.admission import Cost, Terms, authenticate, cost_of, reserve, terms_of
 from inferd.gateway.answering import NOSNIFF, Answering, Books
+from inferd.gateway.call import Answer, Call, EventStream, Response, require_json
+from inferd.gateway.context import Context
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body, may_repeat_keys
 from inferd.gateway.errors import invalid
-from inferd.gateway.exchange import Exchange
 from inferd.gateway.express import Lane
 from inferd.gateway.express_relay import FamiliarRelay
 from inferd.gateway.generation import check_end, error_frame, failure_of, forwarded_headers
-from inferd.gateway.http import Answer, Call, EventStream, Response, require_json
+from inferd.gateway.openai.sampling import check_range
 from inferd.gateway.origin import Origins
 from inferd.gateway.relay_fields import (
     CHAT,
@@ -39,9 +40,8 @@ from inferd.gateway.relay_fields import (
     remote_models,
     text_decoder,
 )
-from inferd.gateway.room import Room
-from inferd.gateway.sampling import check_range
 from inferd.gateway.upstream import Item, ModelStatus, Stream
+from inferd.http.exchange import Exchange
 from inferd.tenancy.principal import Principal
 from inferd.types import End, Relay, Relayed, Request
 
@@ -50,7 +50,7 @@ _TARGETS: Final = {b"/v1/chat/completions": CHAT, b"/v1/completions": TEXT}
 _log = logging.getLogger("inferd.gateway")
 
 
-def submit(room: Room, call: Call, name: str, path: str, fields: ChatFields | TextFields, body: bytes) -> Stream:
+def submit(room: Context, call: Call, name: str, path: str, fields: ChatFields | TextFields, body: bytes) -> Stream:
     """Admit a request for a model behind remote servers alone. Raises InvalidRequest, QuotaExceeded, and
     what the router raises."""
     if isinstance(fields, ChatFields):
@@ -91,7 +91,7 @@ class Asking(NamedTuple):
     wants_usage: bool = False
 
 
-def admitted(room: Room, call: Call, name: str, asking: Asking, terms: Terms, cost: Cost) -> Stream:
+def admitted(room: Context, call: Call, name: str, asking: Asking, terms: Terms, cost: Cost) -> Stream:
     """Put a request that its quota allows into the queue of a model behind remote servers."""
     path, body, stream, wants_usage = asking
     reserve(room, call, name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
@@ -119,7 +119,7 @@ def admitted(room: Room, call: Call, name: str, asking: Asking, terms: Terms, co
 # -- the ordinary way ----------------------------------------------------------------------------
 
 
-def target_of(room: Room, call: Call, body: bytes) -> str | None:
+def target_of(room: Context, call: Call, body: bytes) -> str | None:
     """The model behind remote servers alone that a request is for; None where it is for another one."""
     names = remote_models(room.config)
     if not names:
@@ -130,7 +130,7 @@ def target_of(room: Room, call: Call, body: bytes) -> str | None:
     return name if name in names and call.principal.may_use(name) else None
 
 
-async def relayed(room: Room, call: Call, name: str, path: str, body: bytes) -> Answer:
+async def relayed(room: Context, call: Call, name: str, path: str, body: bytes) -> Answer:
     """The answer for such a model. Raises InferdError for everything that is known before the first byte."""
     fields: ChatFields | TextFields
     if path == CHAT:
@@ -233,7 +233,7 @@ class Relays:
 
     __slots__ = ("_books", "_lane", "_max_body_bytes", "_names", "_origins", "_principal", "_room")
 
-    def __init__(self, room: Room, origins: Origins, principal: Principal | None, books: Books, lane: Lane) -> None:
+    def __init__(self, room: Context, origins: Origins, principal: Principal | None, books: Books, lane: Lane) -> None:
         self._room = room
         self._origins = origins
         self._principal = principal

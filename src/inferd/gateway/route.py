@@ -8,12 +8,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from inferd.gateway.call import Answer, Call, Switched
+from inferd.gateway.context import Context
 from inferd.gateway.errors import OPENAI_ERRORS, ErrorShape
-from inferd.gateway.http import Answer, Call, Switched
-from inferd.gateway.room import Room
 from inferd.tenancy.principal import Scope
 
-Endpoint = Callable[[Room, Call, str], Awaitable[Answer | Switched]]
+Endpoint = Callable[[Context, Call, str], Awaitable[Answer | Switched]]
 
 
 class Route(NamedTuple):

@@ -11,20 +11,22 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from inferd.gateway import admin, health, kserve, models, texts
-from inferd.gateway import kserve_rest as v2
+from inferd.gateway.admin import endpoints as admin
+from inferd.gateway.admin import health
+from inferd.gateway.admin.pages import docs_page, start_page
 from inferd.gateway.admission import visible
 from inferd.gateway.background import AsyncRequest
 from inferd.gateway.caching import Question, cached, question_of_relayed
-from inferd.gateway.chat import create_chat_completion
-from inferd.gateway.completions import create_completion
+from inferd.gateway.call import HTML_TYPE, Answer, Call, Response, read_body, require_json
+from inferd.gateway.context import Context
 from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, UnloadReport
 from inferd.gateway.decode import decode_body, weighed
-from inferd.gateway.docs_page import docs_page, start_page
 from inferd.gateway.errors import KSERVE_ERRORS, OPENAI_ERRORS, TEI_ERRORS, ErrorShape
-from inferd.gateway.http import HTML_TYPE, Answer, Call, Response, read_body, require_json
 from inferd.gateway.idempotency import once
-from inferd.gateway.invocations import (
+from inferd.gateway.kserve import models as kserve
+from inferd.gateway.kserve import rest as v2
+from inferd.gateway.kserve.generate import TextAnswer, TextRequest
+from inferd.gateway.kserve.invocations import (
     MLFLOW_ERRORS,
     InstancesRequest,
     InvocationRequest,
@@ -32,10 +34,13 @@ from inferd.gateway.invocations import (
     invoke,
     predict_v1,
 )
-from inferd.gateway.kserve_generate import TextAnswer, TextRequest
-from inferd.gateway.kserve_statistics import StatisticsAnswer
-from inferd.gateway.kserve_wire import InferRequest, InferResponse
-from inferd.gateway.openai_wire import (
+from inferd.gateway.kserve.statistics import StatisticsAnswer
+from inferd.gateway.kserve.wire import InferRequest, InferResponse
+from inferd.gateway.openai import models, texts
+from inferd.gateway.openai.chat import create_chat_completion
+from inferd.gateway.openai.completions import create_completion
+from inferd.gateway.openai.tokenize import detokenize, tokenize
+from inferd.gateway.openai.wire import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatRequest,
@@ -54,11 +59,9 @@ from inferd.gateway.openai_wire import (
 )
 from inferd.gateway.relay import relayed, target_of
 from inferd.gateway.relay_fields import CHAT, TEXT
-from inferd.gateway.room import Room
 from inferd.gateway.route import Endpoint, Route
-from inferd.gateway.streams import stream
-from inferd.gateway.tokenize import detokenize, tokenize
-from inferd.gateway.window_options import WindowOptions
+from inferd.gateway.windows.endpoint import stream
+from inferd.gateway.windows.options import WindowOptions
 from inferd.predict.codecs import text_wire as wire
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Scope
@@ -66,7 +69,7 @@ from inferd.tenancy.principal import Scope
 METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-async def _chat(room: Room, call: Call, rest: str) -> Answer:
+async def _chat(room: Context, call: Call, rest: str) -> Answer:
     require_json(call)
     raw = await weighed(await read_body(call, room.max_body_bytes, room.body_timeout_s))
     name = target_of(room, call, raw)
@@ -76,7 +79,7 @@ async def _chat(room: Room, call: Call, rest: str) -> Answer:
     return await call.watched(create_chat_completion(room, call, raw, body))
 
 
-async def _completion(room: Room, call: Call, rest: str) -> Answer:
+async def _completion(room: Context, call: Call, rest: str) -> Answer:
     require_json(call)
     raw = await weighed(await read_body(call, room.max_body_bytes, room.body_timeout_s))
     name = target_of(room, call, raw)
@@ -86,7 +89,7 @@ async def _completion(room: Room, call: Call, rest: str) -> Answer:
     return await call.watched(create_completion(room, call, raw, body))
 
 
-async def _elsewhere(room: Room, call: Call, name: str, path: str, raw: bytes) -> Answer:
+async def _elsewhere(room: Context, call: Call, name: str, path: str, raw: bytes) -> Answer:
     """For a model behind remote servers alone."""
 
     async def compute() -> Answer:
@@ -98,83 +101,83 @@ async def _elsewhere(room: Room, call: Call, name: str, path: str, raw: bytes) -
     return await once(room, call, raw, name, lambda: cached(room, call, question, name, compute))
 
 
-async def _tokenize(room: Room, call: Call, rest: str) -> Answer:
+async def _tokenize(room: Context, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), tokenize_decoder)
     return await call.watched(tokenize(room, call, body))
 
 
-async def _detokenize(room: Room, call: Call, rest: str) -> Answer:
+async def _detokenize(room: Context, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), detokenize_decoder)
     return await call.watched(detokenize(room, call, body))
 
 
-async def _async_look(room: Room, call: Call, rest: str) -> Answer:
+async def _async_look(room: Context, call: Call, rest: str) -> Answer:
     return await room.background.look(call, rest)
 
 
-async def _async_cancel(room: Room, call: Call, rest: str) -> Answer:
+async def _async_cancel(room: Context, call: Call, rest: str) -> Answer:
     return room.background.cancel(call, rest)
 
 
-async def _models(room: Room, call: Call, rest: str) -> Answer:
+async def _models(room: Context, call: Call, rest: str) -> Answer:
     return models.list_models(room, call)
 
 
-async def _model(room: Room, call: Call, rest: str) -> Answer:
+async def _model(room: Context, call: Call, rest: str) -> Answer:
     return models.get_model(room, call, rest)
 
 
-async def _live(room: Room, call: Call, rest: str) -> Answer:
+async def _live(room: Context, call: Call, rest: str) -> Answer:
     return health.live()
 
 
-async def _ready(room: Room, call: Call, rest: str) -> Answer:
+async def _ready(room: Context, call: Call, rest: str) -> Answer:
     return health.ready(room, call)
 
 
-async def _version(room: Room, call: Call, rest: str) -> Answer:
+async def _version(room: Context, call: Call, rest: str) -> Answer:
     return health.version()
 
 
-async def _load(room: Room, call: Call, rest: str) -> Answer:
+async def _load(room: Context, call: Call, rest: str) -> Answer:
     return health.load(room.router)
 
 
-async def _metrics(room: Room, call: Call, rest: str) -> Answer:
+async def _metrics(room: Context, call: Call, rest: str) -> Answer:
     return Response(200, room.metrics(), METRICS_TYPE)
 
 
-async def _openapi(room: Room, call: Call, rest: str) -> Answer:
+async def _openapi(room: Context, call: Call, rest: str) -> Answer:
     return Response(200, room.openapi())
 
 
-async def _docs(room: Room, call: Call, rest: str) -> Answer:
+async def _docs(room: Context, call: Call, rest: str) -> Answer:
     return Response(200, docs_page(), HTML_TYPE)
 
 
-async def _start(room: Room, call: Call, rest: str) -> Answer:
+async def _start(room: Context, call: Call, rest: str) -> Answer:
     return Response(200, start_page(visible(room.router, call.principal)), HTML_TYPE)
 
 
-async def _status(room: Room, call: Call, rest: str) -> Answer:
+async def _status(room: Context, call: Call, rest: str) -> Answer:
     return admin.status(room, call)
 
 
-async def _drain(room: Room, call: Call, rest: str) -> Answer:
+async def _drain(room: Context, call: Call, rest: str) -> Answer:
     return admin.drain(room, call)
 
 
-async def _reload(room: Room, call: Call, rest: str) -> Answer:
+async def _reload(room: Context, call: Call, rest: str) -> Answer:
     return await admin.reload(room, call)
 
 
-async def _list_keys(room: Room, call: Call, rest: str) -> Answer:
+async def _list_keys(room: Context, call: Call, rest: str) -> Answer:
     return await admin.list_keys(room, call)
 
 
-async def _create_key(room: Room, call: Call, rest: str) -> Answer:
+async def _create_key(room: Context, call: Call, rest: str) -> Answer:
     return await admin.create_key(room, call)
 
 

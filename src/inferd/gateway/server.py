@@ -16,11 +16,23 @@ from inferd.cache.port import ResponseCache
 from inferd.config import Config, ServerConfig
 from inferd.errors import InferdError, InternalError
 from inferd.events import Emit, HttpServed
-from inferd.gateway import kserve_rest as v2
+from inferd.gateway.admin.openapi import openapi_document
 from inferd.gateway.admission import authenticate
 from inferd.gateway.answering import Answering
 from inferd.gateway.background import Background, is_wanted, refuse_stream
-from inferd.gateway.connection import Connection
+from inferd.gateway.call import (
+    Answer,
+    Call,
+    ClientLeft,
+    EventStream,
+    Response,
+    Switched,
+    read_body,
+    require_json,
+    send_events,
+    send_response,
+)
+from inferd.gateway.context import Context, no_tally
 from inferd.gateway.control import ControlActions
 from inferd.gateway.errors import (
     CLIENT_LEFT,
@@ -31,32 +43,18 @@ from inferd.gateway.errors import (
     kind_of,
     printable,
 )
-from inferd.gateway.exchange import Exchange
 from inferd.gateway.express import Lane
 from inferd.gateway.express_infer import FamiliarInfer
 from inferd.gateway.generation import error_frame
-from inferd.gateway.http import (
-    Answer,
-    Call,
-    ClientLeft,
-    EventStream,
-    Receive,
-    Response,
-    Scope,
-    Send,
-    Switched,
-    read_body,
-    require_json,
-    send_events,
-    send_response,
-)
-from inferd.gateway.openapi import openapi_document
+from inferd.gateway.kserve import rest as v2
 from inferd.gateway.origin import Origins
 from inferd.gateway.relay import Relays
-from inferd.gateway.room import Room, no_tally
 from inferd.gateway.route import Match, RouteTable
 from inferd.gateway.routes import ROUTES
 from inferd.gateway.upstream import Upstream
+from inferd.http.asgi import Receive, Scope, Send
+from inferd.http.connection import Connection
+from inferd.http.exchange import Exchange
 from inferd.observe.statistics import ModelTally
 from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.tenancy.principal import Door, OpenDoor, Principal
@@ -66,14 +64,14 @@ _log = logging.getLogger("inferd.gateway")
 
 
 class Gateway:
-    """The ASGI application. Keeps nothing between requests but what ``Room`` holds.
+    """The ASGI application. Keeps nothing between requests but what ``Context`` holds.
 
     ``principal``: whoever reaches this application is that one (the control socket), and no web page does.
     """
 
     __slots__ = ("_lane", "_origins", "_principal", "_relays", "_room", "_scope_of_metrics", "_table")
 
-    def __init__(self, room: Room, principal: Principal | None) -> None:
+    def __init__(self, room: Context, principal: Principal | None) -> None:
         self._principal = principal
         self._table = RouteTable(ROUTES)
         self._take(room)
@@ -82,7 +80,7 @@ class Gateway:
         """From the next request on another configuration counts."""
         self._take(self._room._replace(config=config))
 
-    def _take(self, room: Room) -> None:
+    def _take(self, room: Context) -> None:
         self._room = room
         self._origins = Origins(room.config.server)
         self._scope_of_metrics: KeyScope = "public" if room.config.server.public_metrics else "metrics"
@@ -90,7 +88,7 @@ class Gateway:
         self._relays = Relays(room, self._origins, self._principal, self, self._lane)
 
     @property
-    def room(self) -> Room:
+    def room(self) -> Context:
         """As it is now; a reload replaces it."""
         return self._room
 
@@ -289,5 +287,7 @@ def create_app(
     if isinstance(config, ServerConfig):
         config = Config(server=config, models={})
     door = door if door is not None else OpenDoor()
-    room = Room(router, config, door, emit, metrics, _openapi, control, idempotency, cache, {}, Background(), tally_of)
+    room = Context(
+        router, config, door, emit, metrics, _openapi, control, idempotency, cache, {}, Background(), tally_of
+    )
     return Gateway(room, principal)

@@ -14,9 +14,10 @@ from typing import Final, Protocol
 import msgspec
 
 from inferd.errors import InferdError, InternalError
+from inferd.gateway.call import DONE, Call, EventStream
 from inferd.gateway.generation import error_frame, failure_of, merge, started, usage_body
-from inferd.gateway.http import DONE, Call, EventStream, Headers
 from inferd.gateway.upstream import Stream
+from inferd.http.asgi import Headers
 from inferd.types import Delta, Output, Usage
 
 HEARTBEAT: Final = b": the model is loading\n\n"

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from inferd.config.versions import entry_drawn
 from inferd.gateway.admission import find_model, session_of
-from inferd.gateway.http import Call
-from inferd.gateway.room import Room
+from inferd.gateway.call import Call
+from inferd.gateway.context import Context
 from inferd.gateway.upstream import ModelStatus
 
 _UNABLE = frozenset(("failed", "stopped", "unavailable"))
 
 
-def model_for(room: Room, call: Call, name: str | None, user: str = "") -> ModelStatus:
+def model_for(room: Context, call: Call, name: str | None, user: str = "") -> ModelStatus:
     """The model, or the version of it, that computes this request. Raises ModelNotFound, InvalidRequest."""
     model = find_model(room, call, name)
     return drawn(room, call, model, user=user) if name is None or name == model.name else model
 
 
-def drawn(room: Room, call: Call, model: ModelStatus, *, sequence: str = "", user: str = "") -> ModelStatus:
+def drawn(room: Context, call: Call, model: ModelStatus, *, sequence: str = "", user: str = "") -> ModelStatus:
     """Of a model that was asked for by its own name: the version that serves this request."""
     config = room.config.models.get(model.name)
     if config is None or not config.versions.weights:

@@ -1,1 +1,5 @@
-"""KServe v2 over gRPC, imported only where ``server.grpc_port`` is set."""
+"""The inference APIs over gRPC: KServe v2 with Triton's extensions, health and reflection.
+
+Knows gRPC's calls and the protocol's messages as bytes. Does not know frames (``inferd.http.http2``) or tensors.
+Read first: ``server.py``, then ``calls.py`` and ``inference.py``.
+"""

@@ -13,20 +13,21 @@ from typing import Any, Final, NamedTuple, Protocol
 from inferd import clock
 from inferd.errors import DeadlineExceeded, InferdError, InternalError
 from inferd.gateway.admission import MAX_TIMEOUT_S, authenticate
+from inferd.gateway.call import Call
+from inferd.gateway.context import Context
 from inferd.gateway.errors import error_headers, kind_of
 from inferd.gateway.grpc.rpc import EXPIRED, Method, Rpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.statuses import Status, details_of, status_of
 from inferd.gateway.grpc.wire import trailers_block
-from inferd.gateway.http import Call, Headers, Message
-from inferd.gateway.http2.work import FIELD, REFUSAL, REFUSED, TASK
-from inferd.gateway.room import Room
+from inferd.http.asgi import Headers, Message
+from inferd.http.http2.work import FIELD, REFUSAL, REFUSED, TASK
 from inferd.tenancy.principal import Scope
 
 SERVICE: Final = "inference.GRPCInferenceService"
 
 FEW_BYTES: Final = 4096  # of a message that asks with a name, or with nothing
 MAX_CALLS: Final = 8192  # in tasks at a time; a further one is refused with RESOURCE_EXHAUSTED
-Endpoint = Callable[[Room, Call, bytes, float | None], Awaitable[bytes]]
+Endpoint = Callable[[Context, Call, bytes, float | None], Awaitable[bytes]]
 """Of a call of one answer: room, call, the request's bytes, seconds until its deadline; the answer's bytes."""
 
 _log = logging.getLogger("inferd.gateway")
@@ -36,7 +37,7 @@ class Front(Protocol):
     """The gateway, as a door of it sees it."""
 
     @property
-    def room(self) -> Room: ...
+    def room(self) -> Context: ...
     def close(self, call: Call) -> None:
         """The call is over: settle and tell."""
 
@@ -66,7 +67,7 @@ class Calls:
         self._waiting: asyncio.Future[None] | None = None  # for the last one's end
 
     @property
-    def room(self) -> Room:
+    def room(self) -> Context:
         """As it is now: a reload replaces it."""
         return self._front.room
 

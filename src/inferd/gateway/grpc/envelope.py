@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from inferd.errors import InvalidRequest
-from inferd.gateway.http2.work import FIELD
+from inferd.http.http2.work import FIELD
 from inferd.predict.codecs.v2_parameters import Value, parameter
 from inferd.protowire import LENGTH, Field, fields, text
 

@@ -12,16 +12,16 @@ import msgspec
 
 from inferd.errors import InternalError
 from inferd.gateway.admission import visible
+from inferd.gateway.call import Answer, Call, Response
+from inferd.gateway.context import Context
 from inferd.gateway.errors import Unsupported
 from inferd.gateway.generation import check_end
 from inferd.gateway.grpc.envelope import Envelope
 from inferd.gateway.grpc.texts import completed, completions, writes_texts
-from inferd.gateway.http import Answer, Call, Response
 from inferd.gateway.idempotency import once
-from inferd.gateway.kserve import Served, asked_of, drawn_version, find_served
-from inferd.gateway.kserve_rest import task_of
+from inferd.gateway.kserve.models import Served, asked_of, drawn_version, find_served
+from inferd.gateway.kserve.rest import task_of
 from inferd.gateway.predictions import Asked, check_task, repeated, submit
-from inferd.gateway.room import Room
 from inferd.gateway.upstream import Stream
 from inferd.predict.codecs.v2_parameters import parameter_entry
 from inferd.protowire import sized
@@ -36,7 +36,7 @@ _IS_LAST: Final = sized(4, parameter_entry("triton_final_response", True))
 _IS_NOT_LAST: Final = sized(4, parameter_entry("triton_final_response", False))
 
 
-async def model_infer(room: Room, call: Call, envelope: Envelope, body: bytes, left: float | None) -> bytes:
+async def model_infer(room: Context, call: Call, envelope: Envelope, body: bytes, left: float | None) -> bytes:
     """With an ``idempotency-key`` in the metadata, or of a model whose answers are kept, it may be the answer of an earlier
     call. Raises what ``predictions.predict`` raises, and Unsupported where one answer is not enough."""
     served = _find(room, call, envelope)
@@ -93,7 +93,7 @@ async def only_answer(call: Call, name: str, stream: Stream) -> bytes:
 
 
 async def answers(
-    room: Room, call: Call, envelope: Envelope, body: bytes, left: float | None
+    room: Context, call: Call, envelope: Envelope, body: bytes, left: float | None
 ) -> AsyncGenerator[bytes, None]:
     """Every answer to one request of a stream, each saying whether it is the last one. Where the model learns only
     afterwards that there are no more, the client hears of that if it asked for it, by an answer without outputs."""
@@ -123,12 +123,12 @@ def answer_head(served: Served, envelope: Envelope) -> bytes:
     return head + sized(3, envelope.id.encode()) if envelope.id else head
 
 
-def _find(room: Room, call: Call, envelope: Envelope) -> Served:
+def _find(room: Context, call: Call, envelope: Envelope) -> Served:
     """The model that is meant, or that of its versions which this request gets. Raises ModelNotFound."""
     return drawn_version(room, call, _named(room, call, envelope), str(envelope.parameters.get("sequence_id") or ""))
 
 
-def _named(room: Room, call: Call, envelope: Envelope) -> Served:
+def _named(room: Context, call: Call, envelope: Envelope) -> Served:
     name = envelope.model
     if not envelope.version and "@" not in name:  # the usual request, without a look at all other models' versions
         for status in visible(room.router, call.principal):
@@ -138,7 +138,9 @@ def _named(room: Room, call: Call, envelope: Envelope) -> Served:
     return find_served(room, call.principal, name, envelope.version)
 
 
-def _submitted(room: Room, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None) -> Stream:
+def _submitted(
+    room: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None
+) -> Stream:
     return submit(room, call, served.status, _asked(served, envelope, body, left))
 
 

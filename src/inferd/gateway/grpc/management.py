@@ -1,6 +1,6 @@
 """The calls beside predictions: what the server and its models are, and loading and unloading them.
 
-Each says what REST says of the same (``inferd.gateway.kserve``), in the protocol's messages.
+Each says what REST says of the same (``inferd.gateway.kserve.models``), in the protocol's messages.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from typing import Final
 import msgspec
 
 from inferd.errors import ModelNotFound
-from inferd.gateway import health, kserve
+from inferd.gateway.admin import health
+from inferd.gateway.call import Call
+from inferd.gateway.context import Context
 from inferd.gateway.errors import Unsupported
 from inferd.gateway.grpc.calls import FEW_BYTES, Calls, Endpoint, Unary
 from inferd.gateway.grpc.protocol import protocol
-from inferd.gateway.http import Call
-from inferd.gateway.kserve_repository import load_model, unload_model
-from inferd.gateway.kserve_rest import MAX_REPOSITORY_BYTES
-from inferd.gateway.kserve_statistics import statistics_of
-from inferd.gateway.room import Room
+from inferd.gateway.kserve import models as kserve
+from inferd.gateway.kserve.repository import load_model, unload_model
+from inferd.gateway.kserve.rest import MAX_REPOSITORY_BYTES
+from inferd.gateway.kserve.statistics import statistics_of
 from inferd.tenancy.principal import Scope
 
 _Told = msgspec.Struct | Mapping[str, object]
@@ -45,7 +46,7 @@ _MAX_BYTES: Final = dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload
 
 def management(calls: Calls) -> dict[str, Unary]:
     """Every method by its name."""
-    served: dict[str, tuple[Scope, Callable[[Room, Call, _Asked], Awaitable[_Told]]]] = {
+    served: dict[str, tuple[Scope, Callable[[Context, Call, _Asked], Awaitable[_Told]]]] = {
         "ServerLive": ("public", _live),
         "ServerReady": ("public", _ready),
         "ServerMetadata": ("models", _server_metadata),
@@ -66,8 +67,8 @@ def management(calls: Calls) -> dict[str, Unary]:
     return methods
 
 
-def _typed(name: str, tell: Callable[[Room, Call, _Asked], Awaitable[_Told]]) -> Endpoint:
-    async def answer(room: Room, call: Call, body: bytes, left: float | None) -> bytes:
+def _typed(name: str, tell: Callable[[Context, Call, _Asked], Awaitable[_Told]]) -> Endpoint:
+    async def answer(room: Context, call: Call, body: bytes, left: float | None) -> bytes:
         asked = protocol().read(f"{name}Request", body)
         return protocol().write(f"{name}Response", msgspec.to_builtins(await tell(room, call, asked)))
 
@@ -75,25 +76,25 @@ def _typed(name: str, tell: Callable[[Room, Call, _Asked], Awaitable[_Told]]) ->
 
 
 def _refusal(sentence: str) -> Endpoint:
-    async def answer(room: Room, call: Call, body: bytes, left: float | None) -> bytes:
+    async def answer(room: Context, call: Call, body: bytes, left: float | None) -> bytes:
         raise Unsupported(sentence)
 
     return answer
 
 
-async def _live(room: Room, call: Call, asked: _Asked) -> _Told:
+async def _live(room: Context, call: Call, asked: _Asked) -> _Told:
     return {"live": True}
 
 
-async def _ready(room: Room, call: Call, asked: _Asked) -> _Told:
+async def _ready(room: Context, call: Call, asked: _Asked) -> _Told:
     return {"ready": health.is_ready(room.router)}
 
 
-async def _server_metadata(room: Room, call: Call, asked: _Asked) -> _Told:
+async def _server_metadata(room: Context, call: Call, asked: _Asked) -> _Told:
     return kserve.server_metadata(room)
 
 
-async def _model_ready(room: Room, call: Call, asked: _Asked) -> _Told:
+async def _model_ready(room: Context, call: Call, asked: _Asked) -> _Told:
     """As Triton does, a model that is not there is one that is not ready."""
     try:
         return {"ready": kserve.is_ready(_served(room, call, asked))}
@@ -101,25 +102,25 @@ async def _model_ready(room: Room, call: Call, asked: _Asked) -> _Told:
         return {"ready": False}
 
 
-async def _model_metadata(room: Room, call: Call, asked: _Asked) -> _Told:
+async def _model_metadata(room: Context, call: Call, asked: _Asked) -> _Told:
     return kserve.model_metadata(room, call.principal, _served(room, call, asked))
 
 
-async def _model_config(room: Room, call: Call, asked: _Asked) -> _Told:
+async def _model_config(room: Context, call: Call, asked: _Asked) -> _Told:
     return {"config": kserve.model_configuration(room, _served(room, call, asked))}
 
 
-async def _index(room: Room, call: Call, asked: _Asked) -> _Told:
+async def _index(room: Context, call: Call, asked: _Asked) -> _Told:
     return {"models": kserve.repository_index(room, call.principal, ready=asked.get("ready") is True)}
 
 
-def _served(room: Room, call: Call, asked: _Asked) -> kserve.Served:
+def _served(room: Context, call: Call, asked: _Asked) -> kserve.Served:
     served = kserve.find_served(room, call.principal, str(asked["name"]), str(asked["version"]))
     call.model = served.status.name
     return served
 
 
-async def _model_statistics(room: Room, call: Call, asked: _Asked) -> _Told:
+async def _model_statistics(room: Context, call: Call, asked: _Asked) -> _Told:
     if asked["version"]:
         models: Sequence[kserve.Served] = [_served(room, call, asked)]
     elif asked["name"]:
@@ -129,14 +130,14 @@ async def _model_statistics(room: Room, call: Call, asked: _Asked) -> _Told:
     return statistics_of(room, models)
 
 
-async def _load(room: Room, call: Call, asked: _Asked) -> _Told:
+async def _load(room: Context, call: Call, asked: _Asked) -> _Told:
     name = str(asked["model_name"])
     await load_model(room, call.principal, name, _parameters(asked))
     call.model = name
     return {}
 
 
-async def _unload(room: Room, call: Call, asked: _Asked) -> _Told:
+async def _unload(room: Context, call: Call, asked: _Asked) -> _Told:
     name = str(asked["model_name"])
     await unload_model(room, call.principal, name, _parameters(asked))
     call.model = name

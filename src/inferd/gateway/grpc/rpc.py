@@ -18,11 +18,11 @@ from inferd.gateway.compression import OFF_LOOP_BYTES, opened
 from inferd.gateway.errors import BodyTooLarge
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.grpc.wire import HEAD, OK, PREFIX_BYTES, Head, Refusal, only_head, status_block, trailers_block
-from inferd.gateway.http2.connection import Connection
-from inferd.gateway.http2.frames import FIRST_WINDOW
-from inferd.gateway.http2.hpack import Header
-from inferd.gateway.http2.stream import SLOWEST, Stream
-from inferd.gateway.http2.work import FIELD, FRAME, OPENED_BYTE
+from inferd.http.http2.connection import Connection
+from inferd.http.http2.frames import FIRST_WINDOW
+from inferd.http.http2.hpack import Header
+from inferd.http.http2.stream import SLOWEST, Stream
+from inferd.http.http2.work import FIELD, FRAME, OPENED_BYTE
 from inferd.tenancy.principal import LOCAL, Principal, Scope
 
 TURN_BYTES: Final = 8192  # of messages that are read before others have their turn

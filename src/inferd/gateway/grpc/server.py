@@ -16,6 +16,7 @@ from inferd import clock
 from inferd.config import ServerConfig
 from inferd.errors import ConfigError
 from inferd.events import ClientTurnedAway
+from inferd.gateway.admin.health import is_ready
 from inferd.gateway.grpc import health, reflection
 from inferd.gateway.grpc.calls import SERVICE, Calls
 from inferd.gateway.grpc.management import management
@@ -26,17 +27,16 @@ from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.grpc.streams import METHOD as STREAM_INFER
 from inferd.gateway.grpc.streams import Streams
 from inferd.gateway.grpc.wire import Head, Refusal, path_of, refusal_of, shown
-from inferd.gateway.health import is_ready
-from inferd.gateway.http2.blocks import MAX_HEADER_BYTES
-from inferd.gateway.http2.connection import Connection
-from inferd.gateway.http2.hpack import MAX_HEADERS, Header
-from inferd.gateway.http2.request import read_request
-from inferd.gateway.http2.stream import Stream
-from inferd.gateway.http2.work import Turns
-from inferd.gateway.listener import BACKLOG, LOOK_EVERY_S, num_files, set_options
 from inferd.gateway.server import Gateway
-from inferd.gateway.tls import secured
-from inferd.gateway.upgrade import Guest
+from inferd.http.http2.blocks import MAX_HEADER_BYTES
+from inferd.http.http2.connection import Connection
+from inferd.http.http2.hpack import MAX_HEADERS, Header
+from inferd.http.http2.request import read_request
+from inferd.http.http2.stream import Stream
+from inferd.http.http2.work import Turns
+from inferd.http.listener import BACKLOG, LOOK_EVERY_S, num_files, set_options
+from inferd.http.tls import secured
+from inferd.http.upgrade import Guest
 
 LAST_CALLS_S: Final = 2.0  # for calls that were cut to close their books
 _TOO_LARGE: Final = Refusal(

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 from inferd import clock
 from inferd.errors import InferdError, QuotaExceeded
 from inferd.events import HttpServed
+from inferd.gateway.call import Call, fresh_id
 from inferd.gateway.grpc.calls import SERVICE, Calls, time_left
 from inferd.gateway.grpc.envelope import Envelope, Envelopes
 from inferd.gateway.grpc.inference import DIALECT, model_infer, only_answer
 from inferd.gateway.grpc.rpc import Rpc, UnaryRpc
 from inferd.gateway.grpc.wire import trailers_block
-from inferd.gateway.http import Call, fresh_id
 from inferd.gateway.predictions import BYTES_PER_TOKEN
 from inferd.router.errand import Errand
 from inferd.tenancy.principal import Permit, Principal

@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 
 from inferd.errors import InternalError, InvalidRequest
+from inferd.gateway.call import Call
+from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation import check_end, collect
 from inferd.gateway.grpc.envelope import MAX_FIELDS, Envelope
-from inferd.gateway.http import Call
-from inferd.gateway.kserve import Served
-from inferd.gateway.kserve_generate import TextRequest, submit_text
-from inferd.gateway.room import Room
+from inferd.gateway.kserve.generate import TextRequest, submit_text
+from inferd.gateway.kserve.models import Served
 from inferd.gateway.upstream import ModelStatus
 from inferd.protowire import LENGTH, fields, sized, text
 from inferd.types import Output
@@ -38,7 +38,7 @@ def writes_texts(model: ModelStatus) -> bool:
 
 
 async def completed(
-    room: Room, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
+    room: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
 ) -> bytes:
     """The whole text, behind ``head``."""
     asked, options = _asked(envelope, body, left)
@@ -53,7 +53,7 @@ async def completed(
 
 
 async def completions(
-    room: Room, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
+    room: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
 ) -> AsyncGenerator[tuple[bytes, bool], None]:
     """The text in pieces as it is written, each behind ``head``, and whether it is the last one."""
     stream = await submit_text(room, call, served, *_asked(envelope, body, left), is_stream=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from inferd.gateway.compression import Encoding
 from inferd.gateway.grpc.statuses import Status
-from inferd.gateway.http2.hpack import Header, literal
-from inferd.gateway.http2.request import Request
+from inferd.http.http2.hpack import Header, literal
+from inferd.http.http2.request import Request
 
 if TYPE_CHECKING:
     from inferd.gateway.grpc.rpc import StreamMethod, UnaryMethod

@@ -1,0 +1,156 @@
+"""The admin API: what is going on, and changing it. Every route here needs the scope admin.
+
+Knows which admin may see what; carrying it out is ``ControlActions``', which also refuses to make a key
+that may more than its maker. An admin key of a tenant sees and makes that tenant's keys alone; the
+operator, at the control socket, all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from inferd.errors import KeyNotFound, Unavailable
+from inferd.gateway.admission import find_model
+from inferd.gateway.call import Call, Response, read_body, require_json
+from inferd.gateway.context import Context
+from inferd.gateway.control import ControlActions, ModelReport, ReloadReport, ServerReport
+from inferd.gateway.decode import decode_body
+from inferd.gateway.sse import encode
+from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
+from inferd.tenancy.principal import Principal
+
+MAX_BODY_BYTES: Final = 64 * 1024
+
+_spec_decoder: Final = msgspec.json.Decoder(KeySpec)
+
+
+class DrainReport(msgspec.Struct, frozen=True):
+    status: str = "draining"
+
+
+class KeyList(msgspec.Struct, frozen=True):
+    data: list[KeyInfo]
+
+
+class RotateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/keys/{id}/rotate"""
+
+    overlap_s: float = 0.0  # seconds that the old key stays valid
+
+
+_rotate_decoder: Final = msgspec.json.Decoder(RotateRequest)
+
+
+def status(room: Context, call: Call) -> Response:
+    return Response(200, encode(_shown_to(call.principal, control_of(room).status())))
+
+
+def _shown_to(principal: Principal, report: ServerReport) -> ServerReport:
+    """What of a server's state a tenant's admin sees: the models that its key may use, its own tenant's limits, and no path.
+    The operator, who belongs to no tenant, sees all."""
+    if not principal.tenant:
+        return report
+    models = [_model_shown_to(principal, model) for model in report.models if principal.may_use(model.name)]
+    reload = report.last_reload
+    return msgspec.structs.replace(
+        report,
+        config_path=None,
+        last_reload=None if reload is None else _reload_shown_to(principal, reload),
+        memory_bytes=sum(model.memory_bytes for model in models),
+        memory_budget_bytes=None,
+        models=models,
+        tenants=[tenant for tenant in report.tenants if tenant.name == principal.tenant],
+    )
+
+
+def _reload_shown_to(principal: Principal, report: ReloadReport) -> ReloadReport:
+    """What a reload changed, and what is wrong with the file, is told with other tenants, models and paths."""
+    if not principal.tenant:
+        return report
+    return msgspec.structs.replace(
+        report, details=_counted(report.details, "changes or mistakes"), failed=_counted(report.failed, "models")
+    )
+
+
+def _counted(sentences: tuple[str, ...], noun: str) -> tuple[str, ...]:
+    told = f"Number of {noun}: {len(sentences)}. 'inferd status' on the server's machine lists them."
+    return (told,) if sentences else ()
+
+
+def drain(room: Context, call: Call) -> Response:
+    control_of(room).drain()
+    return Response(202, encode(DrainReport()))
+
+
+def _model_shown_to(principal: Principal, model: ModelReport) -> ModelReport:
+    """What went wrong with a model is told with paths of the server and with other models' memory."""
+    if not principal.tenant:
+        return model
+    replicas = [msgspec.structs.replace(replica, detail="") for replica in model.replicas]
+    return msgspec.structs.replace(model, detail="", replicas=replicas)
+
+
+async def reload(room: Context, call: Call) -> Response:
+    """200 with what changed; 422 with everything that is wrong: nothing has changed then, or, where the file was accepted,
+    all but the models that failed."""
+    report = await control_of(room).reload()
+    return Response(200 if report.is_whole else 422, encode(_reload_shown_to(call.principal, report)))
+
+
+async def load(room: Context, call: Call, name: str) -> Response:
+    model = find_model(room, call, name)
+    return Response(200, encode(_model_shown_to(call.principal, await control_of(room).load(model.name))))
+
+
+async def unload(room: Context, call: Call, name: str) -> Response:
+    model = find_model(room, call, name)
+    return Response(200, encode(await control_of(room).unload(model.name)))
+
+
+async def restart(room: Context, call: Call, name: str) -> Response:
+    model = find_model(room, call, name)
+    return Response(200, encode(_model_shown_to(call.principal, await control_of(room).restart(model.name))))
+
+
+async def list_keys(room: Context, call: Call) -> Response:
+    return Response(200, encode(KeyList(list(await control_of(room).keys.list_keys(call.principal.tenant or None)))))
+
+
+async def create_key(room: Context, call: Call) -> Response:
+    require_json(call)
+    spec = await decode_body(await read_body(call, MAX_BODY_BYTES, room.body_timeout_s), _spec_decoder)
+    return _secret(await control_of(room).keys.create_key(spec, call.principal), 201)
+
+
+async def revoke_key(room: Context, call: Call, key_id: str) -> Response:
+    await _own_key(room, call, key_id)
+    return Response(200, encode(await control_of(room).keys.revoke_key(key_id)))
+
+
+async def rotate_key(room: Context, call: Call, key_id: str) -> Response:
+    body = await read_body(call, MAX_BODY_BYTES, room.body_timeout_s)
+    if body:
+        require_json(call)
+    asked = await decode_body(body, _rotate_decoder) if body else RotateRequest()
+    await _own_key(room, call, key_id)
+    return _secret(await control_of(room).keys.rotate_key(key_id, asked.overlap_s, call.principal), 201)
+
+
+def _secret(key: NewKey, status: int) -> Response:
+    """Shown once, and kept by nobody on the way."""
+    return Response(status, encode(key), headers=((b"cache-control", b"no-store"),))
+
+
+async def _own_key(room: Context, call: Call, key_id: str) -> None:
+    """Raises KeyNotFound for a key that the caller may not see, whether or not another tenant has it."""
+    seen = await control_of(room).keys.list_keys(call.principal.tenant or None)
+    if all(info.id != key_id for info in seen):
+        raise KeyNotFound("There is no key with this id; GET /admin/keys lists them.", param="id")
+
+
+def control_of(room: Context) -> ControlActions:
+    if room.control is None:
+        raise Unavailable("This server has no administration; start it with inferd serve.", code="no_control")
+    return room.control

@@ -1,0 +1,94 @@
+"""Is the process alive, can it serve, how busy is it: the endpoints probes and dashboards ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from inferd import __version__
+from inferd.errors import Unauthenticated
+from inferd.gateway.admission import token_of, visible
+from inferd.gateway.call import Call, Response
+from inferd.gateway.context import Context
+from inferd.gateway.sse import encode
+from inferd.gateway.upstream import ModelState, ModelStatus, Upstream
+
+
+class ModelHealth(msgspec.Struct, frozen=True):
+    state: ModelState
+    replicas_ready: int
+    replicas: int
+    detail: str
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """Ready: every model that is loaded at the start has a ready replica, and the server is not leaving.
+
+    ``models`` shows those that the client may use, and none to a client without a key where keys are needed.
+    """
+
+    status: Literal["ready", "not_ready", "draining"]
+    models: dict[str, ModelHealth]
+
+
+class Liveness(msgspec.Struct, frozen=True):
+    status: Literal["alive"] = "alive"
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Requests inside the server: waiting for a replica and being worked on."""
+
+    server_load: int
+
+
+def live() -> Response:
+    return Response(200, encode(Liveness()))
+
+
+def ready(room: Context, call: Call) -> Response:
+    models = {s.name: ModelHealth(s.state, s.replicas_ready, s.replicas, s.detail) for s in _shown(room, call)}
+    if room.router.draining:
+        return Response(503, encode(Readiness("draining", models)), headers=((b"retry-after", b"1"),))
+    if not is_ready(room.router):
+        return Response(503, encode(Readiness("not_ready", models)), headers=((b"retry-after", b"1"),))
+    return Response(200, encode(Readiness("ready", models)))
+
+
+def is_ready(router: Upstream) -> bool:
+    """Whether requests should be sent here.
+
+    A remote server that is away makes its models unavailable and not this server: a balancer that took it out
+    would take the other models with it, and gain nothing. Where all models are away, there is nothing to send here.
+    """
+    if router.draining:
+        return False
+    served = router.models()
+    has_ready = any(s.replicas_ready >= 1 for s in served)
+    return all(_may_be_away(s) or s.replicas_ready >= 1 or (has_ready and not s.has_local) for s in served)
+
+
+def _may_be_away(status: ModelStatus) -> bool:
+    return status.load == "on_demand" or status.state == "unloaded"
+
+
+def _shown(room: Context, call: Call) -> Sequence[ModelStatus]:
+    """A probe needs no key; names of models are for those who may list them."""
+    try:
+        principal = room.door.authenticate(token_of(call))
+    except Unauthenticated:
+        return ()
+    return visible(room.router, principal) if principal.may("models") else ()
+
+
+def version() -> Response:
+    return Response(200, encode(Version(__version__)))
+
+
+def load(router: Upstream) -> Response:
+    return Response(200, encode(Load(sum(s.waiting + s.in_flight for s in router.models()))))

@@ -1,0 +1,138 @@
+"""Predictions in rows: KServe v1's ``:predict`` and MLflow's ``/invocations``, which SageMaker has as well.
+
+The bodies are the worker's to read; see ``inferd.gateway.kserve.rest`` for tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from inferd.errors import InferdError
+from inferd.gateway.call import Answer, Call, Response
+from inferd.gateway.compression import compressed
+from inferd.gateway.context import Context
+from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorShape, UnsupportedMediaType, invalid, kind_of, printable
+from inferd.gateway.kserve.models import Served, drawn_version, find_served, served_models
+from inferd.gateway.kserve.rest import read_tensors, task_of
+from inferd.gateway.predictions import Asked, predict
+
+_TARGET: Final = b"x-amzn-sagemaker-target-model"
+CSV_TYPE: Final = b"text/csv"
+_JSON: Final = "invocations"
+_CODES: Final = {
+    400: "BAD_REQUEST",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "RESOURCE_DOES_NOT_EXIST",
+    429: "REQUEST_LIMIT_EXCEEDED",
+    503: "TEMPORARILY_UNAVAILABLE",
+}
+
+
+class MlflowError(msgspec.Struct, frozen=True):
+    """The body of an error answer in MLflow's dialect."""
+
+    error_code: str
+    message: str
+
+
+def _mlflow_error(error: InferdError) -> bytes:
+    status = kind_of(error).status
+    code = _CODES.get(status, "INTERNAL_ERROR" if status >= 500 else "BAD_REQUEST")
+    message = error.message if status != 500 else "The server met an internal error; the log has the details."
+    return msgspec.json.encode(MlflowError(code, printable(message, MAX_MESSAGE_CHARS)))
+
+
+MLFLOW_ERRORS: Final = ErrorShape(MlflowError, _mlflow_error)
+
+
+# -- for the document ----------------------------------------------------------------------------
+
+
+class InstancesRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """POST /v1/models/{model}:predict, with ``instances`` (rows) or ``inputs`` (columns)"""
+
+    instances: list[Any] | None = None
+    inputs: Any = None
+    signature_name: str | None = None
+    parameters: dict[str, str | int | float | bool | None] | None = None
+
+
+class Predictions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A row for each instance; for ``inputs`` the outputs."""
+
+    predictions: Any = None
+    outputs: Any = None
+
+
+class SplitFrame(msgspec.Struct, frozen=True, omit_defaults=True):
+    data: list[list[Any]]
+    columns: list[str | int] | None = None
+    index: list[Any] | None = None
+
+
+class InvocationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """POST /invocations, with one of the first four"""
+
+    dataframe_split: SplitFrame | None = None
+    dataframe_records: list[dict[str, Any]] | None = None
+    instances: list[Any] | None = None
+    inputs: Any = None
+    params: dict[str, str | int | float | bool | None] | None = None
+
+
+# -- the endpoints -------------------------------------------------------------------------------
+
+
+async def predict_v1(room: Context, call: Call, rest: str) -> Answer:
+    body = await read_tensors(room, call)
+    return await _predicted(room, call, find_served(room, call.principal, rest), Asked(dialect="v1", body=body))
+
+
+async def invoke(room: Context, call: Call, rest: str) -> Answer:
+    dialect = _dialect(call)
+    body = await read_tensors(room, call, is_table=dialect != _JSON)
+    return await _predicted(room, call, _target(room, call), Asked(dialect=dialect, body=body))
+
+
+def _dialect(call: Call) -> str:
+    """By the type that the body says it has. Raises UnsupportedMediaType."""
+    media, _, rest = (call.header(b"content-type") or b"").lower().partition(b";")
+    if media.strip() != CSV_TYPE:
+        if media.strip().startswith(b"text/"):
+            raise UnsupportedMediaType(
+                f"Content-Type {printable(media.decode('latin-1'))!r} is not supported; send application/json, or a table as "
+                "text/csv."
+            )
+        return _JSON
+    said = dict([word.strip().partition(b"=")[::2] for word in rest.split(b";")])
+    charset = said.get(b"charset", b"utf-8").strip(b'"')
+    if charset not in (b"utf-8", b"utf8", b"us-ascii"):
+        raise UnsupportedMediaType(
+            f"Tables are read as UTF-8, and this one says charset {printable(charset.decode('latin-1'))!r}; encode it as UTF-8."
+        )
+    return "invocations.csv.rows" if said.get(b"header", b"").strip(b'"') == b"absent" else "invocations.csv"
+
+
+def _target(room: Context, call: Call) -> Served:
+    """The model that SageMaker's header names, or the only one there is. Raises ModelNotFound, InvalidRequest."""
+    header = call.header(_TARGET)
+    if header is not None:
+        return find_served(room, call.principal, header.decode("latin-1"))
+    newest = [served for served in served_models(room, call.principal) if served.status.name == served.name]
+    if len(newest) != 1:
+        names = ", ".join([printable(served.name) for served in newest[:20]]) or "no model"
+        raise invalid(
+            "x-amzn-sagemaker-target-model",
+            f"Name the model in the header X-Amzn-SageMaker-Target-Model; this server has: {names}.",
+            "missing_required_parameter",
+        )
+    return newest[0]
+
+
+async def _predicted(room: Context, call: Call, served: Served, asked: Asked) -> Answer:
+    served = drawn_version(room, call, served)
+    answer = await call.watched(predict(room, call, served.status, asked, tasks=(task_of(served),)))
+    return await compressed(call, answer) if isinstance(answer, Response) else answer

@@ -1,0 +1,251 @@
+"""KServe v2 (Open Inference Protocol) over REST, with Triton's extensions: the endpoints.
+
+Tensors go through as they came, JSON or binary, once a compressed body has been opened. Shared memory is not served:
+those routes do not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from inferd.errors import InvalidRequest
+from inferd.gateway.admin import health
+from inferd.gateway.call import Answer, Call, Response, read_body, require_json
+from inferd.gateway.compression import compressed, encoding_of, opened
+from inferd.gateway.context import Context
+from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
+from inferd.gateway.errors import UnsupportedMediaType, printable
+from inferd.gateway.idempotency import once
+from inferd.gateway.kserve import models as kserve
+from inferd.gateway.kserve.generate import TextRequest, generate, generate_stream, text_decoder
+from inferd.gateway.kserve.models import Served, Value, drawn_version, find_served
+from inferd.gateway.kserve.repository import load_model, unload_model
+from inferd.gateway.kserve.statistics import statistics_of
+from inferd.gateway.kserve.wire import read_infer
+from inferd.gateway.predictions import predict
+from inferd.gateway.sse import encode
+
+BINARY_TYPE: Final = b"application/octet-stream"
+MAX_REPOSITORY_BYTES: Final = 64 * 1024
+_HEADER_LENGTH: Final = b"inference-header-content-length"
+_OF_TABLES: Final = " A table as text/csv is taken by POST /invocations."
+_VERSIONS: Final = "/versions/"
+_RETRY: Final = ((b"retry-after", b"1"),)
+
+
+class Live(msgspec.Struct, frozen=True):
+    live: bool = True
+
+
+class Ready(msgspec.Struct, frozen=True):
+    ready: bool
+
+
+class ModelReady(msgspec.Struct, frozen=True):
+    """``condition`` says what the next request will meet: warm, degraded, loading, cold or unavailable."""
+
+    name: str
+    version: str
+    ready: bool
+    condition: kserve.Condition
+    detail: str
+
+
+class IndexRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v2/repository/index"""
+
+    ready: bool = False
+
+
+class RepositoryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v2/repository/models/{model}/load and unload"""
+
+    parameters: dict[str, Value] | None = None
+
+
+class Done(msgspec.Struct, frozen=True):
+    """An empty object."""
+
+
+_index_decoder: Final = msgspec.json.Decoder(IndexRequest)
+_repository_decoder: Final = msgspec.json.Decoder(RepositoryRequest)
+
+
+# -- the server ----------------------------------------------------------------------------------
+
+
+async def live(room: Context, call: Call, rest: str) -> Answer:
+    return Response(200, encode(Live()))
+
+
+async def ready(room: Context, call: Call, rest: str) -> Answer:
+    if health.is_ready(room.router):
+        return Response(200, encode(Ready(True)))
+    return Response(503, encode(Ready(False)), headers=_RETRY)
+
+
+async def server_metadata(room: Context, call: Call, rest: str) -> Answer:
+    return Response(200, encode(kserve.server_metadata(room)))
+
+
+# -- models --------------------------------------------------------------------------------------
+
+
+def served_of(room: Context, call: Call, rest: str) -> Served:
+    """The model, or the version of it, that a path names. Raises ModelNotFound."""
+    name, between, version = rest.rpartition(_VERSIONS)
+    served = find_served(room, call.principal, name, version) if between else find_served(room, call.principal, rest)
+    call.model = served.status.name
+    return served
+
+
+async def model_metadata(room: Context, call: Call, rest: str) -> Answer:
+    served = served_of(room, call, rest)
+    return Response(200, encode(kserve.model_metadata(room, call.principal, served)))
+
+
+async def model_ready(room: Context, call: Call, rest: str) -> Answer:
+    served = served_of(room, call, rest)
+    status = served.status
+    is_ready = kserve.is_ready(served)
+    report = ModelReady(served.name, served.version, is_ready, kserve.condition_of(status), status.detail)
+    return Response(200 if is_ready else 503, encode(report), headers=() if is_ready else _RETRY)
+
+
+async def model_config(room: Context, call: Call, rest: str) -> Answer:
+    return Response(200, encode(kserve.model_configuration(room, served_of(room, call, rest))))
+
+
+async def model_statistics(room: Context, call: Call, rest: str) -> Answer:
+    if _VERSIONS in rest:
+        models = [served_of(room, call, rest)]
+    else:
+        models = kserve.versions_served(room, call.principal, rest)
+    return await compressed(call, Response(200, encode(statistics_of(room, models))))
+
+
+async def statistics(room: Context, call: Call, rest: str) -> Answer:
+    return await compressed(
+        call, Response(200, encode(statistics_of(room, kserve.served_models(room, call.principal))))
+    )
+
+
+# -- inference -----------------------------------------------------------------------------------
+
+
+async def infer(room: Context, call: Call, rest: str) -> Answer:
+    header_bytes = header_length(call)
+    body = await read_tensors(room, call, is_binary=header_bytes >= 0)
+    served = served_of(room, call, rest)
+    if len(body) <= OFF_LOOP_BYTES:
+        asked = read_infer(body, header_bytes, served.asked)
+    else:
+        asked = await asyncio.to_thread(read_infer, body, header_bytes, served.asked)
+    served = drawn_version(room, call, served, asked.sequence)
+    answer = await call.watched(predict(room, call, served.status, asked, tasks=(task_of(served),)))
+    return await compressed(call, answer) if isinstance(answer, Response) else answer
+
+
+def task_of(served: Served) -> str:
+    """Every model that takes tensors can be asked with tensors, whatever else it is called."""
+    info = served.status.info
+    return info.tasks[0] if info is not None and info.kind == "predict" and info.tasks else "predict"
+
+
+def header_length(call: Call) -> int:
+    """The length of the body's JSON part, which binary tensors follow; -1: all of it is JSON. Raises InvalidRequest."""
+    value = call.header(_HEADER_LENGTH)
+    if value is None:
+        return -1
+    if not value.isdigit() or len(value) > 18 or call.count(_HEADER_LENGTH) > 1:
+        raise InvalidRequest(
+            f"The header Inference-Header-Content-Length is {printable(value.decode('latin-1'))!r}; one number of bytes "
+            "is expected.",
+            param="inference-header-content-length",
+        )
+    return int(value)
+
+
+async def read_tensors(room: Context, call: Call, *, is_binary: bool = False, is_table: bool = False) -> bytes:
+    """A request's body, opened where it is compressed. ``is_table``: its type has been found to be text/csv. Raises UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
+    encoding = encoding_of(call)
+    if not is_table:
+        check_media(call, is_binary=is_binary)
+    body = await read_body(call, room.max_body_bytes, room.body_timeout_s)
+    return await opened(body, encoding, room.max_body_bytes)
+
+
+def check_media(call: Call, *, is_binary: bool) -> None:
+    """Whether the body may be tensors, by what it says of itself. Raises UnsupportedMediaType."""
+    content_type = call.header(b"content-type")
+    if content_type is not None:
+        media = content_type.partition(b";")[0].strip().lower()
+        is_json = media in (b"", b"application/json") or (
+            media.startswith(b"application/") and media.endswith(b"+json")
+        )
+        # Other types are those that web pages may send anywhere without asking.
+        if not is_json and not (is_binary and media == BINARY_TYPE):
+            shown = printable(media.decode("latin-1"))
+            raise UnsupportedMediaType(
+                f"Content-Type {shown!r} is not supported; send application/json, or application/octet-stream with the "
+                "header Inference-Header-Content-Length." + _OF_TABLES * (media == b"text/csv")
+            )
+
+
+async def text(room: Context, call: Call, rest: str) -> Answer:
+    return await _written(room, call, rest, generate)
+
+
+async def text_stream(room: Context, call: Call, rest: str) -> Answer:
+    return await _written(room, call, rest, generate_stream)
+
+
+async def _written(
+    room: Context, call: Call, rest: str, write: Callable[[Context, Call, Served, TextRequest], Awaitable[Answer]]
+) -> Answer:
+    """What ``write`` answers: once for each Idempotency-Key."""
+    require_json(call)
+    raw = await read_body(call, room.max_body_bytes, room.body_timeout_s)
+    body = await decode_body(raw, text_decoder)
+    served = drawn_version(room, call, served_of(room, call, rest))
+    name = served.status.name
+    asks = f"{name} {served.asked}\n".encode() + raw
+    return await call.watched(once(room, call, asks, name, lambda: write(room, call, served, body)))
+
+
+# -- the repository ------------------------------------------------------------------------------
+
+
+async def repository_index(room: Context, call: Call, rest: str) -> Answer:
+    body = await _small_body(room, call)
+    asked = await decode_body(body, _index_decoder) if body else IndexRequest()
+    models = kserve.repository_index(room, call.principal, ready=asked.ready)
+    return await compressed(call, Response(200, encode(models)))
+
+
+async def repository_load(room: Context, call: Call, rest: str) -> Answer:
+    parameters = await _repository_parameters(room, call)
+    await load_model(room, call.principal, rest, parameters)
+    return Response(200, encode(Done()))
+
+
+async def repository_unload(room: Context, call: Call, rest: str) -> Answer:
+    parameters = await _repository_parameters(room, call)
+    await unload_model(room, call.principal, rest, parameters)
+    return Response(200, encode(Done()))
+
+
+async def _repository_parameters(room: Context, call: Call) -> dict[str, Value]:
+    body = await _small_body(room, call)
+    return (await decode_body(body, _repository_decoder)).parameters or {} if body else {}
+
+
+async def _small_body(room: Context, call: Call) -> bytes:
+    body = await read_body(call, MAX_REPOSITORY_BYTES, room.body_timeout_s)
+    if body:
+        require_json(call)
+    return body

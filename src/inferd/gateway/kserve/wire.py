@@ -1,0 +1,86 @@
+"""KServe v2 over REST: what the gateway reads of a request, and the shapes that the OpenAPI document shows.
+
+Tensors are the worker's to read: here their bytes are stepped over.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from inferd.gateway.decode import decode
+from inferd.gateway.kserve.models import Value, asked_of
+from inferd.gateway.predictions import Asked
+
+DIALECT: Final = "v2"
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """All that is read of a body."""
+
+    parameters: dict[str, Value] | None = None
+
+
+_head_decoder: Final = msgspec.json.Decoder(_Head)
+
+
+def read_infer(body: bytes, header_bytes: int = -1, version: str = "") -> Asked:
+    """What an infer request asks of the gateway. ``header_bytes``: the length of the JSON part; -1: all of it.
+
+    Raises InvalidRequest; what is wrong with the rest of the body is found by the worker.
+    """
+    head = body if header_bytes < 0 else body[:header_bytes]
+    # Of a header that is longer than the body the worker speaks better than a reader of JSON.
+    if header_bytes > len(body) or (b'"parameters"' not in head and b"\\u" not in head):
+        return Asked(dialect=DIALECT, body=body, header_bytes=header_bytes, version=version)
+    try:
+        parameters = _head_decoder.decode(head).parameters
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        parameters = decode(head, _head_decoder).parameters  # says what is wrong
+    return asked_of(DIALECT, body, parameters or {}, header_bytes=header_bytes, version=version)
+
+
+# -- for the document ----------------------------------------------------------------------------
+
+
+class InferInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An input: ``data`` nested as ``shape`` says, or flat in row-major order."""
+
+    name: str
+    shape: tuple[int, ...]
+    datatype: str
+    parameters: dict[str, Value] | None = None
+    data: list[Any] | None = None
+
+
+class InferRequestedOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str
+    parameters: dict[str, Value] | None = None
+
+
+class InferRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """POST /v2/models/{model}/infer"""
+
+    inputs: tuple[InferInput, ...]
+    id: str | None = None
+    parameters: dict[str, Value] | None = None
+    outputs: tuple[InferRequestedOutput, ...] | None = None
+    model_name: str | None = None
+    model_version: str | None = None
+
+
+class InferOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: dict[str, Value] | None = None
+    data: list[Any] | None = None
+
+
+class InferResponse(msgspec.Struct, frozen=True, omit_defaults=True):
+    model_name: str
+    model_version: str
+    outputs: tuple[InferOutput, ...]
+    id: str | None = None
+    parameters: dict[str, Any] | None = None

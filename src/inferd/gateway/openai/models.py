@@ -1,0 +1,33 @@
+"""GET /v1/models: what is served, with the fields vLLM adds."""
+
+from __future__ import annotations
+
+from inferd.gateway.admission import find_model, visible
+from inferd.gateway.call import Call, Response
+from inferd.gateway.context import Context
+from inferd.gateway.openai.wire import ModelCard, ModelList, ModelPermission
+from inferd.gateway.sse import encode
+from inferd.gateway.upstream import ModelStatus
+
+
+def list_models(room: Context, call: Call) -> Response:
+    """The models that the client may use."""
+    return Response(200, encode(ModelList(data=[_card(status) for status in visible(room.router, call.principal)])))
+
+
+def get_model(room: Context, call: Call, name: str) -> Response:
+    """Raises ModelNotFound."""
+    return Response(200, encode(_card(find_model(room, call, name))))
+
+
+def _card(status: ModelStatus) -> ModelCard:
+    created = int(status.created)
+    return ModelCard(
+        id=status.name,
+        created=created,
+        root=status.name,
+        max_model_len=(status.info.max_model_len or None) if status.info is not None else None,
+        ready=status.replicas_ready >= 1,
+        tasks=status.info.tasks if status.info is not None else None,
+        permission=[ModelPermission(id=f"modelperm-{status.name}", created=created)],
+    )

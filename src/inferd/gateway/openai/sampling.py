@@ -1,0 +1,239 @@
+"""From wire fields to SamplingParams: every limit that a request's knobs have.
+
+Limits bound what one request can make the server do before any of it is done; a value outside is a
+400 that names field, value and limit. What only the model knows (vocabulary, context length) is
+checked in the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from msgspec import UNSET
+
+from inferd.gateway.errors import invalid, shown
+from inferd.gateway.openai.wire import IGNORED, REFUSED, GenerationFields
+from inferd.types import SamplingParams
+
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+MAX_PROMPTS: Final = 256
+MAX_SEQUENCES: Final = 1024  # prompts times candidates of one HTTP request
+MAX_LOGPROBS: Final = 20
+
+
+class Range(NamedTuple):
+    low: float
+    high: float
+    low_is_open: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, int | float):
+            return False
+        return (self.low < value if self.low_is_open else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{'above' if self.low_is_open else 'at least'} {self.low:g} and at most {self.high:,.10g}".replace(
+            ",", ""
+        )
+
+
+RANGES: Final[dict[str, Range]] = {
+    "max_tokens": Range(0, INT32_MAX),
+    "max_completion_tokens": Range(1, INT32_MAX),
+    "min_tokens": Range(0, INT32_MAX),
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1),
+    "top_k": Range(-1, INT32_MAX),
+    "min_p": Range(0, 1),
+    "seed": Range(-(2**63), INT64_MAX),
+    "repetition_penalty": Range(0, 100, low_is_open=True),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "length_penalty": Range(-10, 10),
+    "n": Range(1, 128),
+    "best_of": Range(1, 128),
+    "prompt_logprobs": Range(0, MAX_LOGPROBS),
+    "logprobs": Range(0, MAX_LOGPROBS),
+    "top_logprobs": Range(0, MAX_LOGPROBS),
+    "truncate_prompt_tokens": Range(-1, INT32_MAX),
+    "priority": Range(-(2**31), INT32_MAX),
+    "token id": Range(0, INT32_MAX),
+    "logit_bias": Range(-100, 100),
+}
+
+_SCALARS: Final = (
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "length_penalty",
+    "n",
+    "best_of",
+    "prompt_logprobs",
+)
+_SWITCHES: Final = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "use_beam_search",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+
+_NEUTRAL: Final = frozenset((b"null", b"false", b'""', b"[]", b"{}"))
+
+_REMEDY: Final[dict[str, str]] = {
+    "functions": "Use 'tools' instead.",
+    "audio": "This server writes text only; leave it out.",
+    "suffix": "Put the whole context into 'prompt'.",
+    "prompt_embeds": "Send text or token ids in 'prompt'.",
+    "echo": "Use 'continue_final_message' to continue a message, or /v1/completions with 'echo'.",
+    "moderation": "Moderate before or after the call.",
+}
+_STRUCTURED: Final = "Ask for the format in the prompt and check the answer yourself; leave the field out."
+
+
+def check_range(name: str, value: float, param: str | None = None) -> None:
+    limits = RANGES[name]
+    if value not in limits:
+        field = param or name
+        raise invalid(field, f"{field} must be {limits}, not {shown(value)}.")
+
+
+def check_token_ids(name: str, ids: Sequence[int], limit: int) -> None:
+    check_length(name, ids, limit)
+    for position, token_id in enumerate(ids):
+        if not 0 <= token_id <= INT32_MAX:
+            check_range("token id", token_id, f"{name}[{position}]")
+
+
+def check_length(name: str, values: Sequence[object] | dict[int, float], limit: int) -> None:
+    if len(values) > limit:
+        raise invalid(name, f"{name} may have at most {limit} entries, not {len(values)}.")
+
+
+def check_strings(name: str, values: Sequence[str], limit: int, max_chars: int) -> None:
+    check_length(name, values, limit)
+    for position, text in enumerate(values):
+        if not text:
+            raise invalid(f"{name}[{position}]", f"{name}[{position}] is empty; leave it out or give it text.")
+        if len(text) > max_chars:
+            raise invalid(
+                f"{name}[{position}]", f"{name}[{position}] has {len(text)} characters; at most {max_chars} are taken."
+            )
+
+
+def check_unsupported(body: GenerationFields) -> list[str]:
+    """Refuse what would change the answer; name what is ignored."""
+    wire = type(body)
+    for name in REFUSED[wire]:
+        if _is_given(body, name):
+            structured = name.startswith(("guided_", "structur"))
+            remedy = _REMEDY.get(name, _STRUCTURED if structured else "Leave it out.")
+            raise invalid(name, f"{name} is not supported. {remedy}", "unsupported_parameter")
+    if body.response_format is not None and body.response_format.type != "text":
+        kind = shown(body.response_format.type)
+        raise invalid(
+            "response_format",
+            f"response_format of type {kind} is not supported. {_STRUCTURED}",
+            "unsupported_parameter",
+        )
+    ignored = [name for name in IGNORED[wire] if _is_given(body, name)]
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        ignored.append("stream_options.include_obfuscation")
+    return ignored
+
+
+def _is_given(body: GenerationFields, name: str) -> bool:
+    """Whether a field that is kept undecoded says anything."""
+    value = getattr(body, name)
+    return value is not UNSET and bytes(value) not in _NEUTRAL
+
+
+def sampling_of(
+    body: GenerationFields, *, max_tokens: int | None, logprobs: int | None
+) -> tuple[SamplingParams, tuple[str, ...]]:
+    """The sampling parameters, and the names of those that the client set itself.
+
+    ``max_tokens`` and ``logprobs`` come from fields that chat and completions name differently; both
+    are already checked.
+    """
+    chosen: dict[str, Any] = {}
+    for name in _SCALARS:
+        value = getattr(body, name)
+        if value is not None:
+            if value not in RANGES[name]:
+                check_range(name, value)
+            chosen[name] = value
+    for name in _SWITCHES:
+        value = getattr(body, name)
+        if value is not None:
+            chosen[name] = value
+    if max_tokens is not None:
+        chosen["max_tokens"] = max_tokens
+    if logprobs is not None:
+        chosen["logprobs"] = logprobs
+    if body.top_p == 0:
+        chosen["top_p"] = 1e-9  # OpenAI's 0 keeps the most likely token alone
+    if body.top_k is not None:
+        check_range("top_k", body.top_k)
+        chosen["top_k"] = max(0, body.top_k)  # vLLM writes "off" as -1 or 0
+    if body.seed is not None:
+        check_range("seed", body.seed)
+        chosen["seed"] = body.seed & INT64_MAX
+    _add_lists(body, chosen)
+    sampling = SamplingParams(**chosen)
+    _check_together(body, sampling)
+    return sampling, tuple(chosen)
+
+
+def _add_lists(body: GenerationFields, chosen: dict[str, Any]) -> None:
+    if body.stop is not None:
+        stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+        check_strings("stop", stop, 16, 1024)
+        chosen["stop"] = stop
+    if body.stop_token_ids is not None:
+        check_token_ids("stop_token_ids", body.stop_token_ids, 1024)
+        chosen["stop_token_ids"] = tuple(body.stop_token_ids)
+    if body.bad_words is not None:
+        check_strings("bad_words", body.bad_words, 256, 1024)
+        chosen["bad_words"] = tuple(body.bad_words)
+    if body.allowed_token_ids is not None:
+        if not body.allowed_token_ids:
+            raise invalid("allowed_token_ids", "allowed_token_ids is empty; name at least one token or leave it out.")
+        check_token_ids("allowed_token_ids", body.allowed_token_ids, 65_536)
+        chosen["allowed_token_ids"] = tuple(body.allowed_token_ids)
+    if body.logit_bias is not None:
+        check_length("logit_bias", body.logit_bias, 1024)
+        for token_id, bias in body.logit_bias.items():
+            if not 0 <= token_id <= INT32_MAX:
+                raise invalid("logit_bias", f"logit_bias has the key {shown(token_id)}, which is no token id.")
+            if bias not in RANGES["logit_bias"]:
+                check_range("logit_bias", bias, f"logit_bias[{token_id}]")
+        chosen["logit_bias"] = body.logit_bias
+
+
+def _check_together(body: GenerationFields, sampling: SamplingParams) -> None:
+    """Limits that involve two fields."""
+    if sampling.best_of is not None and sampling.best_of < sampling.n:
+        raise invalid("best_of", f"best_of must be at least n ({sampling.n}), not {sampling.best_of}.")
+    if body.stream:
+        if sampling.width > sampling.n:
+            raise invalid(
+                "best_of",
+                f"best_of ({sampling.best_of}) above n ({sampling.n}) cannot be streamed; set stream to false.",
+            )
+        if sampling.use_beam_search:
+            raise invalid("use_beam_search", "Beam search cannot be streamed; set stream to false.")
+        if sampling.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed; set stream to false.")
+    elif body.stream_options is not None:
+        raise invalid(
+            "stream_options", "stream_options is only allowed when stream is true; set stream to true or leave it out."
+        )
+    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+        raise invalid("min_tokens", f"min_tokens ({sampling.min_tokens}) is above max_tokens ({sampling.max_tokens}).")

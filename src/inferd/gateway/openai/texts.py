@@ -1,0 +1,205 @@
+"""The endpoints about texts: embeddings, rerank, score, classify, pooling, and text-embeddings-inference's.
+
+Of a body only what concerns the queue is read here; its texts are the worker's to read, and its answer goes back as
+it came. Vectors, ranks and scores of models behind remote servers are relayed. Knows no tensor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from inferd import __version__
+from inferd.errors import InvalidRequest, Unavailable
+from inferd.gateway.admission import cost_of, find_model, terms_of, visible
+from inferd.gateway.caching import Question, cached, question_of_relayed
+from inferd.gateway.call import Answer, Call, Response, read_body, require_json
+from inferd.gateway.context import Context
+from inferd.gateway.decode import OFF_LOOP_BYTES, decode, decode_body, weighed
+from inferd.gateway.idempotency import once
+from inferd.gateway.predictions import Asked, check_task, predict
+from inferd.gateway.relay import Asking, admitted, forwarded, target_of
+from inferd.gateway.relay_fields import ELSEWHERE
+from inferd.gateway.upstream import ModelStatus
+from inferd.gateway.versions import model_for
+
+# What is relayed to remote servers, and under which path of theirs.
+_RELAYED: Final = {"openai.embeddings": "/embeddings", "rerank": "/rerank", "score": "/score"}
+
+T = TypeVar("T")
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    """What of a body is acted upon here."""
+
+    model: str | None = None
+    user: msgspec.Raw = msgspec.Raw()
+    priority: int | None = None
+    timeout: float | None = None
+
+
+class _RankFields(_Fields, frozen=True):
+    texts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_fields: Final = msgspec.json.Decoder(_Fields)
+_rank_fields: Final = msgspec.json.Decoder(_RankFields)
+
+
+# -- endpoints -----------------------------------------------------------------------------------
+
+
+def _asks(dialect: str, task: str) -> Callable[[Context, Call, str], Awaitable[Answer]]:
+    """The endpoint of a dialect of which nothing but the usual is read."""
+
+    async def endpoint(room: Context, call: Call, rest: str) -> Answer:
+        raw = await _body(room, call)
+        return await _ask(room, call, raw, await _read(raw, _fields), dialect, task)
+
+    return endpoint
+
+
+embeddings = _asks("openai.embeddings", "embed")  # POST /v1/embeddings
+cohere_embed = _asks("cohere.embed", "embed")  # POST /v2/embed
+cohere_rerank = _asks("cohere.rerank", "rerank")  # POST /v2/rerank
+score = _asks("score", "score")  # POST /score and /v1/score
+classify = _asks("classify", "classify")  # POST /classify
+pooling = _asks("pooling", "predict")  # POST /pooling
+tei_embed = _asks("tei.embed", "embed")  # POST /embed
+
+
+async def rerank(room: Context, call: Call, rest: str) -> Answer:
+    """POST /rerank and /v1/rerank: text-embeddings-inference's form is told from the others' by its ``texts``."""
+    raw = await _body(room, call)
+    fields = await _read(raw, _rank_fields)
+    if fields.texts is msgspec.UNSET:
+        return await _ask(room, call, raw, fields, "rerank", "rerank")
+    return await _ask(room, call, raw, fields, "tei.rerank", "rerank")
+
+
+async def tei_predict(room: Context, call: Call, rest: str) -> Answer:
+    """POST /predict: classes of texts, and of pairs also a reranker's score."""
+    raw = await _body(room, call)
+    fields = await _read(raw, _fields)
+    # Which of the two a model can do that is named is the worker's to say.
+    tasks = ("classify", "rerank") if fields.model is None else ("predict",)
+    return await _ask(room, call, raw, fields, "tei.predict", *tasks)
+
+
+async def _body(room: Context, call: Call) -> bytes:
+    require_json(call)
+    return await weighed(await read_body(call, room.max_body_bytes, room.body_timeout_s))
+
+
+async def _read(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The worker reads the body whole, and looks for keys that come twice."""
+    if len(raw) > OFF_LOOP_BYTES:
+        return await asyncio.to_thread(_stepped_over, raw, decoder)
+    return _stepped_over(raw, decoder)
+
+
+def _stepped_over(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The fields that the decoder knows; of all others no object is made. Raises InvalidRequest."""
+    try:
+        return decoder.decode(raw)
+    except (ValueError, RecursionError):
+        return decode(raw, decoder)  # which finds the words for it
+
+
+async def _ask(room: Context, call: Call, raw: bytes, fields: _Fields, dialect: str, *tasks: str) -> Answer:
+    far = target_of(room, call, raw)
+    if far is not None:
+        path = _RELAYED.get(dialect)
+        if path is None:
+            raise InvalidRequest(
+                f"The model {far!r} runs on remote servers, to which {call.route} is not relayed; of requests about "
+                "texts, /v1/embeddings, /v1/rerank and /v1/score are.",
+                param="model",
+                code="unsupported_task",
+            )
+
+        async def compute() -> Answer:
+            return await _elsewhere(room, call, far, path, fields, raw)
+
+        def question() -> Question:
+            return question_of_relayed(room, far, raw)._replace(is_drawn=False)  # no text is drawn
+
+        return await call.watched(once(room, call, raw, far, lambda: cached(room, call, question, far, compute)))
+    only = _only(room, call, *tasks) if fields.model is None else None
+    name = fields.model if only is None else only.name
+    model = model_for(room, call, name, bytes(fields.user).decode())
+    asked = Asked(dialect=dialect, body=raw, priority=fields.priority, timeout=fields.timeout, tokens=len(raw))
+    return await call.watched(predict(room, call, model, asked, tasks=tasks))
+
+
+def _only(room: Context, call: Call, *tasks: str) -> ModelStatus | None:
+    """The one model that can do the first of the tasks of which there is but one; None where there is none."""
+    predictive = [
+        status
+        for status in visible(room.router, call.principal)
+        if status.info is not None and status.info.kind == "predict"
+    ]
+    for task in tasks:
+        able = [status for status in predictive if status.info is not None and task in status.info.tasks]
+        if len(able) == 1:
+            return able[0]
+    return None
+
+
+# -- elsewhere -----------------------------------------------------------------------------------
+
+
+async def _elsewhere(room: Context, call: Call, name: str, path: str, fields: _Fields, raw: bytes) -> Answer:
+    """For a model behind remote servers alone: the texts are theirs to judge."""
+    await decode_body(raw, _fields)  # nobody here reads the body again: keys that come twice are refused now
+    call.model = name
+    terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
+    cost = cost_of(ELSEWHERE, prompt_bytes=len(raw), prompt_tokens=0, num_prompts=1, width=0, max_tokens=0)
+    stream = admitted(room, call, name, Asking(path, raw), terms, cost)
+    return await forwarded(call, stream)
+
+
+# -- what is served ------------------------------------------------------------------------------
+
+
+class TeiInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /info"""
+
+    model_id: str
+    model_dtype: str
+    model_type: dict[str, dict[str, dict[str, str]]]
+    max_input_length: int
+    max_batch_requests: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    version: str
+
+
+_TEI_KINDS: Final = (("embed", "embedding"), ("rerank", "reranker"), ("classify", "classifier"))
+
+
+async def tei_info(room: Context, call: Call, rest: str) -> Answer:
+    """The text model, where there is one alone. Raises InvalidRequest, ModelNotFound."""
+    found = next((model for task, _ in _TEI_KINDS if (model := _only(room, call, task)) is not None), None)
+    if found is None:
+        check_task(find_model(room, call, None), "embed")
+    if found is None or found.info is None:
+        raise Unavailable("The model is still loading; try again.")
+    info = found.info
+    kind = next(word for task, word in _TEI_KINDS if task in info.tasks)
+    labels = next((spec.labels for spec in info.outputs if spec.labels), ())
+    numbered = {"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {}
+    body = TeiInfo(
+        model_id=found.name,
+        model_dtype=info.dtype,
+        model_type={kind: numbered},
+        max_input_length=info.max_model_len,
+        max_batch_requests=info.max_batch_size,
+        max_client_batch_size=info.max_rows,
+        auto_truncate=False,
+        version=__version__,
+    )
+    return Response(200, msgspec.json.encode(body))

@@ -1,0 +1,43 @@
+"""POST /tokenize and /detokenize: the served model's own tokenizer and chat template, in vLLM's dialect."""
+
+from __future__ import annotations
+
+from inferd.gateway.admission import find_model, reserve
+from inferd.gateway.call import Call, Response
+from inferd.gateway.context import Context
+from inferd.gateway.errors import invalid
+from inferd.gateway.openai.messages import chat_of
+from inferd.gateway.openai.sampling import check_token_ids
+from inferd.gateway.openai.wire import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from inferd.gateway.sse import encode
+from inferd.types import Chat, TextPrompt
+
+_MAX_TOKENS = 4 * 1024 * 1024
+
+
+async def tokenize(room: Context, call: Call, body: TokenizeRequest) -> Response:
+    """Raises InvalidRequest, ModelNotFound, QuotaExceeded, Unavailable."""
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("prompt", "Send either 'prompt' or 'messages', one of the two.", "missing_required_parameter")
+    prompt: Chat | TextPrompt
+    if body.messages is not None:
+        prompt = chat_of(body, body.messages, default_special_tokens=False)
+    else:
+        prompt = TextPrompt(text=body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    model = find_model(room, call, body.model)
+    call.model = model.name
+    reserve(room, call, model.name)
+    ids, strings = await room.router.tokenize(
+        model.name, prompt, want_strings=bool(body.return_token_strs), tenant=call.principal.tenant
+    )
+    limit = model.info.max_model_len if model.info is not None else None
+    return Response(200, encode(TokenizeResponse(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings)))
+
+
+async def detokenize(room: Context, call: Call, body: DetokenizeRequest) -> Response:
+    """Raises InvalidRequest, ModelNotFound, QuotaExceeded, Unavailable."""
+    check_token_ids("tokens", body.tokens, _MAX_TOKENS)
+    model = find_model(room, call, body.model)
+    call.model = model.name
+    reserve(room, call, model.name)
+    return Response(200, encode(DetokenizeResponse(await room.router.detokenize(model.name, body.tokens))))

@@ -1,0 +1,50 @@
+"""GET /v2/models/{model}/stream: windows of a client's samples over a WebSocket, each answered as soon as it is full.
+
+What can be known before the first sample is refused as HTTP; from then on in messages (``window_stream``).
+"""
+
+from __future__ import annotations
+
+from inferd.errors import Unavailable
+from inferd.gateway.call import Call, ClientLeft, Switched
+from inferd.gateway.context import Context
+from inferd.gateway.errors import UpgradeRequired
+from inferd.gateway.kserve import rest as v2
+from inferd.gateway.kserve.models import drawn_version
+from inferd.gateway.predictions import check_task
+from inferd.gateway.windows.options import options_of, plan_of
+
+
+async def stream(room: Context, call: Call, rest: str) -> Switched:
+    """Raises UpgradeRequired, ModelNotFound, InvalidRequest, Unavailable and ClientLeft."""
+    if call.offer is None:
+        raise UpgradeRequired(
+            "This is a WebSocket: connect to it with ws:// or wss:// and a WebSocket client, over HTTP/1.1."
+        )
+    served = drawn_version(room, call, v2.served_of(room, call, rest))
+    info = served.status.info
+    if room.router.draining:
+        raise Unavailable("The server is shutting down; connect to another one.")
+    if info is None:
+        raise Unavailable(
+            f"The model {served.name!r} is {served.status.state}, and what it takes is not known before it has been "
+            "ready; connect again then.",
+            param="model",
+        )
+    check_task(served.status, v2.task_of(served))
+    options = options_of(call.offer.query)
+    plan = None
+    if options.window is not None:  # else the first message says what is wanted
+        plan = plan_of(served.name, info, options, room.max_body_bytes)
+    # Nobody waits for the library of a protocol that is not spoken.
+    from inferd.gateway.windows.stream import WindowStream
+    from inferd.http.websocket import WebSocket
+
+    socket = WebSocket(call.path, call.headers)
+    conversation = WindowStream(room, call, served, info, options, plan, socket)
+    try:
+        request_id = (b"x-request-id", call.request_id.encode("ascii"))
+        socket.accept(call.offer, (request_id, *call.common_headers), conversation.serve())
+    except BrokenPipeError:
+        raise ClientLeft from None
+    return Switched()

@@ -1,0 +1,360 @@
+"""One client's stream of windows: what it says, one answer per window in order, and how it ends.
+
+A window is a request like any other: asked for with the client's key, paid from its quota, told to the observer. They
+are computed one after the other, so that a model's state moves on in order; other clients' windows share its batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from typing import Final
+
+import msgspec
+
+from inferd import clock
+from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
+from inferd.gateway.admission import authenticate
+from inferd.gateway.call import Call
+from inferd.gateway.context import Context
+from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
+from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorDetail, kind_of, printable
+from inferd.gateway.kserve.models import Served
+from inferd.gateway.kserve.wire import DIALECT
+from inferd.gateway.predictions import Asked, computed, request_of
+from inferd.gateway.server import served as served_event
+from inferd.gateway.windows.cutting import Window, Windows
+from inferd.gateway.windows.options import Plan, WindowOptions, plan_of
+from inferd.gateway.windows.wire import Ended, Opened, StreamError, Told, WindowAnswer
+from inferd.http.asgi import Message
+from inferd.http.websocket import PeerLeft, ServerLeaves, WebSocket
+from inferd.types import ModelInfo
+
+FAREWELL_S: Final = 5.0  # for a worker to forget a state
+
+# Close codes (RFC 6455, section 7.4.1, and IANA's registry) of what went wrong.
+_CLOSE: Final[dict[str, int]] = {
+    "invalid_request": 1007,
+    "body_too_large": 1009,
+    "unauthenticated": 1008,
+    "forbidden": 1008,
+    "model_not_found": 1008,
+    "quota_exceeded": 1013,
+    "overloaded": 1013,
+    "unavailable": 1013,
+    "worker_died": 1012,
+    "deadline_exceeded": 1013,
+    "cancelled": 1012,
+}
+# Codes whose close differs from their kind's. A state that is gone is its worker's fault, not the window's.
+_CLOSE_BY_CODE: Final[dict[str | None, int]] = {"stream_idle": 1008, "sequence_not_found": 1012}
+_DEFECT: Final = 1011
+_GOING_AWAY: Final = 1001
+_DONE: Final = 1000
+
+# A window that failed for these is lost, and the next one may pass: where no state is missing it, the stream goes on.
+_PASSING: Final = frozenset(("quota_exceeded", "overloaded", "unavailable", "worker_died", "deadline_exceeded"))
+
+_log = logging.getLogger("inferd.gateway")
+
+
+class _Outputs(msgspec.Struct, frozen=True):
+    outputs: msgspec.Raw
+
+
+_told_decoder: Final = msgspec.json.Decoder(Told)
+_outputs_decoder: Final = msgspec.json.Decoder(_Outputs)
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class WindowStream:
+    def __init__(
+        self,
+        room: Context,
+        call: Call,
+        served: Served,
+        info: ModelInfo,
+        options: WindowOptions,
+        plan: Plan | None,
+        socket: WebSocket,
+    ) -> None:
+        """``call`` was the handshake; without a ``plan`` the first message must complete the ``options``."""
+        self._room = room
+        self._path, self._route, self._headers = call.path, call.route, call.headers
+        self._offer = call.offer
+        self._id = call.request_id
+        self._principal = call.principal
+        self._served = served
+        self._info = info
+        self._options = options
+        self._plan: Plan | None = None
+        self._windows: Windows | None = None
+        self._socket = socket
+        self._sequence = f"stream-{call.unique}" if info.is_stateful else ""
+        self._has_state = False  # the worker keeps one for this stream
+        self._call: Call | None = None  # the window that is being computed
+        self._num_answered = 0
+        config = room.config.models.get(served.status.name)
+        self._idle_s = config.sequence.idle_s if config is not None else 60.0
+        socket.on_left = self._let_go
+        socket.on_fault = lambda code, reason: _encode(
+            StreamError(
+                error=ErrorDetail(reason or "The protocol was broken.", "invalid_request_error", None, "websocket")
+            )
+        )
+        if plan is not None:
+            self._begin(plan)
+
+    def _begin(self, plan: Plan) -> None:
+        self._plan = plan
+        self._windows = Windows(plan.window, plan.hop, plan.context, plan.sample_bytes)
+
+    def _let_go(self) -> None:
+        """The client is gone: nothing is computed for it any more."""
+        if self._call is not None:
+            self._call.gone = True
+            self._call.close_streams()
+
+    # -- the conversation -------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Until one side has had enough."""
+        socket = self._socket
+        try:
+            try:
+                await self._converse()
+                socket.close(_DONE, "")
+            except PeerLeft:
+                pass
+            except ServerLeaves:
+                socket.close(_GOING_AWAY, "The server is shutting down; connect again.")
+            except InferdError as error:
+                await self._fail(error)
+            except Exception:
+                # The request boundary: a defect ends this stream, and no other.
+                _log.exception("a stream of windows failed")
+                await self._fail(InternalError("The server met an internal error; the log has the details."))
+        finally:
+            socket.on_left = socket.on_fault = None  # they know of this
+        await self._farewell()
+
+    async def _converse(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    message = await self._socket.receive()
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"Nothing was sent for {self._idle_s:g} s (models.{self._served.status.name}.sequence.idle_s), and "
+                    "the stream is over; connect again.",
+                    code="stream_idle",
+                ) from None
+            if isinstance(message, bytes):
+                await self._take(message)
+            elif await self._hear(message):
+                return
+
+    async def _hear(self, text: str) -> bool:
+        """A text message; whether it was the last one."""
+        try:
+            told = await decode_body(text.encode("utf-8"), _told_decoder)
+        except InvalidRequest as error:
+            message = error.message.replace("The request body", "The message")
+            raise InvalidRequest(message, param=error.param, code=error.code) from None
+        if (told.open is not None) + (told.samples is not None) + told.end != 1:
+            raise InvalidRequest(
+                'A text message is one of {"open": {...}}, {"samples": [...]} and {"end": true}; samples as bytes go '
+                "into a binary message.",
+                code="invalid_message",
+            )
+        if told.open is not None:
+            await self._open(told.open)
+        elif told.samples is not None:
+            plan = self._planned()
+            await self._take(plan.packed(told.samples))
+        else:
+            await self._end()
+        return told.end
+
+    async def _open(self, options: WindowOptions) -> None:
+        if self._windows is not None and not self._windows.is_untouched:
+            raise InvalidRequest("'open' comes before the first sample; connect again for other options.", param="open")
+        given = {name: value for name, value in _given(self._options).items() if name != "inputs"}
+        inputs = {**self._options.inputs, **options.inputs}
+        both = msgspec.convert({**given, **_given(options), "inputs": inputs}, WindowOptions)
+        plan = plan_of(self._served.name, self._info, both, self._room.max_body_bytes)
+        self._begin(plan)
+        opened = Opened(
+            model=self._served.name,
+            version=self._served.version,
+            input=plan.input,
+            datatype=plan.datatype,
+            window=plan.window,
+            hop=plan.hop,
+            context=plan.context,
+            sample_rate=plan.sample_rate,
+            is_stateful=self._info.is_stateful,
+        )
+        await self._socket.send(_encode(opened))
+
+    def _planned(self) -> Plan:
+        if self._plan is None:  # says what is missing
+            self._begin(plan_of(self._served.name, self._info, self._options, self._room.max_body_bytes))
+        assert self._plan is not None
+        return self._plan
+
+    async def _take(self, data: bytes) -> None:
+        plan = self._planned()
+        plan.check(data)
+        windows = self._windows
+        assert windows is not None
+        windows.push(data)
+        while (window := windows.take()) is not None:
+            await self._answer(plan, window, is_last=False)
+            if self._socket.is_stopping:
+                raise ServerLeaves
+
+    async def _end(self) -> None:
+        if self._plan is not None and self._windows is not None and (window := self._windows.rest()) is not None:
+            await self._answer(self._plan, window, is_last=True)
+        await self._socket.send(_encode(Ended(windows=self._num_answered)))
+
+    # -- a window ---------------------------------------------------------------------------
+
+    async def _answer(self, plan: Plan, window: Window, *, is_last: bool) -> None:
+        """Compute one window and send its answer. Raises what ends the stream."""
+        data = window.data
+        body = plan.body(data) if len(data) <= OFF_LOOP_BYTES else await asyncio.to_thread(plan.body, data)
+        asked = Asked(
+            dialect=DIALECT,
+            body=body,
+            header_bytes=len(plan.head),
+            version=self._served.asked,
+            sequence=self._sequence,
+            sequence_start=bool(self._sequence) and not self._has_state,
+            sequence_end=bool(self._sequence) and is_last,
+        )
+        self._has_state = bool(self._sequence)
+        try:
+            found = await self._computed(asked, window.number, len(body))
+        except InferdError as error:
+            if self._sequence or error.kind not in _PASSING:
+                raise
+            await self._socket.send(_error(error, window.number))
+            return
+        self._has_state = self._has_state and not is_last
+        self._num_answered += 1
+        rate = plan.sample_rate
+        answer = WindowAnswer(
+            window=window.number,
+            begin=window.begin,
+            end=window.end,
+            begin_s=round(window.begin / rate, 6) if rate else msgspec.UNSET,
+            end_s=round(window.end / rate, 6) if rate else msgspec.UNSET,
+            outputs=_outputs_decoder.decode(found).outputs,
+        )
+        await self._socket.send(_encode(answer))
+
+    async def _computed(self, asked: Asked, number: int, num_bytes: int) -> bytes:
+        """A window's outputs in KServe v2's JSON. Raises InferdError; PeerLeft when the client left meanwhile."""
+        call = self._made(num_bytes)
+        call.request_id = f"{self._id}-{number}"
+        self._call = call
+        try:
+            authenticate(self._room.door, call, "infer")
+            answer = await computed(self._room, call, self._served.status, asked)
+            call.status = 200
+            call.response_bytes = len(answer.body)
+            return answer.body
+        except InferdError as error:
+            if call.gone:
+                raise PeerLeft from None
+            call.status = kind_of(error).status
+            call.note_error(error)
+            raise
+        except asyncio.CancelledError:
+            call.gone = True
+            raise
+        finally:
+            self._call = None
+            call.finish(self._tell)
+
+    def _tell(self, call: Call) -> None:
+        self._room.emit(served_event(call, clock.now()))
+
+    def _made(self, num_bytes: int) -> Call:
+        """A window as a call: the handshake's headers, so its terms, are every window's."""
+        scope = {"method": "GET", "path": self._path, "headers": self._headers, "inferd.offer": self._offer}
+        call = Call(scope, _nothing_more, _not_this_way, clock.now())
+        call.route = self._route
+        call.principal = self._principal
+        call.request_bytes = num_bytes
+        call.stream = True
+        return call
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def _fail(self, error: InferdError) -> None:
+        with contextlib.suppress(PeerLeft):
+            await self._socket.send(_error(error))
+        code = _CLOSE.get(error.kind, _DEFECT)
+        if error.code in _CLOSE_BY_CODE:
+            code = _CLOSE_BY_CODE[error.code]
+        if self._socket.is_stopping:
+            code = _GOING_AWAY
+        self._socket.close(code, printable(error.message, MAX_MESSAGE_CHARS))
+
+    async def _farewell(self) -> None:
+        """Let the worker forget this stream's state: an empty window, whose answer nobody reads. It costs no quota; what
+        cannot be asked now is forgotten after ``sequence.idle_s``."""
+        plan = self._plan
+        if not self._has_state or plan is None or self._socket.is_stopping:
+            return
+        self._has_state = False
+        size = (plan.context + plan.window) * plan.sample_bytes
+        call = self._made(0)
+        asked = Asked(
+            dialect=DIALECT,
+            body=plan.body(bytes(size)),
+            header_bytes=len(plan.head),
+            version=self._served.asked,
+            sequence=self._sequence,
+            sequence_end=True,
+            timeout=FAREWELL_S,
+        )
+        with contextlib.suppress(InferdError):
+            stream = self._room.router.submit(request_of(call, self._served.status, asked))
+            try:
+                async for _ in stream:
+                    pass
+            finally:
+                stream.close()
+
+
+def _given(options: WindowOptions) -> dict[str, object]:
+    """The options that differ from what is meant by nothing."""
+    plain = WindowOptions()
+    return {
+        name: getattr(options, name)
+        for name in WindowOptions.__struct_fields__
+        if getattr(options, name) != getattr(plain, name)
+    }
+
+
+def _error(error: InferdError, window: int | msgspec.UnsetType = msgspec.UNSET) -> bytes:
+    detail = ErrorDetail(printable(error.message, MAX_MESSAGE_CHARS), kind_of(error).type, error.param, error.code)
+    after_s = error.retry_after_s
+    retry = after_s if after_s is not None and math.isfinite(after_s) else msgspec.UNSET
+    return _encode(StreamError(error=detail, window=window, retry_after_s=retry))
+
+
+async def _nothing_more() -> Message:
+    """Whoever leaves is noticed by the socket."""
+    never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+    return await never
+
+
+async def _not_this_way(message: Message) -> None:
+    raise AssertionError("a window is not answered in HTTP's messages")

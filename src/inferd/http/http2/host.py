@@ -1,0 +1,40 @@
+"""What a connection asks of the server that it belongs to: room, meanings of header blocks, streams, the turn of the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from inferd.http.http2.hpack import Header
+from inferd.http.http2.work import Turns
+from inferd.http.upgrade import Guest
+
+if TYPE_CHECKING:
+    from inferd.http.http2.connection import Connection
+    from inferd.http.http2.stream import Stream
+
+
+class Host(Protocol):
+    """The server, as a connection sees it."""
+
+    connections: set[Guest]
+    turns: Turns
+
+    def soon(self, call: Callable[[], None], /) -> object:
+        """Call it at the end of this turn of the loop."""
+
+    @property
+    def send_s(self) -> float:
+        """Seconds that a client may take nothing of what is said to it."""
+
+    def has_room(self) -> bool:
+        """Whether there may be one more connection."""
+
+    def read_head(self, headers: Sequence[Header] | None) -> object | None:
+        """What a header block means, for as long as it is remembered; None of them: they were too large. None: they
+        are malformed."""
+
+    def open(self, connection: Connection, number: int, head: object) -> Stream:
+        """A stream begins."""
+
+    def connection_gone(self, connection: Connection) -> None: ...

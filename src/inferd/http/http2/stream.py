@@ -1,0 +1,260 @@
+"""One stream of a connection: what is written to it within the windows of flow control, and what it may still bring.
+
+Knows frames and windows (RFC 9113, section 5.2); a subclass knows what is said.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from inferd import clock
+from inferd.http.http2.frames import (
+    CANCEL,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FIRST_WINDOW,
+    HEAD,
+    HEADERS,
+    NO_ERROR,
+    headers,
+    reset,
+    window_update,
+)
+from inferd.http.http2.work import ANSWER, FRAME
+
+if TYPE_CHECKING:
+    from inferd.http.http2.connection import Connection
+
+SLOWEST: Final = 16 * 1024  # bytes per second, behind which a peer's time is not prolonged
+
+_DATA_TAIL: Final = bytes((DATA, 0))
+_LAST_HEADERS: Final = bytes((HEADERS, END_HEADERS | END_STREAM))
+_FIRST_HEADERS: Final = bytes((HEADERS, END_HEADERS))
+
+
+class Stream(ABC):
+    """A request and its answer. It is over when both sides have said everything, or one of them gives up."""
+
+    __slots__ = (
+        "_blocked_at",
+        "_moved_at",
+        "_pending",
+        "_sent_since",
+        "_trailers",
+        "connection",
+        "credit",
+        "heard_all",
+        "id",
+        "is_in_line",
+        "is_over",
+        "keeps",
+        "receivable",
+        "wanted",
+    )
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.id = number
+        self.credit = 0  # what the peer takes beyond its window for new streams; less than 0 when it took some
+        self.receivable = FIRST_WINDOW  # bytes that the peer may still send
+        self.wanted = 0  # bytes to be granted when there is room for them
+        self.heard_all = False
+        self.is_over = False
+        self.is_in_line = False  # for the connection's window
+        self.keeps = 0  # bytes of a large message that the connection counts
+        self._pending: deque[memoryview] | None = None  # what the windows did not take yet
+        self._trailers: bytes | None = None  # behind it
+
+    # -- the peer's side, called by the connection ------------------------------------------
+
+    @abstractmethod
+    def data(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
+        """``data[start:stop]`` came; with ``is_end`` nothing more will."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """The peer has given it up, or is gone: nothing can be said any more."""
+
+    @abstractmethod
+    def drained(self) -> None:
+        """What did not fit into the windows has left."""
+
+    @abstractmethod
+    def stuck(self) -> None:
+        """The peer has taken nothing, or too little, for too long."""
+
+    def look(self, now: float, patience_s: float) -> None:
+        """About once a second."""
+        if self._pending is not None and (
+            now - self._moved_at > patience_s or now - self._blocked_at > patience_s + self._sent_since / SLOWEST
+        ):
+            self.stuck()
+
+    # -- what may come ----------------------------------------------------------------------
+
+    def expect(self, size: int) -> None:
+        """``size`` bytes are wanted that will be kept until they are complete: let them come as soon as the
+        connection keeps few enough."""
+        self.wanted = size
+        self.connection.grants.grant(self)
+
+    def granted(self, size: int) -> None:
+        """The peer may send so many bytes more."""
+        self.receivable += size
+        self.connection.write(window_update(self.id, size))
+
+    # -- what is said -----------------------------------------------------------------------
+
+    @property
+    def is_blocked(self) -> bool:
+        return self._pending is not None
+
+    def say(self, head: bytes, prefix: bytes, body: bytes, trailers: bytes) -> None:
+        """A whole answer: header block, ``prefix`` and ``body``, trailers."""
+        connection = self.connection
+        size = len(prefix) + len(body)
+        if (
+            size > connection.sendable
+            or size > connection.first_window + self.credit
+            or size > connection.max_frame
+            or connection.table_update
+            or len(trailers) > connection.max_frame
+        ):
+            self.begin(head)
+            self.put(prefix + body)  # which is what it earns
+            self.end(trailers)
+            return
+        connection.sendable -= size
+        connection.has_said = True
+        connection.earned += ANSWER
+        number = self.id.to_bytes(4, "big")
+        connection.write(
+            b"".join(
+                (
+                    len(head).to_bytes(3, "big"),
+                    _FIRST_HEADERS,
+                    number,
+                    head,
+                    size.to_bytes(3, "big"),
+                    _DATA_TAIL,
+                    number,
+                    prefix,
+                    body,
+                    len(trailers).to_bytes(3, "big"),
+                    _LAST_HEADERS,
+                    number,
+                    trailers,
+                )
+            )
+        )
+        self._said_all()
+
+    def say_only(self, block: bytes) -> None:
+        """An answer of headers alone."""
+        self._say_headers(block, is_end=True)
+        self._said_all()
+
+    def begin(self, head: bytes) -> None:
+        self._say_headers(head, is_end=False)
+
+    def put(self, data: bytes) -> None:
+        """Say it as far as the windows allow; the rest waits."""
+        connection = self.connection
+        size = len(data)
+        connection.earned += ANSWER + size
+        if (
+            self._pending is None
+            and size <= connection.sendable
+            and size <= connection.first_window + self.credit
+            and size <= connection.max_frame
+        ):
+            connection.sendable -= size
+            self.credit -= size
+            connection.has_said = True
+            connection.write(HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id) + data)
+            return
+        if self._pending is None:
+            self._pending = deque()
+            self._blocked_at = self._moved_at = clock.now()
+            self._sent_since = 0
+        self._pending.append(memoryview(data))
+        self.line_up()
+        connection.pump()
+
+    def end(self, trailers: bytes) -> None:
+        """Nothing more is said behind what waits and these."""
+        if self._pending is not None:
+            self._trailers = trailers
+            return
+        self._say_headers(trailers, is_end=True)
+        self._said_all()
+
+    def reset(self, code: int = CANCEL) -> None:
+        """Give it up."""
+        if not self.is_over:
+            self.connection.write(reset(self.id, code))
+            self._over()
+
+    def line_up(self) -> None:
+        """If something waits, and the stream's own window would take some of it, wait for the connection's."""
+        if self._pending is not None and not self.is_in_line and self.connection.first_window + self.credit > 0:
+            self.is_in_line = True
+            self.connection.line.append(self)
+
+    def pump(self) -> None:
+        """Say what waits, in one frame, as far as the windows allow."""
+        connection, pending = self.connection, self._pending
+        if pending is None:
+            return  # it was given up while it stood in line
+        room = min(connection.sendable, connection.first_window + self.credit, connection.max_frame)
+        if room <= 0:
+            return
+        piece = pending[0]
+        size = len(piece)
+        if size <= room:
+            pending.popleft()
+        else:
+            pending[0] = piece[room:]
+            piece = piece[:room]
+            size = room
+        connection.work += FRAME + (size >> 9)
+        connection.sendable -= size
+        self.credit -= size
+        self._sent_since += size
+        self._moved_at = clock.now()
+        connection.has_said = True
+        connection.write(b"".join((HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id), piece)))
+        if pending:
+            self.line_up()
+            return
+        self._pending = None
+        if self._trailers is not None:
+            self._say_headers(self._trailers, is_end=True)
+            self._said_all()
+        else:
+            self.drained()
+
+    def drop(self) -> None:
+        """Forget what waits: nobody takes it."""
+        if self._pending is not None:
+            self._pending = self._trailers = None
+
+    def _say_headers(self, block: bytes, *, is_end: bool) -> None:
+        connection = self.connection
+        connection.has_said = True
+        if connection.table_update:
+            block, connection.table_update = connection.table_update + block, b""
+        connection.write(headers(self.id, block, connection.max_frame, is_end=is_end))
+
+    def _said_all(self) -> None:
+        if not self.heard_all:
+            self.connection.write(reset(self.id, NO_ERROR))  # the rest of the request is wanted by nobody
+        self._over()
+
+    def _over(self) -> None:
+        self.is_over = True
+        self.drop()
+        self.connection.stream_over(self)

@@ -1,0 +1,101 @@
+"""The document and the server are the same thing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from tests.gateway.fakes import FakeControl, Running, post, running, sse
+
+from inferd.gateway.admin.openapi import openapi_document
+from inferd.gateway.routes import ROUTES
+from inferd.tenancy.keys import KeySpec
+from inferd.tenancy.principal import OPERATOR
+
+DOCUMENT: dict[str, Any] = json.loads(openapi_document())
+# A version's routes have the endpoints and the schemas of its model's.
+schema = schemathesis.openapi.from_dict(DOCUMENT).exclude(path_regex="/versions/")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    control = FakeControl()
+    control.keys.add(KeySpec(tenant="team"))
+    with running(control=control, principal=OPERATOR) as started:
+        yield started
+
+
+def test_every_route_is_described_and_nothing_else() -> None:
+    served = {(route.pattern, route.method.lower()) for route in ROUTES}
+    described = {(path, method) for path, item in DOCUMENT["paths"].items() for method in item}
+    assert served == described
+
+
+def test_a_name_in_a_path_is_any_text_but_none() -> None:
+    names = {
+        field["name"]: field["schema"]
+        for item in DOCUMENT["paths"].values()
+        for operation in item.values()
+        for field in operation.get("parameters", ())
+        if field["in"] == "path"
+    }
+    assert names == {name: {"type": "string", "minLength": 1} for name in ("model", "version", "id")}
+
+
+def test_everything_described_is_served(server: Running) -> None:
+    for path, item in DOCUMENT["paths"].items():
+        for method in item:
+            reply = server.http.request(
+                method, server.url + path.replace("{model}", "tiny").replace("{id}", "key0").replace("{version}", "1")
+            )
+            known = (
+                reply.status_code in (200, 201, 202, 400, 426)
+                or reply.json()["error"]["code"] == "async_request_not_found"
+            )
+            assert known, (method, path, reply.text)
+
+
+@schema.parametrize()
+@settings(
+    max_examples=6,
+    derandomize=True,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_answers_keep_to_the_document(server: Running, case: schemathesis.Case[Any]) -> None:
+    case.call_and_validate(
+        base_url=server.url,
+        checks=[not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance],
+    )
+
+
+def test_events_and_answers_validate_against_their_schemas(server: Running) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+
+    def validate(value: object, name: str) -> None:
+        jsonschema.validate(value, {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]})
+
+    hi = [{"role": "user", "content": "hi"}]
+    full = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True, "n": 2}
+    validate(
+        post(server, "/v1/chat/completions", {"messages": hi, **full, "prompt_logprobs": 1}).json(), "ChatCompletion"
+    )
+    streaming = {"stream": True, "stream_options": {"include_usage": True}}
+    for frame in sse(post(server, "/v1/chat/completions", {"messages": hi, **full, **streaming}).text)[:-1]:
+        validate(frame, "ChatCompletionChunk")
+    text = {"prompt": ["a", "b"], "echo": True, "logprobs": 1, "return_token_ids": True}
+    validate(post(server, "/v1/completions", text).json(), "Completion")
+    for frame in sse(post(server, "/v1/completions", {**text, **streaming}).text)[:-1]:
+        validate(frame, "Completion")
+    validate(post(server, "/v1/completions", {"prompt": "a", "n": 0}).json(), "ErrorBody")

@@ -1,0 +1,146 @@
+"""What a call of gRPC costs before its key is known, and how much of a message is read: bounds for every method."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+import pytest
+from tests.gateway.fakes import FakeDoor
+from tests.gateway.grpc.client import INFER, Client, framed
+from tests.gateway.grpc.running import GrpcRunning, PredictingRouter, infer_request, running, text_request
+
+from inferd.gateway.grpc.envelope import MAX_FIELDS, MAX_PARAMETERS
+from inferd.gateway.grpc.rpc import Method
+from inferd.gateway.grpc.statuses import Status
+from inferd.protowire import sized
+from inferd.tenancy.principal import Principal
+
+KEY = "Bearer good"
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[GrpcRunning]:
+    door = FakeDoor({"good": Principal(key_id="k", scopes=frozenset(("infer", "models", "metrics", "admin")))})
+    with running(door=door) as server:
+        yield server
+
+
+@pytest.fixture
+def server(guarded: GrpcRunning) -> GrpcRunning:
+    return guarded.reset()
+
+
+@pytest.fixture
+def client(server: GrpcRunning) -> Iterator[Client]:
+    made = Client(server.port)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def methods(server: GrpcRunning) -> dict[str, Method]:
+    """Every method, so that a new one is tested as well."""
+    found = {path.decode("ascii"): method for path, method in server.server.methods.items()}
+    assert len(found) > 15
+    return found
+
+
+def test_a_call_without_a_key_is_refused_before_its_message_comes(server: GrpcRunning, client: Client) -> None:
+    """Its headers are all that is sent: an answer to them cannot have waited for a message."""
+    for path, method in methods(server).items():
+        if method.scope == "public":
+            continue
+        told, _ = client.answer(client.begin(path, grpc_encoding="gzip"))
+        assert told["grpc-status"] == str(int(Status.UNAUTHENTICATED)), path
+        event = server.served()
+        assert (event.error_code, event.request_bytes) == ("invalid_api_key", 0), path
+
+
+def test_a_key_that_lacks_the_scope_is_refused_before_the_message_comes(server: GrpcRunning) -> None:
+    door = FakeDoor({"good": Principal(key_id="k", scopes=frozenset())})
+    with running(door=door) as other:
+        client = Client(other.port)
+        try:
+            for path, method in methods(other).items():
+                if method.scope != "public":
+                    told, _ = client.answer(client.begin(path, authorization=KEY))
+                    assert told["grpc-status"] == str(int(Status.PERMISSION_DENIED)), path
+        finally:
+            client.close()
+
+
+def test_a_method_refuses_a_larger_message_than_it_takes_before_it_comes(server: GrpcRunning, client: Client) -> None:
+    """Of the message there are only the bytes that tell its size."""
+    for path, method in methods(server).items():
+        most = method.max_bytes or server.server.max_bytes
+        number = client.begin(path, authorization=KEY)
+        client.send(number, struct.pack(">BL", 0, most + 1))
+        told, _ = client.answer(number)
+        assert told["grpc-status"] == str(int(Status.RESOURCE_EXHAUSTED)), path
+        assert f"{most} that" in told["grpc-message"], path
+        assert method.max_bytes is None or method.name in told["grpc-message"], path
+
+
+def test_only_requests_for_models_are_larger_than_a_few_bytes(server: GrpcRunning) -> None:
+    large = {path for path, method in methods(server).items() if (method.max_bytes or 1 << 30) > 4096}
+    service = "/inference.GRPCInferenceService/"
+    assert large == {
+        service + name for name in ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad", "RepositoryModelUnload")
+    }
+
+
+def test_a_message_is_opened_no_further_than_its_method_takes(server: GrpcRunning, client: Client) -> None:
+    """4 KB that stand for 4 MB, which a call of a few bytes does not take."""
+    deflate = zlib.compressobj(9, wbits=31)
+    bomb = deflate.compress(bytes(900_000)) + deflate.flush()
+    assert len(bomb) < 1024
+    for path, method in methods(server).items():
+        if method.max_bytes is not None and not path.endswith("/Check"):  # which takes no compressed message
+            told, _ = client.ask([framed(bomb, 1)], path, authorization=KEY, grpc_encoding="gzip")
+            assert told["grpc-status"] == str(int(Status.RESOURCE_EXHAUSTED)), path
+            assert method.name in told["grpc-message"], path
+
+
+GOOD = infer_request().SerializeToString()
+TINY = {
+    "fields that are known and empty": b"\x22\x00" * MAX_FIELDS,
+    "fields that nobody knows": b"\x98\x06\x01" * MAX_FIELDS,
+    "groups": b"\x9b\x06\x9c\x06" * MAX_FIELDS,
+    "fields within a group": b"\x9b\x06" + b"\x08\x01" * MAX_FIELDS + b"\x9c\x06",
+    "parameters": sized(4, sized(1, b"k") + sized(2, b"\x08\x01")) * (MAX_PARAMETERS + 1),
+    "fields within a parameter": sized(4, b"\x08\x01" * 100),
+    "fields within a parameter's value": sized(4, sized(1, b"k") + sized(2, b"\x08\x01" * 100)),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_request_of_too_many_tiny_fields_is_refused_by_name(name: str, server: GrpcRunning, client: Client) -> None:
+    for usual in (True, False):  # on the short way and on the ordinary one
+        metadata = {} if usual else {"x_request_id": "mine"}
+        told, _ = client.ask([framed(GOOD + TINY[name])], INFER, authorization=KEY, **metadata)
+        assert told["grpc-status"] == str(int(Status.INVALID_ARGUMENT))
+        assert "fields" in told["grpc-message"] or "parameters" in told["grpc-message"]
+        assert server.served().error_code == "too_many_fields"
+    assert not server.router.streams
+
+
+def test_a_text_of_too_many_tiny_elements_is_refused(server: GrpcRunning, client: Client) -> None:
+    message = text_request("a")
+    message.inputs[0].contents.bytes_contents.extend([b""] * 10_000)
+    told, _ = client.ask([framed(message.SerializeToString())], INFER, authorization=KEY)
+    assert told["grpc-status"] == str(int(Status.INVALID_ARGUMENT))
+    assert not server.router.streams
+
+
+def test_a_request_of_a_thousand_tensors_is_taken(client: Client, server: GrpcRunning) -> None:
+    message = infer_request()
+    for number in range(1000):
+        message.inputs.add(name=f"x{number}", datatype="FP32", shape=[1, 1])
+    message.raw_input_contents.extend([bytes(4)] * 1000)
+    told, _ = client.ask([framed(message.SerializeToString())], INFER, authorization=KEY)
+    assert told["grpc-status"] == "0"
+    assert isinstance(server.router, PredictingRouter)
+    assert len(server.router.streams) == 1
