@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inferd.engine import native
+from inferd.native import compiled
 from inferd.predict.encoder.checkpoint import EncoderOptions
 from inferd.predict.encoder.load import TextModel, load_text_model
 from inferd.predict.encoder.ragged import ragged
@@ -94,7 +94,7 @@ def main() -> None:
         if asked.model is None:
             write_random(folder)
         contestants = {"transformers float32": plain(folder)}
-        for dtype in ("float32", "bfloat16", *(("int8",) if native.has_int8() else ())):
+        for dtype in ("float32", "bfloat16", *(("int8",) if compiled.has_int8() else ())):
             settings: dict[str, Any] = (
                 {"options": EncoderOptions(quantize="int8")} if dtype == "int8" else {"dtype": dtype}
             )
@@ -111,7 +111,7 @@ def main() -> None:
                 began = time.perf_counter()
                 vectors[name] = run(texts)
                 best[name] = min(best[name], time.perf_counter() - began)
-    level, threads = native.level(), torch.get_num_threads()
+    level, threads = compiled.level(), torch.get_num_threads()
     print(
         f"{asked.batch} texts of {asked.tokens} tokens, {threads} threads, {level}; default chunk in the server: 256\n"
     )

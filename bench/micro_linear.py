@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from inferd.engine import native, ops
-from inferd.engine.rounding import rounded_weight
+from inferd.native import compiled, ops
+from inferd.native.rounding import rounded_weight
 
 SHAPES = {
     "qkv": (4096, 1024),
@@ -116,11 +116,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 128, 512])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qkv", "o", "gate_up", "down"])
     parser.add_argument("--formats", nargs="+", choices=["bf16", *FORMS], default=["bf16", *FORMS])
-    parser.add_argument("--level", default=native.level())
+    parser.add_argument("--level", default=compiled.level())
     parser.add_argument("--repeat", type=int, default=7)
     options = parser.parse_args()
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    with native.using_level(options.level), torch.inference_mode():
+    with compiled.using_level(options.level), torch.inference_mode():
         for name in options.shapes:
             out, size = SHAPES[name]
             for rows in options.rows:

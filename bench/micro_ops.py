@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferd.engine import native, ops
 from inferd.engine.attention import FlatBatch, KVCache, NativeAttention, ReferenceAttention
 from inferd.engine.sampler import Sampler, SampleRow
+from inferd.native import compiled, ops
 from inferd.types import SamplingParams
 
 HEADS, KV_HEADS, DIM, HIDDEN, INTERMEDIATE, BLOCK = 16, 8, 128, 1024, 3072, 16
@@ -155,7 +155,7 @@ def sampling(rows: int) -> None:
                 return sampler.sample(logits, wanted)
 
             def torch_call(logits: Tensor = logits, wanted: list[SampleRow] = wanted) -> object:
-                with native.using_level("none"):
+                with compiled.using_level("none"):
                     return sampler.sample(logits, wanted)
 
             compare(f"{name}, {rows} rows, {shape}", {"native": native_call, "torch": torch_call}, repeat=3, inner=1)
@@ -171,7 +171,7 @@ def between(rows: int) -> None:
 
     def off(call: Callable[[], object]) -> Callable[[], object]:
         def run() -> object:
-            with native.using_level("none"):
+            with compiled.using_level("none"):
                 return call()
 
         return run
@@ -191,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", choices=["attention", "decode", "sampling", "between"])
     options = parser.parse_args()
-    print(f"level {native.level()}, {torch.get_num_threads()} threads")
+    print(f"level {compiled.level()}, {torch.get_num_threads()} threads")
     wanted = (options.only,) if options.only else ("attention", "decode", "sampling", "between")
     if "attention" in wanted:
         for shape in (

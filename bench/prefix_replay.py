@@ -33,9 +33,9 @@ from bench.reuse import Numbering, clairvoyant, recent, statistical, unlimited
 from bench.traces import Arrival, read
 from inferd.benchmark.stats import percentile
 from inferd.config import SchedulerConfig
-from inferd.engine.blocks import BlockPool
-from inferd.engine.scheduler import Scheduler
-from inferd.engine.sequence import Sequence as EngineSequence
+from inferd.engine.scheduling.blocks import BlockPool
+from inferd.engine.scheduling.scheduler import Scheduler
+from inferd.engine.scheduling.sequence import Sequence as EngineSequence
 from inferd.types import SamplingParams
 
 # Seconds per step, measured with the 0.6B shape in bf16 on two cores: 29 ms alone, 139 ms at 32 sequences, 415 tokens/s of prefill.

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import torch
 
+from inferd.checkpoints.safetensors import weight_files
+from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.engine.calibrate.checkpoint import quantise
 from inferd.engine.calibrate.measure import read_text
 from inferd.engine.calibrate.wish import Wish
 from inferd.engine.model.load import load_model
 from inferd.engine.perplexity import Perplexity, measuring, perplexity
-from inferd.engine.safetensors import weight_files
-from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import QualityError
 
 WISHES = {

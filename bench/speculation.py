@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 
 from inferd.config import ModelConfig, SchedulerConfig, SpeculationConfig
-from inferd.engine.draft import DraftModel
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.sampler import Sampled, Sampler, SampleRow
-from inferd.engine.speculation import Speculation
+from inferd.engine.speculation.draft_model import DraftModel
+from inferd.engine.speculation.speculation import Speculation
 from inferd.errors import InferdError
 from inferd.types import Chat, GenerateRequest, SamplingParams, TextPrompt, TokenPrompt
 

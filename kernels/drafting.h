@@ -1,7 +1,7 @@
 // A small decoder that guesses: as many passes as are worth it in one call, each over the tokens that the pass before it found.
 //
 // Called from Python, a pass of a model of some megabytes takes longer on the way than in its products, so neither arrays nor
-// decisions go back between passes. What is decided here is decided in engine/draft.py where there are no kernels, by the same rule.
+// decisions go back between passes. What is decided here is decided in engine/speculation/draft_model.py where there are no kernels, by the same rule.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace inferd {
 
-// When a token is kept and a pass follows (engine/speculation_gain.py has the reasons). A token's chance is that of its sureness
+// When a token is kept and a pass follows (engine/speculation/gain.py has the reasons). A token's chance is that of its sureness
 // (`chances[i]` from `bounds[i - 1]` on) times those before it.
 struct DraftRule {
     std::vector<float> bounds, chances;

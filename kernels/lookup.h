@@ -1,4 +1,4 @@
-// What followed the last time a text ended like this: engine/prompt_lookup.py, whose twin this is, without Python between tokens.
+// What followed the last time a text ended like this: engine/speculation/prompt_lookup.py, whose twin this is, without Python between tokens.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace inferd {
 
-// How places are found and followed; the words and their meaning are those of engine/prompt_lookup.py.
+// How places are found and followed; the words and their meaning are those of engine/speculation/prompt_lookup.py.
 struct LookupRule {
     int64_t returned, resumed, longest, kept, window, held, most_looked_at;
 };

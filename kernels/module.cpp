@@ -1,5 +1,5 @@
 // inferd._kernels: the tables of level.cpp for Python. Tensors come as addresses and sizes; whoever calls
-// (inferd/engine/native.py) has checked formats and shapes. The GIL is released while a kernel runs.
+// (inferd/native/compiled.py) has checked formats and shapes. The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

@@ -11,6 +11,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -104,6 +105,14 @@ def state_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite://{tmp_path}/state.db"
     url: str = request.getfixturevalue("postgres_url")
     return url
+
+
+@pytest.fixture(scope="session")
+def families() -> ModuleType:
+    """Tiny checkpoints of every model family; imported when needed, as transformers comes with it."""
+    from tests import families
+
+    return families
 
 
 @pytest.fixture(scope="session")

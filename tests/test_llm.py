@@ -285,7 +285,7 @@ def test_the_package_exports_the_class_without_importing_it_early() -> None:
 
 FORGETFUL = """
 import time, torch
-from inferd.engine import native
+from inferd.native import compiled
 from inferd.llm import LLM
 from tests.test_llm import EchoBackend
 

@@ -12,7 +12,7 @@ from bench.chart import bars
 from bench.claims.claim import Claim, Scale
 from bench.report import Figure
 from bench.speculation import Bench, Prescribed, play, questions, quoting
-from inferd.engine.speculation import Speculation
+from inferd.engine.speculation.speculation import Speculation
 from inferd.types import GenerateRequest
 
 NONE = "none"

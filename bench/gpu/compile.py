@@ -23,10 +23,11 @@ from typing import Any
 import torch
 
 from bench.gpu.kernels import FORMS, batch_of, cache_of
-from inferd.engine.cuda import attention, eight_bit, rows
-from inferd.engine.cuda.kernels import attention as attention_kernels
-from inferd.engine.cuda.kernels import products as product_kernels
-from inferd.engine.cuda.kernels import rows as row_kernels
+from inferd.engine.cuda import attention, eight_bit
+from inferd.native.triton import rows
+from inferd.native.triton.kernels import attention as attention_kernels
+from inferd.native.triton.kernels import products as product_kernels
+from inferd.native.triton.kernels import rows as row_kernels
 
 # Bytes of shared memory that a block of threads may have, by compute capability.
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}

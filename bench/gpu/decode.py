@@ -16,15 +16,15 @@ from bench.gpu.result import Result
 from bench.gpu.shapes import random_decoder, settings
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
 from inferd.engine.attention import KVCache
-from inferd.engine.blocks import BlockPool
 from inferd.engine.cuda.device import Device
 from inferd.engine.cuda.load import DeviceLoad
 from inferd.engine.cuda.steps import StepsOnDevice
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampled, Sampler, SampleRow
-from inferd.engine.scheduler import Scheduler
-from inferd.engine.sequence import Sequence
+from inferd.engine.scheduling.blocks import BlockPool
+from inferd.engine.scheduling.scheduler import Scheduler
+from inferd.engine.scheduling.sequence import Sequence
 from inferd.types import SamplingParams
 
 _SIZE = 16

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from bench.gpu.result import Result
-from inferd.engine import native, ops
 from inferd.engine.attention import FlatBatch, KVCache, ReferenceAttention
-from inferd.engine.cuda import eight_bit, rows, switch
+from inferd.engine.cuda import eight_bit
 from inferd.engine.cuda.attention import TritonAttention
-from inferd.engine.forms import Form
+from inferd.native import compiled, ops
+from inferd.native.forms import Form
+from inferd.native.triton import rows, switch
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # largest error of numbers around 1
 FORMS = [Form(8, 0, False), Form(8, 64, False), Form(8, 0, False, is_float=True)]
@@ -123,7 +124,7 @@ def attention_errors(device: torch.device, scale_down: int = 1) -> Iterator[Resu
 
 
 def row_errors(device: torch.device) -> Iterator[Result]:
-    with native.using_level("none"):
+    with compiled.using_level("none"):
         for dtype, tolerance in TOLERANCE.items():
             x, residual = (torch.randn(64, 4096, generator=torch.Generator().manual_seed(i)).to(dtype) for i in (1, 2))
             weight = torch.rand(4096, generator=torch.Generator().manual_seed(3))

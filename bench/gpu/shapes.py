@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from inferd.engine.forms import Rule
-from inferd.engine.model.architecture import read_config
-from inferd.engine.model.config import FAMILIES, DecoderConfig, Source
+from inferd.checkpoints.architecture import read_config
+from inferd.checkpoints.decoder_config import FAMILIES, DecoderConfig, Source
+from inferd.checkpoints.weights import Weights
 from inferd.engine.model.llama import LlamaDecoder
-from inferd.engine.weights import Weights
+from inferd.native.forms import Rule
 
 LLAMA_8B: dict[str, object] = {
     "hidden_size": 4096,

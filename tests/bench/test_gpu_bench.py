@@ -15,8 +15,8 @@ from bench.gpu.result import Result
 from bench.gpu.shapes import TINY, random_decoder
 from tests.engine.cuda.fake_device import FakeDevice
 
-from inferd.engine import native
-from inferd.engine.cuda import switch
+from inferd.native import compiled
+from inferd.native.triton import switch
 
 CPU = torch.device("cpu")
 ONE_LAYER = {**TINY, "num_hidden_layers": 1}
@@ -24,7 +24,7 @@ ONE_LAYER = {**TINY, "num_hidden_layers": 1}
 
 @pytest.fixture
 def _on_cpu() -> Iterator[None]:
-    with switch.on_cpu(), native.using_level("none"):
+    with switch.on_cpu(), compiled.using_level("none"):
         yield
 
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inferd.engine import native
 from inferd.engine.attention import (
     FlatBatch,
     KVCache,
@@ -22,9 +21,10 @@ from inferd.engine.attention import (
     native_available,
 )
 from inferd.engine.memory import ahead_bytes
+from inferd.native import compiled
 
-needs_kernels = pytest.mark.skipif(not native.BUILT, reason="inferd was installed without its compiled kernels")
-LEVELS = native.levels()
+needs_kernels = pytest.mark.skipif(not compiled.BUILT, reason="inferd was installed without its compiled kernels")
+LEVELS = compiled.levels()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
@@ -172,8 +172,8 @@ def test_every_instruction_set_gives_the_same_answer(
     level: str, dtype: torch.dtype, head_dim: int, in_bytes: bool, block_size: int
 ) -> None:
     shape = Shape(heads=6, kv_heads=2, head_dim=head_dim, block_size=block_size, dtype=dtype, in_bytes=in_bytes)
-    with native.using_level(level):
-        assert native.level() == level
+    with compiled.using_level(level):
+        assert compiled.level() == level
         a, b, ours, theirs = both(shape, [Rows(70, 1), Rows(0, 67), Rows(30, 9)], seed=3, window=40, softcap=20.0)
     assert_close(a, b, in_bytes=shape.in_bytes)
     assert_same_cache(ours, theirs)
@@ -278,9 +278,9 @@ def test_auto_takes_the_kernel_where_it_can_and_the_reference_elsewhere() -> Non
     batch, _ = flat_batch([Rows(0, 1)], 16, torch.tensor([0]))
     cache = arena(shape, 1, seed=0)
     assert isinstance(create_attention("reference", cache, batch), ReferenceAttention)
-    expected = NativeAttention if native.BUILT else ReferenceAttention
+    expected = NativeAttention if compiled.BUILT else ReferenceAttention
     assert isinstance(create_attention("auto", cache, batch), expected)
-    with native.using_level("none"):
+    with compiled.using_level("none"):
         assert isinstance(create_attention("auto", cache, batch), ReferenceAttention)
     half = arena(Shape(2, 1, 32, 16, torch.float16), 1, seed=0)
     assert isinstance(create_attention("auto", half, batch), ReferenceAttention)
@@ -290,7 +290,7 @@ def test_head_sizes_beyond_the_kernel_are_refused() -> None:
     assert not native_available(torch.float32, 33)
     assert not native_available(torch.float32, 512)
     assert not native_available(torch.float16, 64)
-    assert native_available(torch.bfloat16, 128) == native.BUILT
+    assert native_available(torch.bfloat16, 128) == compiled.BUILT
 
 
 def _arena(num_blocks: int, *, num_kv_heads: int, head_dim: int) -> KVCache:

@@ -574,7 +574,9 @@ def test_a_text_that_is_far_too_long_is_refused_without_being_tokenized(
 ) -> None:
     """Megabytes take seconds, for which every other request would wait."""
     request = make_request("r", "Once upon a time " * 100_000)
-    monkeypatch.setattr("inferd.engine.tokenizer.Tokenizer.encode", lambda *_: pytest.fail("it was tokenized"))
+    monkeypatch.setattr(
+        "inferd.checkpoints.text.tokenizer.Tokenizer.encode", lambda *_: pytest.fail("it was tokenized")
+    )
     with pytest.raises(ContextLengthExceeded, match=r"128 tokens, but prompt has at least \d{3,}"):
         engine.prepare(request)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from inferd.config import KVCacheConfig, ModelConfig
 from inferd.engine.attention import KVCache
 from inferd.engine.memory import Arena, ahead_bytes, kv_bytes_per_token, plan_blocks, refuse_more_than_is_free
-from inferd.engine.resident import available_bytes
 from inferd.errors import ModelLoadError
+from inferd.machine.memory import available_bytes
 
 GIB = 1024**3
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd import models
+from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.engine.model.load import load_model
 from inferd.engine.perplexity import measuring, perplexity, windows
-from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import InvalidRequest
 
 

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.config import KVCacheConfig, ModelConfig
-from inferd.engine import native
 from inferd.engine import room as room_module
 from inferd.engine.load import create_backend
-from inferd.engine.room import Room, weights_room
+from inferd.engine.room import weights_room
+from inferd.machine.weight_memory import Room
+from inferd.native import compiled
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no large pages to ask for")
 MB = 1 << 20
@@ -61,8 +62,8 @@ def test_what_is_taken_while_pages_are_touched_is_not_cleared_afterwards() -> No
 
 def test_the_rest_goes_back_and_what_was_taken_outlives_the_room() -> None:
     room = Room(64 * MB)
-    with native.packing_into(room):
-        weight = native.PackedWeight([torch.eye(64)]) if native.BUILT and native.level() != "generic" else None
+    with compiled.packing_into(room):
+        weight = compiled.PackedWeight([torch.eye(64)]) if compiled.BUILT and compiled.level() != "generic" else None
     if weight is None:
         pytest.skip("weights are not packed here")
     rows = torch.arange(64)
@@ -121,7 +122,7 @@ def test_a_large_model_gets_room_for_its_weights_unless_the_machine_has_several_
     asked = ModelConfig(source=os.fspath(tmp_path), dtype="float32")
     monkeypatch.setattr(room_module, "_SECOND_NODE", tmp_path / "none")
     room = weights_room(asked)
-    if not native.BUILT:
+    if not compiled.BUILT:
         assert room is None
         return
     assert room is not None

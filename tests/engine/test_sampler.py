@@ -25,9 +25,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from inferd.engine import native
 from inferd.engine.sampler import Sampled, Sampler, SampleRow, _invert, _thresholds, uniform
 from inferd.errors import InferdError, InternalError, InvalidRequest
+from inferd.native import compiled
 from inferd.types import SamplingParams
 
 VOCAB = 24
@@ -223,9 +223,9 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
 def assert_same_tokens(logits: Tensor, rows: list[SampleRow], level: str) -> None:
     """The kernel's tokens are torch's, but where a draw falls on the border between two within rounding."""
     sampler = Sampler(logits.shape[1])
-    with native.using_level(level):
+    with compiled.using_level(level):
         ours = sampler.sample(logits.clone(), rows)
-    with native.using_level("none"):
+    with compiled.using_level("none"):
         theirs = sampler.sample(logits.clone(), rows)
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if not (isinstance(a, Sampled) and isinstance(b, Sampled)):
@@ -237,7 +237,7 @@ def assert_same_tokens(logits: Tensor, rows: list[SampleRow], level: str) -> Non
             assert abs(uniform(rows[i].seed, rows[i].index, len(rows[i].output_ids)) - border) < 1e-5
 
 
-@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("level", compiled.levels())
 @given(
     all_params=st.lists(params, min_size=1, max_size=5),
     size=st.sampled_from([1, 5, 128, 300, 5000]),
@@ -259,7 +259,7 @@ def test_the_kernel_takes_the_tokens_that_torch_takes(
     assert_same_tokens(logits, rows, level)
 
 
-@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("level", compiled.levels())
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.5, 0), (0.9, 0), (0.999, 0), (0.9, 2000), (0.02, 0), (1.0, 19_999)])
 def test_the_kernel_cuts_a_flat_distribution_where_torch_does(level: str, top_p: float, top_k: int) -> None:
     logits = torch.randn(8, 20_000, generator=torch.Generator().manual_seed(5))

@@ -16,7 +16,7 @@ from tests.experiments.client import JSON, Answer, Client
 from tests.experiments.field import Field, Server, together
 from tests.experiments.state import as_admin
 
-from inferd.engine.chat_template import ChatTemplate
+from inferd.checkpoints.text.chat_template import ChatTemplate
 from inferd.errors import InvalidRequest
 from inferd.types import Chat
 

@@ -45,7 +45,7 @@ EQUIVALENT: Final = (
         "It is read only where the two differ.",
     ),
     Equivalent(
-        "engine/stored/reading.py",
+        "checkpoints/stored/reading.py",
         "order = groups.argsort(stable=True)",
         "order = groups.argsort(stable=False)",
         "In which order the columns of one group stand changes no product.",

@@ -18,6 +18,7 @@ _SERVED: Final = {"INFERD_TEST_REDIS_URL": "cache/redis.py", "INFERD_TEST_POSTGR
 # A picture's coordinates are right when people say so.
 UNTRIED: Final = (
     "engine/cuda/",
+    "native/triton/",
     "benchmark/report.py",
     *(file for name, file in _SERVED.items() if name not in os.environ),
 )

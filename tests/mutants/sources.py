@@ -15,7 +15,7 @@ PACKAGE: Final = ROOT / "src" / "inferd"
 BUILD: Final = ROOT / "build" / "mutants"
 
 # Kernels in Triton's language are read by its compiler, and are not Python's.
-LEFT_OUT: Final = ("engine/cuda/kernels/",)
+LEFT_OUT: Final = ("native/triton/kernels/",)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _BODIES: Final = ("body", "orelse", "finalbody")

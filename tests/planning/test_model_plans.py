@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.model.families import FAMILIES, write_checkpoint
+from tests.families import FAMILIES, write_checkpoint
 
 from inferd.config import Config, KVCacheConfig, ModelConfig, SchedulerConfig, ServerConfig
 from inferd.engine.engine import Engine

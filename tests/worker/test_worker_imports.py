@@ -25,4 +25,4 @@ def test_a_model_that_is_no_archive_is_recognised_without_reading_archives() -> 
         text=True,
         check=True,
     )
-    assert not {"zipfile", "lzma", "inferd.engine.model.config"} & set(told.stdout.split())
+    assert not {"zipfile", "lzma", "inferd.checkpoints.decoder_config"} & set(told.stdout.split())

@@ -36,7 +36,7 @@ def command(context: click.Context) -> None:
 
 def _servable() -> None:
     from inferd import models
-    from inferd.engine.model.architecture import supported_architectures
+    from inferd.checkpoints.architecture import supported_architectures
     from inferd.predict.encoder.config import supported_architectures as supported_encoders
 
     click.echo("Bundled (inferd serve NAME):")

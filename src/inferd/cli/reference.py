@@ -118,7 +118,7 @@ def schema() -> str:
 
 _ARCHITECTURES = """# Architectures
 
-<!-- Made by `python -m inferd.cli.reference architectures`; edit the tables in src/inferd/engine/model/ and src/inferd/predict/encoder/ instead. -->
+<!-- Made by `python -m inferd.cli.reference architectures`; edit the tables in src/inferd/checkpoints/ and src/inferd/predict/encoder/ instead. -->
 
 A checkpoint is served if `architectures` in its config.json has one of these names. The first name of a family says little: `LlamaForCausalLM` is Llama 2,
 3 and everything in their form (SmolLM 1 and 2, many others), `Llama4ForCausalLM` is not here. `inferd check FOLDER` reads the same tables as the
@@ -129,7 +129,7 @@ Other models are served as [ONNX, torch.export, Python classes](models.md) or be
 
 def architectures() -> str:
     """The page: which architectures are served, from the loaders' own tables."""
-    from inferd.engine.model.architecture import supported_architectures as supported_decoders
+    from inferd.checkpoints.architecture import supported_architectures as supported_decoders
     from inferd.predict.encoder.config import HeadKind, supported_architectures
 
     words: dict[HeadKind, str] = {

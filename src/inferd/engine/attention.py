@@ -18,8 +18,8 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from inferd.engine import native
 from inferd.engine.memory import ahead_bytes, key_groups
+from inferd.native import compiled
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class KVCache:
             made = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
             for arena in made:
                 if arena.nbytes >= _WORTH_LARGE_PAGES_BYTES:
-                    native.prefer_large_pages(arena)
+                    compiled.prefer_large_pages(arena)
             return made
 
         self.keys = arenas(key_shape, torch.uint8 if in_bytes else dtype)
@@ -129,7 +129,7 @@ class KVCache:
         for begin in range(0, last, blocks):
             for arena in large:
                 piece = arena[begin : min(begin + blocks, last)]
-                if not native.touch_pages(piece):
+                if not compiled.touch_pages(piece):
                     return
                 yield piece.nbytes
 
@@ -320,12 +320,12 @@ class NativeAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        return native.attention(self.batch, self.cache, layer, q, k, v, scale, window, softcap).to(q.dtype)
+        return compiled.attention(self.batch, self.cache, layer, q, k, v, scale, window, softcap).to(q.dtype)
 
 
 def native_available(dtype: torch.dtype, head_dim: int, *, in_bytes: bool = False) -> bool:
     """Whether the compiled kernel is there and takes this number format, head size and form of the cache."""
-    return native.takes_dtype(dtype) and head_dim % (4 if in_bytes else 2) == 0 and 2 <= head_dim <= 256
+    return compiled.takes_dtype(dtype) and head_dim % (4 if in_bytes else 2) == 0 and 2 <= head_dim <= 256
 
 
 AttentionKind = Literal["auto", "reference", "native", "triton"]

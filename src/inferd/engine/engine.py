@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from inferd import clock
+from inferd.checkpoints.text.tokenizer import Owner
 from inferd.engine.beam import BeamState
-from inferd.engine.blocks import BlockPool
 from inferd.engine.generation import Choice, Generation
 from inferd.engine.prepare import Prepared, Preparer
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampled, Sampler, SampleRow
-from inferd.engine.scheduler import Scheduler, Slice, Step
-from inferd.engine.sequence import Sequence
-from inferd.engine.speculation import Speculation
+from inferd.engine.scheduling.blocks import BlockPool
+from inferd.engine.scheduling.scheduler import Scheduler, Slice, Step
+from inferd.engine.scheduling.sequence import Sequence
+from inferd.engine.speculation.speculation import Speculation
 from inferd.engine.step_clock import StepClock
-from inferd.engine.tokenizer import Owner
 from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
 from inferd.types import Chat, GenerateRequest, ModelInfo, Output, StepStats, TextPrompt
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from inferd.engine.detokenizer import Detokenizer
+from inferd.checkpoints.text.detokenizer import Detokenizer
+from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.engine.prepare import Prepared
 from inferd.engine.sampler import Sampled
-from inferd.engine.sequence import Sequence
+from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.stop import StopBuffer
-from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import InferdError
 from inferd.types import (
     Delta,

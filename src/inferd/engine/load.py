@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from inferd import clock
+from inferd.checkpoints.generation_config import GenerationDefaults, load_generation_defaults
+from inferd.checkpoints.longrope import factors_of, factors_told
+from inferd.checkpoints.text.chat_template import ChatTemplate
+from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.config import ModelConfig
-from inferd.engine import native
 from inferd.engine.attention import AttentionKind, KVCache, native_available
-from inferd.engine.blocks import BlockPool
-from inferd.engine.chat_template import ChatTemplate
-from inferd.engine.cuda import switch
-from inferd.engine.draft_load import load_draft
 from inferd.engine.engine import Engine
 from inferd.engine.memory import (
     FREE_SHARE,
@@ -31,20 +30,21 @@ from inferd.engine.memory import (
     plan_arena,
     refuse_more_than_is_free,
 )
-from inferd.engine.model.generation_config import GenerationDefaults, load_generation_defaults
 from inferd.engine.model.load import Decoder, kept_weights, load_model
-from inferd.engine.model.longrope import factors_of, factors_told
-from inferd.engine.placement import num_threads, usable_cores
 from inferd.engine.prepare import Limits, Preparer
-from inferd.engine.resident import available_bytes
-from inferd.engine.room import Room
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampler
-from inferd.engine.scheduler import Scheduler
-from inferd.engine.sequence import Sequence
-from inferd.engine.speculation import Speculation
-from inferd.engine.tokenizer import Tokenizer
+from inferd.engine.scheduling.blocks import BlockPool
+from inferd.engine.scheduling.scheduler import Scheduler
+from inferd.engine.scheduling.sequence import Sequence
+from inferd.engine.speculation.draft_load import load_draft
+from inferd.engine.speculation.speculation import Speculation
 from inferd.errors import ModelLoadError
+from inferd.machine.memory import available_bytes
+from inferd.machine.placement import num_threads, usable_cores
+from inferd.machine.weight_memory import Room
+from inferd.native import compiled
+from inferd.native.triton import switch
 from inferd.registry.source import check_folder, resolve
 from inferd.types import ModelInfo, SamplingParams
 
@@ -77,7 +77,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
     on_cpu = device.type == "cpu"
     kept = kept_weights(folder, config.quantization, config.quantization_cache_bytes) if on_cpu else None
     # A large vocabulary takes a second to read, as long as the weights: side by side.
-    with ThreadPoolExecutor(2, "inferd-read") as pool, native.packing_into(room):
+    with ThreadPoolExecutor(2, "inferd-read") as pool, compiled.packing_into(room):
         reading = pool.submit(_read_text_parts, folder, config.chat_template)
         digesting = pool.submit(_digest_of_files, folder)
         decoder = load_model(
@@ -173,7 +173,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
         load_s=phases.seconds,
         num_threads=torch.get_num_threads(),
         cores=usable_cores(),
-        kernels=native.level() if device.type == "cpu" else "",
+        kernels=compiled.level() if device.type == "cpu" else "",
     )
     limits = Limits(
         vocab_size=dims.vocab_size,

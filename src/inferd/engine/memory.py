@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from inferd.checkpoints.decoder_config import DecoderConfig
 from inferd.config import KVCacheConfig, ModelConfig
 from inferd.config.units import bytes_text, enough_text
-from inferd.engine.model.config import DecoderConfig
 from inferd.errors import ModelLoadError
 from inferd.types import MemoryPlan
 

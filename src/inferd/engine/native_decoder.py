@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from inferd.engine import ops
 from inferd.engine.attention import FlatBatch, KVCache, native_available
 from inferd.engine.model.llama import GATES, FeedForward, Layer, LlamaDecoder
 from inferd.engine.model.load import Decoder
-from inferd.engine.native import ACTIVATIONS, CODES
+from inferd.native import ops
+from inferd.native.compiled import ACTIVATIONS, CODES
 
 if TYPE_CHECKING:
     from inferd import _kernels as kernels
 else:
-    from inferd.engine.native import kernels
+    from inferd.native.compiled import kernels
 
 
 class NativeDecoder:

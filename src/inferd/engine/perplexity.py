@@ -29,8 +29,8 @@ from torch import Tensor
 from inferd.engine.attention import KVCache
 from inferd.engine.model.load import Decoder
 from inferd.engine.runner import Runner
-from inferd.engine.scheduler import Slice, Step
-from inferd.engine.sequence import Sequence as Tokens
+from inferd.engine.scheduling.scheduler import Slice, Step
+from inferd.engine.scheduling.sequence import Sequence as Tokens
 from inferd.errors import InvalidRequest
 from inferd.types import SamplingParams
 

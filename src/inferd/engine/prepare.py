@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import msgspec
 
 from inferd import clock
-from inferd.engine.chat_template import ChatTemplate
-from inferd.engine.model.generation_config import GenerationDefaults
-from inferd.engine.tokenizer import NO_OWNER, Owner, Tokenizer
+from inferd.checkpoints.generation_config import GenerationDefaults
+from inferd.checkpoints.text.chat_template import ChatTemplate
+from inferd.checkpoints.text.tokenizer import NO_OWNER, Owner, Tokenizer
 from inferd.errors import ContextLengthExceeded, InvalidRequest
 from inferd.types import Chat, Continuation, GenerateRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inferd.engine import native
 from inferd.engine.attention import AttentionKind, FlatBatch, KVCache, create_attention
 from inferd.engine.model.load import Decoder
 from inferd.engine.native_decoder import NativeDecoder, native_decoder
-from inferd.engine.scheduler import Step
+from inferd.engine.scheduling.scheduler import Step
+from inferd.native import compiled
 
 if TYPE_CHECKING:
     from inferd.engine.cuda.steps import StepsOnDevice
@@ -45,7 +45,7 @@ class Runner:
     @property
     def one_call(self) -> NativeDecoder | None:
         """What computes a step's layers in one call; None where the kernels do not, or are not on."""
-        return self._native if native.is_on() else None
+        return self._native if compiled.is_on() else None
 
     def run(self, step: Step) -> Tensor:
         """Compute the step's rows: hidden states [T, H], rows in the order of its slices."""
@@ -64,7 +64,7 @@ class Runner:
 
     def compute(self, batch: FlatBatch) -> Tensor:
         """Hidden states [T, H] of the batch's rows."""
-        if self._native is not None and native.is_on():
+        if self._native is not None and compiled.is_on():
             return self._native.forward(batch)
         if self._on_device is not None:
             return self._on_device.compute(batch)

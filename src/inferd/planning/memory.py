@@ -11,15 +11,15 @@ from pathlib import Path
 
 import msgspec
 
+from inferd.checkpoints.architecture import ITEM_BYTES, dtype_name, read_config
+from inferd.checkpoints.decoder_config import Source
+from inferd.checkpoints.footprint import taken_bytes
+from inferd.checkpoints.longrope import factors_told, with_factors
 from inferd.config import Config, ModelConfig, SequenceConfig
 from inferd.config.units import bytes_text
 from inferd.engine.memory import RUNTIME_BYTES, headroom_bytes, kv_bytes_per_token, plan_arena
-from inferd.engine.model.architecture import ITEM_BYTES, dtype_name, read_config
-from inferd.engine.model.config import Source
-from inferd.engine.model.longrope import factors_told, with_factors
-from inferd.engine.resident import available_bytes
-from inferd.engine.taken import taken_bytes
 from inferd.errors import ConfigError, ModelLoadError
+from inferd.machine.memory import available_bytes
 from inferd.planning.predictive import plan_predictive
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.source import blaming, find, is_remote

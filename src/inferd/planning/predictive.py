@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
+from inferd.checkpoints.safetensors import read_table, weight_files
 from inferd.config import BatchingConfig, ModelConfig, Runtime
-from inferd.engine.safetensors import read_table, weight_files
 from inferd.predict.encoder.checkpoint import read_checkpoint, read_options
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.signature import Signature, read_signature

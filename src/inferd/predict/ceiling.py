@@ -17,7 +17,7 @@ from typing import Final
 
 from inferd.config import ModelConfig
 from inferd.config.units import bytes_text
-from inferd.engine.resident import available_bytes, rss_bytes
+from inferd.machine.memory import available_bytes, rss_bytes
 
 _SLACK_BYTES: Final = 256 << 20  # stacks of threads and arenas that are set aside and not touched
 _REFUSED: Final = re.compile(r"(?i)failed to allocate memory(?:.* of size (\d+))?|bad_alloc|cannot allocate memory")

@@ -12,8 +12,8 @@ import msgspec
 
 from inferd import clock
 from inferd.config import ModelConfig
-from inferd.engine import placement
 from inferd.errors import ModelLoadError
+from inferd.machine import placement
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
 from inferd.predict.codecs.registry import codec_for

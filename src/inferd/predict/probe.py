@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from inferd import clock
-from inferd.engine.resident import available_bytes, rss_bytes
+from inferd.machine.memory import available_bytes, rss_bytes
 from inferd.predict.contract import Contract
 from inferd.predict.estimate import BatchCost
 from inferd.predict.runtime import Item, Result, Runtime

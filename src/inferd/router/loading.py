@@ -234,7 +234,7 @@ class Loading:
         """The operator's, else what the machine has beside other programs; None: unknown."""
         if self._budget_bytes is not None:
             return self._budget_bytes
-        from inferd.engine.resident import available_bytes
+        from inferd.machine.memory import available_bytes
 
         return available_bytes() + sum(pool.fleet.rss_bytes for pool in self._pools())
 

@@ -33,8 +33,8 @@ import msgspec
 from inferd import clock
 from inferd.backend import Backend
 from inferd.config import ModelConfig
-from inferd.engine.resident import rss_bytes
 from inferd.errors import CodeFailed, InferdError, ModelLoadError
+from inferd.machine.memory import rss_bytes
 from inferd.types import GenerateRequest
 from inferd.worker.channel import BlockingChannel, ChannelError
 from inferd.worker.direct import DirectLoop, GoneError, Predictor, refused

@@ -21,9 +21,9 @@ import msgspec
 
 from inferd import clock
 from inferd.config import ModelConfig
-from inferd.engine.resident import rss_bytes
 from inferd.errors import ModelLoadError
 from inferd.events import Emit, LoadProgress, ReplicaChanged
+from inferd.machine.memory import rss_bytes
 from inferd.types import Failure, ModelInfo, Output, StepStats
 from inferd.worker.environment import environment_for
 from inferd.worker.messages import (

@@ -12,6 +12,10 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from inferd.checkpoints.architecture import read_config
+from inferd.checkpoints.decoder_config import FAMILIES, Source
+from inferd.checkpoints.stored.writing import Shards, description, stored_parts
+from inferd.checkpoints.weights import Weights
 from inferd.cli.main import cli, main
 from inferd.engine.calibrate import checkpoint
 from inferd.engine.calibrate.checkpoint import quantise
@@ -19,13 +23,9 @@ from inferd.engine.calibrate.layers import observed_layers
 from inferd.engine.calibrate.measure import measure
 from inferd.engine.calibrate.tuning import Divergence, Tuned
 from inferd.engine.calibrate.wish import Method, Wish
-from inferd.engine.model.architecture import read_config
-from inferd.engine.model.config import FAMILIES, Source
 from inferd.engine.perplexity import Perplexity
-from inferd.engine.quantized import QuantizedWeight
-from inferd.engine.stored.writing import Shards, description, stored_parts
-from inferd.engine.weights import Weights
 from inferd.errors import InvalidRequest, ModelLoadError, QualityError
+from inferd.native.quantized import QuantizedWeight
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inferd.engine.calibrate.gptq import gptq
 from inferd.engine.calibrate.rounding import Form, nearest
-from inferd.engine.quantized import QuantizedWeight
+from inferd.native.quantized import QuantizedWeight
 
 
 def numbers(weight: QuantizedWeight) -> Tensor:

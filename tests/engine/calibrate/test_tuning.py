@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from inferd.engine import ops
+from inferd.checkpoints.architecture import read_config
+from inferd.checkpoints.decoder_config import FAMILIES, Source
 from inferd.engine.calibrate.rounding import Form, nearest
 from inferd.engine.calibrate.student import Around, Handed, floating, on_grid
 from inferd.engine.calibrate.tuning import Tuned, tuned
-from inferd.engine.model.architecture import read_config
-from inferd.engine.model.config import FAMILIES, Source
 from inferd.engine.model.llama import LlamaDecoder
-from inferd.engine.quantized import QuantizedWeight
+from inferd.native import ops
+from inferd.native.quantized import QuantizedWeight
 
 FORM = Form(4, 16, False, torch.float16)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.engine.model.families import write_checkpoint
+from tests.families import write_checkpoint
 
 from inferd.config import ModelConfig
-from inferd.engine.cuda import switch
 from inferd.engine.load import create_backend
 from inferd.engine.model.load import load_model
 from inferd.errors import ModelLoadError
+from inferd.native.triton import switch
 
 
 def test_fp8_is_refused_on_a_processor(tiny_model: Path) -> None:

@@ -9,14 +9,14 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this machine")
 
-from tests.engine.model.families import write_checkpoint
 from tests.engine.model.test_one_call import batch_of
+from tests.families import write_checkpoint
 
-from inferd.engine import native
 from inferd.engine.attention import KVCache, ReferenceAttention
-from inferd.engine.cuda import switch
 from inferd.engine.cuda.attention import TritonAttention
 from inferd.engine.model.load import Decoder, load_model
+from inferd.native import compiled
+from inferd.native.triton import switch
 
 # Norms of heads; windows, soft caps and norms behind; norms of whole rows; partial rotation; experts; learned positions.
 NAMES = ["qwen3", "gemma2", "olmo2", "phi4-partial", "mixtral", "gpt2"]
@@ -39,7 +39,7 @@ def arena(decoder: Decoder, *, in_rows: bool) -> KVCache:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_decoder_computes_the_same(name: str, tmp_path: Path) -> None:
     write_checkpoint(name, tmp_path)
-    with native.using_level("none"), torch.inference_mode():
+    with compiled.using_level("none"), torch.inference_mode():
         decoder = load_model(tmp_path, dtype="float32", device=torch.device("cpu"))
         ours, theirs = arena(decoder, in_rows=True), arena(decoder, in_rows=False)
         starts = [0, 0, 0]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton has no package for this machine")
 
-from inferd.engine import native
-from inferd.engine.cuda import eight_bit, switch
+from inferd.engine.cuda import eight_bit
 from inferd.engine.cuda.eight_bit import (
     FLOAT8,
     EightBitLinear,
@@ -21,7 +20,9 @@ from inferd.engine.cuda.eight_bit import (
     stacked,
     triton_product,
 )
-from inferd.engine.forms import Form
+from inferd.native import compiled
+from inferd.native.forms import Form
+from inferd.native.triton import switch
 
 FORMS = [Form(8, 0, False), Form(8, 64, False), Form(8, 0, False, is_float=True)]
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -107,7 +108,7 @@ def test_many_rows_of_floats_go_to_the_device(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(eight_bit, "device_product", device_product)
     linears = [EightBitLinear.of(rounded_to(form, noise(16, 64)), None, torch.float32) for form in FORMS]
     odd = EightBitLinear.of(rounded_to(FORMS[2], noise(16, 40)), None, torch.float32)
-    with native.using_level("none"):
+    with compiled.using_level("none"):
         for has in (False, True):
             monkeypatch.setattr(eight_bit, "has_float8", lambda device, has=has: has)
             for linear in (*linears, odd):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from tests.engine.cuda.fake_device import FakeDevice
-from tests.engine.model.families import write_checkpoint
+from tests.families import write_checkpoint
 from torch import Tensor
 
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
@@ -19,8 +19,8 @@ from inferd.engine.cuda.load import DeviceLoad
 from inferd.engine.cuda.steps import StepsOnDevice, can_record, graph_sizes
 from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.runner import Runner
-from inferd.engine.scheduler import Slice, Step
-from inferd.engine.sequence import Sequence
+from inferd.engine.scheduling.scheduler import Slice, Step
+from inferd.engine.scheduling.sequence import Sequence
 from inferd.types import SamplingParams
 
 _BLOCKS, _SIZE = 40, 4

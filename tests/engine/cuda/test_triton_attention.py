@@ -14,11 +14,11 @@ pytest.importorskip("triton", reason="Triton has no package for this machine")
 
 from tests.engine.test_attention import Rows, Shape, arena, flat_batch, inputs
 
-from inferd.engine import native, ops
 from inferd.engine.attention import FlatBatch, KVCache, ReferenceAttention
 from inferd.engine.cuda import attention as subject
-from inferd.engine.cuda import switch
 from inferd.engine.cuda.attention import TritonAttention, num_splits
+from inferd.native import compiled, ops
+from inferd.native.triton import switch
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCE)
@@ -28,7 +28,7 @@ QUICK = settings(max_examples=8, deadline=None, derandomize=True, phases=(Phase.
 
 @pytest.fixture(autouse=True)
 def _on_cpu() -> Iterator[None]:
-    with switch.on_cpu(), native.using_level("none"):
+    with switch.on_cpu(), compiled.using_level("none"):
         yield
 
 
@@ -122,7 +122,7 @@ def by_calls(
     widths = [shape.heads * shape.head_dim, *[shape.kv_heads * shape.head_dim] * 2]
     q, k, v = (part.view(len(qkv), -1, shape.head_dim) for part in torch.split(qkv, widths, dim=1))
     if norms is not None:
-        with native.using_level("none"):
+        with compiled.using_level("none"):
             q, k = (_norm(x, weight) for x, weight in zip((q, k), norms, strict=True))
     if half:
         q, k = ops.rotary(q, k, batch.positions, *table_of(half))

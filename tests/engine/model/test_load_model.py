@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inferd.engine.model.architecture import has_fast_bfloat16, supported_architectures
+from inferd.checkpoints.architecture import has_fast_bfloat16, supported_architectures
 from inferd.engine.model.load import load_model
 from inferd.errors import ModelLoadError
 

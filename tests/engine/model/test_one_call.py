@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.engine import native, ops
 from inferd.engine.attention import FlatBatch, KVCache, NativeAttention
 from inferd.engine.model.llama import FeedForward, LlamaDecoder
 from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.native_decoder import NativeDecoder, native_decoder
-from inferd.engine.quantized import QuantizedWeight
+from inferd.native import compiled, ops
+from inferd.native.quantized import QuantizedWeight
 
 # One of each switch: biases, windows, partial and missing rotation, norms of heads and of all heads, before and behind, soft caps,
 # multipliers, merged checkpoints.
@@ -33,7 +33,7 @@ COVERED = [
     "granite",
 ]
 LEFT_TO_PYTHON = ["qwen3-moe", "mixtral", "gpt2"]
-pytestmark = pytest.mark.skipif(not native.BUILT, reason="inferd was installed without its compiled kernels")
+pytestmark = pytest.mark.skipif(not compiled.BUILT, reason="inferd was installed without its compiled kernels")
 
 # Steps of a few sequences, each a list of how many tokens every sequence is given: chunks, single tokens, nobody.
 STEPS = st.lists(st.lists(st.sampled_from([0, 1, 1, 2, 7, 19]), min_size=3, max_size=3), min_size=1, max_size=4)
@@ -118,10 +118,10 @@ def check_wanted(one: NativeDecoder, batch: FlatBatch, plain: torch.Tensor) -> N
 def test_one_call_gives_the_bits_of_many(name: str, dtype: str, tmp_path: Path, families: ModuleType) -> None:
     decoder = load(name, tmp_path, families, dtype)
 
-    @given(steps=STEPS, level=st.sampled_from(native.levels()), in_bytes=st.booleans())
+    @given(steps=STEPS, level=st.sampled_from(compiled.levels()), in_bytes=st.booleans())
     @settings(max_examples=8, deadline=None)
     def law(steps: list[list[int]], level: str, in_bytes: bool) -> None:
-        with native.using_level(level):
+        with compiled.using_level(level):
             check(decoder, steps, in_bytes=in_bytes)
 
     law()
@@ -156,8 +156,8 @@ def test_one_call_takes_quantised_weights(
             quantised(x, bits, group_size, decoder.dtype, ordered=ordered)
             for x in (layer.qkv, layer.out, parts.gate_up, parts.down)
         )
-    for level in native.levels():
-        with native.using_level(level):
+    for level in compiled.levels():
+        with compiled.using_level(level):
             check(decoder, [[19, 1, 0], [1, 7, 2], [1, 1, 1]])
 
 
@@ -169,7 +169,7 @@ def test_other_decoders_are_computed_from_python(name: str, tmp_path: Path, fami
 
 def test_without_the_kernels_there_is_no_one_call(tmp_path: Path, families: ModuleType) -> None:
     decoder = load("qwen3", tmp_path, families)
-    with native.using_level("none"):
+    with compiled.using_level("none"):
         assert native_decoder(decoder, families.Driver(decoder).cache, 8) is None
 
 

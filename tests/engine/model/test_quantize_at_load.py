@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from inferd.checkpoints.weight_cache import folder
 from inferd.config import ModelConfig
-from inferd.engine import native
-from inferd.engine.kept import folder
 from inferd.engine.model import products
 from inferd.engine.model.load import Decoder, kept_weights, load_model
+from inferd.native import compiled
 from inferd.planning.memory import plan_model
 
 WIDE = {"hidden_size": 512, "intermediate_size": 640, "num_hidden_layers": 1, "head_dim": 64, "vocab_size": 97}
@@ -63,7 +63,7 @@ def test_every_family_is_quantised_and_takes_what_was_planned(
     assert plan.weights_bytes == quantised.weights_bytes
 
 
-@pytest.mark.parametrize("level", ["none", *native.levels()[:1]])
+@pytest.mark.parametrize("level", ["none", *compiled.levels()[:1]])
 @pytest.mark.parametrize(("quantization", "forms", "lost"), [("int8", "int8", 0.1), ("int4", "int4/64+int8", 0.3)])
 def test_wide_models_take_what_is_asked_for(
     families: ModuleType,
@@ -77,7 +77,7 @@ def test_wide_models_take_what_is_asked_for(
     wide = ("Qwen3Config", "Qwen3ForCausalLM", {**WIDE, "tie_word_embeddings": True})
     monkeypatch.setitem(families.FAMILIES, "wide", wide)
     families.write_checkpoint("wide", tmp_path)
-    with native.using_level(level):
+    with compiled.using_level(level):
         exact, quantised = load(tmp_path, "none"), load(tmp_path, quantization)
         expected, found = logits(families, exact), logits(families, quantised)
     assert quantised.quantization == forms
@@ -87,7 +87,7 @@ def test_wide_models_take_what_is_asked_for(
     assert plan.weights_bytes == quantised.weights_bytes
 
 
-@pytest.mark.skipif(not native.BUILT, reason="inferd was installed without its compiled kernels")
+@pytest.mark.skipif(not compiled.BUILT, reason="inferd was installed without its compiled kernels")
 @pytest.mark.parametrize("name", ["llama3-tied", "gpt2"])
 def test_the_next_load_takes_the_integers_from_disk(
     families: ModuleType, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, own_cache: Path

@@ -14,8 +14,8 @@ from tests.predict.encoder.test_encoder_families import ask, hidden_states, load
 from tests.predict.encoder.tiny_encoders import POSITIONS, VOCABULARY, write_encoder, write_modules
 
 from inferd.config import BatchingConfig
-from inferd.engine import native
 from inferd.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
+from inferd.native import compiled
 from inferd.predict.encoder.texts import Texts
 from inferd.predict.runtime import Item
 from inferd.predict.runtimes.encoder import EncoderRuntime
@@ -287,7 +287,7 @@ def test_bfloat16_products_keep_the_direction(bert: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["BertModel", "MPNetModel", "ModernBertModel"])
 def test_products_of_bytes_keep_the_direction(tmp_path: Path, architecture: str) -> None:
-    if not native.has_int8():
+    if not compiled.has_int8():
         pytest.skip("this processor has no products of bytes")
     folder = write_encoder(tmp_path, architecture)
     exact, fast = load(folder), load(folder, options={"quantize": "int8"})
@@ -297,5 +297,5 @@ def test_products_of_bytes_keep_the_direction(tmp_path: Path, architecture: str)
 
 
 def test_where_there_are_no_products_of_bytes_that_is_said(bert: Path) -> None:
-    with native.using_level("none"), pytest.raises(ModelLoadError, match="AVX-512 VNNI"):
+    with compiled.using_level("none"), pytest.raises(ModelLoadError, match="AVX-512 VNNI"):
         load(bert, options={"quantize": "int8"})

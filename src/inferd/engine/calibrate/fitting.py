@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inferd.checkpoints.decoder_config import FAMILIES, DecoderConfig
+from inferd.checkpoints.weights import Weights
 from inferd.engine.calibrate.gptq import gptq
 from inferd.engine.calibrate.layers import observed_layers
 from inferd.engine.calibrate.observe import Observed
@@ -15,10 +17,8 @@ from inferd.engine.calibrate.rounding import Form, nearest
 from inferd.engine.calibrate.student import Around, Handed, floating
 from inferd.engine.calibrate.tuning import Tuned, tuned
 from inferd.engine.calibrate.wish import Wish
-from inferd.engine.model.config import FAMILIES, DecoderConfig
 from inferd.engine.model.llama import LlamaDecoder
-from inferd.engine.quantized import QuantizedWeight
-from inferd.engine.weights import Weights
+from inferd.native.quantized import QuantizedWeight
 
 Progress = Callable[[str, int, int], None]
 Fitted = Iterator[tuple[str, QuantizedWeight]]

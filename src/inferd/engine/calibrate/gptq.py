@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.calibrate.rounding import Form, grid, made
-from inferd.engine.quantized import QuantizedWeight
+from inferd.native.quantized import QuantizedWeight
 
 _BLOCK = 128
 _MOST_DAMPING = 10.0

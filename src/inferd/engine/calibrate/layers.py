@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from inferd.engine import ops
+from inferd.checkpoints.decoder_config import DecoderConfig, Family
+from inferd.checkpoints.weights import Weights
 from inferd.engine.attention import Attention, FlatBatch, KVCache, OneLayer, create_attention
 from inferd.engine.calibrate.observe import Observed
-from inferd.engine.model.config import DecoderConfig, Family
 from inferd.engine.model.llama import Layer, embedding_of, embedding_scale, tables_of
-from inferd.engine.weights import Weights
+from inferd.native import ops
 
 _BLOCK = 16  # tokens of the arena's blocks
 _ROWS = 2048  # computed together

@@ -8,10 +8,10 @@ from typing import Literal
 
 import torch
 
-from inferd.engine.model.architecture import DTypeName
+from inferd.checkpoints.architecture import DTypeName
+from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.engine.model.load import load_model
 from inferd.engine.perplexity import Perplexity, measuring, perplexity
-from inferd.engine.tokenizer import Tokenizer
 from inferd.errors import InvalidRequest
 from inferd.registry.source import check_folder, resolve
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inferd.engine import ops
+from inferd.native import ops
 
 
 class Observed(ops.Linear):

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferd.engine import ops
+from inferd.checkpoints.weights import Weights
 from inferd.engine.attention import FlatBatch
 from inferd.engine.calibrate.rounding import Form, made, storable
 from inferd.engine.model.llama import LlamaDecoder
-from inferd.engine.quantized import QuantizedWeight
-from inferd.engine.weights import Weights
+from inferd.native import ops
+from inferd.native.quantized import QuantizedWeight
 
 Around = Callable[[list[tuple[str, int]], list[Tensor] | None, ops.Linear], ops.Linear]
 Logits = Callable[[Tensor], Tensor]

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inferd.engine import native
 from inferd.engine.calibrate.rounding import Form
 from inferd.engine.calibrate.student import Around, Learned, Logits, divergence, hidden_states, learn, standing
 from inferd.engine.model.llama import LlamaDecoder
-from inferd.engine.quantized import QuantizedWeight
+from inferd.native import compiled
+from inferd.native.quantized import QuantizedWeight
 
 Progress = Callable[[int, int], None]
 Open = Callable[[Around | None], tuple[LlamaDecoder, dict[str, Tensor]]]
@@ -74,7 +74,7 @@ def tuned(
     progress: Progress,
 ) -> Tuned:
     """``quantised`` products by name, better. ``windows`` [N, length] of token ids; ``forms`` of the products."""
-    with native.using_level("none"), torch.inference_mode(False):
+    with compiled.using_level("none"), torch.inference_mode(False):
         original, _ = open_model(None)
         with torch.no_grad():
             goals = torch.cat([hidden_states(original, ids) for ids in torch.split(windows, _at_once(windows))])
@@ -158,7 +158,7 @@ class _Lessons:
 
 def _narrow() -> AbstractContextManager[object]:
     """Products of bfloat16 where the processor has them: 2.2 times as fast, and what they round is far below 4 bits' loss."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=native.BUILT and "avx512bf16" in native.levels())
+    return torch.autocast("cpu", torch.bfloat16, enabled=compiled.BUILT and "avx512bf16" in compiled.levels())
 
 
 def _at_once(windows: Tensor) -> int:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from inferd.engine.attention import FlatBatch, KVCache
-from inferd.engine.cuda import switch
-from inferd.engine.cuda.kernels import attention as kernels
-from inferd.engine.cuda.kernels import rows as row_kernels
+from inferd.native.triton import switch
+from inferd.native.triton.kernels import attention as kernels
+from inferd.native.triton.kernels import rows as row_kernels
 
 _LEAST = 16  # rows, columns and depth of a product in Triton
 _PREFILL_ROWS = 64  # of queries times heads that share their keys

@@ -13,11 +13,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from inferd.engine import ops
-from inferd.engine.cuda import switch
 from inferd.engine.cuda.attention import num_processors, pad
-from inferd.engine.forms import Form
-from inferd.engine.quantized import by_output
+from inferd.native import ops
+from inferd.native.forms import Form
+from inferd.native.quantized import by_output
+from inferd.native.triton import switch
 
 FLOAT8 = torch.float8_e4m3fn
 HIGHEST = 448.0  # of e4m3
@@ -85,7 +85,7 @@ def device_product(x: Tensor, weight: EightBits, bias: Tensor | None) -> Tensor:
 
 def triton_product(x: Tensor, weight: EightBits, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     """[T, in] -> [T, out] in ``out_dtype``."""
-    from inferd.engine.cuda.kernels.products import product
+    from inferd.native.triton.kernels.products import product
 
     if x.stride(1) != 1:
         x = x.contiguous()

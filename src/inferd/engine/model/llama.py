@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferd.engine import ops
+from inferd.checkpoints.decoder_config import DecoderConfig, Family, MoE
+from inferd.checkpoints.rope_tables import tables
+from inferd.checkpoints.weights import Weights
 from inferd.engine.attention import Attention, FlatBatch, ProjectedAttention
-from inferd.engine.model.config import DecoderConfig, Family, MoE
 from inferd.engine.model.products import merge, product
-from inferd.engine.model.rope_tables import tables
-from inferd.engine.weights import Weights
+from inferd.native import ops
 
 Table = tuple[Tensor, Tensor]
 

@@ -9,19 +9,19 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from inferd.engine import native, rounding
+from inferd.checkpoints.architecture import GPT, DTypeName, dtype_name, is_ignorable, read_config
+from inferd.checkpoints.decoder_config import FAMILIES, DecoderConfig, Source
+from inferd.checkpoints.longrope import Asked, with_factors
+from inferd.checkpoints.safetensors import weight_files
+from inferd.checkpoints.weight_cache import KeptWeights
+from inferd.checkpoints.weight_cache import folder as kept_folder
+from inferd.checkpoints.weights import Weights
 from inferd.engine.attention import Attention, FlatBatch
-from inferd.engine.forms import Rule
-from inferd.engine.kept import KeptWeights
-from inferd.engine.kept import folder as kept_folder
-from inferd.engine.model.architecture import GPT, DTypeName, dtype_name, is_ignorable, read_config
-from inferd.engine.model.config import FAMILIES, DecoderConfig, Source
 from inferd.engine.model.gpt import GPTDecoder
 from inferd.engine.model.llama import LlamaDecoder
-from inferd.engine.model.longrope import Asked, with_factors
-from inferd.engine.safetensors import weight_files
-from inferd.engine.weights import Weights
 from inferd.errors import ModelLoadError
+from inferd.native import compiled, rounding
+from inferd.native.forms import Rule
 from inferd.registry.identity import identity_of_files
 
 Progress = Callable[[str, int, int], None]
@@ -110,9 +110,9 @@ def _check_quantization(asked: str, device: torch.device) -> None:
 def kept_weights(folder: Path, asked: str, limit_bytes: int) -> KeptWeights | None:
     """Weights of this checkpoint that were quantised before, and room on disk for them; None where nothing is quantised or
     kept, and where there are no kernels, whose layout they have."""
-    if not native.BUILT or asked not in ("int8", "int4") or not limit_bytes:
+    if not compiled.BUILT or asked not in ("int8", "int4") or not limit_bytes:
         return None
-    key = f"{identity_of_files(weight_files(folder))} {asked} {rounding.VERSION} {native.ints_layout()}"
+    key = f"{identity_of_files(weight_files(folder))} {asked} {rounding.VERSION} {compiled.ints_layout()}"
     return KeptWeights(kept_folder(), key, limit_bytes)
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from inferd.engine import native, ops
-from inferd.engine.forms import Form
-from inferd.engine.kept import KeptWeights
-from inferd.engine.quantized import QuantizedWeight, stacked
-from inferd.engine.rounding import rounded_weight
-from inferd.engine.weights import Weights
+from inferd.checkpoints.weight_cache import KeptWeights
+from inferd.checkpoints.weights import Weights
+from inferd.native import compiled, ops
+from inferd.native.forms import Form
+from inferd.native.quantized import QuantizedWeight, stacked
+from inferd.native.rounding import rounded_weight
 
 _AT_ONCE = 1 << 21  # integers that are rounded before they are packed
 
@@ -35,13 +35,13 @@ def product(
     if weights.device.type == "cuda":
         return _on_cuda(stored, form, change, bias, weights)
     shape = (sum(tensor.numel() for tensor in stored) // width, width)
-    if not native.takes_dtype(weights.dtype) or 0 in shape:
+    if not compiled.takes_dtype(weights.dtype) or 0 in shape:
         pieces = [rounded_weight(change(tensor), form.bits, form.group_size) for tensor in stored]
         return ops.Linear.quantized(pieces, bias, dtype=weights.dtype)
     label = f"{form.name} {[*shape]} {'+'.join(name for name, _ in parts)}"
     packed = None if weights.kept is None else _found(weights.kept, label, shape, form, bias)
     if packed is None:
-        packed = native.PackedInts.of_rows(_rounded([change(tensor) for tensor in stored], form), shape, form, bias)
+        packed = compiled.PackedInts.of_rows(_rounded([change(tensor) for tensor in stored], form), shape, form, bias)
     if weights.kept is not None:
         for part, tensor in packed.parts.items():
             weights.kept.hold(f"{label}.{part}", tensor)
@@ -59,26 +59,26 @@ def _on_cuda(
 
 def _rounded(matrices: list[Tensor], form: Form) -> Iterator[QuantizedWeight]:
     """Some rows at a time, as they are packed: so their integers take hardly any memory beside, and stay in the caches."""
-    if any(matrix.shape[0] % native.PANEL_ROWS for matrix in matrices[:-1]):
+    if any(matrix.shape[0] % compiled.PANEL_ROWS for matrix in matrices[:-1]):
         yield stacked([rounded_weight(matrix, form.bits, form.group_size) for matrix in matrices])
         return
     for matrix in matrices:
-        rows = -(-_AT_ONCE // matrix.shape[1] // native.PANEL_ROWS) * native.PANEL_ROWS
+        rows = -(-_AT_ONCE // matrix.shape[1] // compiled.PANEL_ROWS) * compiled.PANEL_ROWS
         for first in range(0, matrix.shape[0], rows):
             yield rounded_weight(matrix[first : first + rows], form.bits, form.group_size)
 
 
 def _found(
     kept: KeptWeights, label: str, shape: tuple[int, int], form: Form, bias: Tensor | None
-) -> native.PackedInts | None:
+) -> compiled.PackedInts | None:
     """A matrix that was packed before; None where a part of it is missing or of another size."""
     parts: dict[str, Tensor] = {}
-    for part, (dtype, count) in native.PackedInts.sizes(shape, form).items():
+    for part, (dtype, count) in compiled.PackedInts.sizes(shape, form).items():
         found = kept.find(f"{label}.{part}")
         if found is None or (found.dtype, found.numel()) != (dtype, count):
             return None
-        parts[part] = native.room_for(found.nbytes).view(dtype).copy_(found)
-    return native.PackedInts(parts, shape, form, bias)
+        parts[part] = compiled.room_for(found.nbytes).view(dtype).copy_(found)
+    return compiled.PackedInts(parts, shape, form, bias)
 
 
 def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: bool) -> ops.Linear:

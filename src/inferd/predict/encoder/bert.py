@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.engine.weights import Weights
+from inferd.checkpoints.weights import Weights
 from inferd.predict.encoder.config import EncoderConfig
 from inferd.predict.encoder.layers import Norm, Product, between
 from inferd.predict.encoder.ragged import Ragged, attend

@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from inferd.engine.model.config import DecoderConfig, Source, read_llama
-from inferd.engine.model.longrope import Asked, with_factors
+from inferd.checkpoints.decoder_config import DecoderConfig, Source, read_llama
+from inferd.checkpoints.longrope import Asked, with_factors
 from inferd.errors import ModelLoadError
 from inferd.predict.encoder.config import EncoderConfig, Kind, kind_of, labels_of, read_config
 from inferd.predict.encoder.sentence import Pooling, Sentence, check_dense, read_sentence

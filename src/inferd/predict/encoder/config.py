@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-from inferd.engine.model.config import FAMILIES, Source, rope_of
-from inferd.engine.model.rope import Rope
+from inferd.checkpoints.decoder_config import FAMILIES, Source, rope_of
+from inferd.checkpoints.rope import Rope
 from inferd.errors import ModelLoadError
 
 Family = Literal["bert", "distilbert", "mpnet", "modernbert", "decoder"]

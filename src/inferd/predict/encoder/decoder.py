@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from inferd.checkpoints.decoder_config import FAMILIES, DecoderConfig
+from inferd.checkpoints.weights import Weights
 from inferd.engine.attention import FlatBatch, KVCache, OneLayer, create_attention
-from inferd.engine.model.config import FAMILIES, DecoderConfig
 from inferd.engine.model.llama import LlamaDecoder
-from inferd.engine.weights import Weights
 from inferd.predict.encoder.ragged import Ragged
 
 _BLOCK = 32

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from inferd.engine.weights import Weights
+from inferd.checkpoints.weights import Weights
 from inferd.predict.encoder.config import EncoderConfig
 from inferd.predict.encoder.layers import Norm, Product, activation
 from inferd.predict.encoder.ragged import Ragged

@@ -1,7 +1,7 @@
 """The parts that encoders are made of, over flat rows [T, H].
 
 What is carried from layer to layer is float32 on the CPU, whatever the weights' format: products alone are computed
-in bfloat16 where that was asked for, with float32 sums (``engine.ops.Linear``).
+in bfloat16 where that was asked for, with float32 sums (``compiled.ops.Linear``).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferd.engine import ops
-from inferd.engine.quantized import by_output
-from inferd.engine.weights import Weights
+from inferd.checkpoints.weights import Weights
+from inferd.native import ops
+from inferd.native.quantized import by_output
 
 _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "gelu": F.gelu,

@@ -11,13 +11,13 @@ from typing import Final, Literal, Protocol
 import torch
 from torch import Tensor
 
-from inferd.engine import native
-from inferd.engine.model.architecture import DTypeName, has_fast_bfloat16
-from inferd.engine.model.config import DecoderConfig, Source
-from inferd.engine.model.longrope import Asked
-from inferd.engine.tokenizer import Tokenizer
-from inferd.engine.weights import Weights
+from inferd.checkpoints.architecture import DTypeName, has_fast_bfloat16
+from inferd.checkpoints.decoder_config import DecoderConfig, Source
+from inferd.checkpoints.longrope import Asked
+from inferd.checkpoints.text.tokenizer import Tokenizer
+from inferd.checkpoints.weights import Weights
 from inferd.errors import ModelLoadError
+from inferd.native import compiled
 from inferd.predict.encoder.bert import Bert
 from inferd.predict.encoder.checkpoint import EncoderOptions, Task, read_checkpoint
 from inferd.predict.encoder.config import EncoderConfig, Kind, is_raw_score
@@ -148,7 +148,7 @@ def _bytes(source: Source, kind: Kind, asked: DTypeName, device: torch.device) -
             f"{source.path}: quantize: int8 is for encoders on the CPU, beside dtype: float32; leave it out here.",
             param="options.quantize",
         )
-    if not native.has_int8():
+    if not compiled.has_int8():
         raise ModelLoadError(
             "quantize: int8 needs a processor that multiplies bytes itself (AVX-512 VNNI) and inferd's kernels; leave "
             "it out, or use dtype: bfloat16 where the processor has that.",

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.engine import ops
-from inferd.engine.model.rope_tables import tables
-from inferd.engine.weights import Weights
+from inferd.checkpoints.rope_tables import tables
+from inferd.checkpoints.weights import Weights
+from inferd.native import ops
 from inferd.predict.encoder.config import EncoderConfig
 from inferd.predict.encoder.layers import Norm, Product, activation, between
 from inferd.predict.encoder.ragged import Ragged, attend

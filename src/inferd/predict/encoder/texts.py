@@ -6,7 +6,7 @@ from typing import Final, Literal, NamedTuple
 
 import tokenizers
 
-from inferd.engine.tokenizer import Tokenizer
+from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
 from inferd.predict.long_text import deciding_part
 

@@ -112,7 +112,7 @@ class Tokenize(Operation, frozen=True, kw_only=True):
         try:
             from tokenizers import Tokenizer
 
-            from inferd.engine.tokenizer import forget_words
+            from inferd.checkpoints.text.tokenizer import forget_words
         except ImportError:
             raise ModelLoadError(
                 "The operation tokenize needs the package tokenizers; install it with pip install 'inferd[llm]'."

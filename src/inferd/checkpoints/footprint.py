@@ -1,0 +1,50 @@
+"""What a checkpoint's weights take in memory once they are loaded, from its headers alone. Knows no tensor.
+
+The planner asks before a worker is there, and the worker before it imports what computes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inferd.checkpoints.architecture import is_ignorable
+from inferd.checkpoints.decoder_config import DecoderConfig, Source
+from inferd.checkpoints.safetensors import read_table, weight_files
+from inferd.checkpoints.stored.layout import Layout, layouts, served_bytes
+from inferd.errors import ModelLoadError
+from inferd.native.forms import Rule
+
+
+def taken_bytes(folder: Path, source: Source, dims: DecoderConfig, itemsize: int, asked: str) -> int:
+    """Bytes of the tensors the model takes: in its own number format, as the integers they are stored as, or as those that
+    ``asked`` makes of them. Raises ModelLoadError."""
+    tables = {}
+    for path in weight_files(folder):
+        try:
+            tables.update(read_table(path))
+        except OSError as error:
+            raise ModelLoadError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
+    ignorable = is_ignorable(dims)
+    taken = [name for name in tables if not ignorable(name)]
+    if dims.tie_word_embeddings and not any(name.endswith(("embed_tokens.weight", "wte.weight")) for name in taken):
+        taken += [name for name in tables if name == "lm_head.weight"]  # the other name of the one tensor
+    used = {name: tables[name] for name in taken}
+    stored = {} if source.quantization is None else layouts(source.quantization, used, str(folder))
+    if asked not in ("int8", "int4", "fp8"):
+        return served_bytes(used, stored, itemsize, lambda layout: layout.is_integer and asked == "auto")
+    rule, turned = Rule(asked, dims.hidden_size), dims.architecture == "GPT2LMHeadModel"
+
+    def saved(name: str, rows: int, columns: int) -> int:
+        """Of a matrix that is made integers."""
+        if turned and not name.endswith(("wte.weight", "lm_head.weight")):
+            rows, columns = columns, rows
+        form = rule.form(name)
+        return 0 if form is None else rows * columns * itemsize - form.nbytes(rows, columns)
+
+    def keeps(layout: Layout) -> bool:
+        return layout.is_integer and f"int{layout.bits}" == asked
+
+    parts = {layout.tensor(part) for layout in stored.values() for part in layout.parts}
+    plain = [(name, *entry.shape) for name, entry in used.items() if name not in parts and len(entry.shape) == 2]
+    made = [(f"{one.name}.weight", one.out_features, one.in_features) for one in stored.values() if not keeps(one)]
+    return served_bytes(used, stored, itemsize, keeps) - sum(saved(*matrix) for matrix in (*plain, *made))

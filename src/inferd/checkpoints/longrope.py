@@ -1,0 +1,79 @@
+"""LongRoPE's two sets of factors (Ding et al. 2024): which of them a model is served with. Knows no tensor.
+
+transformers takes the short factors for a text of up to ``original_max_position_embeddings`` tokens and the long ones
+beyond, text by text. A cache keeps keys that were rotated once, for texts whose length is not known yet, and shares them
+among texts of any length. So one set holds for all texts: by the longest text that is served, as vLLM chooses, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from inferd.checkpoints.decoder_config import DecoderConfig
+from inferd.errors import ModelLoadError
+
+Asked = Literal["auto", "short", "long"]
+
+
+def with_factors(config: DecoderConfig, asked: Asked, max_model_len: int | None) -> DecoderConfig:
+    """The configuration with one set of factors, for texts of up to ``max_model_len`` tokens (None: as long as they may
+    be). The same where it has no LongRoPE. Raises ModelLoadError for a choice that there is not."""
+    original = _original(config)
+    if original is None:
+        if asked != "auto":
+            raise ModelLoadError(
+                f"rope_factors is {asked!r}, but the checkpoint ({config.architecture}) has no LongRoPE factors to choose "
+                "from; leave it out.",
+                param="rope_factors",
+            )
+        return config
+    longest = config.max_position_embeddings
+    if asked == "short":
+        longest = min(longest, original)
+        if max_model_len is not None and max_model_len > longest:
+            raise ModelLoadError(
+                f"rope_factors is 'short', which is for texts of up to {longest} tokens, but max_model_len is "
+                f"{max_model_len}. Lower max_model_len, or set rope_factors to long.",
+                param="rope_factors",
+            )
+    elif asked == "auto":
+        asked = "long" if (max_model_len or longest) > original else "short"
+    made = {
+        id(rope): replace(rope, factors=asked) if rope.variant == "longrope" else rope
+        for rope in config.ropes
+        if rope is not None
+    }
+    ropes = tuple([None if rope is None else made[id(rope)] for rope in config.ropes])  # layers go on sharing them
+    return replace(config, ropes=ropes, max_position_embeddings=longest)
+
+
+def factors_of(config: DecoderConfig) -> Asked:
+    """The set that was chosen; auto: there is no choice."""
+    return next((rope.factors for rope in config.ropes if rope is not None and rope.factors is not None), "auto")
+
+
+def factors_told(config: DecoderConfig) -> str:
+    """A sentence for operators about the set that was chosen; empty where there is no choice."""
+    original, factors = _original(config), factors_of(config)
+    if original is None or (original >= config.max_position_embeddings and factors == "short"):
+        return ""
+    if factors == "long":
+        return (
+            f"LongRoPE's long factors are used for texts of every length; transformers takes the short ones up to {original} "
+            f"tokens. For these alone set max_model_len to {original} or less, or rope_factors to short"
+        )
+    return (
+        f"LongRoPE's short factors are used, for texts of up to {original} tokens; for longer ones set max_model_len, or "
+        "rope_factors to long"
+    )
+
+
+def _original(config: DecoderConfig) -> int | None:
+    """Tokens up to which the short factors were made; None: the model has no LongRoPE."""
+    found = [
+        rope.original_max_position_embeddings or rope.max_position_embeddings
+        for rope in config.ropes
+        if rope is not None and rope.variant == "longrope"
+    ]
+    return min(found) if found else None

@@ -1,0 +1,254 @@
+"""Reads safetensors checkpoints: one file or many, by mmap, headers checked before use. Nothing is unpickled.
+
+Quantised checkpoints are read through the same names: ``lend("x.weight")`` gives numbers however they are stored, and
+``integers("x")`` the integers themselves.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from inferd.checkpoints.safetensors import Entry, read_table, weight_files
+from inferd.checkpoints.stored.declared import Quantization
+from inferd.checkpoints.stored.layout import UNUSED, Layout, layouts
+from inferd.checkpoints.stored.reading import read_fp8, read_integers
+from inferd.checkpoints.weight_cache import KeptWeights
+from inferd.errors import ModelLoadError
+from inferd.native.forms import UNTOUCHED, Form, Rule
+from inferd.native.quantized import QuantizedWeight
+
+if TYPE_CHECKING:
+    from inferd.native import ops
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+
+Progress = Callable[[str, int, int], None]
+
+
+class _File:
+    """One safetensors file: its validated table of tensors and its bytes, mapped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.table = read_table(path)
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def tensor(self, name: str) -> Tensor:
+        entry = self.table[name]
+        dtype = _DTYPES[entry.dtype]
+        if entry.count == 0:
+            return torch.empty(entry.shape, dtype=dtype)
+        return torch.frombuffer(self._map, dtype=dtype, count=entry.count, offset=entry.begin).view(entry.shape)
+
+
+class Weights:
+    """The tensors of a checkpoint folder by name. ``take`` hands each out once, checked and cast."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None = None,
+        quantization: Quantization | None = None,
+        keep_integers: Callable[[Layout], bool] | None = None,
+        rule: Rule = UNTOUCHED,
+        kept: KeptWeights | None = None,
+    ) -> None:
+        """``quantization``: what the checkpoint's configuration says of it. ``keep_integers``: of which weights
+        ``integers`` hands out the integers (None: of all); the others are numbers in the model's format. ``rule``: what
+        products of numbers are to become, and ``kept`` has those made before."""
+        self.folder = folder
+        self.dtype = dtype
+        self.device = device
+        self._progress = progress
+        self._where: dict[str, _File] = {}
+        for path in weight_files(folder):
+            try:
+                file = _File(path)
+            except OSError as error:
+                raise ModelLoadError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
+            for name in file.table:
+                self._where[name] = file
+        self._taken: set[str] = set()
+        self._layouts: dict[str, Layout] = {}
+        self._zero_offset = 0
+        self._keep = keep_integers
+        self._rule = rule
+        self.kept = kept
+        if quantization is not None:
+            table: dict[str, Entry] = {name: file.table[name] for name, file in self._where.items()}
+            self._layouts = layouts(quantization, table, str(folder))
+            self._zero_offset = quantization.zero_offset
+        self.total_bytes = sum(f.table[n].nbytes for n, f in self._where.items())
+        self._done_bytes = 0
+        self._asked = self._prefix = ""
+        # What is put around each product that is made of these weights (names and rows, biases, product): calibration.
+        self.around: Callable[[list[tuple[str, int]], list[Tensor] | None, ops.Linear], ops.Linear] | None = None
+        self._forms: Counter[str] = Counter()  # of integers: parameters
+        self.num_taken = 0  # parameters
+        self.taken_bytes = 0  # as the model holds them
+
+    def rename(self, asked: str, stored: str) -> None:
+        """From here on, the name ``asked`` + x stands for the stored tensor ``stored`` + x."""
+        self._asked, self._prefix = asked, stored
+
+    def __contains__(self, name: str) -> bool:
+        stored = self._stored(name)
+        return stored in self._where or stored.removesuffix(".weight") in self._layouts
+
+    def stored(self, name: str) -> Tensor:
+        """A tensor as the file has it, mapped. Raises KeyError for a name that is not among them."""
+        return self._part(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Tensor ``name`` of exactly ``shape``, in the model's dtype. Raises ModelLoadError."""
+        return self._cast(self._numbers(name, shape))
+
+    def lend(self, name: str, *shape: int) -> Tensor:
+        """Like ``take``, but possibly the mapped file itself: for callers that copy what they keep."""
+        return self._numbers(name, shape).to(device=self.device, dtype=self.dtype)
+
+    def form(self, names: Sequence[str]) -> Form | None:
+        """What the matrices ``names``, computed as one, are to become; None: they stay numbers."""
+        found = {self._rule.form(name) for name in names}
+        return found.pop() if len(found) == 1 else None
+
+    def lend_for(self, form: Form, name: str, shape: tuple[int, int], width: int) -> Tensor:
+        """The matrix that becomes integers of ``form``, with ``width`` inputs, as it is stored and where it lies."""
+        before = self.taken_bytes
+        tensor = self._numbers(name, shape)
+        self.taken_bytes = before + form.nbytes(tensor.numel() // width, width)
+        self._forms[form.name] += tensor.numel()
+        return tensor
+
+    @property
+    def quantization(self) -> str:
+        """The forms of the integers handed out so far, most parameters first: "int4/64+int8"; "none"."""
+        return "+".join(name for name, _ in self._forms.most_common()) or "none"
+
+    def integers(self, parts: Sequence[tuple[str, int]], width: int) -> list[QuantizedWeight] | None:
+        """The weights [rows, width] of products (name, rows) that read the same rows, as stored integers of one form and
+        order; None: some are not, or are to be numbers. Raises ModelLoadError."""
+        found: list[QuantizedWeight] = []
+        held = [self._layouts.get(self._stored(name)) for name, _ in parts]
+        known = [layout for layout in held if layout is not None and self._keeps(layout)]
+        if len(known) != len(parts) or len({(layout.bits, layout.num_groups) for layout in known}) != 1:
+            return None
+        for layout, (_, rows) in zip(known, parts, strict=True):
+            one = self._read_layout(layout, (rows, width))
+            if isinstance(one, Tensor) or (found and not one.is_ordered_like(found[0])):
+                return None
+            found.append(one)
+        for layout in known:
+            self._count(layout, layout.held_bytes)
+            group = "" if layout.num_groups == 1 else f"/{layout.in_features // layout.num_groups}"
+            self._forms[f"int{layout.bits}{group}"] += layout.out_features * layout.in_features
+        return found
+
+    def _keeps(self, layout: Layout) -> bool:
+        return layout.is_integer and self.device.type == "cpu" and (self._keep is None or self._keep(layout))
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        # A copy even where the type fits: the kernels want memory of their own, aligned and unmapped.
+        return tensor.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def _stored(self, name: str) -> str:
+        return self._prefix + name.removeprefix(self._asked) if self._asked and name.startswith(self._asked) else name
+
+    def _numbers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        layout = self._layouts.get(self._stored(name).removesuffix(".weight")) if name.endswith(".weight") else None
+        if layout is None:
+            return self._raw(name, shape)
+        found = self._read_layout(layout, shape)
+        self._count(layout, layout.out_features * layout.in_features * self.dtype.itemsize)
+        return found.dense().to(self.dtype) if isinstance(found, QuantizedWeight) else found
+
+    def _read_layout(self, layout: Layout, shape: tuple[int, ...]) -> QuantizedWeight | Tensor:
+        if (layout.out_features, layout.in_features) != shape:
+            raise ModelLoadError(
+                f"{self.folder}: the quantised weight {layout.name!r} ({layout.kind}) is "
+                f"{[layout.out_features, layout.in_features]}, but config.json asks for {list(shape)}."
+            )
+        if layout.is_integer:
+            return read_integers(layout, self._zero_offset, self._part, str(self.folder))
+        return read_fp8(layout, self._part, str(self.folder))
+
+    def _part(self, name: str) -> Tensor:
+        return self._where[name].tensor(name)
+
+    def _count(self, layout: Layout, held_bytes: int) -> None:
+        for part in layout.parts:
+            name = layout.tensor(part)
+            self._taken.add(name)
+            self._done_bytes += self._where[name].table[name].nbytes
+        self.num_taken += layout.out_features * layout.in_features
+        self.taken_bytes += held_bytes
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress("weights", self._done_bytes, self.total_bytes)
+
+    def _raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        name = self._stored(name)
+        file = self._where.get(name)
+        if file is None:
+            raise ModelLoadError(
+                f"{self.folder}: the checkpoint has no tensor {name!r}, which config.json's architecture needs. A shard or a conversion step may be missing."
+            )
+        tensor = file.tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelLoadError(
+                f"{file.path}: tensor {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}."
+            )
+        self._taken.add(name)
+        self.num_taken += tensor.numel()
+        self.taken_bytes += tensor.numel() * self.dtype.itemsize
+        self._done_bytes += tensor.numel() * tensor.element_size()
+        self._tell()
+        return tensor
+
+    def _is_spare(self, name: str) -> bool:
+        """What quantisers leave beside the weights and nothing needs: scales of activations, biases that are all 0."""
+        module, _, part = name.rpartition(".")
+        if part in UNUSED:
+            return True
+        return part == "bias" and module in self._layouts and not bool(self._part(name).any())
+
+    def check_all_taken(self, ignored: Callable[[str], bool]) -> None:
+        """Raises ModelLoadError for tensors that the model did not use: it would compute something else."""
+        left = sorted(n for n in self._where if n not in self._taken and not ignored(n))
+        if self._layouts:
+            left = [name for name in left if not self._is_spare(name)]
+        if left:
+            raise ModelLoadError(
+                f"{self.folder}: the checkpoint has {len(left)} tensors that config.json's architecture does not know, for example {', '.join(left[:3])}. "
+                "Its configuration and its weights do not belong together."
+            )

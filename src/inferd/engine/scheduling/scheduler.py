@@ -1,0 +1,551 @@
+"""Which tokens are computed next. Pure over its tables: no tensor, no clock, no I/O.
+
+Each sequence has tokens known and tokens computed; a step lets computed catch up with known under a
+token budget. Decoding is a gap of one, a fresh prompt is a gap of its length, a preempted sequence
+is a gap of everything it had. Continuous batching, chunked prefill, prefix hits and
+preemption-by-recompute are all this one rule.
+
+    schedule() -> Step      decide, and take the blocks that the step writes to
+    speculate(part, ...)    add tentative tokens to a decode, where there is room that nobody else wants
+    commit(step)            the step was computed: move ``num_computed`` on, publish full blocks
+    settle(part, ...)       so many of a decode's tentative tokens were right: they count as computed too
+
+Who goes first: class, then the tenant that has had least for its weight, then arrival (``fairness``). Who
+gives way is the same order from its other end.
+
+- A sequence displaces running ones of a worse class when slots or blocks are short, but nobody more than
+  ``MAX_PREEMPTIONS`` times: after that a sequence stands before all others and keeps what it has.
+- Every ``AGING_EVERY``-th admission is that of the longest-waiting sequence of a worse class, and it is not
+  displaced. Held up for four times as long, it goes before anybody else is admitted: no class starves.
+- Batch work never makes a first token of another class wait for long. While one is due, steps leave batch
+  out, but for every ``SHARE_EVERY``-th; and as long as other classes have been about, a step's batch work
+  is at most half of the prefill they usually need, because whoever arrives waits for the step under way.
+  Within such limits batch sequences take turns: with R of them running, each is computed at least once in
+  SHARE_EVERY * R steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inferd.config import SchedulerConfig
+from inferd.engine.scheduling.blocks import BlockPool
+from inferd.engine.scheduling.cost import StepCost
+from inferd.engine.scheduling.fairness import BATCH, OUTPUT_COST, Line, Rank, Shares
+from inferd.engine.scheduling.sequence import Sequence
+from inferd.types import class_index
+
+MAX_PREEMPTIONS = 4
+AGING_EVERY = 16
+SHARE_EVERY = 8
+LEAST_CHUNK = 16  # tokens of prefill that a step has room for, whatever the objective says
+LEAST_BATCH = 8  # likewise tokens of batch work
+_REMEMBERED = 16_384  # steps after which classes that have not been seen need no protection any more
+_FORGET = 1.0 - 1.0 / 4096  # per step
+_OBJECTIVE_SHARE = 0.9  # of the objective, for what the fit does not know
+
+_MANY = 2**31
+
+
+@dataclass(slots=True)
+class Slice:
+    """One sequence's part of a step: tokens ``start`` to ``start + count`` are computed.
+
+    ``draft``: tentative tokens behind the known ones, counted in ``count``. They live as long as the step: their rows
+    tell which of them are right, and the others leave nothing behind.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    draft: tuple[int, ...] = ()
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether the last row's logits are wanted: nothing known remains to be computed."""
+        return self.start + self.count - len(self.draft) == len(self.sequence.tokens)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What is computed, [count]."""
+        ids = self.sequence.tokens[self.start : self.start + self.count]
+        return [*ids, *self.draft] if self.draft else ids
+
+
+@dataclass(slots=True)
+class Step:
+    """What to compute now."""
+
+    slices: list[Slice] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks (from, to), before computing
+    num_preempted: int = 0
+    best_preempted: int = BATCH + 1  # the best class among them
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(part.count for part in self.slices)
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What a step has left: tokens of all kinds, of prefill, and cost of batch work, in tokens of prefill."""
+
+    tokens: int
+    prefill: int = _MANY
+    batch: float = _MANY
+    batch_limit: float = _MANY  # what batch work may have where no first token is due
+    decode_cost: float = 1.0  # of one batch decode
+
+    def grant(self, gap: int, *, is_batch: bool) -> int:
+        """How much of a gap may be computed."""
+        most = min(gap, self.tokens, self.prefill if gap > 1 else _MANY)
+        if not is_batch:
+            return most
+        # The last one may overdraw: however dear a decode is, one at a time is computed.
+        return min(most, max(int(self.batch), 1)) if self.batch > 0 else 0
+
+    def spend(self, count: int, gap: int, *, is_batch: bool) -> None:
+        self.tokens -= count
+        if gap > 1:
+            self.prefill -= count
+        if is_batch:
+            self.batch -= count if gap > 1 else self.decode_cost
+
+
+class Scheduler:
+    """Owns the waiting and running sequences and their blocks.
+
+    ``tpot_s``: what a decode step should take at most; prefill beside it is cut to fit, once ``note_cost``
+    has told what steps cost. None: prefill fills the token budget.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, pool: BlockPool, block_size: int, *, tpot_s: float | None = None
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self.block_size = block_size
+        self.tpot_s = tpot_s
+        self.cost = StepCost()
+        self.running: list[Sequence] = []  # in order of class and arrival
+        self._shares = [Shares() for _ in range(BATCH + 1)]
+        self._line = Line(self._shares)
+        self._ranks: dict[Sequence, Rank] = {}
+        self._num_running = [0] * (BATCH + 1)  # by class
+        self._arrivals = 0
+        self._steps = 0
+        self._admissions = 0  # since the last that was due to age
+        self._guarded_until = 0  # the step after which batch work is not limited
+        self._usual_prefill = 0.0  # tokens computed for a first token of another class than batch, smoothed
+        self._usual_length = 0.0  # tokens such a sequence had at its end, smoothed
+        self._usual_company = 0.0  # how many of them there were at the same time at most, slowly forgotten
+
+    # -- membership -------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._line)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._ranks)
+
+    def add(self, sequence: Sequence) -> None:
+        self._arrivals += 1
+        rank = (class_index(sequence.priority), sequence.arrived_at, self._arrivals, sequence.index)
+        self._ranks[sequence] = rank
+        self._shares[rank[0]].enter(sequence.tenant)
+        self._line.push(sequence, rank)
+
+    def fork(self, parent: Sequence, index: int) -> Sequence:
+        """A new sequence that knows what ``parent`` knows and shares its blocks.
+
+        Where no slot is free it waits instead, and finds the shared part in the prefix cache.
+        """
+        child = Sequence(
+            request_id=parent.request_id,
+            index=index,
+            prompt_ids=parent.tokens[: parent.num_prompt],
+            sampling=parent.sampling,
+            seed=parent.seed,
+            salt=parent.salt,
+            tenant=parent.tenant,
+            weight=parent.weight,
+            priority=parent.priority,
+            arrived_at=parent.arrived_at,
+            use_cache=True,
+        )
+        child.tokens = list(parent.tokens)
+        child.num_cached = parent.num_cached
+        child.num_charged = parent.num_charged
+        child.is_pinned = parent.is_pinned
+        child.cumulative_logprob = parent.cumulative_logprob
+        rank = self._ranks[child] = (*self._ranks[parent][:3], index)
+        self._shares[rank[0]].enter(child.tenant)
+        if parent.is_running and len(self.running) < self.config.max_num_seqs:
+            self.pool.share(parent.blocks)
+            child.blocks = list(parent.blocks)
+            child.num_computed = parent.num_computed
+            child.cache_keys = list(parent.cache_keys)
+            child.num_hashed = parent.num_hashed
+            self._run(child)
+        else:
+            self._line.push(child, rank)
+        return child
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, finished or cancelled, and give back its blocks. Idempotent."""
+        rank = self._ranks.pop(sequence, None)
+        if rank is None:
+            return
+        self._shares[rank[0]].leave(sequence.tenant)
+        if rank[0] != BATCH:
+            length = len(sequence.tokens)
+            self._usual_length += (length - self._usual_length) * (0.1 if self._usual_length else 1.0)
+        if sequence.is_running:
+            self._halt(sequence, rank)
+        else:
+            self._line.discard(sequence)
+
+    # -- the step ---------------------------------------------------------------------------
+
+    def schedule(self) -> Step:
+        self._steps += 1
+        step = Step()
+        budget = self._budget()
+        self._continue_running(step, budget)
+        self._admit_waiting(step, budget)
+        if not step.slices and self._ranks:
+            if budget.batch < budget.batch_limit:  # nothing else can use the step
+                budget.batch = budget.batch_limit
+                self._continue_running(step, budget)
+                self._admit_waiting(step, budget)
+            if not step.slices and len(self._line):
+                self._make_room(step)
+        return step
+
+    def speculate(self, part: Slice, tokens: tuple[int, ...]) -> None:
+        """Compute ``tokens`` as if they followed what the sequence of ``part``, which catches up, knows; fewer where
+        free blocks end. Nobody gives way to what may be wrong."""
+        sequence = part.sequence
+        room = (len(sequence.blocks) + self.pool.num_available) * self.block_size - part.start - part.count
+        part.draft = tokens[: max(room, 0)]
+        part.count += len(part.draft)
+        missing = -(-(part.start + part.count) // self.block_size) - len(sequence.blocks)
+        if missing > 0:
+            sequence.blocks += self.pool.allocate(missing)
+
+    def commit(self, step: Step) -> None:
+        for part in step.slices:
+            self._advance(part.sequence, part.start + part.count - len(part.draft))
+
+    def settle(self, part: Slice, num_right: int) -> None:
+        """The first ``num_right`` tentative tokens, known by now, are computed as well; blocks that only the others
+        needed are free again."""
+        sequence = part.sequence
+        # A last token that ended the sequence would not have been computed.
+        self._advance(sequence, min(sequence.num_computed + num_right, len(sequence.tokens) - 1))
+        kept = -(-sequence.num_computed // self.block_size)
+        self.pool.release(sequence.blocks[kept:])
+        del sequence.blocks[kept:]
+
+    def note_cost(self, step: Step, seconds: float) -> None:
+        """What computing a step took."""
+        decodes = sum(1 for part in step.slices if part.count - len(part.draft) == 1)
+        self.cost.note(step.num_tokens - decodes, decodes, seconds)
+
+    def _budget(self) -> _Budget:
+        budget = _Budget(self.config.max_num_batched_tokens)
+        others_wait = len(self._line) > self._line.counts[BATCH]
+        others = len(self._ranks) - self._num_running[BATCH] - self._line.counts[BATCH]
+        self._usual_company = max(self._usual_company * _FORGET, others)
+        if others:
+            self._guarded_until = self._steps + _REMEMBERED
+        if self.tpot_s is not None and self.cost.is_known:
+            decodes = sum(1 for s in self.running if len(s.tokens) - s.num_computed == 1)
+            if decodes:
+                room = self.cost.prefill_within(self.tpot_s * _OBJECTIVE_SHARE, decodes=decodes)
+                budget.prefill = max(room, LEAST_CHUNK)
+        if self._steps < self._guarded_until and (self._num_running[BATCH] or self._line.counts[BATCH]):
+            limit = max(self._usual_prefill / 2 + self.cost.fixed_in_prefill / 20, LEAST_BATCH)
+            budget.decode_cost = self.cost.decode_in_prefill
+            first_token_due = others_wait or any(
+                self._ranks[s][0] != BATCH and not s.num_outputs and len(s.tokens) > s.num_computed
+                for s in self.running
+            )
+            budget.batch_limit = limit
+            budget.batch = 0 if first_token_due and self._steps % SHARE_EVERY else limit
+        return budget
+
+    # -- running sequences ------------------------------------------------------------------
+
+    def _continue_running(self, step: Step, budget: _Budget) -> None:
+        # Decodes first: a long prompt in chunks never keeps them waiting. Limited batch work is its own list.
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        batch: list[Sequence] = []
+        is_limited = budget.batch_limit < _MANY
+        for sequence in self.running:
+            gap = len(sequence.tokens) - sequence.num_computed
+            if gap:
+                if is_limited and self._ranks[sequence][0] == BATCH:
+                    batch.append(sequence)
+                else:
+                    (decodes if gap == 1 else prefills).append(sequence)
+        is_shared = self._steps % SHARE_EVERY == 0
+        if len(prefills) > 1:
+            prefills.sort(key=_waited_longest if is_shared else self._standing)
+        if batch:
+            batch.sort(key=_waited_longest)
+        if is_shared and batch:  # its share, before the others can use up the step
+            budget.batch = min(budget.batch, max(budget.tokens / SHARE_EVERY, 1))
+            order = [*batch, *decodes, *prefills]
+        else:
+            order = [*decodes, *prefills, *batch]
+        for sequence in order:
+            if budget.tokens == 0:
+                break
+            if sequence.is_running:  # else preempted for one before it
+                self._compute(sequence, step, budget)
+
+    def _compute(self, sequence: Sequence, step: Step, budget: _Budget) -> None:
+        is_batch = self._ranks[sequence][0] == BATCH
+        gap = len(sequence.tokens) - sequence.num_computed
+        count = budget.grant(gap, is_batch=is_batch)
+        if count <= 0:
+            return
+        while not self._take_blocks(sequence, count, step):
+            victim = max(self.running, key=self._standing)
+            self._preempt(victim, step, budget)
+            if victim is sequence:
+                return
+        step.slices.append(Slice(sequence, sequence.num_computed, count))
+        sequence.last_step = self._steps
+        budget.spend(count, gap, is_batch=is_batch)
+
+    def _take_blocks(self, sequence: Sequence, count: int, step: Step) -> bool:
+        """Make blocks hold ``count`` more tokens, all or nothing."""
+        first = sequence.num_computed // self.block_size  # block written first
+        missing = -(-(sequence.num_computed + count) // self.block_size) - len(sequence.blocks)
+        copied = first < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[first])
+        if missing + copied > self.pool.num_available:
+            return False
+        if copied:  # copy-on-write: another sequence reads the block this one is about to extend
+            (fresh,) = self.pool.allocate(1)
+            step.copies.append((sequence.blocks[first], fresh))
+            self.pool.release([sequence.blocks[first]])
+            sequence.blocks[first] = fresh
+        if missing > 0:
+            sequence.blocks += self.pool.allocate(missing)
+        return True
+
+    def _preempt(self, sequence: Sequence, step: Step, budget: _Budget) -> None:
+        """Back to waiting, blocks given up, everything to be recomputed unless the prefix cache keeps it."""
+        for i, part in enumerate(step.slices):
+            if part.sequence is sequence:
+                budget.tokens += part.count
+                del step.slices[i]
+                break
+        # A copy into a block that is given up would be written after its next owner took it.
+        mine = set(sequence.blocks)
+        step.copies = [pair for pair in step.copies if pair[1] not in mine]
+        rank = self._ranks[sequence]
+        self._halt(sequence, rank)
+        sequence.num_preemptions += 1
+        step.num_preempted += 1
+        step.best_preempted = min(step.best_preempted, rank[0])
+        self._line.push(sequence, rank)
+
+    def _standing(self, sequence: Sequence) -> tuple[int, float, Rank]:
+        """Less is better. Dynamic but for the pinned, whose order never changes: the first of them gets through."""
+        rank = self._ranks[sequence]
+        if self._is_pinned(sequence):
+            return -1, 0.0, (0, *rank[1:])
+        return rank[0], self._shares[rank[0]][sequence.tenant], rank
+
+    def _is_pinned(self, sequence: Sequence) -> bool:
+        return sequence.is_pinned or sequence.num_preemptions >= MAX_PREEMPTIONS
+
+    # -- waiting sequences ------------------------------------------------------------------
+
+    def _admit_waiting(self, step: Step, budget: _Budget) -> None:
+        while budget.tokens > 0 and len(self._line):
+            best = self._line.best_class
+            full = len(self.running) >= self.config.max_num_seqs
+            aged = self._aged(best, budget) if not full else None
+            if aged is None and full and not any(self._num_running[best + 1 :]):
+                return
+            sequence = aged or self._line.best()
+            assert sequence is not None
+            if self._ranks[sequence][0] >= step.best_preempted:
+                return  # what was just preempted does not come back in the same step
+            if aged is None and self._ranks[sequence][0] == BATCH and not self._leaves_room(sequence, step):
+                return
+            if not self._admit(sequence, step, budget, may_displace=aged is None):
+                return  # in order: a smaller one behind does not overtake
+            if aged is not None:
+                aged.is_pinned = True
+                self._admissions = 0
+            elif any(self._line.counts[best + 1 :]):  # somebody was overtaken by class
+                self._admissions += 1
+
+    def _aged(self, best: int, budget: _Budget) -> Sequence | None:
+        """The sequence of a worse class whose turn it is."""
+        if self._admissions < AGING_EVERY or not any(self._line.counts[best + 1 :]):
+            return None
+        sequence = self._line.longest_below(best)
+        if sequence is None or self._ranks[sequence][0] < BATCH or budget.batch > 0:
+            return sequence
+        # It could compute nothing now. The others may go on, unless it has been held up for too long.
+        if self._admissions < 4 * AGING_EVERY:
+            return None
+        budget.batch = LEAST_BATCH
+        return sequence
+
+    def _admit(self, sequence: Sequence, step: Step, budget: _Budget, *, may_displace: bool) -> bool:
+        """Make a waiting sequence run and compute its first part; False: it does not fit now."""
+        place = self._ranks[sequence][0]
+        hits = self._find_prefix(sequence)
+        num_hit = len(hits) * self.block_size
+        gap = len(sequence.tokens) - num_hit
+        count = budget.grant(gap, is_batch=place == BATCH)
+        if count <= 0:
+            return False
+        if not self._fits(sequence, hits, step):
+            if not may_displace or not self._displace(sequence, hits, step, budget):
+                return False
+            count = max(count, budget.grant(gap, is_batch=place == BATCH))
+        self._line.discard(sequence)
+        if sequence.num_preemptions == 0 and sequence.use_cache:
+            step.prefix_query_tokens += len(sequence.tokens)
+            step.prefix_hit_tokens += num_hit
+            sequence.num_cached = min(num_hit, sequence.num_prompt)
+        if sequence.num_charged == 0:  # a prompt is paid for when it is let in, so that one tenant's do not all come in
+            self._shares[place].charge(sequence.tenant, gap / sequence.weight)
+            sequence.num_charged = len(sequence.tokens)
+            if place != BATCH:
+                self._usual_prefill += (gap - self._usual_prefill) * (0.1 if self._usual_prefill else 1.0)
+        self.pool.reuse(hits)
+        sequence.blocks = hits
+        sequence.num_computed = num_hit
+        sequence.num_hashed = len(hits)
+        self._run(sequence)
+        taken = self._take_blocks(sequence, count, step)
+        assert taken, "admission checked that the blocks are there. This is a bug."
+        step.slices.append(Slice(sequence, num_hit, count))
+        sequence.last_step = self._steps
+        budget.spend(count, gap, is_batch=place == BATCH)
+        return True
+
+    def _fits(self, sequence: Sequence, hits: list[int], step: Step) -> bool:
+        if len(self.running) >= self.config.max_num_seqs:
+            return False
+        needed = -(-len(sequence.tokens) // self.block_size) - len(hits)
+        revived = sum(1 for block in hits if self.pool.is_idle(block))
+        # Leave a block for each sequence that grows in this step, or it would be preempted soon.
+        return needed + revived + len(step.slices) <= self.pool.num_available
+
+    def _leaves_room(self, sequence: Sequence, step: Step) -> bool:
+        """Whether batch work may come in: slots and blocks for as many others as there usually are stay free,
+        up to half of all, so that these need not displace anybody. Without this, batch sequences would be
+        displaced over and over until none of them may be."""
+        if self._steps >= self._guarded_until or not self.running:
+            return True
+        company = min(self._usual_company + 1, self.config.max_num_seqs / 2)
+        slots = company - (len(self.running) - self._num_running[BATCH])
+        if slots <= 0:
+            return True
+        if len(self.running) + slots >= self.config.max_num_seqs:
+            return False
+        held = min(slots * self._usual_length / self.block_size, self.pool.num_blocks / 2)
+        needed = len(sequence.tokens) // self.block_size + 1 + len(step.slices)
+        return needed + held <= self.pool.num_available
+
+    def _displace(self, sequence: Sequence, hits: list[int], step: Step, budget: _Budget) -> bool:
+        """Preempt sequences of worse classes until this one fits; nobody, when all of them are not enough."""
+        place = self._ranks[sequence][0]
+        if not any(self._num_running[place + 1 :]):
+            return False
+        worse = [s for s in self.running if self._ranks[s][0] > place and not self._is_pinned(s)]
+        if not worse:
+            return False
+        freed = sum(1 for s in worse for block in s.blocks if not self.pool.is_shared(block))
+        if -(-len(sequence.tokens) // self.block_size) > self.pool.num_available + freed:
+            return False
+        worse.sort(key=self._standing)
+        while worse and not self._fits(sequence, hits, step):
+            self._preempt(worse.pop(), step, budget)
+        return self._fits(sequence, hits, step)
+
+    def _find_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks of the longest cached prefix; the last token is always left to compute."""
+        if not (self.config.prefix_caching and sequence.use_cache):
+            return []
+        hits: list[int] = []
+        for i in range((len(sequence.tokens) - 1) // self.block_size):
+            block = self.pool.find(sequence.block_key(i, self.block_size))
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def _make_room(self, step: Step) -> None:
+        """Nothing could be scheduled although something waits: running sequences that wait for
+        others (beams in lockstep) hold the blocks. The last of them gives way; the first to have
+        arrived always gets through, so no two groups can block each other for ever."""
+        first = self._line.first()
+        while first is not None and self.running and not step.slices:
+            last = self.running[-1]
+            if self._ranks[last] < self._ranks[first]:
+                return
+            budget = _Budget(self.config.max_num_batched_tokens)
+            self._preempt(last, step, budget)
+            first = self._line.first()
+            assert first is not None
+            self._admit(first, step, budget, may_displace=False)
+
+    # -- books ------------------------------------------------------------------------------
+
+    def _advance(self, sequence: Sequence, end: int) -> None:
+        """Tokens up to ``end``, all of them known, are computed."""
+        sequence.num_computed = end
+        if end > sequence.num_charged:  # what is computed again after a preemption was paid for
+            shares = self._shares[self._ranks[sequence][0]]
+            shares.charge(sequence.tenant, (end - sequence.num_charged) * OUTPUT_COST / sequence.weight)
+            sequence.num_charged = end
+        if self.config.prefix_caching:
+            self._publish(sequence)
+
+    def _run(self, sequence: Sequence) -> None:
+        sequence.is_running = True
+        rank = self._ranks[sequence]
+        self._num_running[rank[0]] += 1
+        at = len(self.running)
+        while at and self._ranks[self.running[at - 1]] > rank:
+            at -= 1
+        self.running.insert(at, sequence)
+
+    def _halt(self, sequence: Sequence, rank: Rank) -> None:
+        self.running.remove(sequence)
+        self._num_running[rank[0]] -= 1
+        sequence.is_running = False
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        if sequence.num_computed > sequence.num_cached:  # what the prefix cache had is no work
+            sequence.num_reached = max(sequence.num_reached, sequence.num_computed)
+        sequence.num_computed = 0
+        sequence.num_hashed = 0
+
+    def _publish(self, sequence: Sequence) -> None:
+        full = sequence.num_computed // self.block_size
+        while sequence.num_hashed < full:
+            i = sequence.num_hashed
+            key = sequence.block_key(i, self.block_size)
+            self.pool.publish(sequence.blocks[i], key, sequence.tenant, sequence.weight)
+            sequence.num_hashed = i + 1
+
+
+def _waited_longest(sequence: Sequence) -> int:
+    return sequence.last_step

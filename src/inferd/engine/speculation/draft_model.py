@@ -1,0 +1,158 @@
+"""A second, smaller decoder that guesses what the first will say.
+
+It has KV blocks of its own and the scheduler's one idea: of each sequence it knows all tokens and has computed some of
+them, and it catches up before it guesses. It computes a sequence's prompt when that is first drafted for, in chunks, and finds
+prefixes in a cache of its own. Knows tensors through its runner; whether drafting pays is decided elsewhere.
+
+It guesses its likeliest token. The target's draw agrees with the probability that the target gives that token, and a
+rejection sampler would accept a guess that was not drawn itself just as often (``docs/speculation.md``).
+"""
+
+from __future__ import annotations
+
+from inferd.engine.runner import Runner
+from inferd.engine.scheduling.blocks import BlockPool
+from inferd.engine.scheduling.scheduler import Slice, Step
+from inferd.engine.scheduling.sequence import Sequence
+from inferd.engine.speculation.draft_passes import Guess, Rule, native_passes, run_natively, run_stepwise
+
+
+class _Mirror(Sequence):
+    """The draft's view of a sequence: the same tokens, other blocks."""
+
+    __slots__ = ("num_ahead", "used_at")
+
+    num_ahead: int  # guessed tokens whose KV was computed, behind ``num_computed``
+    used_at: int
+
+
+class DraftModel:
+    """Guesses for many sequences together, a token of each per pass (``draft_passes``)."""
+
+    def __init__(self, runner: Runner, pool: BlockPool, vocab_size: int, *, max_len: int, prefix_caching: bool) -> None:
+        self.pool = pool
+        self.max_len = max_len  # tokens of a sequence, guesses included
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._num_embedded = runner.decoder.config.vocab_size
+        self._prefix_caching = prefix_caching
+        self._mirrors: dict[Sequence, _Mirror] = {}
+        self._block_size = runner.cache.block_size
+        self._clock = 0  # of uses
+        self._native = native_passes(runner, vocab_size)
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether it can compute what the sequence knows and more. A prompt in token ids may have one for which only the
+        target has a row: tables of models of one family are filled up to different sizes."""
+        is_known = sequence in self._mirrors or max(sequence.tokens) < self._num_embedded
+        return is_known and len(sequence.tokens) < self.max_len
+
+    def gap(self, sequence: Sequence) -> int:
+        """Tokens that must be computed before the first guess. Looks the prefix cache up the first time."""
+        mirror = self._mirrors.get(sequence) or self._open(sequence)
+        return len(sequence.tokens) - mirror.num_computed
+
+    def catch_up(self, sequences: list[Sequence], budget: int) -> None:
+        """Compute at most ``budget`` tokens of sequences that are behind, leaving each its last."""
+        step = Step()
+        self._clock += 1
+        for sequence in sequences:
+            mirror = self._use(sequence)
+            count = min(len(sequence.tokens) - 1 - mirror.num_computed, budget)
+            if count > 0 and self._reserve(mirror, mirror.num_computed + count):
+                step.slices.append(Slice(mirror, mirror.num_computed, count))
+                budget -= count
+        if step.slices:
+            self._runner.run(step)
+            for part in step.slices:
+                self._computed(part.sequence, part.start + part.count)
+
+    def guess(self, guesses: list[Guess], rule: Rule) -> int:
+        """Fill the guesses, computing first what is missing before them; number of passes. Where blocks are short, some
+        stay empty."""
+        self._clock += 1
+        served: list[Guess] = []
+        mirrors: list[_Mirror] = []
+        for guess in guesses:
+            mirror = self._use(guess.sequence)
+            mirror.num_ahead = 0
+            if self._reserve(mirror, len(mirror.tokens) + guess.most - 1):
+                served.append(guess)
+                mirrors.append(mirror)
+        if not served:
+            return 0
+        if self._native is not None and self._runner.one_call is not None:
+            passes = run_natively(self._native, served, mirrors, rule)
+        else:
+            passes = run_stepwise(self._runner, self._vocab_size, served, mirrors, rule)
+        for guess, mirror in zip(served, mirrors, strict=True):
+            mirror.num_ahead = len(guess.surenesses) - 1
+            self._computed(mirror, len(mirror.tokens))
+        return passes
+
+    def settle(self, sequence: Sequence, num_right: int) -> None:
+        """So many of the guesses were right: their KV stays."""
+        mirror = self._mirrors.get(sequence)
+        if mirror is not None:
+            mirror.num_computed += min(num_right, mirror.num_ahead)
+            mirror.num_ahead = 0
+
+    def forget(self, sequence: Sequence) -> None:
+        """Give the sequence's blocks back. Idempotent."""
+        mirror = self._mirrors.pop(sequence, None)
+        if mirror is not None:
+            self.pool.release(mirror.blocks)
+
+    # -- books ------------------------------------------------------------------------------
+
+    def _computed(self, mirror: Sequence, end: int) -> None:
+        mirror.num_computed = end
+        while self._prefix_caching and mirror.num_hashed < end // self._block_size:
+            i = mirror.num_hashed
+            key = mirror.block_key(i, self._block_size)
+            self.pool.publish(mirror.blocks[i], key, mirror.tenant, mirror.weight)
+            mirror.num_hashed = i + 1
+
+    def _open(self, sequence: Sequence) -> _Mirror:
+        mirror = self._mirrors[sequence] = _Mirror(
+            request_id=sequence.request_id,
+            index=sequence.index,
+            prompt_ids=[],
+            sampling=sequence.sampling,
+            seed=sequence.seed,
+            salt=sequence.salt,
+            tenant=sequence.tenant,
+            weight=sequence.weight,
+        )
+        mirror.tokens = sequence.tokens  # the list itself: what the target learns is known here
+        mirror.num_prompt = sequence.num_prompt
+        mirror.cache_keys = sequence.cache_keys
+        mirror.num_ahead = 0
+        mirror.used_at = self._clock
+        if self._prefix_caching:
+            for i in range((len(mirror.tokens) - 1) // self._block_size):
+                block = self.pool.find(mirror.block_key(i, self._block_size))
+                if block is None:
+                    break
+                self.pool.reuse([block])
+                mirror.blocks.append(block)
+            mirror.num_hashed = len(mirror.blocks)
+            mirror.num_computed = len(mirror.blocks) * self._block_size
+        return mirror
+
+    def _use(self, sequence: Sequence) -> _Mirror:
+        mirror = self._mirrors.get(sequence) or self._open(sequence)
+        mirror.used_at = self._clock
+        return mirror
+
+    def _reserve(self, mirror: _Mirror, end: int) -> bool:
+        """Make the blocks hold ``end`` tokens. Sequences that are not drafted for now give theirs."""
+        missing = -(-end // self._block_size) - len(mirror.blocks)
+        while missing > self.pool.num_available:
+            idle = [(m.used_at, s) for s, m in self._mirrors.items() if m.used_at < self._clock and m.blocks]
+            if not idle:
+                return False
+            self.forget(min(idle, key=lambda pair: pair[0])[1])
+        if missing > 0:
+            mirror.blocks += self.pool.allocate(missing)
+        return True

@@ -1,0 +1,107 @@
+"""Engines that always speculate, and a draft model that is right as often as a test wants."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from inferd.engine.engine import Engine
+from inferd.engine.scheduling.sequence import Sequence
+from inferd.engine.speculation.draft_model import DraftModel
+from inferd.engine.speculation.draft_passes import Guess, Rule
+from inferd.engine.speculation.gain import Acceptance, BatchCost, Chances, Costs
+from inferd.engine.speculation.speculation import Speculation
+
+
+class Free(BatchCost):
+    """Steps in which more rows cost nothing."""
+
+    def may_try(self) -> bool:
+        return True
+
+    def plain_s(self, num_decodes: int) -> float:
+        return 1.0
+
+    def row_s(self, num_decodes: int) -> float:
+        return 0.0
+
+
+class FreeCosts(Costs):
+    def at(self, num_decodes: int, *, is_random: bool) -> BatchCost:
+        return Free(1)
+
+
+class Sure(Acceptance):
+    """Tokens that are believed in, whatever became of those before them."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+    def note(self, was_right: bool) -> None:
+        pass
+
+
+class AllSure(Chances):
+    def __init__(self) -> None:
+        super().__init__((), (1.0,))
+
+    def __getitem__(self, value: float) -> Acceptance:
+        return Sure()
+
+
+def always(engine: Engine, draft: DraftModel | None = None) -> Speculation:
+    """Let the engine speculate wherever it can; with ``draft`` in the place of its own draft model."""
+    speculation = engine._speculation
+    assert speculation is not None
+    speculation.costs = FreeCosts()
+    speculation._matches = speculation._contested = speculation._surenesses = AllSure()
+    speculation._any_guess = Sure()
+    if draft is not None:
+        speculation.draft = draft
+        speculation._looks_up = False
+    return speculation
+
+
+class Prophet(DraftModel):
+    """Knows every answer beforehand, and errs on purpose."""
+
+    def __init__(self, answer_of: Callable[[Sequence], list[int]], seed: int, error_rate: float) -> None:
+        self.max_len = 1 << 30
+        self._answer_of = answer_of
+        self._random = random.Random(seed)
+        self._error_rate = error_rate
+
+    def takes(self, sequence: Sequence) -> bool:
+        return True
+
+    def gap(self, sequence: Sequence) -> int:
+        return 1
+
+    def guess(self, guesses: list[Guess], rule: Rule) -> int:
+        outlook, passes = rule.outlook, 0
+        for guess in guesses:
+            chance = 1.0
+            while len(guess.tokens) < guess.most:
+                passes = max(passes, len(guess.tokens) + 1)
+                outlook.seconds += rule.pass_s / len(guesses)
+                rest = self._answer_of(guess.sequence)[guess.sequence.num_outputs + len(guess.tokens) :]
+                token = rest[0] if rest else 5
+                is_error = self._random.random() < self._error_rate
+                guess.surenesses.append(self._sureness())
+                chance *= rule.chance(guess.surenesses[-1])
+                if chance < outlook.bar(outlook.row_s):
+                    break
+                outlook.add(chance)
+                guess.tokens.append((token + 1) % 200 if is_error else token)
+                if chance * rule.next_chance < outlook.bar(outlook.row_s + rule.pass_s / len(guesses)):
+                    break
+        return passes
+
+    def _sureness(self) -> float:
+        return 1.0
+
+    def settle(self, sequence: Sequence, num_right: int) -> None:
+        pass
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
