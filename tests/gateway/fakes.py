@@ -463,7 +463,7 @@ class Running(Told):
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.app = create_app(self.router, self._config, self.emit, metrics=lambda: b"# metrics\n", **self._app)
+        self.app = create_app(self.router, self._config, self.emit, **{"metrics": lambda: b"# metrics\n", **self._app})
         server = self._config.server if isinstance(self._config, Config) else self._config
         server = msgspec.structs.replace(server, port=0)  # the usual one may be somebody's
         self.server = HttpServer(self.app, server, emit=self.emit)

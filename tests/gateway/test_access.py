@@ -179,6 +179,28 @@ def test_metrics_may_be_opened_and_nothing_else_with_them() -> None:
         assert ask(server, "GET", "/load", None).status_code == 401
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/load"])
+def test_numbers_are_the_whole_server_s_for_each_key_that_may_read_them(path: str) -> None:
+    """A key's tenant and models take nothing away from the page, so its scope alone decides."""
+    scopes: dict[str, Scope] = {"sk-metrics": "metrics", "sk-admin": "admin", "sk-user": "infer", "sk-lister": "models"}
+    keys = {
+        key: Principal(key_id=key, tenant=key, scopes=frozenset((scope,)), models=("a",))
+        for key, scope in scopes.items()
+    }
+    with running(
+        FakeRouter("a", "b"), door=FakeDoor(keys), metrics=lambda: b'x{model="a"} 1\nx{model="b"} 2\n'
+    ) as server:
+        pages = {key: ask(server, "GET", path, key) for key in keys}
+    assert {key: page.status_code for key, page in pages.items()} == {
+        "sk-metrics": 200,
+        "sk-admin": 200,
+        "sk-user": 403,
+        "sk-lister": 403,
+    }
+    assert pages["sk-metrics"].content == pages["sk-admin"].content
+    assert path != "/metrics" or 'model="b"' in pages["sk-admin"].text
+
+
 def test_without_keys_people_on_this_machine_may_do_everything_but_administrate() -> None:
     with running() as server:
         for route in CLOSED:

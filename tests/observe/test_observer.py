@@ -280,3 +280,16 @@ def test_a_replica_is_logged_when_it_changes_and_not_when_it_only_reports() -> N
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [(line["state"], line["level"]) for line in lines] == [("ready", "info"), ("died", "error")]
     assert lines[1]["reason"] == "killed by signal 9"
+
+
+def test_a_scrape_names_models_and_no_tenant() -> None:
+    """Requests of all tenants are counted together: which of them sent what is in the ledger alone."""
+    observer = an_observer({"tiny": 1, "other": 1})
+    for number, tenant in enumerate(("secret-tenant-a", "secret-tenant-b")):
+        observer.emit(ended(tenant=tenant, request_id=f"r{number}"))
+    text = observer.render_metrics().decode()
+    assert "secret-tenant" not in text
+    labels = {label for _, names in samples(observer) for label, _ in names}
+    assert not labels & {"tenant", "key", "key_id", "user"}
+    assert {"tiny", "other"} <= {value for _, names in samples(observer) for _, value in names}
+    assert read(observer, "inferd_requests_total", model="tiny", replica="0", outcome="done") == 2

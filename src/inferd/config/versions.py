@@ -84,6 +84,24 @@ def entry_named(models: Mapping[str, ModelConfig], name: str) -> str | None:
     return versions_of(models, base).get(str(version))
 
 
+def names_of_entries(models: Mapping[str, ModelConfig]) -> dict[str, list[str]]:
+    """All names of each entry: its own, and those that ``entry_named`` takes for it."""
+    versions = {name: {config.version: name} for name, config in models.items()}
+    for entry, config in models.items():
+        match = _ENTRY.fullmatch(entry)
+        if match is not None and match["name"] in versions and config.version == match["version"]:
+            versions[match["name"]][config.version] = entry
+    found = {entry: [entry] for entry in models}
+    for base, entries in versions.items():
+        words = {version: version for version in entries}
+        words |= {alias: str(number) for alias, number in models[base].versions.aliases.items()}
+        for word, version in words.items():
+            name = f"{base}@{word}"
+            if name not in models and version in entries:
+                found[entries[version]].append(name)
+    return found
+
+
 def entry_drawn(
     models: Mapping[str, ModelConfig], name: str, unit: str, is_able: Callable[[str], bool] = lambda entry: True
 ) -> str:

@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from inferd.config.versions import entry_named
+from inferd.config.versions import entry_named, names_of_entries
 from inferd.errors import Forbidden, InvalidRequest, ModelNotFound, Unauthenticated
 from inferd.gateway.call import SDK_TIMEOUT_HEADERS, Call
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, printable, shown
 from inferd.gateway.openai.sampling import check_range
-from inferd.gateway.upstream import ModelStatus, Upstream
+from inferd.gateway.upstream import ModelStatus
 from inferd.tenancy.principal import Door, Principal, Scope
 from inferd.types import RANKS, ModelInfo, Priority
 
@@ -95,12 +95,21 @@ def _text(token: bytes) -> str:
 # -- after the body ------------------------------------------------------------------------------
 
 
-def visible(router: Upstream, principal: Principal) -> Sequence[ModelStatus]:
+def may_use(room: Context, principal: Principal, entry: str) -> bool:
+    """Whether a principal may use an entry: by its own name, or by any other name that stands for it. This is the one law
+    of what is listed, what is found and what is computed."""
+    if principal.may_use(entry):
+        return True
+    return any(principal.may_use(name) for name in names_of_entries(room.config.models).get(entry, ()))
+
+
+def visible(room: Context, principal: Principal) -> Sequence[ModelStatus]:
     """The models a principal may use; to it there are no others."""
-    served = router.models()
+    served = room.router.models()
     if not principal.models:
         return served
-    return [status for status in served if principal.may_use(status.name)]
+    names = names_of_entries(room.config.models)
+    return [status for status in served if any(map(principal.may_use, names.get(status.name, (status.name,))))]
 
 
 def find_model(room: Context, call: Call, name: str | None) -> ModelStatus:
@@ -110,7 +119,7 @@ def find_model(room: Context, call: Call, name: str | None) -> ModelStatus:
     A model that the key may not use is not found, exactly like one that does not exist. Raises
     ModelNotFound, InvalidRequest.
     """
-    seen = visible(room.router, call.principal)
+    seen = visible(room, call.principal)
     if name is None:
         if len(seen) == 1:
             return seen[0]
@@ -124,8 +133,7 @@ def find_model(room: Context, call: Call, name: str | None) -> ModelStatus:
             return status
     entry = entry_named(room.config.models, name) if "@" in name else None
     if entry is not None:
-        # A key may be for the alias alone.
-        for status in room.router.models() if call.principal.may_use(name) else seen:
+        for status in seen:
             if status.name == entry:
                 return status
     raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {_names(seen)}.", param="model")

@@ -16,8 +16,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from inferd import clock
+from inferd.config.versions import entry_named
 from inferd.errors import InferdError, InternalError
-from inferd.gateway.admission import Cost, Terms, authenticate, cost_of, reserve, terms_of
+from inferd.gateway.admission import Cost, Terms, authenticate, cost_of, may_use, reserve, terms_of
 from inferd.gateway.answering import NOSNIFF, Answering, Books
 from inferd.gateway.call import Answer, Call, EventStream, Response, require_json
 from inferd.gateway.context import Context
@@ -127,7 +128,10 @@ def target_of(room: Context, call: Call, body: bytes) -> str | None:
     name = _model_of(body)
     if name is None and len(room.config.models) == 1:
         (name,) = room.config.models
-    return name if name in names and call.principal.may_use(name) else None
+    if name is None:
+        return None
+    entry = entry_named(room.config.models, name) or name
+    return entry if entry in names and may_use(room, call.principal, entry) else None
 
 
 async def relayed(room: Context, call: Call, name: str, path: str, body: bytes) -> Answer:

@@ -158,7 +158,7 @@ async def _docs(room: Context, call: Call, rest: str) -> Answer:
 
 
 async def _start(room: Context, call: Call, rest: str) -> Answer:
-    return Response(200, start_page(visible(room.router, call.principal)), HTML_TYPE)
+    return Response(200, start_page(visible(room, call.principal)), HTML_TYPE)
 
 
 async def _status(room: Context, call: Call, rest: str) -> Answer:

@@ -8,7 +8,7 @@ none is by itself. Knows who asks; what the shares are and how they are drawn fr
 from __future__ import annotations
 
 from inferd.config.versions import entry_drawn
-from inferd.gateway.admission import find_model, session_of
+from inferd.gateway.admission import find_model, session_of, visible
 from inferd.gateway.call import Call
 from inferd.gateway.context import Context
 from inferd.gateway.upstream import ModelStatus
@@ -23,11 +23,11 @@ def model_for(room: Context, call: Call, name: str | None, user: str = "") -> Mo
 
 
 def drawn(room: Context, call: Call, model: ModelStatus, *, sequence: str = "", user: str = "") -> ModelStatus:
-    """Of a model that was asked for by its own name: the version that serves this request."""
+    """Of a model that was asked for by its own name: the version that serves this request, of those that its key may use."""
     config = room.config.models.get(model.name)
     if config is None or not config.versions.weights:
         return model
-    there = {status.name: status for status in room.router.models()}
+    there = {status.name: status for status in visible(room, call.principal)}
     again = (call.header(b"idempotency-key") or b"").decode("latin-1")  # the first time may have been another's turn
     unit = sequence or session_of(call) or user or again or call.request_id
     entry = entry_drawn(

@@ -20,6 +20,9 @@ def as_page() -> str:
         "Counters go on counting when a worker restarts. Every series of a configured model exists, at zero, from the",
         "start. A request's numbers are counted when it ends.",
         "",
+        "A scrape is of the whole server: all models, and the requests of all tenants together. No series names a tenant or a",
+        "key. Who may read it is told in [keys and limits](keys-and-limits.md#what-a-key-is).",
+        "",
     ]
     for metric in TABLE:
         lines += [f"## {metric.name}", "", f"{metric.help}", ""]

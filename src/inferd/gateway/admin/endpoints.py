@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from inferd.errors import KeyNotFound, Unavailable
-from inferd.gateway.admission import find_model
+from inferd.gateway.admission import find_model, may_use
 from inferd.gateway.call import Call, Response, read_body, require_json
 from inferd.gateway.context import Context
 from inferd.gateway.control import ControlActions, ModelReport, ReloadReport, ServerReport
@@ -44,15 +44,15 @@ _rotate_decoder: Final = msgspec.json.Decoder(RotateRequest)
 
 
 def status(room: Context, call: Call) -> Response:
-    return Response(200, encode(_shown_to(call.principal, control_of(room).status())))
+    return Response(200, encode(_shown_to(room, call.principal, control_of(room).status())))
 
 
-def _shown_to(principal: Principal, report: ServerReport) -> ServerReport:
+def _shown_to(room: Context, principal: Principal, report: ServerReport) -> ServerReport:
     """What of a server's state a tenant's admin sees: the models that its key may use, its own tenant's limits, and no path.
     The operator, who belongs to no tenant, sees all."""
     if not principal.tenant:
         return report
-    models = [_model_shown_to(principal, model) for model in report.models if principal.may_use(model.name)]
+    models = [_model_shown_to(principal, model) for model in report.models if may_use(room, principal, model.name)]
     reload = report.last_reload
     return msgspec.structs.replace(
         report,

@@ -83,7 +83,7 @@ def _shown(room: Context, call: Call) -> Sequence[ModelStatus]:
         principal = room.door.authenticate(token_of(call))
     except Unauthenticated:
         return ()
-    return visible(room.router, principal) if principal.may("models") else ()
+    return visible(room, principal) if principal.may("models") else ()
 
 
 def version() -> Response:

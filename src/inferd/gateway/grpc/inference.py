@@ -131,7 +131,7 @@ def _find(room: Context, call: Call, envelope: Envelope) -> Served:
 def _named(room: Context, call: Call, envelope: Envelope) -> Served:
     name = envelope.model
     if not envelope.version and "@" not in name:  # the usual request, without a look at all other models' versions
-        for status in visible(room.router, call.principal):
+        for status in visible(room, call.principal):
             if status.name == name:
                 config = room.config.models.get(name)
                 return Served(status, name, config.version if config is not None else "1")

@@ -143,50 +143,37 @@ class Served(NamedTuple):
 
 
 def find_served(room: Context, principal: Principal, name: str, version: str = "") -> Served:
-    """The version asked for, by its number or an alias, or the newest. Raises ModelNotFound."""
+    """The version asked for, by its number or an alias, or the newest that the principal may use. Raises ModelNotFound."""
+    seen = visible(room, principal)
     if not version:
-        for status in visible(room.router, principal):
-            if status.name == name:
-                return _served(room, status)
-        if "@" in name:
-            served = _named(room, principal, name)
-            if served is not None:
-                return served
-    known = served_models(room, principal)
+        entry = entry_named(room.config.models, name) if "@" in name else None
+        for status in seen:
+            if status.name == (entry or name):
+                served = _served(room, status)
+                return served if entry is None else served._replace(asked=served.version)
+    known = [_served(room, status) for status in seen]
+    if not version:
+        newest = _versions_among(known, name)[-1:]
+        if newest:
+            return newest[0]
     config = room.config.models.get(name)
     asked = version
     if config is not None and version:
         version = str(config.versions.aliases.get(version, version))
-    for served in known:
-        if served.name == name and served.version == version:
-            return served._replace(asked=version)
-    if asked:  # a principal may use a version by its alias alone
-        named = _named(room, principal, f"{name}@{asked}")
-        if named is not None:
-            return named
-    if version and any(served.name == name for served in known):
-        there = ", ".join(served.version for served in known if served.name == name)
+    there = _versions_among(known, name)
+    for served in there:
+        if served.version == version:
+            return served._replace(asked=asked)
+    if there:
         raise ModelNotFound(
-            f"Request for unknown model: {shown(name)} version {printable(version)!r} is not found; its versions are "
-            f"{there}.",
+            f"Request for unknown model: {shown(name)} version {printable(asked)!r} is not found; its versions are "
+            f"{', '.join(served.version for served in there)}.",
             param="model",
         )
     names = ", ".join([printable(served.name) for served in known[:20]]) or "no model"
     raise ModelNotFound(
         f"Request for unknown model: {shown(name)} is not found; this server has: {names}.", param="model"
     )
-
-
-def _named(room: Context, principal: Principal, name: str) -> Served | None:
-    """The version that ``model@alias`` or ``model@3`` stands for; None: it stands for none."""
-    entry = entry_named(room.config.models, name)
-    if entry is None or not (principal.may_use(name) or principal.may_use(entry)):
-        return None
-    for status in room.router.models():
-        if status.name == entry:
-            served = _served(room, status)
-            return served._replace(asked=served.version)
-    return None
 
 
 def drawn_version(room: Context, call: Call, served: Served, sequence: str = "") -> Served:
@@ -203,7 +190,7 @@ def drawn_version(room: Context, call: Call, served: Served, sequence: str = "")
 
 def served_models(room: Context, principal: Principal) -> Sequence[Served]:
     """Every version of every model that the principal may use."""
-    return [_served(room, status) for status in visible(room.router, principal)]
+    return [_served(room, status) for status in visible(room, principal)]
 
 
 def _served(room: Context, status: ModelStatus) -> Served:
@@ -217,12 +204,11 @@ def _served(room: Context, status: ModelStatus) -> Served:
 
 def versions_served(room: Context, principal: Principal, name: str) -> list[Served]:
     """A model's versions that the principal may use, the oldest first. Raises ModelNotFound."""
-    return _versions_visible(room, principal, name) or [find_served(room, principal, name)]
+    return _versions_among(served_models(room, principal), name) or [find_served(room, principal, name)]
 
 
-def _versions_visible(room: Context, principal: Principal, name: str) -> list[Served]:
-    found = [served for served in served_models(room, principal) if served.name == name]
-    return sorted(found, key=lambda served: int(served.version))
+def _versions_among(known: Sequence[Served], name: str) -> list[Served]:
+    return sorted([served for served in known if served.name == name], key=lambda served: int(served.version))
 
 
 def is_ready(served: Served) -> bool:
@@ -309,8 +295,7 @@ def model_metadata(room: Context, principal: Principal, served: Served) -> Model
     if info is None:
         raise _unknown_yet(served)
     inputs, outputs = tensors_of(served)
-    # A principal that may use an alias alone sees the version that it stands for, and no other.
-    versions = _versions_visible(room, principal, served.name) or [served]
+    versions = _versions_among(served_models(room, principal), served.name)
     return ModelMetadata(
         name=served.name,
         versions=tuple(version.version for version in versions),

@@ -12,7 +12,7 @@ from inferd.gateway.upstream import ModelStatus
 
 def list_models(room: Context, call: Call) -> Response:
     """The models that the client may use."""
-    return Response(200, encode(ModelList(data=[_card(status) for status in visible(room.router, call.principal)])))
+    return Response(200, encode(ModelList(data=[_card(status) for status in visible(room, call.principal)])))
 
 
 def get_model(room: Context, call: Call, name: str) -> Response:

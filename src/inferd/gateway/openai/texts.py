@@ -138,9 +138,7 @@ async def _ask(room: Context, call: Call, raw: bytes, fields: _Fields, dialect: 
 def _only(room: Context, call: Call, *tasks: str) -> ModelStatus | None:
     """The one model that can do the first of the tasks of which there is but one; None where there is none."""
     predictive = [
-        status
-        for status in visible(room.router, call.principal)
-        if status.info is not None and status.info.kind == "predict"
+        status for status in visible(room, call.principal) if status.info is not None and status.info.kind == "predict"
     ]
     for task in tasks:
         able = [status for status in predictive if status.info is not None and task in status.info.tasks]
