@@ -14,7 +14,7 @@ PAGES = {
     "docs/metrics.md": ["-m", "inferd.observe.page"],
     "docs/architectures.md": ["-m", "inferd.cli.reference", "architectures"],
     "docs/configuration.md": ["-m", "inferd.cli.reference", "configuration"],
-    "docs/experiments.md": ["-m", "tests.experiments.table"],
+    "docs/dev/experiments.md": ["-m", "tests.experiments.table"],
 }
 
 

@@ -141,9 +141,9 @@ def test_pickles_are_read_in_one_place_and_checked_in_another() -> None:
     assert re.findall(r"torch\.load\(.*", checked) == ["torch.load(io.BytesIO(raw), weights_only=True)"]
 
 
-def test_every_dependency_has_its_reason_in_the_architecture() -> None:
+def test_every_dependency_has_its_reason_in_a_decision_record() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    reasons = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    reasons = (ROOT / "docs" / "decisions" / "0040-dependencies.md").read_text("utf-8")
     wanted = [
         *project["dependencies"],
         *(name for extra in project["optional-dependencies"].values() for name in extra),
@@ -152,9 +152,12 @@ def test_every_dependency_has_its_reason_in_the_architecture() -> None:
     assert sorted(name for name in names if f"`{name}`" not in reasons and not name.startswith("types-")) == []
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
-def test_files_that_the_architecture_names_are_there(page: str) -> None:
-    text = (ROOT / page).read_text("utf-8")
+RECORDS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+
+
+@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *RECORDS], ids=lambda page: page.stem)
+def test_files_that_the_architecture_names_are_there(page: Path) -> None:
+    text = page.read_text("utf-8")
     named = set(re.findall(r"`([\w./-]+\.(?:py|h|cpp|md|proto)|[\w./-]+/)`", text))
     ours = [ROOT / folder for folder in ("src", "kernels", "tests", "bench", "docs", "examples", "training", ".ci")]
     paths = [*ROOT.glob("*"), *(path for folder in ours for path in folder.rglob("*"))]
@@ -182,6 +185,13 @@ def test_a_bare_make_prints_the_manual() -> None:
     found = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
     for target in ("setup", "demo", "test", "check", "bench", "soak", "docs", "clean"):
         assert re.search(rf"^  make {target} +\S", found.stdout, re.MULTILINE), target
+
+
+def test_decision_records_are_numbered_and_say_how_they_are_held() -> None:
+    assert [path.name[:4] for path in RECORDS] == [f"{number:04}" for number in range(1, len(RECORDS) + 1)]
+    for path in RECORDS:
+        headings = re.findall(r"^## (.+)$", path.read_text("utf-8"), re.MULTILINE)
+        assert headings == ["Context", "Decision", "Consequences", "Held by"], path.name
 
 
 @pytest.mark.parametrize("script", [".ci/run", ".ci/setup"])

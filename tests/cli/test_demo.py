@@ -24,6 +24,7 @@ from inferd.cli.serve import serve_config
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+GUIDE = ROOT / "docs" / "getting-started.md"
 find_spec = importlib.util.find_spec
 
 
@@ -68,8 +69,8 @@ def test_without_its_packages_a_classifier_is_left_out_and_that_is_said(
     assert said in sentence
 
 
-def test_the_readmes_lines_are_answered_as_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a stranger does it: one command, then the page's lines. ``inferd serve`` alone is the demo."""
+def test_the_lines_of_readme_and_guide_are_answered_as_they_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a stranger does it: one command, then the pages' lines. ``inferd serve`` alone is the demo."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(tmp_path)}
     process = subprocess.Popen(
         [sys.executable, "-m", "inferd", "serve", "--port", "0"],
@@ -85,7 +86,7 @@ def test_the_readmes_lines_are_answered_as_it_says(tmp_path: Path, capsys: pytes
         assert found is not None
         assert "(demo, digits, intents)" in head
         with httpx.Client(base_url=found[0], timeout=60) as client:
-            for path, body, said in told_by_the_readme():
+            for path, body, said in told_by_the_guide():
                 answer = client.post(path, json=body).json()
                 assert rounded(answer) == rounded(said)
             messages = [{"role": "user", "content": "What is inferd?"}]
@@ -100,9 +101,9 @@ def test_the_readmes_lines_are_answered_as_it_says(tmp_path: Path, capsys: pytes
         process.communicate(timeout=30)
 
 
-def told_by_the_readme() -> list[tuple[str, object, object]]:
+def told_by_the_guide() -> list[tuple[str, object, object]]:
     """Path, body and answer of each curl line that is followed by its answer and is for a bundled classifier."""
-    blocks = re.findall(r"```bash\n(curl [^\n]+)\n```\n\n```json\n([^\n]+)\n```", README.read_text(encoding="utf-8"))
+    blocks = re.findall(r"```bash\n(curl [^\n]+)\n```\n\n```json\n([^\n]+)\n```", GUIDE.read_text(encoding="utf-8"))
     found: list[tuple[str, object, object]] = []
     for line, said in blocks:
         words = shlex.split(line)

@@ -1,4 +1,4 @@
-"""Every row of the table, wherever its program is; run as a script it prints docs/experiments.md."""
+"""Every row of the table, wherever its program is; run as a script it prints docs/dev/experiments.md."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ What is done to whole servers on purpose, what must hold, and the defect with wh
 twice: as it is, and with the defect. `make soak` runs all of them; those marked *everyday* run with `make test` as well, without the defect.
 After each one the books must balance: blocks, queues, descriptors, threads, children, outcomes, usage, golden answers,
 health, and no traceback without a metric (`tests/experiments/books.py`). What each fault looks like to an operator is on
-the page of [failure modes](failure-modes.md); what is defended how, on that of [security](security.md).
+the page of [failure modes](../failure-modes.md); what is defended how, on that of [security](../security.md).
 
 This page is generated from `tests/experiments/`.
 
