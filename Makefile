@@ -53,6 +53,10 @@ format: $(VENV)/.dev ## Rewrite the sources in the house format
 docs: $(VENV)/.dev ## Write the generated pages again
 	@$(BIN)/python .ci/docs.py
 
+.PHONY: docs-site
+docs-site: $(VENV)/.dev ## Build the searchable pages into build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 .PHONY: bench
 bench: $(VENV)/.dev ## Measure the server and write a table (bench/README.md)
 	@$(BIN)/python -m bench $(ARGS)

@@ -15,8 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import numpy
 import pytest
+import skops.io
 import yaml
+from sklearn.linear_model import LogisticRegression
 
 from inferd.cli.main import cli, main
 from inferd.cli.ready import curl_line, python_lines
@@ -101,6 +104,8 @@ def test_the_readmes_file_and_commands_bring_up_a_service(
     readme = ROOT / "README.md"
     (example,) = fences(readme, "yaml")
     (tmp_path / "inferd.yaml").write_text(example)
+    rows = numpy.arange(12.0).reshape(6, 2)
+    skops.io.dump(LogisticRegression().fit(rows, [0, 1] * 3), tmp_path / "churn.skops")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "data"))
     lines = [words for page, words in commands() if page == "README.md"]
@@ -218,6 +223,14 @@ def test_every_page_is_in_the_index() -> None:
         name = page.relative_to(ROOT / "docs").as_posix()
         is_linked = f"({page.name})" in records if name.startswith("decisions/0") else f"({name})" in index
         assert name == "index.md" or is_linked, f"no index links docs/{name}"
+
+
+def test_every_page_has_a_place_in_the_sites_navigation() -> None:
+    """`make docs-site` refuses a page that the navigation does not name, where MkDocs is installed."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r"^ +- (\S+\.md)$", text, re.MULTILINE)
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(name for name in named if not name.startswith("project/")) == sorted(pages)
 
 
 def test_files_and_folders_that_the_pages_name_in_backticks_exist() -> None:

@@ -155,7 +155,9 @@ def test_every_dependency_has_its_reason_in_a_decision_record() -> None:
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 
 
-@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *RECORDS], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *RECORDS], ids=lambda page: page.stem
+)
 def test_files_that_the_architecture_names_are_there(page: Path) -> None:
     text = page.read_text("utf-8")
     named = set(re.findall(r"`([\w./-]+\.(?:py|h|cpp|md|proto)|[\w./-]+/)`", text))

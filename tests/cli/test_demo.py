@@ -69,7 +69,9 @@ def test_without_its_packages_a_classifier_is_left_out_and_that_is_said(
     assert said in sentence
 
 
-def test_the_lines_of_readme_and_guide_are_answered_as_they_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lines_of_readme_and_guide_are_answered_as_they_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As a stranger does it: one command, then the pages' lines. ``inferd serve`` alone is the demo."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(tmp_path)}
     process = subprocess.Popen(
