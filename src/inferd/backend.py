@@ -1,48 +1,103 @@
 """The one interface of a model in a worker.
 
-The worker's loop drives a backend; it never knows what kind of model is inside. A prediction is a
-stream of one output; a unary answer is a stream collected.
+Two loops drive backends: ``worker/loop.py`` with threads, for models that generate, and ``worker/direct.py`` with one
+thread, for models that predict. Both use the methods below and neither knows what a backend computes. A prediction is
+a stream of one output; a unary answer is a stream collected.
+
+``PreparingBackend`` and ``PredictiveBackend`` add what their own loop needs. The protocols after them are abilities that
+a backend may have; a loop asks for each by ``isinstance``.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from inferd.types import GenerateRequest, ModelInfo, Output, StepStats
+from inferd.types import Chat, GenerateRequest, ModelInfo, Output, PredictRequest, StepStats, TextPrompt
+
+Work_contra = TypeVar("Work_contra", contravariant=True)
+"""What ``add`` is given: a request, or what was prepared from one in another thread."""
 
 
-class Backend(Protocol):
-    """What runs in a worker. All methods are called from the worker's loop thread, except
-    ``prepare``, which is called from its I/O thread and must not touch the engine's state."""
+class Backend(Protocol[Work_contra]):
+    """All methods are called from one thread, the loop's. Times are of ``clock.now()``.
+
+    A request that ``add`` accepted ends exactly once, by an output of ``step`` or of ``halt`` that has an end.
+    """
 
     @property
     def info(self) -> ModelInfo: ...
 
-    def prepare(self, request: GenerateRequest) -> object:
-        """Validate, render and tokenize: everything that costs no step. Raises InvalidRequest."""
-        ...
-
-    def add(self, prepared: object, now: float) -> None:
-        """Take ownership of a prepared request. Raises Overloaded when the queue is full."""
+    def add(self, work: Work_contra, now: float) -> None:
+        """Take ownership of a request. Raises, and keeps nothing of it, when it cannot be computed."""
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Idempotent. One terminal output follows from the next step."""
-        ...
-
-    def step(self, now: float) -> tuple[list[Output], StepStats]:
-        """One unit of work. Returns at most one output per request."""
+        """Idempotent. One terminal output follows from the next step, with what was computed."""
         ...
 
     def due(self, now: float) -> float | None:
-        """When to step again: a time (``now`` = at once), or None when something must arrive first."""
+        """When to step again: a time (``now`` or earlier: at once), or None when something must arrive first."""
+        ...
+
+    def step(self, now: float) -> tuple[list[Output], StepStats | None]:
+        """One unit of work: its outputs, and its counts where something was computed."""
         ...
 
     def halt(self, now: float) -> list[Output]:
-        """The ends of all that is left, with what was computed for it."""
+        """The ends of all open requests, with what was computed for each."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free the model. Nothing is called afterwards."""
+        ...
+
+
+@runtime_checkable
+class PreparingBackend(Backend[Any], Protocol):
+    """A generating model: its requests are prepared in another thread before they are added."""
+
+    def prepare(self, request: GenerateRequest) -> object:
+        """Validate, render and tokenize: everything that costs no step. The result is what ``add`` is given. Called
+        from any thread; must not touch the state of the loop's thread. Raises InvalidRequest."""
+        ...
+
+
+class PredictiveBackend(Backend[PredictRequest], Protocol):
+    """A predictive model: the loop that drives it reads the requests as well, and must know when to stop reading."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds so much that nothing more should be read while it has something to compute."""
+        ...
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether a batch should be computed before more requests are decoded."""
+        ...
+
+    def pause(self, request_id: str, *, is_paused: bool) -> None:
+        """Stop or resume making answers to a request that has several."""
+        ...
+
+
+@runtime_checkable
+class Tokenizes(Protocol):
+    """A backend that tokenizes for other purposes than its own requests. Called from any thread."""
+
+    def tokenize(
+        self, prompt: Chat | TextPrompt, want_strings: bool = False, tenant: str = ""
+    ) -> tuple[list[int], list[str] | None]: ...
+
+    def detokenize(self, token_ids: list[int]) -> str: ...
+
+
+@runtime_checkable
+class RecoversFromSteps(Protocol):
+    """A backend that knows which requests were in a step that failed."""
+
+    def abort_step(self, error: Exception, now: float) -> list[Output]:
+        """The ends of the requests in the step that raised, and what earlier work left to send."""
+        ...
 
 
 @runtime_checkable
@@ -50,5 +105,5 @@ class UsesIdleTime(Protocol):
     """A backend that can do ahead of time what later steps would have to."""
 
     def use_idle_time(self) -> bool:
-        """A few milliseconds of it; False when nothing is left. Called as ``step`` is: never beside it."""
+        """Work for a few milliseconds; False when nothing is left. Called from the thread that calls ``step``."""
         ...

@@ -45,7 +45,7 @@ from inferd.types import (
 )
 
 if TYPE_CHECKING:
-    from inferd.backend import Backend
+    from inferd.backend import PreparingBackend
 
 PromptInput = str | list[int]
 Conversation = list[JSON]
@@ -121,13 +121,13 @@ class LLM:
         self._start(_load(name, config, progress))
 
     @classmethod
-    def over(cls, backend: Backend) -> LLM:
+    def over(cls, backend: PreparingBackend) -> LLM:
         """An LLM over an engine that is already loaded; ``close`` closes it."""
         made = cls.__new__(cls)
         made._start(backend)
         return made
 
-    def _start(self, backend: Backend) -> None:
+    def _start(self, backend: PreparingBackend) -> None:
         self._backend = backend
         self._lock = threading.RLock()
         self._ids = itertools.count()
@@ -437,7 +437,7 @@ def _refuse_what_writes_no_text(config: ModelConfig) -> None:
         )
 
 
-def _load(name: str, config: ModelConfig, progress: bool) -> Backend:
+def _load(name: str, config: ModelConfig, progress: bool) -> PreparingBackend:
     _refuse_what_writes_no_text(config)
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

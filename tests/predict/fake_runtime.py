@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from inferd.ends import failed
 from inferd.errors import InferdError, InvalidRequest
-from inferd.predict.codecs.port import Codec, Question
+from inferd.predict.backend import PredictBackend
+from inferd.predict.batcher import Batcher
+from inferd.predict.codecs.port import Codec, DecodedRequest
 from inferd.predict.contract import Contract
 from inferd.predict.runtime import Item, Result
-from inferd.types import ModelInfo, Prediction, PredictRequest, TensorSpec
+from inferd.types import ModelInfo, Output, Prediction, PredictRequest, StepStats, TensorSpec
 
 CONTRACT = Contract(
     inputs=(TensorSpec("x", "INT64", (-1, 1)),),
@@ -78,15 +81,39 @@ class Counter(Doubler):
 class Numbers:
     """A dialect: a body is a JSON list of numbers, one row each; so is an answer."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         try:
             numbers = msgspec.json.decode(request.body, type=list[int])
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"The body is no list of numbers: {error}") from None
-        return Question(inputs={"x": np.array(numbers, dtype=np.int64).reshape(len(numbers), 1)})
+        return DecodedRequest(inputs={"x": np.array(numbers, dtype=np.int64).reshape(len(numbers), 1)})
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
         return Prediction(msgspec.json.encode(result.outputs["y"].ravel().tolist()))
+
+
+class Driven(PredictBackend):
+    """Driven as by a worker's loop: a request that is not accepted ends with the next step, and a second one with the id
+    of an open request is ignored."""
+
+    def __init__(self, runtime: Doubler, batcher: Batcher, info: ModelInfo, codecs: Callable[[str], Codec]) -> None:
+        super().__init__(runtime, batcher, info, codecs=codecs)
+        self._refused: list[Output] = []
+
+    def submit(self, request: PredictRequest, now: float) -> None:
+        if request.id not in self._pending:
+            try:
+                self.add(request, now)
+            except Exception as error:
+                self._refused.append(failed(request.id, request.arrived_at, error))
+
+    def due(self, now: float) -> float | None:
+        return now if self._refused else super().due(now)
+
+    def step(self, now: float) -> tuple[list[Output], StepStats | None]:
+        outputs, stats = super().step(now)
+        refused, self._refused = self._refused, []
+        return refused + outputs, stats
 
 
 def numbers(dialect: str) -> Codec:

@@ -58,7 +58,7 @@ class Simulation:
             self.batcher.add(item, self.now)
 
     def _compute(self, again: Callable[[float], Iterable[float]]) -> None:
-        batch = self.batcher.take(self.now)
+        batch = self.batcher.next_batch(self.now)
         assert batch, "due, and nothing to take"
         rows = sum(item.rows for item in batch)
         seconds = self.cost(rows)
@@ -66,7 +66,7 @@ class Simulation:
             self.held_s.append(self.now - max(self._free_at, self._arrived_at[item.request_id]))
         self.now += seconds
         self._free_at = self.now
-        self.batcher.cost.note(rows, seconds)
+        self.batcher.cost.observe(rows, seconds)
         self.batches.append(batch)
         for item in batch:
             self.latencies.append(self.now - self._arrived_at.pop(item.request_id))

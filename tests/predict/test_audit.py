@@ -101,7 +101,7 @@ def test_requests_go_before_an_audit_until_its_patience_ends() -> None:
     runtime = Stacked(CONTRACT, lambda inputs: {"y": inputs["x"]})
     audit = Audit(runtime, 1.0)
     items = [Item(request_id=str(n), inputs={"x": np.full((2, 3), n, np.float32)}, rows=2) for n in range(2)]
-    audit.note(items, runtime.predict(items), 10.0)
+    audit.sample(items, runtime.predict(items), 10.0)
     assert audit.is_due(10.0, is_idle=True)
     assert not audit.is_due(10.0, is_idle=False)
     assert audit.is_due(10.0 + PATIENCE_S, is_idle=False)
@@ -116,7 +116,7 @@ def test_the_share_of_audited_requests_is_the_one_asked_for(share: float) -> Non
     items = [Item(request_id=str(n), inputs={"x": np.zeros((1, 3), np.float32)}, rows=1) for n in range(2)]
     num_audited = 0
     for batch in range(5000):
-        audit.note(items, runtime.predict(items), float(batch))
+        audit.sample(items, runtime.predict(items), float(batch))
         if audit.is_due(float(batch), is_idle=True):
             audit.run()
             num_audited += 1
@@ -136,5 +136,5 @@ def test_what_fails_alone_says_nothing_of_the_rows() -> None:
     runtime = Stacked(CONTRACT, failing)
     audit = Audit(runtime, 1.0)
     items = [Item(request_id=str(n), inputs={"x": np.ones((1, 3), np.float32)}, rows=1) for n in range(2)]
-    audit.note(items, runtime.predict(items), 0.0)
+    audit.sample(items, runtime.predict(items), 0.0)
     assert audit.run() == ""

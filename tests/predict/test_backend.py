@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.predict.fake_runtime import BAD, POISON, REFUSED, Counter, Doubler, info, numbers, request
+from tests.predict.fake_runtime import BAD, POISON, REFUSED, Counter, Doubler, Driven, info, numbers, request
 
 from inferd import clock
 from inferd.errors import InferdError, InvalidRequest
 from inferd.predict import backend as backend_module
-from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
 from inferd.predict.runtime import Item, Result
 from inferd.types import End, Output
@@ -27,12 +26,12 @@ def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now", lambda: now)
 
 
-def backend(runtime: Doubler | None = None, **limits: object) -> PredictBackend:
+def backend(runtime: Doubler | None = None, **limits: object) -> Driven:
     chosen = Limits(**{"max_rows": 4, "max_delay_s": 0.0, **limits})  # type: ignore[arg-type]
-    return PredictBackend(runtime or Doubler(), Batcher(chosen), info(chosen.max_rows), codecs=numbers)
+    return Driven(runtime or Doubler(), Batcher(chosen), info(chosen.max_rows), codecs=numbers)
 
 
-def run(backend: PredictBackend) -> list[Output]:
+def run(backend: Driven) -> list[Output]:
     """Everything that is told until there is nothing more to do."""
     outputs: list[Output] = []
     while (due := backend.due(now)) is not None:
@@ -157,9 +156,9 @@ def test_who_is_cancelled_before_he_begins_ends_at_once_and_never_runs() -> None
     made.submit(request("a", 1), now)
     made.submit(request("b", 2, 3, 4, 5, 6), now)
     assert made.due(now) == now  # b's first part is a full batch
-    made.cancel("b", now)
-    made.cancel("b", now)
-    made.cancel("nobody", now)
+    made.cancel("b")
+    made.cancel("b")
+    made.cancel("nobody")
     found = ends(run(made))
     assert {name: end.outcome for name, end in found.items()} == {"b": "cancelled"}
     assert not runtime.batches
@@ -224,19 +223,29 @@ def test_a_stream_that_fails_or_is_cancelled_is_closed_and_ends_once() -> None:
     made.submit(request("poison", POISON), now)
     made.submit(request("cancelled", 1000), now)
     first, _ = made.step(now)
-    made.cancel("cancelled", now)
+    made.cancel("cancelled")
     found = ends([*first, *run(made)])
     assert {name: end.outcome for name, end in found.items()} == {"poison": "failed", "cancelled": "cancelled"}
     assert sorted(runtime.closed) == ["cancelled", "poison"]
 
 
-def test_an_answer_that_cannot_be_sent_ends_its_request() -> None:
+def test_a_request_is_not_accepted_while_another_has_its_id() -> None:
+    made = backend()
+    made.add(request("same", 1), now)
+    with pytest.raises(InvalidRequest, match="'same' is already running"):
+        made.add(request("same", 2), now)
+    assert answers(run(made)) == {"same": [2]}
+
+
+def test_a_stream_beyond_its_deadline_ends_as_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     made = backend(Counter())
-    made.submit(request("endless", 1000), now)
+    made.submit(request("endless", 1000, arrived_at=now, deadline_s=1.0), now)
     made.step(now)
-    made.fail("endless", InvalidRequest("too large"))
-    made.fail("endless", InvalidRequest("too large"))
-    assert ends(run(made))["endless"].outcome == "refused"
+    monkeypatch.setattr(clock, "now", lambda: now + 1.0)
+    failure = ends(run(made))["endless"].failure
+    assert failure is not None
+    assert failure.kind == "deadline_exceeded"
+    assert "before the answer was complete" in failure.message
 
 
 # -- for any events ------------------------------------------------------------------------------
@@ -267,7 +276,7 @@ def test_every_request_ends_once_and_what_is_answered_is_what_it_would_be_alone(
             asked[name] = action
             made.submit(request(name, *action), now)
         elif isinstance(action, int):
-            made.cancel(f"r{action}", now)
+            made.cancel(f"r{action}")
         elif made.due(now) == now:
             outputs += made.step(now)[0]
     outputs += run(made)
@@ -291,7 +300,7 @@ def test_what_is_held_is_counted_until_each_request_ends(monkeypatch: pytest.Mon
     made.submit(request("a", 10**9), now)
     made.submit(request("b", 10**9), now)
     assert made.is_full
-    made.cancel("a", now)
+    made.cancel("a")
     made.halt(now)
     assert not made.is_full
 
@@ -319,7 +328,7 @@ def test_a_paused_stream_can_be_cancelled() -> None:
     made.submit(request("slow", 1000), now)
     made.step(now)
     made.pause("slow", is_paused=True)
-    made.cancel("slow", now)
+    made.cancel("slow")
     assert ends(run(made))["slow"].outcome == "cancelled"
     assert runtime.closed == ["slow"]
 

@@ -86,11 +86,11 @@ class Model:
             expired = [item.request_id for item in self.batcher.expire(self.now)]
             self.gone += expired
             self.check_windows()
-            batch = self.batcher.take(self.now)
+            batch = self.batcher.next_batch(self.now)
             assert batch or expired, "due, and nothing has expired or is ready"
             if batch:
                 self.batches.append(batch)
-                self.batcher.cost.note(sum(item.rows for item in batch), self.seconds)
+                self.batcher.cost.observe(sum(item.rows for item in batch), self.seconds)
                 self.free_at = self.now + self.seconds
                 return
         self.check_windows()
@@ -167,7 +167,7 @@ def test_who_has_expired_is_taken_out_at_once_and_others_are_not(mode: Literal["
     assert batcher.expire(1.4) == []
     assert [item.request_id for item in batcher.expire(1.5)] == ["late"]
     assert "late" not in batcher
-    taken = [item.request_id for _ in range(2) for item in batcher.take(1.5)]
+    taken = [item.request_id for _ in range(2) for item in batcher.next_batch(1.5)]
     assert taken == ["stays", "later"]
 
 
@@ -176,14 +176,14 @@ def test_who_has_expired_is_taken_out_at_once_and_others_are_not(mode: Literal["
 def test_nothing_that_has_expired_is_taken(limits: Limits, events: list[dict[str, object] | float | int]) -> None:
     model = Model(limits, 0.01)
     taken_at: list[tuple[float, Item]] = []
-    take = model.batcher.take
+    next_batch = model.batcher.next_batch
 
     def noted(now: float) -> list[Item]:
-        batch = take(now)
+        batch = next_batch(now)
         taken_at.extend((now, item) for item in batch)
         return batch
 
-    model.batcher.take = noted  # type: ignore[method-assign]
+    model.batcher.next_batch = noted  # type: ignore[method-assign]
     model.play(events)
     assert all(item.expires_at is None or item.expires_at > now for now, item in taken_at)
 
@@ -199,7 +199,7 @@ def test_a_lone_client_is_never_held_back(fixed: float, per_row: float, pauses: 
     cost = BatchCost()
     if known:
         for rows in (1, 2, 4, 8, 16):
-            cost.note(rows, fixed + per_row * rows)
+            cost.observe(rows, fixed + per_row * rows)
     batcher = Batcher(Limits(max_rows=16, max_delay_s=0.02), cost)
     simulation = Simulation(batcher, lambda rows: fixed + per_row * rows)
     left = iter(pauses)
@@ -216,7 +216,7 @@ def test_a_class_that_is_always_outranked_has_its_turn() -> None:
     taken = []
     for turn in range(12):
         batcher.add(Item(request_id=f"critical {turn}", inputs={}, priority=-2), float(turn))
-        taken += [item.request_id for item in batcher.take(float(turn))]
+        taken += [item.request_id for item in batcher.next_batch(float(turn))]
     assert taken.index("patient") == 3
     assert taken.index("other bucket") == 7
 
@@ -229,7 +229,7 @@ def test_the_best_class_goes_first_and_others_ride_along(priorities: list[int], 
         batcher.add(Item(request_id=str(place), inputs={}, priority=priority), 0.0)
     taken: list[int] = []
     while len(batcher):
-        taken += [item.priority for item in batcher.take(0.0)]
+        taken += [item.priority for item in batcher.next_batch(0.0)]
     assert taken == sorted(priorities)
     assert len(CLASSES) == 4
 
@@ -240,7 +240,7 @@ def test_who_may_not_wait_is_computed_at_once_with_whoever_is_there() -> None:
     assert batcher.due(1.0) > 1.0  # type: ignore[operator]
     batcher.add(Item(request_id="two", inputs={}, may_wait=False), 1.0)
     assert batcher.due(1.0) == 1.0
-    assert [item.request_id for item in batcher.take(1.0)] == ["one", "two"]
+    assert [item.request_id for item in batcher.next_batch(1.0)] == ["one", "two"]
 
 
 def test_it_waits_while_company_is_expected_and_no_longer_than_three_gaps() -> None:
@@ -249,8 +249,8 @@ def test_it_waits_while_company_is_expected_and_no_longer_than_three_gaps() -> N
     due = batcher.due(1.0)
     assert due is not None
     assert 1.0 < due < 1.004
-    assert batcher.take(1.0) == []
-    assert [item.request_id for item in batcher.take(1.02)] == ["one"]
+    assert batcher.next_batch(1.0) == []
+    assert [item.request_id for item in batcher.next_batch(1.02)] == ["one"]
 
 
 def test_a_model_that_takes_half_of_the_latency_budget_makes_nobody_wait() -> None:
@@ -271,15 +271,15 @@ def test_a_batch_takes_half_of_the_latency_budget_or_is_half_fixed_time(
 ) -> None:
     cost = BatchCost()
     for size in (1, 2, 4, 8):
-        cost.note(size, fixed + per_row * size)
+        cost.observe(size, fixed + per_row * size)
     batcher = Batcher(Limits(max_rows=64, max_delay_s=0.0, latency_budget_s=budget), cost)
     for place, count in enumerate(rows):
         batcher.add(Item(request_id=str(place), inputs={}, rows=count), 1.0)
     while len(batcher):
-        batch = batcher.take(1.0)
+        batch = batcher.next_batch(1.0)
         own = per_row * sum(item.rows for item in batch)
         assert len(batch) == 1 or fixed + own <= budget / 2 * 1.001 or own <= fixed * 1.001
-    assert not batcher.take(1.0)
+    assert not batcher.next_batch(1.0)
 
 
 def test_who_would_expire_meanwhile_is_not_held_back() -> None:
@@ -292,11 +292,11 @@ def _expecting_company(latency_budget_s: float | None = None) -> Batcher:
     """One that knows of a request every millisecond, and of batches for which that is worth waiting."""
     cost = BatchCost()
     for rows in (1, 4, 8):
-        cost.note(rows, 0.02 + 0.0001 * rows)
+        cost.observe(rows, 0.02 + 0.0001 * rows)
     batcher = Batcher(Limits(max_rows=8, max_delay_s=0.02, latency_budget_s=latency_budget_s), cost)
     for place in range(300):
         batcher.add(Item(request_id=f"earlier {place}", inputs={}, may_wait=False), 0.7 + place / 1000)
-        batcher.take(0.7 + place / 1000)
+        batcher.next_batch(0.7 + place / 1000)
     return batcher
 
 
@@ -305,8 +305,8 @@ def test_a_preferred_size_goes_at_once_and_the_rest_waits_for_the_next_batch() -
     batcher = Batcher(Limits(max_rows=16, max_delay_s=0.02, preferred=(4, 8, 99)), cost)
     for place in range(11):
         batcher.add(Item(request_id=str(place), inputs={}), 1.0)
-    assert len(batcher.take(1.0)) == 8
-    assert len(batcher.take(1.0)) == 3
+    assert len(batcher.next_batch(1.0)) == 8
+    assert len(batcher.next_batch(1.0)) == 3
 
 
 def test_the_static_mode_waits_for_a_full_batch_however_long() -> None:
@@ -315,14 +315,14 @@ def test_the_static_mode_waits_for_a_full_batch_however_long() -> None:
         batcher.add(Item(request_id=str(place), inputs={}), 0.0)
     assert batcher.due(1e6) is None
     batcher.add(Item(request_id="2", inputs={}), 1e6)
-    assert len(batcher.take(1e6)) == 3
+    assert len(batcher.next_batch(1e6)) == 3
 
 
 def test_an_item_larger_than_every_limit_is_computed_alone() -> None:
     batcher = Batcher(Limits(max_rows=4, max_size=10, max_delay_s=0.0))
     batcher.add(Item(request_id="small", inputs={}, rows=1, size=1), 0.0)
     batcher.add(Item(request_id="large", inputs={}, rows=9, size=90), 0.0)
-    assert [[item.request_id for item in batcher.take(0.0)] for _ in range(2)] == [["small"], ["large"]]
+    assert [[item.request_id for item in batcher.next_batch(0.0)] for _ in range(2)] == [["small"], ["large"]]
 
 
 # -- the micro-example: throughput and the tail --------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from inferd.errors import InvalidRequest
 from inferd.predict.check import Checker
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.types import TensorSpec
 
@@ -23,13 +23,13 @@ TWO = contract(TensorSpec("x", "FP32", (-1, 2)), TensorSpec("mask", "BOOL", (-1,
 
 
 def check(contract: Contract, inputs: dict[str, Array], said: dict[str, str] | None = None, **fields: object) -> Array:
-    question = Question(inputs=inputs, datatypes=said, **fields)  # type: ignore[arg-type]
-    return Checker(contract).check(question)[0][contract.inputs[0].name]
+    decoded = DecodedRequest(inputs=inputs, datatypes=said, **fields)  # type: ignore[arg-type]
+    return Checker(contract).check(decoded)[0][contract.inputs[0].name]
 
 
 def test_what_fits_is_not_copied() -> None:
     array = np.zeros((3, 2), np.float32)
-    found, rows = Checker(TWO).check(Question(inputs={"x": array}, datatypes={"x": "FP32"}))
+    found, rows = Checker(TWO).check(DecodedRequest(inputs={"x": array}, datatypes={"x": "FP32"}))
     assert found["x"] is array
     assert rows == 3
 
@@ -123,6 +123,6 @@ def test_texts_become_bytes() -> None:
 
 def test_inputs_of_any_rank_and_models_without_a_batch_take_what_comes() -> None:
     free = contract(TensorSpec("x", "FP32", (-1,)), any_rank=("x",), max_batch_size=0)
-    found, rows = Checker(free).check(Question(inputs={"x": np.zeros((2, 3, 4), np.float32)}))
+    found, rows = Checker(free).check(DecodedRequest(inputs={"x": np.zeros((2, 3, 4), np.float32)}))
     assert found["x"].shape == (2, 3, 4)
     assert rows == 1

@@ -16,17 +16,17 @@ from inferd.predict.estimate import MEMORY_S, Arrivals, BatchCost
 def test_the_gap_of_regular_arrivals_is_found(gap: float) -> None:
     arrivals = Arrivals()
     for place in range(int(10 * MEMORY_S / gap)):
-        arrivals.note(place * gap)
+        arrivals.observe(place * gap)
     assert arrivals.gap_s(arrivals.last_at) == pytest.approx(gap, rel=0.1)
 
 
 def test_before_the_second_arrival_and_long_after_the_last_nobody_is_expected() -> None:
     arrivals = Arrivals()
     assert arrivals.gap_s(0.0) == math.inf
-    arrivals.note(1.0)
+    arrivals.observe(1.0)
     assert arrivals.gap_s(1.0) == math.inf
     for place in range(100):
-        arrivals.note(1.0 + place * 0.001)
+        arrivals.observe(1.0 + place * 0.001)
     assert arrivals.gap_s(2.0) > 1.0
 
 
@@ -35,7 +35,7 @@ def test_before_the_second_arrival_and_long_after_the_last_nobody_is_expected() 
 def test_what_a_batch_costs_is_told_exactly_where_it_is_affine(fixed: float, per_row: float, sizes: list[int]) -> None:
     cost = BatchCost()
     for size in (1, 32, *sizes):
-        cost.note(size, fixed + per_row * size)
+        cost.observe(size, fixed + per_row * size)
     for size in (1, 8, 64):
         assert cost.seconds(size) == pytest.approx(fixed + per_row * size, rel=0.05)
 
@@ -43,7 +43,7 @@ def test_what_a_batch_costs_is_told_exactly_where_it_is_affine(fixed: float, per
 def test_as_long_as_sizes_have_not_differed_nothing_counts_as_fixed() -> None:
     cost = BatchCost()
     for _ in range(20):
-        cost.note(1, 0.01)
+        cost.observe(1, 0.01)
     assert cost.fixed_s == 0.0
     assert cost.seconds(1) == pytest.approx(0.01)
 
@@ -51,9 +51,9 @@ def test_as_long_as_sizes_have_not_differed_nothing_counts_as_fixed() -> None:
 def test_what_was_known_to_be_fixed_stays_so_while_sizes_do_not_differ() -> None:
     cost = BatchCost()
     for size in (1, 2, 4, 8, 16):
-        cost.note(size, 0.01 + 0.001 * size)
+        cost.observe(size, 0.01 + 0.001 * size)
     for _ in range(1000):
-        cost.note(8, 0.018)
+        cost.observe(8, 0.018)
     assert cost.fixed_s == pytest.approx(0.01, rel=0.2)
 
 
@@ -61,14 +61,14 @@ def test_a_program_that_takes_the_core_now_and_then_changes_little() -> None:
     rng, cost = random.Random(0), BatchCost()
     for place in range(2000):
         size = rng.randint(1, 32)
-        cost.note(size, 40e-6 + 1e-6 * size + (0.008 if place > 10 and rng.random() < 0.02 else 0.0))
+        cost.observe(size, 40e-6 + 1e-6 * size + (0.008 if place > 10 and rng.random() < 0.02 else 0.0))
     assert cost.seconds(16) < 2 * 56e-6
 
 
 def test_a_model_that_has_become_slower_is_noticed() -> None:
     cost = BatchCost()
     for size in [1, 2, 4, 8] * 10:
-        cost.note(size, 0.001 + 0.0001 * size)
+        cost.observe(size, 0.001 + 0.0001 * size)
     for size in [1, 2, 4, 8] * 60:
-        cost.note(size, 0.1 + 0.01 * size)
+        cost.observe(size, 0.1 + 0.01 * size)
     assert cost.seconds(4) == pytest.approx(0.14, rel=0.1)

@@ -14,7 +14,7 @@ import pytest
 from inferd.config import BatchingConfig, ModelConfig
 from inferd.errors import InferdError, InvalidRequest, ModelLoadError
 from inferd.predict.check import Checker
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.contract import Array
 from inferd.predict.runtime import Item, Result
 from inferd.predict.runtimes.python import PythonModel, load
@@ -57,7 +57,7 @@ def ask(model: PythonModel, *inputs: dict[str, Array], parameters: dict[str, obj
     """What the model answers to requests with these inputs, which are checked as a backend checks them."""
     items = []
     for place, named in enumerate(inputs):
-        checked, rows = Checker(model.contract).check(Question(inputs=named))
+        checked, rows = Checker(model.contract).check(DecodedRequest(inputs=named))
         items.append(Item(request_id=str(place), inputs=checked, rows=rows, parameters=parameters or {}))
         model.prepare(items[-1])
     return [

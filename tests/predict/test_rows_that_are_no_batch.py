@@ -29,7 +29,7 @@ from tests.predict.runtimes.programs import (
 
 from inferd import clock
 from inferd.config import BatchingConfig, ModelConfig, SequenceConfig
-from inferd.errors import ModelLoadError
+from inferd.errors import InferdError, ModelLoadError
 from inferd.predict.backend import PredictBackend
 from inferd.predict.load import create_backend
 from inferd.registry.source import silent
@@ -45,16 +45,18 @@ def backend(path: Path, told: Mapping[str, Any] = {}, **batching: Any) -> Predic
 
 def answers(model: PredictBackend, asked: Sequence[Mapping[str, Values]]) -> list[dict[str, Values]]:
     """What requests that arrive together are answered. A refusal is its sentence, called "refused"."""
+    found: dict[int, dict[str, Values]] = {}
     for place, inputs in enumerate(asked):
         tensors = [
             {"name": name, "shape": array.shape, "datatype": _WORDS[array.dtype.name], "data": array.ravel().tolist()}
             for name, array in inputs.items()
         ]
         body = json.dumps({"inputs": tensors}).encode()
-        model.submit(
-            PredictRequest(id=str(place), model="m", dialect="v2", body=body, arrived_at=clock.now()), clock.now()
-        )
-    found: dict[int, dict[str, Values]] = {}
+        request = PredictRequest(id=str(place), model="m", dialect="v2", body=body, arrived_at=clock.now())
+        try:
+            model.add(request, clock.now())
+        except InferdError as error:
+            found[place] = {"refused": np.array(error.message)}
     while len(found) < len(asked):
         for output in model.step(clock.now())[0]:
             if output.prediction is not None:
@@ -134,7 +136,7 @@ def batches(model: PredictBackend, rows: Values) -> list[int]:
     """The rows of each batch in which a request is computed."""
     tensor = {"name": "x", "shape": rows.shape, "datatype": "FP32", "data": rows.ravel().tolist()}
     body = json.dumps({"inputs": [tensor]}).encode()
-    model.submit(PredictRequest(id="r", model="m", dialect="v2", body=body, arrived_at=clock.now()), clock.now())
+    model.add(PredictRequest(id="r", model="m", dialect="v2", body=body, arrived_at=clock.now()), clock.now())
     found: list[int] = []
     while True:
         outputs, stats = model.step(clock.now())

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.errors import InvalidRequest
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.v2 import BINARY_TYPE, HEADER_LENGTH, V2Codec
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.predict.runtime import Result
@@ -59,7 +59,7 @@ def request(body: bytes, header_bytes: int = -1, model: str = "m", version: str 
     return PredictRequest(id="r", model=model, dialect="v2", body=body, header_bytes=header_bytes, version=version)
 
 
-def decode(body: object, tail: bytes | None = None, of: Contract | None = None) -> Question:
+def decode(body: object, tail: bytes | None = None, of: Contract | None = None) -> DecodedRequest:
     head = body if isinstance(body, bytes) else json.dumps(body).encode()
     whole = head if tail is None else head + tail
     return CODEC.decode(request(whole, -1 if tail is None else len(head)), of or contract())
@@ -106,9 +106,9 @@ def test_numbers_come_through_json_nested_or_flat_and_through_bytes(datatype: st
     values = data.draw(st.lists(element, min_size=count, max_size=count))
     wanted = np.array(values, dtype).reshape(shape)
     for said in (wanted.ravel().tolist(), wanted.tolist()):
-        question = decode({"inputs": [tensor(said, shape=shape, datatype=datatype)]})
-        assert question.inputs["x"].dtype == dtype
-        np.testing.assert_array_equal(question.inputs["x"], wanted)
+        decoded = decode({"inputs": [tensor(said, shape=shape, datatype=datatype)]})
+        assert decoded.inputs["x"].dtype == dtype
+        np.testing.assert_array_equal(decoded.inputs["x"], wanted)
     raw = wanted.tobytes()
     head = {"inputs": [tensor(shape=shape, datatype=datatype, parameters={"binary_data_size": len(raw)})]}
     np.testing.assert_array_equal(decode(head, raw).inputs["x"], wanted)
@@ -116,8 +116,8 @@ def test_numbers_come_through_json_nested_or_flat_and_through_bytes(datatype: st
 
 def test_many_numbers_are_the_same_as_few() -> None:
     many = np.linspace(-1, 1, 70_000, dtype=np.float32)
-    question = decode({"inputs": [tensor(many.tolist(), shape=[1, 70_000])]})
-    np.testing.assert_array_equal(question.inputs["x"], many.reshape(1, -1))
+    decoded = decode({"inputs": [tensor(many.tolist(), shape=[1, 70_000])]})
+    np.testing.assert_array_equal(decoded.inputs["x"], many.reshape(1, -1))
     assert "out of the range of FP32" in refusal({"inputs": [tensor([1e39, *many.tolist()], shape=[1, 70_001])]})
 
 
@@ -126,9 +126,9 @@ def test_half_precision_and_truth_values_come_through_bytes(datatype: str) -> No
     wanted = np.array([[0, 1]], NUMPY[datatype])
     raw = wanted.tobytes()
     head = {"inputs": [tensor(datatype=datatype, parameters={"binary_data_size": len(raw)})]}
-    question = decode(head, raw)
-    np.testing.assert_array_equal(question.inputs["x"], wanted)
-    assert question.datatypes == {"x": datatype}
+    decoded = decode(head, raw)
+    np.testing.assert_array_equal(decoded.inputs["x"], wanted)
+    assert decoded.datatypes == {"x": datatype}
 
 
 @settings(max_examples=30, deadline=None)
@@ -140,9 +140,9 @@ def test_bytes_come_through_with_whatever_they_hold(elements: list[bytes]) -> No
         "parameters": {"binary_data_output": True},
     }
     of = contract(TensorSpec("x", "BYTES", (-1,)), outputs=(TensorSpec("y", "BYTES", (-1,)),))
-    question = decode(head, raw, of)
-    assert question.inputs["x"].tolist() == elements
-    said = CODEC.encode(request(b""), question, Result(outputs={"y": question.inputs["x"]}), info(of))
+    decoded = decode(head, raw, of)
+    assert decoded.inputs["x"].tolist() == elements
+    said = CODEC.encode(request(b""), decoded, Result(outputs={"y": decoded.inputs["x"]}), info(of))
     length = int(dict(said.headers)[HEADER_LENGTH])
     assert said.body[length:] == raw
     texts = [base64.b64encode(element).decode() for element in elements]
@@ -152,9 +152,9 @@ def test_bytes_come_through_with_whatever_they_hold(elements: list[bytes]) -> No
 
 def test_texts_are_utf8_in_json_and_back() -> None:
     of = contract(outputs=(TensorSpec("y", "BYTES", (-1,)),))
-    question = decode({"inputs": [tensor(["grün", "\x00"], shape=[2, 1], datatype="BYTES")]})
-    assert question.inputs["x"].tolist() == [["grün".encode()], [b"\x00"]]
-    assert answer({"y": question.inputs["x"]}, of)[0]["outputs"][0]["data"] == ["grün", "\x00"]
+    decoded = decode({"inputs": [tensor(["grün", "\x00"], shape=[2, 1], datatype="BYTES")]})
+    assert decoded.inputs["x"].tolist() == [["grün".encode()], [b"\x00"]]
+    assert answer({"y": decoded.inputs["x"]}, of)[0]["outputs"][0]["data"] == ["grün", "\x00"]
 
 
 def test_binary_and_json_inputs_mix_and_lie_behind_each_other() -> None:
@@ -166,10 +166,10 @@ def test_binary_and_json_inputs_mix_and_lie_behind_each_other() -> None:
             tensor(name="b", shape=[1, 3], datatype="BOOL", parameters={"binary_data_size": b.nbytes}),
         ]
     }
-    question = decode(head, a.tobytes() + b.tobytes())
-    np.testing.assert_array_equal(question.inputs["a"], a)
-    np.testing.assert_array_equal(question.inputs["b"], b)
-    np.testing.assert_array_equal(question.inputs["listed"], [[7, 8]])
+    decoded = decode(head, a.tobytes() + b.tobytes())
+    np.testing.assert_array_equal(decoded.inputs["a"], a)
+    np.testing.assert_array_equal(decoded.inputs["b"], b)
+    np.testing.assert_array_equal(decoded.inputs["listed"], [[7, 8]])
 
 
 def test_unaligned_bytes_are_read_as_well_as_aligned_ones() -> None:
@@ -190,9 +190,9 @@ def test_unaligned_bytes_are_read_as_well_as_aligned_ones() -> None:
 def test_a_body_without_json_is_the_only_input() -> None:
     of = contract(TensorSpec("x", "FP32", (-1, 3, -1)))
     raw = np.arange(6, dtype=np.float32).tobytes()
-    question = CODEC.decode(request(raw, 0), of)
-    np.testing.assert_array_equal(question.inputs["x"], np.arange(6, dtype=np.float32).reshape(1, 3, 2))
-    said = CODEC.encode(request(raw, 0), question, Result(outputs={"y": np.ones((1, 2), np.float32)}), info(of))
+    decoded = CODEC.decode(request(raw, 0), of)
+    np.testing.assert_array_equal(decoded.inputs["x"], np.arange(6, dtype=np.float32).reshape(1, 3, 2))
+    said = CODEC.encode(request(raw, 0), decoded, Result(outputs={"y": np.ones((1, 2), np.float32)}), info(of))
     assert said.content_type == BINARY_TYPE
     text = CODEC.decode(request(b"any \xff bytes", 0), contract(TensorSpec("t", "BYTES", (-1, 1))))
     assert text.inputs["t"].tolist() == [[b"any \xff bytes"]]

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import msgspec
+import numpy as np
 import pytest
-from tests.predict.fake_runtime import Doubler, info, numbers, request
+from tests.predict.fake_runtime import Counter, Doubler, info, numbers, request
 from tests.worker.watching import until_now
 
 from inferd import clock
@@ -17,11 +18,11 @@ from inferd.predict import backend as backend_module
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
 from inferd.predict.estimate import BatchCost
-from inferd.predict.runtime import Item
+from inferd.predict.runtime import Item, Result
 from inferd.types import GenerateRequest, Output, PredictRequest, TextPrompt
 from inferd.worker import direct as direct_module
 from inferd.worker.channel import BlockingChannel, ChannelError, Frames
-from inferd.worker.direct import DirectLoop, GoneError
+from inferd.worker.direct import ChannelClosedError, DirectLoop
 from inferd.worker.messages import (
     Cancel,
     Detokenize,
@@ -60,7 +61,7 @@ class Gateway:
     def _run(self) -> None:
         try:
             self.loop.run()
-        except (GoneError, ChannelError) as error:
+        except (ChannelClosedError, ChannelError) as error:
             self.error = error
 
     def send(self, *messages: ToWorker) -> None:
@@ -195,7 +196,7 @@ def test_what_only_a_generating_model_takes_is_refused(gateway: Gateway) -> None
 def test_a_gateway_that_is_gone_ends_the_loop() -> None:
     made = Gateway(Limits(max_rows=4), Doubler())
     made.close()
-    assert isinstance(made.error, GoneError)
+    assert isinstance(made.error, ChannelClosedError)
 
 
 def test_what_is_no_frame_ends_the_loop() -> None:
@@ -224,6 +225,34 @@ def test_an_answer_too_large_for_a_frame_is_an_error_of_its_request_alone(
     assert found == {"small": "done", "large": "refused"}
 
 
+def test_an_answer_of_several_that_is_too_large_ends_its_request_and_its_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Sized(Counter):
+        def stream(self, item: Item) -> Iterator[Result]:
+            for number, result in enumerate(super().stream(item)):
+                yield result if number != 1 else Result(outputs={"y": np.full((200, 1), 10**15)})
+
+    send = BlockingChannel.send
+
+    def limited(channel: BlockingChannel, messages: list[FromWorker]) -> None:
+        if len(encode_frame(messages)) > 1500:
+            raise ChannelError("too large")
+        send(channel, messages)
+
+    monkeypatch.setattr(BlockingChannel, "send", limited)
+    runtime = Sized()
+    made = Gateway(Limits(max_rows=4, max_delay_s=0.0), runtime)
+    made.send(asked("endless", 1000))
+    outputs: list[Output] = []
+    while not ends(outputs):
+        outputs += made.outputs()
+    assert [output.end.outcome if output.end is not None else "" for output in outputs] == ["", "refused"]
+    until_now(lambda: not made.loop.is_busy, "the loop is idle")
+    assert runtime.closed == ["endless"]
+    made.close()
+
+
 def test_a_descriptor_beyond_selects_set_is_replaced_by_one_within(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_module, "_MAX_SELECT", 0)
     made = Gateway(Limits(max_rows=4, max_delay_s=0.0), Doubler())
@@ -236,8 +265,8 @@ def test_a_descriptor_beyond_selects_set_is_replaced_by_one_within(monkeypatch: 
 def test_a_flood_is_answered_bit_by_bit_and_a_model_for_which_batches_pay_gets_it_whole() -> None:
     quick, slow = BatchCost(), BatchCost()
     for rows in (1, 2, 4):
-        quick.note(rows, 0.00001 * rows)
-        slow.note(rows, 0.1 + 0.00001 * rows)
+        quick.observe(rows, 0.00001 * rows)
+        slow.observe(rows, 0.1 + 0.00001 * rows)
     for cost, first in ((quick, 17), (slow, 64)):
         made = Gateway(Limits(max_rows=256, max_delay_s=0.0), Doubler(), cost)
         made.send(*[asked(f"r{place}", place) for place in range(64)])

@@ -23,7 +23,7 @@ from inferd.cli.predict_pictures import Range, pixels_of
 from inferd.cli.ready import spec_text
 from inferd.errors import InvalidRequest
 from inferd.predict.check import Checker
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.tensors import bytes_array
 from inferd.predict.contract import Array, Contract
 from inferd.types import TensorSpec
@@ -319,7 +319,7 @@ def _checked(made: Mapping[str, Array], specs: Sequence[TensorSpec]) -> dict[str
     """In the declared datatypes, where no value is lost. Raises InvalidRequest."""
     if not made:
         raise InvalidRequest(f"Nothing was given; try {example_input(specs)}.")
-    checked, _ = Checker(Contract(inputs=tuple(specs), outputs=())).check(Question(inputs=made))
+    checked, _ = Checker(Contract(inputs=tuple(specs), outputs=())).check(DecodedRequest(inputs=made))
     return dict(checked)
 
 

@@ -30,7 +30,7 @@ class Audit:
         self._random = random.Random(0)
         self._pending: tuple[Item, Mapping[str, Array], float] | None = None
 
-    def note(self, items: Sequence[Item], results: Sequence[Result | InferdError], now: float) -> None:
+    def sample(self, items: Sequence[Item], results: Sequence[Result | InferdError], now: float) -> None:
         """A batch was computed: one row of it may be kept, if none is yet."""
         if self._pending is not None or self._random.random() >= self._share * len(items):
             return

@@ -1,6 +1,6 @@
 """A predictive model in a worker: decode, check, batch, compute, encode, in one thread.
 
-Sees to it that every request it was given ends exactly once. Knows codecs, the batcher and one runtime; knows no
+Every request that ``add`` accepted ends exactly once. The backend knows codecs, the batcher and one runtime, and no
 socket. ``inferd.worker.direct`` drives it.
 """
 
@@ -12,80 +12,35 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
-import numpy as np
 
-from inferd import clock
-from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest, Overloaded, Unavailable
+from inferd import clock, ends
+from inferd.errors import InferdError, InternalError, InvalidRequest, Unavailable
 from inferd.predict.audit import Audit
 from inferd.predict.batcher import Batcher
 from inferd.predict.bounds import bounded
 from inferd.predict.check import Checker
-from inferd.predict.codecs.port import Codec, Question
+from inferd.predict.codecs.port import Codec
 from inferd.predict.codecs.registry import codec_for
-from inferd.predict.contract import Array, Contract
+from inferd.predict.contract import Contract
 from inferd.predict.estimate import BatchCost
+from inferd.predict.parts import PendingRequest, RequestItem, request_of
 from inferd.predict.runtime import Item, Result, Runtime, Staged, Streaming
-from inferd.types import End, ModelInfo, Output, Prediction, PredictRequest, StepStats, Timings, Usage
+from inferd.types import End, ModelInfo, Output, Prediction, PredictRequest, StepStats, Timings
 
 MAX_HELD_BYTES: Final = 64 * 1024 * 1024
-"""Bodies of requests beyond which nothing more is read while there is something to compute."""
+"""Bytes of requests' bodies beyond which nothing more is read while there is something to compute."""
 
-REQUEST_S: Final = 100e-6  # what a request costs gateway and worker beside the model's own time
-FRAME_S: Final = 50e-6  # what a batch costs them
-SPLIT_SHARE: Final = 0.03  # of the requests' time: what a batch more may cost
+REQUEST_S: Final = 100e-6  # of gateway and worker for one request, beside the model's own time
+FRAME_S: Final = 50e-6  # of gateway and worker for one batch
+SPLIT_SHARE: Final = 0.03  # of the requests' time: what one more batch may cost
 
-_NO_USAGE = Usage()
 _NO_TOKEN = re.compile(r"[^A-Za-z0-9_.-]")
 _log = logging.getLogger("inferd.predict")
 
 _Answer = Result | InferdError
 
 
-class Asked:
-    """One request between its arrival and its end. A large one is computed in several parts, each an item."""
-
-    __slots__ = (
-        "answers",
-        "codec",
-        "computed_s",
-        "is_over",
-        "item_ids",
-        "num_open",
-        "num_tokens",
-        "question",
-        "request",
-        "scheduled_s",
-        "stream",
-        "tokenized_s",
-    )
-
-    def __init__(self, request: PredictRequest, codec: Codec, question: Question) -> None:
-        self.request = request
-        self.codec = codec
-        self.question = question
-        self.is_over = False
-        self.tokenized_s: float | None = None
-        self.scheduled_s: float | None = None
-        self.computed_s: float | None = None
-        self.item_ids: tuple[str, ...] = ()  # of the parts, where there are several
-        self.answers: list[Result | None] = []  # likewise
-        self.num_open = 1
-        self.num_tokens = 0  # of what was computed, whether or not there will be an answer
-        self.stream: Iterator[Result] | None = None
-
-    @property
-    def usage(self) -> Usage:
-        return Usage(self.num_tokens) if self.num_tokens else _NO_USAGE
-
-
-class _Part(Item, kw_only=True, eq=False):
-    """An item that knows whose it is, and which of its parts."""
-
-    asked: Asked
-    place: int = 0
-
-
-class _Running:
+class _StagedBatch:
     """A batch of a runtime that takes several steps."""
 
     __slots__ = ("began", "items", "steps")
@@ -97,7 +52,7 @@ class _Running:
 
 
 class PredictBackend:
-    """All methods belong to one thread. Times are of ``clock.now()``. ``max_rows``: of one request; None: the default."""
+    """Implements ``inferd.backend.PredictiveBackend``. All methods belong to one thread."""
 
     def __init__(
         self,
@@ -109,7 +64,7 @@ class PredictBackend:
         codecs: Callable[[str], Codec] = codec_for,
         audit: float = 0.0,
     ) -> None:
-        """``audit``: the share of the requests that are audited."""
+        """``max_rows``: of one request; None: the default. ``audit``: the share of the requests that are audited."""
         contract = bounded(runtime.contract, max_rows, batcher.limits.max_rows)
         self.info = msgspec.structs.replace(info, max_rows=contract.max_rows)
         self._runtime = runtime
@@ -120,11 +75,12 @@ class PredictBackend:
         can_audit = contract.max_batch_size > 1 and not contract.is_stateful and not contract.is_decoupled
         self._audit = Audit(runtime, audit) if audit and can_audit and batcher.limits.mode != "off" else None
         self._codecs = codecs
-        self._asked: dict[str, Asked] = {}
-        self._streams: dict[str, Asked] = {}  # begun, with answers to come
-        self._paused: dict[str, Asked] = {}  # likewise, and nobody takes more of them for now
-        self._running: _Running | None = None  # a batch between two of its steps
-        self._news: list[Output] = []  # to be told with the next step
+        self._pending: dict[str, PendingRequest] = {}
+        self._streams: dict[str, PendingRequest] = {}  # have begun, with answers to come
+        self._paused: dict[str, PendingRequest] = {}  # likewise, and their readers are slow
+        self._running: _StagedBatch | None = None  # a batch between two of its steps
+        self._cancelled: list[PendingRequest] = []  # their ends come with the next step
+        self._outputs: list[Output] = []  # sent with the next step
         self._enough = _enough(batcher.cost)
         self._held_bytes = 0  # bodies of requests that have not ended
         self._decode_s = 0.0
@@ -143,48 +99,43 @@ class PredictBackend:
 
     # -- in ---------------------------------------------------------------------------------
 
-    def submit(self, request: PredictRequest, now: float) -> None:
-        """Take ownership: decode, check, and put it into the batcher. Whatever is wrong with it ends it, by an
-        output of the next step."""
-        if request.id in self._asked:
-            _log.error("request %s was submitted twice; the second is ignored", request.id)
-            return
-        try:
-            if request.deadline_s is not None and now >= request.arrived_at + request.deadline_s:
-                raise _too_late(request)
-            if request.version and request.version != self.info.version:
-                raise _replaced(request, self.info)
-            codec = self._codecs(request.dialect)
-            question = codec.decode(request, self._contract)
-            asked = Asked(request, codec, question)
-            items = self._items(asked)
-        except Exception as error:
-            self._news.append(_failed(request, error))
-            return
+    def add(self, work: PredictRequest, now: float) -> None:
+        """Take ownership of a request: decode it, check it, and put its items into the batcher."""
+        request = work
+        if request.id in self._pending:
+            raise ends.duplicate(request.id)
+        if ends.is_late(request, now):
+            raise ends.too_late(request, has_begun=False)
+        if request.version and request.version != self.info.version:
+            raise _replaced(request, self.info)
+        codec = self._codecs(request.dialect)
+        decoded = codec.decode(request, self._contract)
+        pending = PendingRequest(request, codec, decoded)
+        items = self._items(pending)
         done = clock.now()
         self._decode_s += done - now
-        asked.tokenized_s = done - request.arrived_at
-        self._asked[request.id] = asked
+        pending.tokenized_s = done - request.arrived_at
+        self._pending[request.id] = pending
         self._held_bytes += len(request.body)
         for item in items:
             self._batcher.add(item, done)
 
-    def _items(self, asked: Asked) -> Sequence[_Part]:
+    def _items(self, pending: PendingRequest) -> Sequence[RequestItem]:
         """The checked and prepared items of a request: one, or several for more rows than a batch may have."""
-        request, question = asked.request, asked.question
-        inputs, rows = self._checker.check(question)
+        request, decoded = pending.request, pending.decoded
+        inputs, rows = self._checker.check(decoded)
         deadline_s = request.deadline_s
-        item = _Part(
+        item = RequestItem(
             request_id=request.id,
             inputs=inputs,
-            wanted=question.wanted,
-            parameters=question.parameters,
+            wanted=decoded.wanted,
+            parameters=decoded.parameters,
             rows=rows,
             size=rows,
             priority=request.priority,
             expires_at=None if deadline_s is None else request.arrived_at + deadline_s,
             may_wait=request.may_wait,
-            asked=asked,
+            pending=pending,
         )
         if request.sequence:
             item.tenant, item.sequence = request.tenant, request.sequence
@@ -198,100 +149,89 @@ class PredictBackend:
                 "request in one piece. Send fewer rows, or raise batching.max_batch_size.",
                 param="inputs",
             )
-        if rows <= max_rows or not has_rows:
-            self._runtime.prepare(item)
-            return (item,)
-        parts = _parts(item, max_rows)
+        parts = (item,) if rows <= max_rows or not has_rows else pending.split(item, max_rows)
         for part in parts:
             self._runtime.prepare(part)
-        asked.item_ids = tuple([part.request_id for part in parts])
-        asked.answers = [None] * len(parts)
-        asked.num_open = len(parts)
         return parts
 
-    def cancel(self, request_id: str, now: float) -> None:
-        """Idempotent. What has not begun never runs; the end is told with the next step."""
-        asked = self._asked.get(request_id)
-        if asked is not None:
-            self._forget(asked)
-            end = End("cancelled", asked.usage, Timings(finished=now - asked.request.arrived_at))
-            self._news.append(Output(request_id, (), None, end))
-
-    def fail(self, request_id: str, error: InferdError) -> None:
-        """End it by an error that came up outside. Nothing happens for one that has ended."""
-        asked = self._asked.get(request_id)
-        if asked is not None:
-            self._fail(asked, error)
+    def cancel(self, request_id: str) -> None:
+        """Idempotent. What has not begun is never computed; the end comes with the next step."""
+        pending = self._pending.get(request_id)
+        if pending is not None:
+            self._forget(pending)
+            self._cancelled.append(pending)
 
     def pause(self, request_id: str, *, is_paused: bool) -> None:
-        """Whether more of its answers are taken. Nothing happens for one that has no others to come."""
+        """Stop or resume making answers to a request. Nothing happens for one that has no more to come."""
         source, target = (self._streams, self._paused) if is_paused else (self._paused, self._streams)
-        asked = source.pop(request_id, None)
-        if asked is not None:
-            target[request_id] = asked
+        pending = source.pop(request_id, None)
+        if pending is not None:
+            target[request_id] = pending
 
     def halt(self, now: float) -> list[Output]:
-        """The ends of all that is left."""
-        for request_id in tuple(self._asked):
-            self.cancel(request_id, now)
-        news, self._news = self._news, []
-        return news
+        """The ends of all open requests."""
+        for request_id in tuple(self._pending):
+            self.cancel(request_id)
+        self._end_cancelled(now)
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     # -- out --------------------------------------------------------------------------------
 
     def due(self, now: float) -> float | None:
         """When to step: ``now`` or later; None: when something arrives."""
-        if self._news or self._streams or self._running is not None:
+        if self._outputs or self._cancelled or self._streams or self._running is not None:
             return now
         if self._audit is not None and self._audit.is_due(now, is_idle=not len(self._batcher)):
             return now
         return self._batcher.due(now)
 
     def step(self, now: float) -> tuple[list[Output], StepStats | None]:
-        """Compute one batch, if one is ready. What has expired or was refused is told as well."""
+        """Compute one batch, if one is ready. The ends of expired and cancelled requests come with it."""
         for item in self._batcher.expire(now):
-            asked = _whose(item)
-            self._fail(asked, _too_late(asked.request))
-        for asked in tuple(self._streams.values()):
-            self._next_answer(asked)
+            pending = request_of(item)
+            self._fail(pending, ends.too_late(pending.request, has_begun=False))
+        self._end_cancelled(now)
+        for pending in tuple(self._streams.values()):
+            self._next_answer(pending)
         if self._running is not None:
-            stats = self._go_on(self._running)
+            stats = self._continue_batch(self._running)
         elif self._audit is not None and self._audit.is_due(now, is_idle=not len(self._batcher)):
-            stats = self._audited(self._audit)
+            stats = self._run_audit(self._audit)
         else:
-            items = self._batcher.take(now)
+            items = self._batcher.next_batch(now)
             stats = self._run(items, now) if items else None
-        news, self._news = self._news, []
-        return news, stats
+        outputs, self._outputs = self._outputs, []
+        return outputs, stats
 
     def close(self) -> None:
-        for asked in (*self._streams.values(), *self._paused.values()):
-            _close(asked.stream)
+        for pending in (*self._streams.values(), *self._paused.values()):
+            _close(pending.stream)
         self._runtime.close()
 
     # -- computing --------------------------------------------------------------------------
 
     def _run(self, items: list[Item], now: float) -> StepStats | None:
         for item in items:
-            asked = _whose(item)
-            if asked.scheduled_s is None:
-                asked.scheduled_s = now - asked.request.arrived_at
+            pending = request_of(item)
+            if pending.scheduled_s is None:
+                pending.scheduled_s = now - pending.request.arrived_at
         if self._staged is not None:
-            self._running = _Running(items, self._staged.stages(items), now)
-            return self._go_on(self._running)
+            self._running = _StagedBatch(items, self._staged.stages(items), now)
+            return self._continue_batch(self._running)
         if self._contract.is_decoupled:
-            self._begin_streams(items)
+            self._open_streams(items)
             return self._stats(items, now, clock.now())
         results = self._compute(items)
         computed = clock.now()
         for item, result in zip(items, results, strict=True):
-            self._take_result(item, result, computed)
+            self._handle_result(item, result, computed)
         if self._audit is not None:
-            self._audit.note(items, results, computed)
+            self._audit.sample(items, results, computed)
         return self._stats(items, now, computed)
 
-    def _go_on(self, running: _Running) -> StepStats | None:
-        """One more step of a batch; None: it is not done."""
+    def _continue_batch(self, running: _StagedBatch) -> StepStats | None:
+        """One more step of a batch; None: the batch is not done."""
         results: Sequence[_Answer]
         try:
             next(running.steps)
@@ -303,13 +243,13 @@ class PredictBackend:
         self._running = None
         computed = clock.now()
         for item, result in zip(running.items, results, strict=True):
-            self._take_result(item, result, computed)
+            self._handle_result(item, result, computed)
         if self._audit is not None:
-            self._audit.note(running.items, results, computed)
+            self._audit.sample(running.items, results, computed)
         return self._stats(running.items, running.began, computed)
 
-    def _audited(self, audit: Audit) -> StepStats:
-        """One row computed again. Where it differs, requests are computed one by one from now on."""
+    def _run_audit(self, audit: Audit) -> StepStats:
+        """Compute one row again. If its answer differs, requests are computed one by one from now on."""
         reason = audit.run()
         if reason:
             self._audit = None
@@ -326,7 +266,7 @@ class PredictBackend:
             rows += item.rows
             size += item.size
         cost = self._batcher.cost
-        cost.note(size if self._batcher.limits.max_size else rows, computed - now)
+        cost.observe(size if self._batcher.limits.max_size else rows, computed - now)
         self._enough = _enough(cost)
         return StepStats(
             num_waiting=len(self._batcher),
@@ -340,7 +280,7 @@ class PredictBackend:
         )
 
     def _compute(self, items: Sequence[Item]) -> Sequence[_Answer]:
-        """One answer each. When the whole batch fails, each is computed alone: one bad item fails alone."""
+        """One answer for each item. When the batch fails, each item is computed alone, so that one bad item fails alone."""
         try:
             results = self._runtime.predict(items)
             if len(results) == len(items):
@@ -351,194 +291,138 @@ class PredictBackend:
         return self._each_alone(items, failure)
 
     def _each_alone(self, items: Sequence[Item], error: Exception) -> Sequence[_Answer]:
-        """The answers after a batch has failed."""
+        """The answers to a batch that has failed, each item computed alone."""
         if len(items) == 1:
-            return [_known(items[0].request_id, error)]
+            return [ends.public_error(items[0].request_id, error)]
         _log.warning("a batch of %d failed (%s); each is computed alone", len(items), type(error).__name__)
         return [self._compute([item])[0] for item in items]
 
-    def _take_result(self, item: Item, result: _Answer, computed: float) -> None:
-        asked = _whose(item)
-        if asked.is_over:
-            return  # another part of it failed, or it was cancelled meanwhile
+    def _handle_result(self, item: Item, result: _Answer, computed: float) -> None:
+        pending = request_of(item)
+        if pending.is_over:
+            return  # another part failed, or the request was cancelled meanwhile
         if isinstance(result, InferdError):
-            self._fail(asked, result)
+            self._fail(pending, result)
             return
-        asked.num_open -= 1
-        asked.num_tokens += result.num_tokens
-        if asked.answers:
-            assert isinstance(item, _Part)
-            asked.answers[item.place] = result
-            if asked.num_open:
-                return
-            try:
-                result = _joined(asked.answers)
-            except Exception as error:  # a model's parts that do not fit together are no end of the worker
-                self._fail(asked, error)
-                return
-        asked.computed_s = computed - asked.request.arrived_at
-        prediction = self._encoded(asked, result)
+        assert isinstance(item, RequestItem)
+        try:
+            whole = pending.add_result(item, result)
+        except Exception as error:  # a model's parts that do not fit together are no end of the worker
+            self._fail(pending, error)
+            return
+        if whole is None:
+            return
+        pending.computed_s = computed - pending.request.arrived_at
+        prediction = self._encode(pending, whole)
         if prediction is not None:
-            self._end(asked, prediction, result)
+            self._end(pending, prediction, whole)
 
-    def _encoded(self, asked: Asked, result: Result) -> Prediction | None:
-        """The answer in its dialect; None: it could not be written, which ended the request."""
-        if asked.question.wants_times and result.stages_s:
+    def _encode(self, pending: PendingRequest, result: Result) -> Prediction | None:
+        """The answer in its dialect; None: encoding it failed, which ended the request."""
+        if pending.decoded.wants_times and result.stages_s:
             times = {f"step_ms.{stage}": round(1000 * seconds, 3) for stage, seconds in result.stages_s.items()}
             result.parameters = {**result.parameters, **times}
         try:
-            prediction = asked.codec.encode(asked.request, asked.question, result, self.info)
+            prediction = pending.codec.encode(pending.request, pending.decoded, result, self.info)
         except Exception as error:
-            self._fail(asked, error)
+            self._fail(pending, error)
             return None
-        return _timed(prediction, result.stages_s) if result.stages_s else prediction
+        return _with_server_timing(prediction, result.stages_s) if result.stages_s else prediction
 
     # -- several answers --------------------------------------------------------------------
 
-    def _begin_streams(self, items: list[Item]) -> None:
+    def _open_streams(self, items: list[Item]) -> None:
         runtime = self._runtime
         assert isinstance(runtime, Streaming), "a decoupled contract needs a runtime that streams"
         for item in items:
-            asked = _whose(item)
+            pending = request_of(item)
             try:
-                asked.stream = runtime.stream(item)
+                pending.stream = runtime.stream(item)
             except Exception as error:
-                self._fail(asked, error)
+                self._fail(pending, error)
                 continue
-            self._streams[asked.request.id] = asked
-            self._next_answer(asked)
+            self._streams[pending.request.id] = pending
+            self._next_answer(pending)
 
-    def _next_answer(self, asked: Asked) -> None:
-        """One more answer of one stream: the others get their turn in between."""
-        request = asked.request
-        assert asked.stream is not None
+    def _next_answer(self, pending: PendingRequest) -> None:
+        """One more answer of one stream. The other streams get theirs in between."""
+        request = pending.request
+        assert pending.stream is not None
         try:
-            now = clock.now()
-            if request.deadline_s is not None and now >= request.arrived_at + request.deadline_s:
-                raise _too_late(request)
-            result = next(asked.stream, None)
+            if ends.is_late(request, clock.now()):
+                raise ends.too_late(request, has_begun=True)
+            result = next(pending.stream, None)
         except Exception as error:
-            self._fail(asked, error)
+            self._fail(pending, error)
             return
         if result is None:
-            self._end(asked)
+            self._end(pending)
             return
-        asked.num_tokens += result.num_tokens
-        if asked.computed_s is None:
-            asked.computed_s = clock.now() - request.arrived_at
-        prediction = self._encoded(asked, result)
+        pending.num_tokens += result.num_tokens
+        if pending.computed_s is None:
+            pending.computed_s = clock.now() - request.arrived_at
+        prediction = self._encode(pending, result)
         if prediction is not None:
-            self._news.append(Output(request.id, prediction=prediction))
+            self._outputs.append(Output(request.id, prediction=prediction))
 
     # -- ends -------------------------------------------------------------------------------
 
-    def _end(self, asked: Asked, prediction: Prediction | None = None, result: Result | None = None) -> None:
-        """Done: with its answer, or after the last of several."""
-        request = asked.request
+    def _end(self, pending: PendingRequest, prediction: Prediction | None = None, result: Result | None = None) -> None:
+        """End a request as done: with its answer, or after the last of several."""
+        request = pending.request
         timings = Timings(
             None,
-            asked.tokenized_s,
-            asked.scheduled_s,
-            asked.computed_s,
+            pending.tokenized_s,
+            pending.scheduled_s,
+            pending.computed_s,
             clock.now() - request.arrived_at,
             dict(result.stages_s) if result is not None and result.stages_s else None,
         )
-        self._forget(asked)
-        self._news.append(Output(request.id, (), None, End("done", asked.usage, timings), prediction))
+        self._forget(pending)
+        self._outputs.append(Output(request.id, (), None, End("done", pending.usage, timings), prediction))
 
-    def _fail(self, asked: Asked, error: Exception) -> None:
-        if not asked.is_over:
-            self._forget(asked)
-            self._news.append(_failed(asked.request, error, asked.usage))
+    def _end_cancelled(self, now: float) -> None:
+        cancelled, self._cancelled = self._cancelled, []
+        for pending in cancelled:
+            request = pending.request
+            self._outputs.append(ends.cancelled(request.id, request.arrived_at, now, pending.usage))
 
-    def _forget(self, asked: Asked) -> None:
-        request_id = asked.request.id
-        asked.is_over = True
-        del self._asked[request_id]
-        self._held_bytes -= len(asked.request.body)
-        if asked.stream is not None:
+    def _fail(self, pending: PendingRequest, error: Exception) -> None:
+        if not pending.is_over:
+            self._forget(pending)
+            request = pending.request
+            self._outputs.append(ends.failed(request.id, request.arrived_at, error, pending.usage))
+
+    def _forget(self, pending: PendingRequest) -> None:
+        request_id = pending.request.id
+        pending.is_over = True
+        del self._pending[request_id]
+        self._held_bytes -= len(pending.request.body)
+        if pending.stream is not None:
             self._streams.pop(request_id, None)
             self._paused.pop(request_id, None)
-            _close(asked.stream)
-        if asked.num_open:
-            for item_id in asked.item_ids or (request_id,):
+            _close(pending.stream)
+        if pending.num_open:
+            for item_id in pending.item_ids:
                 self._batcher.remove(item_id)
             for item in self._running.items if self._running is not None else ():
-                item.is_cancelled |= _whose(item) is asked
+                item.is_cancelled |= request_of(item) is pending
 
 
 def _enough(cost: BatchCost) -> int:
-    """Requests that are worth a batch of their own although more have arrived: while the next are read, the gateway
-    already writes these ones' answers. They are, when what a batch costs is a small part of what they cost."""
+    """How many requests make a batch worth computing although more have arrived. The gateway writes the answers of one
+    batch while the next is read. That pays when a batch's own cost is a small share of what its requests cost."""
     return 1 + int((cost.fixed_s + FRAME_S) / (SPLIT_SHARE * REQUEST_S))
 
 
-def _whose(item: Item) -> Asked:
-    assert isinstance(item, _Part), "the batcher gives back what it was given"
-    return item.asked
-
-
-def _parts(item: _Part, max_rows: int) -> list[_Part]:
-    """The item as several of at most ``max_rows`` rows each."""
-    parts = []
-    for place, begin in enumerate(range(0, item.rows, max_rows)):
-        end = min(begin + max_rows, item.rows)
-        inputs = {name: array[begin:end] for name, array in item.inputs.items()}
-        name = f"{item.request_id}/{place}"
-        rows = end - begin
-        parts.append(
-            msgspec.structs.replace(
-                item,
-                request_id=name,
-                inputs=inputs,
-                rows=rows,
-                first_row=begin,
-                total_rows=item.rows,
-                size=rows,
-                place=place,
-            )
-        )
-    return parts
-
-
-def _joined(answers: Sequence[Result | None]) -> Result:
-    """The parts' results as one."""
-    results = [answer for answer in answers if answer is not None]
-    outputs: dict[str, Array] = {
-        name: _stacked([np.asarray(result.outputs[name]) for result in results]) for name in results[0].outputs
-    }
-    stages: dict[str, float] = {}
-    for result in results:
-        for stage, seconds in result.stages_s.items():
-            stages[stage] = stages.get(stage, 0.0) + seconds
-    num_tokens = sum(result.num_tokens for result in results)
-    return Result(outputs=outputs, num_tokens=num_tokens, parameters=results[0].parameters, stages_s=stages)
-
-
-def _stacked(arrays: Sequence[Array]) -> Array:
-    """The arrays behind each other; where rows are of different lengths (detections, tokens) the shorter are filled
-    with -1 for signed integers, nothing for texts and 0 for all else."""
-    shapes = {array.shape[1:] for array in arrays}
-    if len(shapes) > 1 and len({len(shape) for shape in shapes}) == 1:
-        sizes = tuple(map(max, zip(*shapes, strict=True)))
-        filling = {"O": b"", "i": -1}.get(arrays[0].dtype.kind, 0)
-        filled = np.full((sum(map(len, arrays)), *sizes), filling, dtype=arrays[0].dtype)
-        begin = 0
-        for array in arrays:
-            filled[(slice(begin, begin + len(array)), *map(slice, array.shape[1:]))] = array
-            begin += len(array)
-        return filled
-    return np.concatenate(arrays)
-
-
-def _timed(prediction: Prediction, stages_s: Mapping[str, float]) -> Prediction:
-    """The answer with the steps' times in the header that browsers' tools show."""
+def _with_server_timing(prediction: Prediction, stages_s: Mapping[str, float]) -> Prediction:
+    """The answer with the times of a pipeline's steps in the Server-Timing header."""
     timing = ", ".join(f"{_NO_TOKEN.sub('_', stage)};dur={1000 * seconds:.3f}" for stage, seconds in stages_s.items())
     return Prediction(prediction.body, prediction.content_type, (*prediction.headers, ("server-timing", timing)))
 
 
 def _padding_of(runtime: Runtime) -> int:
-    """What the last batch computed for nothing, where the runtime says."""
+    """The rows of padding in the last batch; 0 for a runtime that does not count them."""
     padded = getattr(runtime, "padded_rows", 0)
     return padded if isinstance(padded, int) else 0
 
@@ -559,25 +443,3 @@ def _replaced(request: PredictRequest, info: ModelInfo) -> Unavailable:
         param="version",
         retry_after_s=1.0,
     )
-
-
-def _too_late(request: PredictRequest) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"The request's deadline of {request.deadline_s} s passed before it could begin. "
-        "Allow more time, or try when the server is less busy."
-    )
-
-
-def _known(request_id: str, error: Exception) -> InferdError:
-    if isinstance(error, InferdError):
-        return error
-    _log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
-    return InternalError("The model failed while working on this request; the server's log has the details.")
-
-
-def _failed(request: PredictRequest, error: Exception, usage: Usage = _NO_USAGE) -> Output:
-    known = _known(request.id, error)
-    timings = Timings(finished=clock.now() - request.arrived_at)
-    is_refused = isinstance(known, InvalidRequest | Overloaded)
-    end = End("refused" if is_refused else "failed", usage, timings, known.to_failure())
-    return Output(request.id, (), None, end)

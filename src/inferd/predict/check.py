@@ -1,4 +1,4 @@
-"""A question's inputs against the model's contract: names, datatypes, shapes.
+"""A decoded request's inputs against the model's contract: names, datatypes, shapes.
 
 What a runtime computes with has passed here. Every error names the input, what was expected and what came. Knows no
 dialect and no runtime; copies nothing that already fits.
@@ -13,7 +13,7 @@ import numpy as np
 
 from inferd.errors import InvalidRequest
 from inferd.predict.bounds import check_answer
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.contract import NUMPY, Array, Contract, Tensors, datatype_of
 from inferd.types import TensorSpec
 
@@ -57,16 +57,16 @@ class Checker:
         self._refuses_nan = contract.refuses_nan
         self._contract = contract
 
-    def check(self, question: Question) -> tuple[Tensors, int]:
+    def check(self, decoded: DecodedRequest) -> tuple[Tensors, int]:
         """The inputs as the model takes them, and their size along the batch dimension (1 where there is none).
 
         Raises InvalidRequest.
         """
-        inputs, said = question.inputs, question.datatypes
+        inputs, said = decoded.inputs, decoded.datatypes
         if len(inputs) != len(self._plans):
             self._check_names(inputs)
-        if question.wanted and self._outputs:
-            self._check_wanted(question.wanted)
+        if decoded.wanted and self._outputs:
+            self._check_wanted(decoded.wanted)
         checked: dict[str, Array] = {}
         rows = 0
         for name, array in inputs.items():
@@ -88,8 +88,8 @@ class Checker:
             if self._refuses_nan:
                 _check_finite(plan.spec, array)
             checked[name] = array
-        if question.is_told_in_json and rows > 1:
-            check_answer(rows, question.wanted, self._contract)
+        if decoded.is_told_in_json and rows > 1:
+            check_answer(rows, decoded.wanted, self._contract)
         return checked, rows or 1
 
     def _check_wanted(self, wanted: tuple[str, ...]) -> None:

@@ -23,7 +23,7 @@ class Arrivals:
         self._count = 0.0
         self._at = -math.inf
 
-    def note(self, now: float) -> None:
+    def observe(self, now: float) -> None:
         self._count = self._decayed(now) + 1.0
         self._at = now
 
@@ -51,7 +51,7 @@ class BatchCost:
         self.fixed_s = 0.0
         self.per_unit_s = 0.0
 
-    def note(self, size: float, seconds: float) -> None:
+    def observe(self, size: float, seconds: float) -> None:
         expected_s = self.seconds(size)
         if self._w > _KNOWN and expected_s > 0.0:
             seconds = min(seconds, _MOST * expected_s)

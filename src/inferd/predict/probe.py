@@ -43,7 +43,7 @@ class Probe(msgspec.Struct, frozen=True):
 
     def tell(self, cost: BatchCost) -> None:
         for rows, seconds in self.seconds:
-            cost.note(rows, seconds)
+            cost.observe(rows, seconds)
 
 
 def probe_rows(measure: Measure, most: int, *, likely: int = 0, budget_s: float = BUDGET_S) -> Probe:

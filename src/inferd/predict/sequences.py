@@ -8,7 +8,6 @@ dialect.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -16,9 +15,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from inferd import clock
+from inferd import clock, ends
 from inferd.config import ModelConfig
-from inferd.errors import InferdError, InternalError, InvalidRequest, ModelLoadError, Overloaded
+from inferd.errors import InferdError, InvalidRequest, ModelLoadError, Overloaded
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.predict.runtime import Item, Result, Runtime
 from inferd.registry.rows.verdict import Verdict, claimed
@@ -28,8 +27,6 @@ MAX_ITEMS: Final = 32
 """Sequences computed together where nobody says."""
 
 _Key = tuple[str, str]  # tenant and sequence
-
-_log = logging.getLogger("inferd.worker")
 
 
 class _Sequence:
@@ -189,15 +186,9 @@ class Sequences:
     def _together(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
         try:
             return self._computed(items)
-        except InferdError as error:
+        except Exception as error:
             if len(items) == 1:
-                return [error]
-        except Exception:
-            if len(items) == 1:
-                _log.exception("request %s failed", items[0].request_id)
-                return [
-                    InternalError("The model failed while working on this request; the server's log has the details.")
-                ]
+                return [ends.public_error(items[0].request_id, error)]
         return [self._together([item])[0] for item in items]
 
     def _computed(self, items: Sequence[Item]) -> list[Result | InferdError]:

@@ -1,8 +1,8 @@
 """The loop of a predictive model: one thread that reads, decodes, batches, computes and answers.
 
-A prediction may take microseconds, so nothing is handed from thread to thread: the loop reads every frame that has
-arrived, gives the requests to the backend, and sends all answers of a batch in one frame. It waits on the socket, for
-as long as the batcher allows. Knows frames and messages, nothing of tensors.
+A prediction may take microseconds, so nothing is passed between threads. The loop reads every frame that has arrived,
+adds the requests to the backend, and sends all answers of a batch in one frame. It waits on the socket, for as long as
+the batcher allows. It knows frames and messages, and nothing of tensors.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import select
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 from inferd import clock
-from inferd.errors import InferdError, InvalidRequest
-from inferd.types import End, GenerateRequest, ModelInfo, Output, PredictRequest, StepStats, Timings
-from inferd.worker.channel import ChannelError, Frames
+from inferd.backend import PredictiveBackend
+from inferd.ends import failed
+from inferd.errors import InvalidRequest
+from inferd.types import GenerateRequest, Output, PredictRequest
+from inferd.worker.channel import Frames
 from inferd.worker.messages import (
     Cancel,
     Check,
@@ -34,10 +35,11 @@ from inferd.worker.messages import (
     Tokenized,
     ToWorker,
 )
+from inferd.worker.open_requests import OpenRequests
 
 _RECEIVE_BYTES = 256 * 1024
 _MAX_READS = 16
-"""Pieces read before computing: a flood of requests must not keep those that are here from being computed."""
+"""Pieces read before the next batch, so that a flood of requests does not delay those that are here."""
 
 _MAX_SELECT = 1024  # descriptors from here on are beyond select's set
 
@@ -46,33 +48,7 @@ _NO_TOKENIZER = InvalidRequest("This model has no tokenizer.", param="model").to
 _log = logging.getLogger("inferd.worker")
 
 
-@runtime_checkable
-class Predictor(Protocol):
-    """The backend of a predictive model, as ``inferd.predict.backend`` has it."""
-
-    @property
-    def info(self) -> ModelInfo: ...
-    @property
-    def is_full(self) -> bool:
-        """It holds so much that nothing more should be read while it has something to compute."""
-        ...
-
-    @property
-    def has_enough(self) -> bool:
-        """What is there should be computed before more is decoded."""
-        ...
-
-    def submit(self, request: PredictRequest, now: float) -> None: ...
-    def cancel(self, request_id: str, now: float) -> None: ...
-    def fail(self, request_id: str, error: InferdError) -> None: ...
-    def pause(self, request_id: str, *, is_paused: bool) -> None: ...
-    def due(self, now: float) -> float | None: ...
-    def step(self, now: float) -> tuple[list[Output], StepStats | None]: ...
-    def halt(self, now: float) -> list[Output]: ...
-    def close(self) -> None: ...
-
-
-class GoneError(Exception):
+class ChannelClosedError(Exception):
     """The other end of the channel was closed."""
 
 
@@ -81,7 +57,7 @@ class DirectLoop:
 
     def __init__(
         self,
-        backend: Predictor,
+        backend: PredictiveBackend,
         connected: socket.socket,
         frames: Frames[ToWorker],
         send: Callable[[FromWorker], None],
@@ -90,23 +66,30 @@ class DirectLoop:
         self._socket = connected if connected.fileno() < _MAX_SELECT else connected.dup()
         self._frames = frames
         self._send = send
+        self._open = OpenRequests("predict", send, backend.cancel)
         self._inbox: deque[ToWorker] = deque()
+        self._failed: list[Output] = []  # the ends of requests that the backend did not accept, to be sent
         self._is_stopped = False
         self.is_busy = False
         self.steps = 0
 
     def run(self) -> None:
-        """Until Stop. Raises GoneError when the gateway is gone, ChannelError when it cannot be understood."""
-        backend, inbox = self._backend, self._inbox
+        """Until Stop. Raises ChannelClosedError when the gateway is gone, ChannelError for bytes that are no messages."""
+        backend, open_requests, inbox = self._backend, self._open, self._inbox
         while True:
-            if not inbox and not (backend.is_full and self._is_due()):  # else the gateway keeps what more there is
+            if not inbox and not (backend.is_full and self._is_due()):  # otherwise the rest waits in the gateway
                 self._read()
             while inbox:
-                self._take(inbox.popleft())
+                self._handle(inbox.popleft())
                 if backend.has_enough:
                     break
+            if self._failed:
+                outputs, self._failed = self._failed, []
+                open_requests.send(outputs)
             if self._is_stopped:
-                self._deliver(backend.halt(clock.now()), None)
+                now = clock.now()
+                open_requests.send(backend.halt(now))
+                open_requests.cancel_all(now)
                 backend.close()
                 return
             now = clock.now()
@@ -115,7 +98,7 @@ class DirectLoop:
                 self.is_busy = True
                 outputs, stats = backend.step(now)
                 if outputs or stats is not None:
-                    self._deliver(outputs, stats)
+                    open_requests.send(outputs, stats)
                 self.steps += 1
             elif not inbox:
                 self.is_busy = False
@@ -127,28 +110,28 @@ class DirectLoop:
         return due is not None and due <= now
 
     def _read(self) -> None:
-        """Take in everything that has arrived."""
+        """Read everything that has arrived."""
         for _ in range(_MAX_READS):
             try:
                 data = self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             if not data:
-                raise GoneError
+                raise ChannelClosedError
             self.is_busy = True
             for messages in self._frames.feed(data):
                 self._inbox.extend(messages)
             if len(data) < _RECEIVE_BYTES:
                 return
 
-    def _take(self, message: ToWorker) -> None:
+    def _handle(self, message: ToWorker) -> None:
         match message:
             case Submit(PredictRequest() as request):
-                self._backend.submit(request, clock.now())
+                self._add(request)
             case Submit(request):
-                self._send(Outputs([refused(request, "This model makes predictions; it generates no text.")]))
+                self._send(Outputs([wrong_kind(request, "This model makes predictions; it generates no text.")]))
             case Cancel(request_id):
-                self._backend.cancel(request_id, clock.now())
+                self._backend.cancel(request_id)
             case Pause(request_id, is_paused):
                 self._backend.pause(request_id, is_paused=is_paused)
             case Tokenize(call_id):
@@ -162,32 +145,14 @@ class DirectLoop:
             case Load():
                 _log.error("a second Load came; the model is loaded once")
 
-    def _deliver(self, outputs: list[Output], stats: StepStats | None) -> None:
-        try:
-            self._send(Outputs(outputs, stats))
-        except ChannelError:  # too large for a frame as a whole
-            for output in outputs:
-                self._deliver_large(output)
-
-    def _deliver_large(self, output: Output) -> None:
-        try:
-            self._send(Outputs([output]))
-        except ChannelError as error:
-            _log.error("the answer to request %s is too large: %s", output.request_id, error)
-            too_large = InvalidRequest("The answer is too large to be sent; ask for fewer rows or outputs.")
-            if output.end is None:  # one of several answers: the request ends with it, by the next step
-                self._backend.fail(output.request_id, too_large)
-            else:
-                end = End("refused", output.end.usage, output.end.timings, too_large.to_failure())
-                self._send(Outputs([Output(output.request_id, (), None, end)]))
+    def _add(self, request: PredictRequest) -> None:
+        if self._open.accept(request.id, request.arrived_at):
+            try:
+                self._backend.add(request, clock.now())
+            except Exception as error:
+                self._failed.append(failed(request.id, request.arrived_at, error))
 
 
-def refused(request: GenerateRequest | PredictRequest, reason: str) -> Output:
-    """The one output of a request that this kind of model cannot take."""
-    failure = InvalidRequest(reason, param="model", code="unsupported_task").to_failure()
-    return Output(
-        request.id,
-        (),
-        None,
-        End("refused", timings=Timings(finished=clock.now() - request.arrived_at), failure=failure),
-    )
+def wrong_kind(request: GenerateRequest | PredictRequest, reason: str) -> Output:
+    """The one output of a request that this kind of model cannot compute."""
+    return failed(request.id, request.arrived_at, InvalidRequest(reason, param="model", code="unsupported_task"))

@@ -1,8 +1,8 @@
-"""Between the wire and the step loop: prepares requests in a thread of its own.
+"""Between the channel and the step loop: prepares requests in a thread of its own.
 
-Tokenizing a long prompt takes as long as many steps; here it holds up neither the loop nor the reading
-of cancellations. A request is either still in here or in the loop's inbox, never in between, so a
-cancellation always finds it.
+Tokenizing a long prompt takes as long as many steps. In a thread of its own it delays neither the loop nor the reading
+of cancellations. A request is either still in the intake or in the loop's inbox, never in between, so a cancellation
+always finds it.
 """
 
 from __future__ import annotations
@@ -11,35 +11,25 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
-from inferd import clock
-from inferd.backend import Backend
-from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
-from inferd.types import Chat, End, GenerateRequest, Output, TextPrompt, Timings
-from inferd.worker.loop import Add, Drop, Inbox, ended
+from inferd import clock, ends
+from inferd.backend import PreparingBackend, Tokenizes
+from inferd.errors import InferdError, InternalError, InvalidRequest
+from inferd.types import GenerateRequest
+from inferd.worker.loop import Add, Drop, Inbox
 from inferd.worker.messages import Check, Checked, Detokenize, Detokenized, FromWorker, Outputs, Tokenize, Tokenized
+from inferd.worker.open_requests import log_duplicate
 
 _log = logging.getLogger("inferd.worker")
-
-
-@runtime_checkable
-class Tokenizes(Protocol):
-    """A backend with a tokenizer to offer."""
-
-    def tokenize(
-        self, prompt: Chat | TextPrompt, want_strings: bool = False, tenant: str = ""
-    ) -> tuple[list[int], list[str] | None]: ...
-    def detokenize(self, token_ids: list[int]) -> str: ...
 
 
 class Intake:
     """``submit``, ``cancel`` and ``call`` belong to the reading thread, ``run`` to the preparing one.
 
-    ``run_calls`` belongs to a third: nobody's request waits behind somebody's long /tokenize.
+    ``run_calls`` belongs to a third thread, so that no request waits behind a long /tokenize.
     """
 
-    def __init__(self, backend: Backend, inbox: Inbox, send: Callable[[FromWorker], None]) -> None:
+    def __init__(self, backend: PreparingBackend, inbox: Inbox, send: Callable[[FromWorker], None]) -> None:
         self._backend = backend
         self._inbox = inbox
         self._send = send
@@ -47,36 +37,36 @@ class Intake:
         self._calls: queue.SimpleQueue[Tokenize | Detokenize | Check] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[str, float] = {}  # submitted and not yet in the inbox, with the time of arrival
-        self._num_taken = 0
+        self._num_submitted = 0
         self.num_done = 0
 
     @property
     def is_busy(self) -> bool:
-        return self._num_taken != self.num_done
+        return self._num_submitted != self.num_done
 
     def submit(self, request: GenerateRequest) -> None:
         with self._lock:
             if request.id in self._waiting:
-                _log.error("request %s was submitted twice; the second is ignored", request.id)
+                log_duplicate(request.id)
                 return
             self._waiting[request.id] = request.arrived_at
-        self._num_taken += 1
+        self._num_submitted += 1
         self._requests.put(request)
 
     def cancel(self, request_id: str) -> None:
-        """Idempotent. A request that is still in here ends now, all others in the loop."""
+        """Idempotent. A request that has not been prepared ends now, all others in the loop."""
         with self._lock:
             if request_id not in self._waiting:
                 self._inbox.put(Drop(request_id))
                 return
-            waited_s = clock.now() - self._waiting.pop(request_id)
-        self._send(Outputs([Output(request_id, (), None, End("cancelled", timings=Timings(finished=waited_s)))]))
+            arrived_at = self._waiting.pop(request_id)
+        self._send(Outputs([ends.cancelled(request_id, arrived_at, clock.now())]))
 
     def call(self, job: Tokenize | Detokenize | Check) -> None:
         self._calls.put(job)
 
     def run(self) -> None:
-        """Prepare whatever comes, for ever."""
+        """Prepare requests, for ever."""
         while True:
             self._prepare(self._requests.get())
             self.num_done += 1
@@ -98,12 +88,8 @@ class Intake:
         prepared: object = None
         failure: Exception | None = None
         try:
-            if request.deadline_s is not None and clock.now() >= request.arrived_at + request.deadline_s:
-                # Nobody wants the answer any more: not even its prompt is tokenized.
-                raise DeadlineExceeded(
-                    f"The request's deadline of {request.deadline_s} s passed before it could begin. "
-                    "Allow more time, or try when the server is less busy."
-                )
+            if ends.is_late(request, clock.now()):  # then not even its prompt is tokenized
+                raise ends.too_late(request, has_begun=False)
             prepared = self._backend.prepare(request)
         except Exception as error:
             failure = error
@@ -114,27 +100,27 @@ class Intake:
             if failure is None:
                 self._inbox.put(Add(request.id, prepared, request.arrived_at))
                 return
-        self._send(Outputs([ended(request.id, request.arrived_at, failure)]))
+        self._send(Outputs([ends.failed(request.id, request.arrived_at, failure)]))
 
     def _tokenized(self, job: Tokenize) -> Tokenized:
         try:
             ids, strings = self._tokenizer().tokenize(job.prompt, job.want_strings, job.tenant)
         except Exception as error:
-            return Tokenized(job.call_id, failure=_known(error).to_failure())
+            return Tokenized(job.call_id, failure=_public_error(error).to_failure())
         return Tokenized(job.call_id, ids, strings)
 
     def _detokenized(self, job: Detokenize) -> Detokenized:
         try:
             return Detokenized(job.call_id, self._tokenizer().detokenize(job.token_ids))
         except Exception as error:
-            return Detokenized(job.call_id, failure=_known(error).to_failure())
+            return Detokenized(job.call_id, failure=_public_error(error).to_failure())
 
     def _checked(self, job: Check) -> Checked:
         try:
             for request in job.requests:
                 self._backend.prepare(request)
         except Exception as error:
-            return Checked(job.call_id, _known(error).to_failure())
+            return Checked(job.call_id, _public_error(error).to_failure())
         return Checked(job.call_id)
 
     def _tokenizer(self) -> Tokenizes:
@@ -143,7 +129,7 @@ class Intake:
         return self._backend
 
 
-def _known(error: Exception) -> InferdError:
+def _public_error(error: Exception) -> InferdError:
     if isinstance(error, InferdError):
         return error
     _log.error("a tokenizer call failed", exc_info=error)

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from inferd import clock
-from inferd.backend import Backend
+from inferd.backend import PredictiveBackend, PreparingBackend
 from inferd.config import ModelConfig
 from inferd.errors import CodeFailed, InferdError, ModelLoadError
 from inferd.machine.memory import rss_bytes
 from inferd.types import GenerateRequest
 from inferd.worker.channel import BlockingChannel, ChannelError
-from inferd.worker.direct import DirectLoop, GoneError, Predictor, refused
+from inferd.worker.direct import ChannelClosedError, DirectLoop, wrong_kind
 from inferd.worker.dumps import forbid_dumps
 from inferd.worker.intake import Intake
 from inferd.worker.log_lines import JsonLines, Words, trace_text
@@ -74,14 +74,15 @@ EXIT_STEPS_FAIL = 4
 EXIT_DEFECT = 5
 
 Progress = Callable[[str, int, int], None]
-Create = Callable[[str, ModelConfig, Progress], Backend | Predictor]
+AnyBackend = PreparingBackend | PredictiveBackend
+Create = Callable[[str, ModelConfig, Progress], AnyBackend]
 
 _PR_SET_PDEATHSIG = 1
 _OF_TEXTS = ("torch", "tokenizers")  # what the extra llm installs, and engines and encoders import at their top
 _log = logging.getLogger("inferd.worker")
 
 
-def create_backend(name: str, config: ModelConfig, progress: Progress) -> Backend | Predictor:
+def create_backend(name: str, config: ModelConfig, progress: Progress) -> AnyBackend:
     """The model's backend, by what its files are. Imported here: nothing else in this room knows torch or a runtime."""
     from inferd.registry.artifact import artifact_of
 
@@ -104,7 +105,7 @@ def _identity(config: ModelConfig) -> str:
     return identity_of(config)
 
 
-def _created(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> Backend | Predictor:
+def _created(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> AnyBackend:
     if artifact.kind == "predict":
         from inferd.predict.load import load_predictor
 
@@ -114,7 +115,6 @@ def _created(name: str, artifact: Artifact, config: ModelConfig, progress: Progr
     room = weights_room(config)  # the system finds it while torch is imported
     from inferd.engine.load import create_backend as create
 
-    # ``add`` takes what the engine's own ``prepare`` returned, which the interface calls an object.
     return create(name, config, progress, room)
 
 
@@ -152,11 +152,15 @@ class Worker:
             return EXIT_LOAD_FAILED
         gc.freeze()  # what was loaded stays, and is not looked through any more
         gc.enable()
-        if isinstance(backend, Predictor):
-            self._is_taken_over = True
-            self._take_over.close()
-            reader.join()
-            return self._predict(backend, artifact)
+        if isinstance(backend, PreparingBackend):
+            return self._generate(backend, artifact)
+        self._is_taken_over = True
+        self._take_over.close()
+        reader.join()
+        return self._predict(backend, artifact)
+
+    def _generate(self, backend: PreparingBackend, artifact: str) -> int:
+        """Serve a generating model, with threads for reading, preparing and writing."""
         intake = Intake(backend, self._inbox, self._send)
         outbox = Outbox(self._channel)
         loop = StepLoop(backend, self._inbox, lambda outputs: outbox.post([outputs]))
@@ -175,14 +179,15 @@ class Worker:
             writer.join()
         return EXIT_DONE
 
-    def _predict(self, backend: Predictor, artifact: str) -> int:
+    def _predict(self, backend: PredictiveBackend, artifact: str) -> int:
+        """Serve a predictive model, in this thread."""
         # A batch's requests are many objects, and none of them is garbage.
         gc.set_threshold(20_000, *gc.get_threshold()[1:])
         loop = self._loop = DirectLoop(backend, self._channel.socket, self._channel.frames, self._send)
         self._send(Ready(msgspec.structs.replace(backend.info, artifact=artifact)))
         try:
             loop.run()
-        except GoneError:
+        except ChannelClosedError:
             return EXIT_ORPHANED
         except ChannelError as error:
             _log.critical("the gateway's channel broke: %s", error)
@@ -233,7 +238,7 @@ class Worker:
             case Submit(GenerateRequest() as request):
                 intake.submit(request)
             case Submit(request):
-                self._send(Outputs([refused(request, "This model generates text; it makes no predictions.")]))
+                self._send(Outputs([wrong_kind(request, "This model generates text; it makes no predictions.")]))
             case Cancel(request_id):
                 intake.cancel(request_id)
             case Tokenize() | Detokenize() | Check():

@@ -39,9 +39,7 @@ class Model:
     def answer(self, dialect: str, body: object) -> Prediction:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         now = clock.now()
-        self._backend.submit(
-            PredictRequest(id="predict-1", model="tiny", dialect=dialect, body=raw, arrived_at=now), now
-        )
+        self._backend.add(PredictRequest(id="predict-1", model="tiny", dialect=dialect, body=raw, arrived_at=now), now)
         prediction = None
         while (due := self._backend.due(clock.now())) is not None:
             for output in self._backend.step(due)[0]:

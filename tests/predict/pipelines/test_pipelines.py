@@ -21,7 +21,7 @@ from inferd.config import ModelConfig
 from inferd.errors import Cancelled, DeadlineExceeded, InferdError, InvalidRequest, ModelLoadError
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.contract import Array, Contract
 from inferd.predict.load import load_runtime
 from inferd.predict.runtime import Item, Result, Runtime, Staged
@@ -285,7 +285,7 @@ def ended(made: PredictBackend) -> dict[str, Output]:
 def test_rows_of_several_requests_meet_at_each_model(two: dict[str, Doubler]) -> None:
     made = backend_of(built())
     for name, number in (("a", 1), ("b", 2), ("c", 3)):
-        made.submit(request(name, number, number), now)
+        made.add(request(name, number, number), now)
     found = ended(made)
     assert {name: output.prediction.body for name, output in found.items() if output.prediction} == {
         "a": b"[4,4]",
@@ -299,7 +299,7 @@ def test_a_step_whose_model_has_batching_off_computes_each_request_alone(two: di
     models = {"first": {"source": "first", "batching": {"mode": "off"}}, "second": {"source": "second"}}
     made = backend_of(built(models=models))
     for name, number in (("a", 1), ("b", 2)):
-        made.submit(request(name, number, number), now)
+        made.add(request(name, number, number), now)
     assert set(ended(made)) == {"a", "b"}
     assert two["first"].batches == [["a"], ["b"]]
     assert two["second"].batches == [["a", "b"]]
@@ -315,7 +315,7 @@ def test_steps_run_as_they_depend_and_not_as_they_are_listed(two: dict[str, Doub
             ]
         )
     )
-    made.submit(request("a", 3), now)
+    made.add(request("a", 3), now)
     found = ended(made)["a"]
     assert found.prediction is not None, found.end
     assert found.prediction.body == b"[12]"
@@ -325,10 +325,10 @@ def test_steps_run_as_they_depend_and_not_as_they_are_listed(two: dict[str, Doub
 def test_a_request_that_is_cancelled_between_two_steps_goes_no_further(two: dict[str, Doubler]) -> None:
     made = backend_of(built())
     for name in ("stays", "leaves"):
-        made.submit(request(name, 1), now)
+        made.add(request(name, 1), now)
     made.step(now)  # the first model
-    made.cancel("leaves", now)
-    made.submit(request("late", 5), now)
+    made.cancel("leaves")
+    made.add(request("late", 5), now)
     found = ended(made)
     assert {name: output.end.outcome for name, output in found.items() if output.end} == {
         "stays": "done",
@@ -341,9 +341,9 @@ def test_a_request_that_is_cancelled_between_two_steps_goes_no_further(two: dict
 
 def test_when_everybody_has_left_nothing_more_is_computed(two: dict[str, Doubler]) -> None:
     made = backend_of(built())
-    made.submit(request("leaves", 1), now)
+    made.add(request("leaves", 1), now)
     made.step(now)
-    made.cancel("leaves", now)
+    made.cancel("leaves")
     ended(made)
     assert two["second"].batches == []
     assert made.due(now) is None
@@ -353,8 +353,8 @@ def test_a_deadline_that_passes_between_two_steps_ends_the_request(
     two: dict[str, Doubler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = backend_of(built())
-    made.submit(request("slow", 1, arrived_at=now, deadline_s=5.0), now)
-    made.submit(request("patient", 2, arrived_at=now), now)
+    made.add(request("slow", 1, arrived_at=now, deadline_s=5.0), now)
+    made.add(request("patient", 2, arrived_at=now), now)
     made.step(now)
     monkeypatch.setattr(clock, "now", lambda: now + 6)
     found = ended(made)
@@ -370,7 +370,7 @@ def test_a_deadline_that_passes_between_two_steps_ends_the_request(
 def test_one_bad_request_fails_alone_at_whatever_step(two: dict[str, Doubler]) -> None:
     made = backend_of(built())
     for name, number in (("a", 1), ("first", POISON), ("second", POISON // 2), ("d", 4), ("own", BAD)):
-        made.submit(request(name, number), now)
+        made.add(request(name, number), now)
     found = ended(made)
     assert {name: output.end.outcome for name, output in found.items() if output.end} == {
         "a": "done",
@@ -387,7 +387,7 @@ def test_one_bad_request_fails_alone_at_whatever_step(two: dict[str, Doubler]) -
 
 def test_each_step_is_timed_in_a_header_and_for_the_metric(two: dict[str, Doubler]) -> None:
     made = backend_of(built())
-    made.submit(request("a", 1), now)
+    made.add(request("a", 1), now)
     output = ended(made)["a"]
     assert output.prediction is not None
     assert output.prediction.headers == (("server-timing", "first;dur=0.000, cast;dur=0.000, second;dur=0.000"),)
@@ -505,16 +505,18 @@ def test_a_request_of_several_images_is_answered_for_each_though_the_model_takes
     photos = [png(squares()), png(squares((0, 0), (2, 2))), png(squares((3, 1)))]
 
     class Photos:
-        def decode(self, request: PredictRequest, contract: Contract) -> Question:
-            return Question(inputs={"photo_file": texts(photos)})
+        def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
+            return DecodedRequest(inputs={"photo_file": texts(photos)})
 
-        def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
+        def encode(
+            self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo
+        ) -> Prediction:
             return Prediction(
                 msgspec.json.encode({name: array.tolist() for name, array in result.outputs.items() if name != "found"})
             )
 
     made = PredictBackend(runtime, Batcher(Limits(mode="off")), info(1), codecs=lambda dialect: Photos())
-    made.submit(request("r"), now)
+    made.add(request("r"), now)
     output = ended(made)["r"]
     assert output.prediction is not None
     answered = json.loads(output.prediction.body)

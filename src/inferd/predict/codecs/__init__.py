@@ -1,1 +1,1 @@
-"""One file per dialect: a body becomes a ``Question``, a ``Result`` becomes an answer's bytes."""
+"""One file per dialect: a body becomes a ``DecodedRequest``, a ``Result`` becomes an answer's bytes."""

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.reading import read
 from inferd.predict.codecs.text_wire import Classified, ClassifyRequest, ClassifyResponse, EntityBody
 from inferd.predict.codecs.texts import (
@@ -29,16 +29,16 @@ _entities: Final = msgspec.json.Decoder(list[EntityBody])
 class ClassifyCodec:
     """Dialect ``classify``."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         check_task(contract, "classify")
         wire = read(request.body, _decoder, contract)
         texts = [wire.input] if isinstance(wire.input, str) else wire.input
         raw = None if wire.use_activation is None else not wire.use_activation
         parameters = parameters_of(wire, raw_scores=raw, aggregation_strategy=wire.aggregation_strategy)
-        return Question(inputs={"text": texts_of(texts, "input", contract)}, parameters=parameters, form=wire)
+        return DecodedRequest(inputs={"text": texts_of(texts, "input", contract)}, parameters=parameters, form=wire)
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        wire = question.form
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
+        wire = decoded.form
         assert isinstance(wire, ClassifyRequest)
         if "entities" in result.outputs:
             found = result.outputs["entities"].tolist()

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.reading import read
 from inferd.predict.codecs.text_wire import (
     BilledUnits,
@@ -27,7 +27,7 @@ _decoder: Final = msgspec.json.Decoder(CohereEmbedRequest)
 class CohereEmbedCodec:
     """Dialect ``cohere.embed``."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         check_task(contract, "embed")
         wire = read(request.body, _decoder, contract)
         cuts = wire.truncate != "NONE"
@@ -37,10 +37,12 @@ class CohereEmbedCodec:
             parameters.setdefault("truncation_side", "left" if wire.truncate == "START" else "right")
             if wire.max_tokens is not None:
                 parameters.setdefault("truncate_prompt_tokens", min(wire.max_tokens, contract.max_tokens))
-        return Question(inputs={"text": texts_of(wire.texts, "texts", contract)}, parameters=parameters, form=wire)
+        return DecodedRequest(
+            inputs={"text": texts_of(wire.texts, "texts", contract)}, parameters=parameters, form=wire
+        )
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        wire = question.form
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
+        wire = decoded.form
         assert isinstance(wire, CohereEmbedRequest)
         kinds = wire.embedding_types or ["float"]
         vectors = result.outputs["embedding"]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from inferd.errors import InvalidRequest
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.reading import read, shown
 from inferd.predict.codecs.v1 import columns, instances
 from inferd.predict.codecs.values import array_of, fitted, named_inputs, nested, only_input, rows_of, wanted_outputs
@@ -42,9 +42,9 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class InvocationsCodec:
-    """Dialect ``invocations``. The question's form is whether the answer is in columns."""
+    """Dialect ``invocations``. ``form` of its decoded requests is whether the answer is in columns."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         wire = read(request.body, _decoder, contract)
         given = [name for name in _FORMS if getattr(wire, name) is not msgspec.UNSET]
         if len(given) != 1:
@@ -62,7 +62,7 @@ class InvocationsCodec:
         else:
             inputs = columns(wire.inputs, contract)
         params = wire.params if isinstance(wire.params, dict) else {}
-        return Question(
+        return DecodedRequest(
             inputs=inputs,
             wanted=wanted_outputs(contract),
             parameters=params,
@@ -70,10 +70,10 @@ class InvocationsCodec:
             form=given == ["inputs"],
         )
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        if not question.form:
-            return answer_in_rows(result, question.wanted, info)
-        outputs = nested(result, question.wanted, info)
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
+        if not decoded.form:
+            return answer_in_rows(result, decoded.wanted, info)
+        outputs = nested(result, decoded.wanted, info)
         return Prediction(_encode({"predictions": next(iter(outputs.values())) if len(outputs) == 1 else outputs}))
 
 

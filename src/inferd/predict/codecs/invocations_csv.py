@@ -15,7 +15,7 @@ from inferd.errors import InvalidRequest
 from inferd.predict.bounds import most_in_table, too_large
 from inferd.predict.codecs.duplicates import first_repeated
 from inferd.predict.codecs.invocations import answer_in_rows, table
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.reading import shown
 from inferd.predict.codecs.values import wanted_outputs
 from inferd.predict.contract import Contract
@@ -39,7 +39,7 @@ _TRUTHS: Final = {"true": True, "false": False, "1": True, "0": False}
 class InvocationsCsvCodec:
     """Dialects ``invocations.csv`` and, without a line of columns, ``invocations.csv.rows``."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         names, rows = _read(request.body, contract, has_header=request.dialect != WITHOUT_HEADER)
         datatypes = {spec.name: spec.datatype for spec in contract.inputs}
         if names is not None and datatypes.keys() & set(names):
@@ -54,10 +54,10 @@ class InvocationsCsvCodec:
             for line, row in rows
         ]
         inputs = table(names, values, contract, _PARAM)
-        return Question(inputs=inputs, wanted=wanted_outputs(contract), is_told_in_json=True)
+        return DecodedRequest(inputs=inputs, wanted=wanted_outputs(contract), is_told_in_json=True)
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        return answer_in_rows(result, question.wanted, info)
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
+        return answer_in_rows(result, decoded.wanted, info)
 
 
 def _read(body: bytes, contract: Contract, *, has_header: bool) -> tuple[list[str] | None, list[tuple[int, list[str]]]]:

@@ -15,7 +15,7 @@ from inferd.predict.runtime import Parameters, Result
 from inferd.types import ModelInfo, Prediction, PredictRequest
 
 
-class Question(msgspec.Struct, kw_only=True, eq=False):
+class DecodedRequest(msgspec.Struct, kw_only=True, eq=False):
     """What a body asks for, before it is checked against the model's contract."""
 
     inputs: Tensors  # named arrays as the client wrote them: datatypes are checked, shapes are not
@@ -30,9 +30,11 @@ class Question(msgspec.Struct, kw_only=True, eq=False):
 class Codec(Protocol):
     """Stateless; one instance serves every model of a worker."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         """Raises InvalidRequest that names the field, what was expected and what came, before memory is taken
         for what a lying shape promises."""
         ...
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction: ...
+    def encode(
+        self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo
+    ) -> Prediction: ...

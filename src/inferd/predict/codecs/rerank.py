@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from inferd.errors import InvalidRequest
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.reading import read
 from inferd.predict.codecs.text_wire import (
     BilledUnits,
@@ -40,7 +40,7 @@ class RerankCodec:
     tells_documents = True
     cuts = False
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         wire = read(request.body, decoder, contract)
         if wire.documents is None:
             raise InvalidRequest(
@@ -52,10 +52,10 @@ class RerankCodec:
         parameters = parameters_of(wire, truncate=cuts or wire.truncate or None, raw_scores=wire.raw_scores)
         return pairs_question(contract, wire, [wire.query], _texts(wire.documents), ("query", "documents"), parameters)
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        wire = _wire(question)
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
+        wire = _wire(decoded)
         assert wire.documents is not None
-        scores = scores_of(question, result)
+        scores = scores_of(decoded, result)
         tells = self.tells_documents if wire.return_documents is None else wire.return_documents
         texts = _texts(wire.documents)
         ranked = [
@@ -87,8 +87,8 @@ def ranking(scores: list[float]) -> list[int]:
     return sorted(range(len(scores)), key=lambda i: -scores[i])
 
 
-def _wire(question: Question) -> RerankRequest:
-    form = question.form
+def _wire(decoded: DecodedRequest) -> RerankRequest:
+    form = decoded.form
     assert isinstance(form, Pairs)
     assert isinstance(form.wire, RerankRequest)
     return form.wire

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from inferd.errors import InvalidRequest
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.reading import read
 from inferd.predict.codecs.text_wire import Score, ScoreRequest, ScoreResponse
 from inferd.predict.codecs.texts import (
@@ -32,16 +32,16 @@ _SECOND: Final = ("text_2", "documents", "items", "data_2")
 class ScoreCodec:
     """Dialect ``score``."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         wire = read(request.body, _decoder, contract)
         (left, first), (right, second) = _side(wire, _FIRST), _side(wire, _SECOND)
         raw = None if wire.use_activation is None else not wire.use_activation
         return pairs_question(contract, wire, first, second, (left, right), parameters_of(wire, raw_scores=raw))
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        form = question.form
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
+        form = decoded.form
         assert isinstance(form, Pairs)
-        data = [Score(index, score) for index, score in enumerate(scores_of(question, result))]
+        data = [Score(index, score) for index, score in enumerate(scores_of(decoded, result))]
         body = ScoreResponse(
             id=answer_id(request, "score"),
             created=created_now(),

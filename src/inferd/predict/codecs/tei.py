@@ -9,7 +9,7 @@ import numpy as np
 
 from inferd.errors import InvalidRequest
 from inferd.predict.codecs.classify import labels_of
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.reading import read
 from inferd.predict.codecs.rerank import decoder as rerank_decoder
 from inferd.predict.codecs.rerank import ranking
@@ -45,22 +45,22 @@ _predict_decoder: Final = msgspec.json.Decoder(TeiPredictRequest)
 class TeiEmbedCodec:
     """Dialect ``tei.embed``: vectors are normalised unless the request says otherwise."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         check_task(contract, "embed")
         wire = read(request.body, _embed_decoder, contract)
         parameters = _parameters(
             wire, normalize=wire.normalize is not False, prompt_name=wire.prompt_name, dimensions=wire.dimensions
         )
-        return Question(inputs=inputs_of(wire.inputs, "inputs", contract), parameters=parameters, form=wire)
+        return DecodedRequest(inputs=inputs_of(wire.inputs, "inputs", contract), parameters=parameters, form=wire)
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
         return Prediction(encode(vectors_of(result.outputs["embedding"], None)))
 
 
 class TeiRerankCodec:
     """Dialect ``tei.rerank``: the best first."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         wire = read(request.body, rerank_decoder, contract)
         assert wire.texts is not None, "the gateway tells the two forms of /rerank apart by this field"
         if wire.documents is not None:
@@ -71,13 +71,13 @@ class TeiRerankCodec:
             parameters["truncation_side"] = side
         return pairs_question(contract, wire, [wire.query], wire.texts, ("query", "texts"), parameters)
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        form = question.form
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
+        form = decoded.form
         assert isinstance(form, Pairs)
         wire = form.wire
         assert isinstance(wire, RerankRequest)
         assert wire.texts is not None
-        scores, texts = scores_of(question, result), wire.texts
+        scores, texts = scores_of(decoded, result), wire.texts
         tells = wire.return_text is True
         ranks = [TeiRank(i, scores[i], texts[i]) if tells else TeiRank(i, scores[i]) for i in ranking(scores)]
         return prediction(ranks, wire)
@@ -86,7 +86,7 @@ class TeiRerankCodec:
 class TeiPredictCodec:
     """Dialect ``tei.predict``: a text or pair alone gets a list of classes, several a list of such lists."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         if not any(spec.name in ("probabilities", "score") for spec in contract.outputs):
             raise InvalidRequest(
                 f"This model gives no class of a whole text; it can {', '.join(contract.tasks)}.",
@@ -106,10 +106,10 @@ class TeiPredictCodec:
             second = texts_of([row[1] for row in rows], "inputs", contract)
             is_reranker = any(spec.name == "query" for spec in contract.inputs)
             inputs = {"query": inputs["text"], "text": second} if is_reranker else {**inputs, "text_pair": second}
-        return Question(inputs=inputs, parameters=_parameters(wire, raw_scores=wire.raw_scores), form=wire)
+        return DecodedRequest(inputs=inputs, parameters=_parameters(wire, raw_scores=wire.raw_scores), form=wire)
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        wire = question.form
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
+        wire = decoded.form
         assert isinstance(wire, TeiPredictRequest)
         if "probabilities" in result.outputs:
             values, labels = result.outputs["probabilities"], labels_of(info)

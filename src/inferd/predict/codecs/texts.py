@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inferd.errors import InvalidRequest
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.text_wire import IGNORED, TextFields, TextUsage
 from inferd.predict.contract import Array, Contract, Tensors
 from inferd.predict.runtime import Result
@@ -172,7 +172,7 @@ def pairs_question(
     second: Sequence[str],
     params: tuple[str, str],
     parameters: dict[str, object],
-) -> Question:
+) -> DecodedRequest:
     """One text against several, or pair by pair. Raises InvalidRequest for sides that do not fit together."""
     check_task(contract, "score")
     left, right = texts_of(first, params[0], contract), texts_of(second, params[1], contract)
@@ -185,16 +185,16 @@ def pairs_question(
     form = Pairs(wire, len(left), len(right))
     if any(spec.name == "query" for spec in contract.inputs):
         queries = left if len(left) == len(right) else np.repeat(left, len(right))
-        return Question(inputs={"query": queries, "text": right}, parameters=parameters, form=form)
+        return DecodedRequest(inputs={"query": queries, "text": right}, parameters=parameters, form=form)
     parameters.pop("raw_scores", None)
-    return Question(
+    return DecodedRequest(
         inputs={"text": np.concatenate([left, right])}, parameters={**parameters, "normalize": True}, form=form
     )
 
 
-def scores_of(question: Question, result: Result) -> list[float]:
+def scores_of(decoded: DecodedRequest, result: Result) -> list[float]:
     """One per text of the second side."""
-    form = question.form
+    form = decoded.form
     assert isinstance(form, Pairs)
     if "score" in result.outputs:
         found: list[float] = result.outputs["score"].tolist()

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from inferd.errors import InvalidRequest
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.reading import read
 from inferd.predict.codecs.values import (
     array_of,
@@ -41,9 +41,9 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class V1Codec:
-    """Dialect ``v1``. The question's form is whether the answer is in columns."""
+    """Dialect ``v1``. ``form` of its decoded requests is whether the answer is in columns."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         wire = read(request.body, _decoder, contract)
         if wire.signature_name and wire.signature_name != DEFAULT_SIGNATURE:
             raise InvalidRequest(
@@ -59,7 +59,7 @@ class V1Codec:
             assert isinstance(wire.instances, list)
             inputs = instances(wire.instances, contract)
         parameters = wire.parameters if isinstance(wire.parameters, dict) else {}
-        return Question(
+        return DecodedRequest(
             inputs=inputs,
             wanted=wanted_outputs(contract),
             parameters=parameters,
@@ -67,9 +67,9 @@ class V1Codec:
             form=in_columns,
         )
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        outputs = nested(result, question.wanted, info)
-        if not question.form:
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
+        outputs = nested(result, decoded.wanted, info)
+        if not decoded.form:
             return Prediction(_encode({"predictions": rows_of(outputs, info)}))
         return Prediction(_encode({"outputs": next(iter(outputs.values())) if len(outputs) == 1 else outputs}))
 

@@ -14,7 +14,7 @@ import numpy as np
 from inferd.errors import InvalidRequest
 from inferd.predict.bounds import check_shape
 from inferd.predict.codecs.duplicates import first_repeated
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.reading import read, shown
 from inferd.predict.codecs.tensors import bytes_array, check_datatype, from_bytes, from_json, to_bytes, to_json
 from inferd.predict.contract import NUMPY, Array, Contract, Tensors, datatype_of
@@ -104,7 +104,7 @@ _encode: Final = msgspec.json.Encoder().encode
 class V2Codec:
     """Dialect ``v2``."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         body, end = request.body, request.header_bytes
         if end == 0:
             return _raw(body, contract)
@@ -147,7 +147,7 @@ class V2Codec:
             raise InvalidRequest("The request has no inputs; send at least one.", param="inputs")
         wanted = _wanted(wire) if wire.outputs else ()
         form = _form(wire)
-        return Question(
+        return DecodedRequest(
             inputs=inputs,
             datatypes=datatypes,
             wanted=wanted,
@@ -157,13 +157,13 @@ class V2Codec:
             form=form,
         )
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        form = question.form
-        assert isinstance(form, Form), "a v2 question has a v2 form"
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
+        form = decoded.form
+        assert isinstance(form, Form), "a decoded v2 request has a v2 form"
         specs = {spec.name: spec for spec in info.outputs}
         tensors: list[WireTensor] = []
         binaries: list[bytes] = []
-        for name in question.wanted or result.outputs:
+        for name in decoded.wanted or result.outputs:
             array = result.outputs[name]
             spec = specs.get(name)
             datatype = spec.datatype if spec is not None else datatype_of(array.dtype)
@@ -322,7 +322,7 @@ def _flag(parameters: dict[str, Value], name: str, place: str, default: bool) ->
     return value
 
 
-def _raw(body: bytes, contract: Contract) -> Question:
+def _raw(body: bytes, contract: Contract) -> DecodedRequest:
     """A body that is one tensor and nothing else: name, datatype and shape are the model's only input's."""
     if len(contract.inputs) != 1:
         raise InvalidRequest(
@@ -357,7 +357,7 @@ def _raw(body: bytes, contract: Contract) -> Question:
                 each *= size if place != open_places[0] else 1
             shape[open_places[0]] = len(body) // each if each else 0
         inputs = {spec.name: from_bytes(spec.name, spec.datatype, shape, body, 0, len(body))}
-    return Question(inputs=inputs, datatypes={spec.name: spec.datatype}, form=Form(is_binary=True))
+    return DecodedRequest(inputs=inputs, datatypes={spec.name: spec.datatype}, form=Form(is_binary=True))
 
 
 # -- writing -------------------------------------------------------------------------------------

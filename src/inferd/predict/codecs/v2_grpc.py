@@ -1,4 +1,4 @@
-"""KServe v2 over gRPC: a ModelInferRequest's bytes become a question, a result the bytes of a ModelInferResponse.
+"""KServe v2 over gRPC: a ModelInferRequest's bytes become a decoded request, a result the bytes of a ModelInferResponse.
 
 Knows the messages' field numbers (``inferd/gateway/grpc/inference.proto``). Tensors are views of the request's bytes
 where their alignment allows it, and answers are raw bytes, as Triton's are.
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from inferd.errors import InvalidRequest
 from inferd.predict.bounds import MAX_RANK, check_shape
 from inferd.predict.codecs.duplicates import first_repeated
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.reading import shown
 from inferd.predict.codecs.tensors import bytes_array, check_datatype, from_bytes, num_elements, to_bytes
 from inferd.predict.codecs.v2 import RESERVED, classes_of, wants_times
@@ -85,7 +85,7 @@ class _Form(NamedTuple):
 class V2GrpcCodec:
     """Dialect ``v2.grpc``."""
 
-    def decode(self, request: PredictRequest, contract: Contract) -> Question:
+    def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
         body = request.body
         described: list[_Tensor] = []
         raws: list[tuple[int, int]] = []
@@ -126,7 +126,7 @@ class V2GrpcCodec:
         if len(set(wanted)) != len(wanted):
             twice = first_repeated(wanted) or ""
             raise InvalidRequest(f"The output {shown(twice)} is asked for twice; ask for it once.", param="outputs")
-        return Question(
+        return DecodedRequest(
             inputs=inputs,
             datatypes={tensor.name: tensor.datatype for tensor in described},
             wanted=tuple(wanted),
@@ -135,9 +135,9 @@ class V2GrpcCodec:
             form=_Form(request_id, classes),
         )
 
-    def encode(self, request: PredictRequest, question: Question, result: Result, info: ModelInfo) -> Prediction:
-        form = question.form
-        assert isinstance(form, _Form), "a question of this dialect has its form"
+    def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
+        form = decoded.form
+        assert isinstance(form, _Form), "a decoded request of this dialect has its form"
         version = info.version
         out = [_names(request.model.removesuffix(f"@{version}"), version)]
         if form.id:
@@ -145,7 +145,7 @@ class V2GrpcCodec:
         for key, value in result.parameters.items():
             out.append(sized(4, parameter_entry(key, value)))
         raw: list[bytes] = []
-        for name in question.wanted or result.outputs:
+        for name in decoded.wanted or result.outputs:
             array = result.outputs[name]
             spec = next((spec for spec in info.outputs if spec.name == name), None)
             datatype = spec.datatype if spec is not None else datatype_of(array.dtype)

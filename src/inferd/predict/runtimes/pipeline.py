@@ -22,7 +22,7 @@ from inferd.config.pipelines import Spec, connections
 from inferd.errors import Cancelled, DeadlineExceeded, InferdError, InternalError, InvalidRequest, ModelLoadError
 from inferd.predict.batcher import Limits
 from inferd.predict.check import Checker
-from inferd.predict.codecs.port import Question
+from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.contract import Array, Contract
 from inferd.predict.load import limits_for, load_runtime
 from inferd.predict.runtime import Item, Result, Runtime
@@ -290,8 +290,8 @@ class Pipeline:
     def _item(self, place: int, model: _Model, flow: _Flow) -> Item:
         """What a model is asked for a request. Raises InvalidRequest."""
         whole = flow.item
-        question = Question(inputs={name: dense(array) for name, array in self._inputs(place, flow).items()})
-        inputs, rows = model.checker.check(question)
+        decoded = DecodedRequest(inputs={name: dense(array) for name, array in self._inputs(place, flow).items()})
+        inputs, rows = model.checker.check(decoded)
         item = whole.about(inputs, self._wanted[place], rows, rows)
         model.runtime.prepare(item)
         return item
