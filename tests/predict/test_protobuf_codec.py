@@ -128,11 +128,11 @@ def test_raw_tensors_are_read_as_they_were_written(
         message.inputs.add(name=f"input {index}", datatype=datatype, shape=array.shape)
         message.raw_input_contents.append(raw(array))
     body = message.SerializeToString()
-    question = decode(body)
-    assert list(question.inputs) == [f"input {index}" for index in range(len(inputs))]
+    decoded = decode(body)
+    assert list(decoded.inputs) == [f"input {index}" for index in range(len(inputs))]
     for index, (datatype, array) in enumerate(inputs):
-        assert question.datatypes[f"input {index}"] == datatype
-        assert same(question.inputs[f"input {index}"], array)
+        assert decoded.datatypes[f"input {index}"] == datatype
+        assert same(decoded.inputs[f"input {index}"], array)
     envelope = read_envelope(body)
     assert envelope == (model, version, request_id, parameters)
 
@@ -207,13 +207,13 @@ def test_a_damaged_request_is_read_as_by_the_reference_or_refused(data: st.DataO
     except InvalidRequest:
         envelope = None
     try:
-        question = decode(sent)
+        decoded = decode(sent)
     except InvalidRequest:
-        question = None
+        decoded = None
     try:
         read = REQUEST.FromString(sent)
     except DecodeError:
-        assert envelope is None or question is None, "the reference refuses it"
+        assert envelope is None or decoded is None, "the reference refuses it"
         return
     if envelope is not None:
         assert envelope[:3] == (read.model_name, read.model_version, read.id)
@@ -224,10 +224,10 @@ def test_a_damaged_request_is_read_as_by_the_reference_or_refused(data: st.DataO
             choice = read.parameters[key].WhichOneof("parameter_choice")
             said = None if choice is None else getattr(read.parameters[key], choice)
             assert value == said or (value != value and said != said)
-    if question is not None:
-        assert list(question.inputs) == [tensor.name for tensor in read.inputs]
+    if decoded is not None:
+        assert list(decoded.inputs) == [tensor.name for tensor in read.inputs]
         for tensor in read.inputs:
-            assert question.inputs[tensor.name].shape == tuple(tensor.shape)
+            assert decoded.inputs[tensor.name].shape == tuple(tensor.shape)
 
 
 @given(st.lists(st.sampled_from((b"\x08\x01", b"\x12\x01x", b"\x1d1234", b"\x2b\x08\x01\x2c")), max_size=40))
@@ -272,9 +272,9 @@ def test_answers_are_read_by_the_reference_as_they_were_computed(
     message = REQUEST(model_name="m", id=request_id)
     message.inputs.add(name="x", datatype="INT32", shape=[1]).contents.int_contents.append(1)
     request = request_of(message.SerializeToString())
-    question = CODEC.decode(request, Contract(inputs=(), outputs=()))
+    decoded = CODEC.decode(request, Contract(inputs=(), outputs=()))
     result = Result(outputs={spec.name: array for spec, (_, array) in zip(specs, outputs, strict=True)})
-    answer = RESPONSE.FromString(CODEC.encode(request, question, result, info(*specs)).body)
+    answer = RESPONSE.FromString(CODEC.encode(request, decoded, result, info(*specs)).body)
     assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", request_id)
     assert [output.name for output in answer.outputs] == [spec.name for spec in specs]
     for described, content, (datatype, array) in zip(answer.outputs, answer.raw_output_contents, outputs, strict=True):
@@ -287,10 +287,10 @@ def test_the_best_classes_come_as_texts_with_their_labels() -> None:
     message.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
     put(message.outputs.add(name="p").parameters["classification"], 2)
     request = request_of(message.SerializeToString())
-    question = CODEC.decode(request, Contract(inputs=(), outputs=()))
+    decoded = CODEC.decode(request, Contract(inputs=(), outputs=()))
     spec = TensorSpec("p", "FP32", (-1, 3), labels=("cat", "dog", "fox"))
     result = Result(outputs={"p": np.array([[0.25, 0.5, 0.125]], np.float32)})
-    answer = RESPONSE.FromString(CODEC.encode(request, question, result, info(spec, max_batch_size=4)).body)
+    answer = RESPONSE.FromString(CODEC.encode(request, decoded, result, info(spec, max_batch_size=4)).body)
     assert (answer.outputs[0].datatype, list(answer.outputs[0].shape)) == ("BYTES", [1, 2])
     first, second = b"0.500000:1:dog", b"0.250000:0:cat"
     assert answer.raw_output_contents[0] == struct.pack("<I", 14) + first + struct.pack("<I", 14) + second

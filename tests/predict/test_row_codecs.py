@@ -44,8 +44,8 @@ TEXT = Contract(inputs=(TensorSpec("text", "BYTES", (-1,)),), outputs=(TensorSpe
 
 def checked(codec: Codec, body: object, contract: Contract) -> dict[str, Array]:
     """The inputs as a runtime would get them."""
-    question = codec.decode(asked(body), contract)
-    return dict(Checker(contract).check(question)[0])
+    decoded = codec.decode(asked(body), contract)
+    return dict(Checker(contract).check(decoded)[0])
 
 
 def asked(body: object) -> PredictRequest:
@@ -192,8 +192,8 @@ CSV = InvocationsCsvCodec()
 
 def of_table(text: str | bytes, contract: Contract, dialect: str = "invocations.csv") -> dict[str, list[object]]:
     body = text if isinstance(text, bytes) else text.encode()
-    question = CSV.decode(PredictRequest(id="r", model="m", dialect=dialect, body=body), contract)
-    return {name: array.tolist() for name, array in Checker(contract).check(question)[0].items()}
+    decoded = CSV.decode(PredictRequest(id="r", model="m", dialect=dialect, body=body), contract)
+    return {name: array.tolist() for name, array in Checker(contract).check(decoded)[0].items()}
 
 
 @pytest.mark.parametrize(
