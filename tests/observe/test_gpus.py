@@ -89,3 +89,19 @@ def test_the_metrics_page_has_them_when_it_is_asked_for(monkeypatch: pytest.Monk
     assert 'inferd_gpu_temperature_celsius{gpu="0",uuid="GPU-100"} 64' in page
     assert 'inferd_gpu_temperature_celsius{gpu="1"' not in page
     assert 'inferd_gpu_power_watts{gpu="0",uuid="GPU-100"} 412.5' in page
+
+
+def test_gpus_are_looked_for_once_and_read_for_every_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_looks = 0
+
+    def find() -> Gpus:
+        nonlocal num_looks
+        num_looks += 1
+        return Gpus(cast(Library, FakeLibrary()))
+
+    monkeypatch.setattr(gpus, "find_gpus", find)
+    observer = Observer()
+    pages = [observer.render_metrics().decode() for _ in range(3)]
+    observer.close()
+    assert num_looks == 1
+    assert all('inferd_gpu_duty_cycle{gpu="1"' in page for page in pages)
