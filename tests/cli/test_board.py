@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from inferd import models
 from inferd.cli.board import Board
 from inferd.cli.flags import in_flags
 from inferd.config import ModelConfig, RemoteConfig
@@ -141,7 +140,7 @@ with board.shown():
 board.write("12:00:01 afterwards\\n")
 """
     ours, theirs = pty.openpty()
-    env = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2]), "TERM": "xterm", "COLUMNS": "80"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "80"}
     with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         shown = b""

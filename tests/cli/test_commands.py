@@ -23,7 +23,6 @@ import yaml
 from click.testing import CliRunner
 from sklearn.ensemble import RandomForestClassifier
 
-from inferd import models
 from inferd.cli.chat import converse
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, flag_name, in_flags
 from inferd.cli.main import COMMANDS, cli, main
@@ -33,10 +32,9 @@ from inferd.types import JSON
 
 
 def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    source_folder = str(Path(models.__file__).parents[2])
     return subprocess.run(
         [sys.executable, "-m", "inferd", *words],
-        env={**os.environ, "PYTHONPATH": source_folder, **env},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
         capture_output=True,
         text=True,
         timeout=100,
@@ -152,7 +150,7 @@ def serving(*words: str, **env: str) -> str:
     """What a server says until it is ready; then it leaves."""
     with subprocess.Popen(
         [sys.executable, "-m", "inferd", *words],
-        env={**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2]), **env},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -238,7 +236,7 @@ def test_config_commands_show_check_and_describe(tmp_path: Path) -> None:
 
 def test_the_server_command_imports_neither_torch_nor_the_hub() -> None:
     code = "import inferd.cli.serve, inferd.cli.main, sys; print([m for m in ('torch', 'huggingface_hub', 'yaml') if m in sys.modules])"
-    env = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -278,6 +276,33 @@ def test_a_flag_that_a_method_of_quantisation_does_not_read_is_refused(
     assert found.exit_code == 2
     assert said in found.output
     assert not (tmp_path / "small").exists()
+
+
+_FLAGS = {
+    "--bits": ["--bits", "4"],
+    "--group-size": ["--group-size", "64"],
+    "--symmetric": ["--symmetric"],
+    "--mixed": ["--mixed"],
+    "--samples": ["--samples", "3"],
+    "--damping": ["--damping", "0.5"],
+    "--act-order": ["--no-act-order"],
+    "--tuning-tokens": ["--tuning-tokens", "5"],
+}
+_READ = {
+    "int8": set(),
+    "int4": {"--group-size", "--symmetric"},
+    "gptq": {"--bits", "--group-size", "--symmetric", "--mixed", "--samples", "--damping", "--act-order"},
+    "tuned": set(_FLAGS) - {"--bits"},
+}
+
+
+@pytest.mark.parametrize("method", _READ)
+@pytest.mark.parametrize("flag", _FLAGS)
+def test_each_method_of_quantisation_takes_the_flags_that_it_reads(method: str, flag: str, tmp_path: Path) -> None:
+    words = ["quantize", str(tmp_path / "none"), "--output", str(tmp_path / "small"), "--method", method]
+    found = CliRunner().invoke(cli, [*words, *_FLAGS[flag]])
+    is_refused = f"{flag} means nothing to the method {method}" in found.output
+    assert is_refused == (flag not in _READ[method]), found.output
 
 
 @pytest.mark.parametrize("command", [["quantize", "--output", "small"], ["perplexity"]])
@@ -338,7 +363,7 @@ def test_a_class_that_does_not_load_is_told_once_with_its_own_lines(form: str, t
 def test_a_class_that_fails_shows_its_lines_to_the_operator_and_not_to_the_client(form: str, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     words = ["serve", f"{tmp_path}/broken.py:Predicts", "--port", "0", "--log-format", form]
-    env = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2]), "INFERD_STATE__DATA_DIR": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "inferd", *words]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

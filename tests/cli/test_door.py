@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from inferd import models
 from inferd.cli.door import find_door
 from inferd.cli.main import main
 from inferd.errors import Unavailable
@@ -27,7 +26,7 @@ def port(data_dir: Path) -> Iterator[int]:
     """A server on a port of its own, of a model that predicts and one that chats."""
     file = data_dir / "inferd.yaml"
     file.write_text("server: {port: 0}\nmodels: {digits: {source: demo-digits}, talker: {source: demo-draft}}\n")
-    env = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2]), "INFERD_STATE__DATA_DIR": str(data_dir)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(data_dir)}
     command = [sys.executable, "-m", "inferd", "serve", str(file), "--log-format", "text"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
@@ -106,7 +105,7 @@ def test_a_port_at_which_nothing_runs_is_an_error_and_no_second_model(
 )
 def test_a_source_that_writes_no_text_is_refused_before_torch_is_imported(words: list[str], said: str) -> None:
     code = f"import sys; from inferd.cli.main import main; main({words!r}); print('torch' in sys.modules)"
-    env = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
     assert said in done.stderr

@@ -93,6 +93,7 @@ def test_a_model_that_could_not_be_loaded_is_not_among_those_that_are_ready(
     said = click.unstyle(capsys.readouterr().out)
     assert f"inferd is ready at {ADDRESS}  (m)\n" in said
     assert "bad is not served: max_model_len is 9.\\x1b[2J Set it to 8." in said
+    assert "  takes  x              FP32 [any, 4]" in said, "what follows a model that failed is shown as well"
 
 
 def written(**changes: object) -> ModelInfo:

@@ -394,7 +394,7 @@ def test_a_models_tally_counts_what_its_events_told() -> None:
     for outcome, error in (("done", None), ("failed", "internal")):
         observer.emit(ended(outcome=outcome, error_kind=error))
     for result in ("hit", "miss"):
-        observer.emit(CacheLooked(model="tiny", result=result))  # type: ignore[arg-type]
+        observer.emit(CacheLooked(model="tiny", result=result))
     tally = observer.tally_of("tiny")
     observer.close()
     assert (tally.success.count, tally.fail.count) == (1, 1)

@@ -181,12 +181,11 @@ except ModelLoadError as error:
 def asked(endpoint: str, source: str, cache: Path, **env: str) -> dict[str, object]:
     """Resolve in a process of its own: the client reads its environment once."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    source_folder = str(Path(models.__file__).parents[2])
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, source],
         env={
             **kept,
-            "PYTHONPATH": source_folder,
+            "PYTHONPATH": os.pathsep.join(sys.path),
             "HF_ENDPOINT": endpoint,
             "HF_HOME": str(cache),
             "HF_HUB_DISABLE_XET": "1",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 from tests.worker.tiny_backend import MAX_NUM_SEQS
-from tests.worker.watching import Witness, ask, outputs_of, serving, until
+from tests.worker.watching import Witness, ask, outputs_of, serving, until, worker
 
 from inferd.events import BreakerChanged
 from inferd.router.router import Router
@@ -81,7 +81,7 @@ def test_a_replica_that_is_set_aside_gets_only_what_no_other_can_take(tmp_path: 
                 request = of_session(ask(name=f"elsewhere-{number}"), slow)
                 assert await replica_of(router, witness, request) == 1, "also what belongs to the slow one's session"
             gate = tmp_path / "gate"
-            capacity = router.replicas("tiny")[1].capacity  # type: ignore[union-attr]
+            capacity = worker(router, 1).capacity
             assert capacity >= MAX_NUM_SEQS
             held = [router.submit(ask(f"gate={gate}", name=f"held-{number}")) for number in range(capacity + 1)]
             await until(lambda: [r.num_in_flight for r in router.replicas("tiny")] == [1, capacity], "both have work")

@@ -10,8 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.gateway.fakes import FakeControl, FakeDoor
 from tests.gateway.grpc.running import (
@@ -314,6 +316,70 @@ def test_reflection_describes_every_service(server: GrpcRunning, connected: grpc
     methods = {method.name for service in file.service for method in service.method}
     assert {"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"} <= methods
     assert database.FindFileContainingSymbol("grpc.health.v1.Health").package == "grpc.health.v1"
+
+
+def reflected(connected: grpc.Channel, *asked: bytes) -> list[Any]:
+    method: Any = connected.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        request_serializer=bytes,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    return list(method(iter(asked), timeout=20))
+
+
+def test_reflection_reads_past_what_it_does_not_know(connected: grpc.Channel) -> None:
+    known = reflection_pb2.ServerReflectionRequest(host="h", file_containing_symbol="grpc.health.v1.Health")
+    number, text = b"\x78\x05", b"\x7a\x01x"  # fields 15, which nobody has
+    plain, *others = reflected(
+        connected,
+        known.SerializeToString(),
+        number + known.SerializeToString(),
+        text + known.SerializeToString(),
+        known.SerializeToString() + number + text,
+    )
+    assert plain.valid_host == "h"
+    assert plain.original_request == known
+    assert plain.file_descriptor_response.file_descriptor_proto
+    for other in others:
+        assert other.valid_host == "h"
+        assert other.file_descriptor_response == plain.file_descriptor_response
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (reflection_pb2.ServerReflectionRequest(file_by_filename="none.proto"), StatusCode.NOT_FOUND),
+        (reflection_pb2.ServerReflectionRequest(file_containing_symbol="none.None"), StatusCode.NOT_FOUND),
+        (reflection_pb2.ServerReflectionRequest(all_extension_numbers_of_type="none.None"), StatusCode.NOT_FOUND),
+        (reflection_pb2.ServerReflectionRequest(), StatusCode.UNIMPLEMENTED),
+    ],
+)
+def test_reflection_answers_with_an_error_and_goes_on(
+    connected: grpc.Channel, asked: reflection_pb2.ServerReflectionRequest, status: StatusCode
+) -> None:
+    listing = reflection_pb2.ServerReflectionRequest(list_services="*")
+    refused, listed = reflected(connected, asked.SerializeToString(), listing.SerializeToString())
+    assert refused.error_response.error_code == status.value[0]
+    assert len(listed.list_services_response.service) == 4
+
+
+def test_a_file_comes_with_those_that_it_needs_each_once(connected: grpc.Channel) -> None:
+    asked = [reflection_pb2.ServerReflectionRequest(list_services="*")]
+    (listed,) = reflected(connected, *[one.SerializeToString() for one in asked])
+    for service in listed.list_services_response.service:
+        by_symbol = reflection_pb2.ServerReflectionRequest(file_containing_symbol=service.name)
+        (found,) = reflected(connected, by_symbol.SerializeToString())
+        files = [
+            descriptor_pb2.FileDescriptorProto.FromString(one)
+            for one in found.file_descriptor_response.file_descriptor_proto
+        ]
+        names = [file.name for file in files]
+        assert len(names) == len(set(names))
+        assert {need for file in files for need in file.dependency} <= set(names)
+        assert any(f"{files[0].package}.{one.name}" == service.name for one in files[0].service)
+        by_name = reflection_pb2.ServerReflectionRequest(file_by_filename=names[0])
+        (again,) = reflected(connected, by_name.SerializeToString())
+        assert again.file_descriptor_response == found.file_descriptor_response
 
 
 def test_what_is_not_served_is_logged_as_such(server: GrpcRunning, connected: grpc.Channel) -> None:
