@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 from rich.console import Console
-from tests.predict.row_models import cumulative_sum
+from tests.predict.row_models import FLOAT, cumulative_sum, node, saved
 from tests.predict.small_onnx import identity
 
 from inferd.cli.check import _show_plan, access, examine
@@ -271,3 +271,15 @@ def test_what_could_not_be_looked_at_is_not_good(
     report = json.loads(capsys.readouterr().out)
     assert (report["ok"], report["problems"]) == (False, [])
     assert "org/small (m) is not downloaded yet" in report["unchecked"][0]
+
+
+def test_a_name_that_is_the_only_reason_for_batches_is_called_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [node("NonZero", "x", "places"), node("Shape", "places", "s"), node("Sub", "s s", "z")]
+    nodes += [node("Cast", "z", "r", to=FLOAT), node("ReduceMax", "r", "k", keepdims=0), node("Add", "x k", "y")]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": (FLOAT, ["batch", 3])}, {"y": (FLOAT, ["batch", 3])})
+    assert main(["check", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "requests together: the file calls its first dimension 'batch', and nothing refutes it" in said
+    assert "a trial at load has the last word" in said

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnxruntime
 import pytest
 import torch
-from tests.predict.row_models import DEPENDENT, FLOAT, lstm, network, node, one_percent, saved
+from tests.predict.row_models import DEPENDENT, FLOAT, Shape, lstm, network, node, one_percent, saved
 from tests.predict.runtimes.loading import loaded
 from tests.predict.runtimes.programs import (
     Causal,
@@ -238,6 +238,54 @@ def test_sequences_meet_at_a_model_for_a_reason_alone(tmp_path: Path) -> None:
     assert "batching.max_batch_size declares" in time_first.info.not_batched
     together = loaded(pooled(tmp_path / "p.onnx"), sequence=SequenceConfig(states={"sumN": "sum"}))
     assert together.contract.max_items > 1
+
+
+def leaking(path: Path) -> Path:
+    """A memory with a little of the largest number of all sequences in it, behind an operator that is not known."""
+    nodes = [node("Add", "sum x", "both"), node("NonZero", "both", "places"), node("Shape", "places", "s")]
+    nodes += [node("Sub", "s s", "none"), node("Cast", "none", "real", to=FLOAT)]
+    nodes += [node("ReduceMax", "real", "zero", keepdims=0), node("ReduceMax", "both", "most", axes=[0], keepdims=1)]
+    nodes += [node("Mul", "most part", "little"), node("Add", "both little", "more"), node("Add", "more zero", "sumN")]
+    nodes += [node("Identity", "sumN", "y")]
+    rows: tuple[int, Shape] = (FLOAT, ["batch", 3])
+    shapes, outputs = dict.fromkeys(("x", "sum"), rows), dict.fromkeys(("y", "sumN"), rows)
+    return saved(path, nodes, shapes, outputs, {"part": np.float32(0.1)})
+
+
+def test_sequences_that_a_trial_sees_to_depend_on_each_other_are_not_computed_together(tmp_path: Path) -> None:
+    states = {"sequence": SequenceConfig(states={"sumN": "sum"})}
+    path = leaking(tmp_path / "m.onnx")
+    assert backend(path, states).info.not_batched
+    with pytest.raises(ModelLoadError, match="a sequence changes with the sequences beside it"):
+        backend(path, states, max_batch_size=8)
+
+
+def test_sequences_that_do_not_depend_on_each_other_pass_the_trial(tmp_path: Path) -> None:
+    rnn = stepping(tmp_path / "r.onnx", 0)
+    alone_in_time = loaded(rnn, sequence=SequenceConfig(states={"hN": "h", "cN": "c"}))
+    assert alone_in_time.contract.max_items == 0
+    summed = SequenceConfig(states={"sumN": "sum"})
+    for batching in (BatchingConfig(), BatchingConfig(max_batch_size=8)):
+        model = loaded(pooled(tmp_path / "p.onnx"), sequence=summed, batching=batching)
+        assert model.contract.max_items > 1
+
+
+def untaken(path: Path, first: str) -> Path:
+    """No example is as long as it wants its rows to be: the trial computes nothing."""
+    nodes = [node("Gather", "x at", "g", axis=1), node("NonZero", "g", "places"), node("Shape", "places", "s")]
+    nodes += [node("Sub", "s s", "z"), node("Cast", "z", "r", to=FLOAT), node("ReduceMax", "r", "k", keepdims=0)]
+    nodes += [node("Add", "g k", "y")]
+    weights = {"at": np.array([300, 301, 302])}
+    return saved(path, nodes, {"x": (FLOAT, [first, None])}, {"y": (FLOAT, [first, 3])}, weights)
+
+
+def test_a_name_is_no_reason_where_no_example_could_be_tried(tmp_path: Path) -> None:
+    path = untaken(tmp_path / "m.onnx", "batch")
+    model = backend(path)
+    assert model.info.max_batch_size == 0
+    assert "no example" in model.info.not_batched
+    assert "batching.max_batch_size" in model.info.not_batched
+    assert backend(path, max_batch_size=8).info.max_batch_size == 8
 
 
 def test_a_difference_of_one_percent_is_seen(tmp_path: Path) -> None:

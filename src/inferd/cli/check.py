@@ -348,5 +348,8 @@ def _show_contracts(models: Sequence[MemoryEstimate]) -> None:
             out.print(line, markup=False, soft_wrap=True)
         if model.not_batched:
             out.print(f"  one request at a time: {model.not_batched}", markup=False, soft_wrap=True)
+        if model.named_rows:
+            told = f"{model.named_rows}, and nothing refutes it; a trial at load has the last word"
+            out.print(f"  requests together: {told}", markup=False, soft_wrap=True)
     if models:
         out.print()

@@ -56,6 +56,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...] = ()
     max_batch_size: int | None = None  # rows that are computed together; 0: nothing says that it has rows
     not_batched: str = ""  # why it has none
+    named_rows: str = ""  # what calls its rows a batch, where nothing but that name and a trial at load says so
 
     @property
     def total_bytes(self) -> int:
@@ -254,6 +255,7 @@ def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -
         outputs=() if signature is None or config.postprocess else tuple(_told(signature.outputs, config.sequence)),
         max_batch_size=None if signature is None else signature.max_batch_size(declared),
         not_batched="" if signature is None else signature.not_batched(declared),
+        named_rows="" if signature is None else signature.named_rows(declared),
     )
     allowed = free if config.memory_bytes is None else min(free, config.memory_bytes)
     if estimate.total_bytes > allowed:

@@ -88,7 +88,8 @@ def load_runtime(name: str, artifact: Artifact, config: ModelConfig, progress: P
     if config.sequence.states:
         from inferd.predict.sequences import Sequences
 
-        runtime = Sequences(name, runtime, config, rows=_sequence_rows(artifact, runtime.contract, config))
+        rows = _sequence_rows(artifact, runtime.contract, config)
+        runtime = Sequences(name, runtime, config, rows=rows, is_tried=artifact.runtime in _PROBED)
     if config.inputs or config.outputs or config.sequence.controls:
         from inferd.predict.declared import declared
 

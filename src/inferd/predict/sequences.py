@@ -8,6 +8,7 @@ dialect.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -20,11 +21,14 @@ from inferd.config import ModelConfig
 from inferd.errors import InferdError, InvalidRequest, ModelLoadError, Overloaded
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.predict.runtime import Item, Result, Runtime
+from inferd.predict.runtimes.trial import UNTRIED, try_sequences
 from inferd.registry.rows.verdict import Verdict, claimed
 from inferd.types import TensorSpec
 
 MAX_ITEMS: Final = 32
 """Sequences computed together where nobody says."""
+
+_log = logging.getLogger("inferd.predict")
 
 _Key = tuple[str, str]  # tenant and sequence
 
@@ -52,9 +56,11 @@ class Sequences:
         now: Callable[[], float] = clock.now,
         *,
         rows: Verdict,
+        is_tried: bool = False,
     ) -> None:
-        """``rows``: whether those of several sequences may be computed together, each state along its own axis. Raises
-        ModelLoadError with all that does not fit the artifact."""
+        """``rows``: whether those of several sequences may be computed together, each state along its own axis.
+        ``is_tried``: examples of them are computed first, because the artifact is a function of its inputs and nothing else.
+        Raises ModelLoadError with all that does not fit the artifact."""
         self._name = name
         self._runtime = runtime
         self._config = config.sequence
@@ -72,6 +78,9 @@ class Sequences:
         )
         rows = claimed(rows, config.batching.max_batch_size)
         can_stack = can_stack and bool(self._with_rows) and rows.because is not None
+        if can_stack and is_tried and config.batching.mode != "off":
+            rows = self._tried(rows)
+            can_stack = rows.because is not None
         max_items = (config.batching.max_batch_size or MAX_ITEMS) if can_stack else 0
         self._sequences: OrderedDict[_Key, _Sequence] = OrderedDict()  # the longest idle first
         self.contract: Contract = msgspec.structs.replace(
@@ -87,6 +96,27 @@ class Sequences:
             max_items=max_items if config.batching.mode != "off" else 0,
             is_stateful=True,
         )
+
+    def _tried(self, rows: Verdict) -> Verdict:
+        """The verdict, unless sequences are seen to depend on each other, or could not be tried and have a name for a reason."""
+        axes = dict.fromkeys([*self._with_rows, *[spec.name for spec in self._told]], 0)
+        for output, spec in self._states.items():
+            axes[output] = axes[spec.name] = self._axes[spec.name] or 0
+        found = try_sequences(self._runtime.contract, self._compute, axes)
+        if found == "" or (found is None and rows.because != "named"):
+            return rows
+        why = found or UNTRIED
+        _log.warning("the sequences are not computed together: %s", why)
+        return Verdict(None, why)
+
+    def _compute(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        rows = max(inputs[spec.name].shape[self._axes[spec.name] or 0] for spec in self._states.values())
+        whole = Item(request_id="trial", inputs=dict(inputs), rows=rows)
+        self._runtime.prepare(whole)
+        (result,) = self._runtime.predict([whole])
+        if isinstance(result, InferdError):
+            raise result
+        return result.outputs
 
     def __len__(self) -> int:
         """Sequences that have a state."""

@@ -58,6 +58,11 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
         found = claimed(self.rows, declared)
         return "" if found.because is not None else found.sentence
 
+    def named_rows(self, declared: int | None = None) -> str:
+        """What calls the rows a batch, where that name is the only reason; empty where there is another one, or none."""
+        found = claimed(self.rows, declared)
+        return found.sentence if found.because == "named" else ""
+
 
 def read_signature(artifact: Artifact) -> Signature | None:
     """None for a format that says nothing before it is loaded. Raises ModelLoadError for a file at fault."""

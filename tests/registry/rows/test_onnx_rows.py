@@ -22,7 +22,7 @@ from inferd.registry.onnx_file import read_onnx
 from inferd.registry.onnx_graph import read_graph
 from inferd.registry.rows.onnx import prove
 from inferd.registry.rows.value import Fixed, Mixed, Rows, Value
-from inferd.registry.rows.verdict import is_batch_name
+from inferd.registry.rows.verdict import Verdict, is_batch_name
 from inferd.registry.signature import onnx_rows
 
 Values = npt.NDArray[Any]
@@ -475,3 +475,57 @@ def test_the_axes_of_a_tensor_are_read_in_all_their_forms(tmp_path: Path) -> Non
         assert isinstance(value(model(tmp_path / "m.onnx", nodes)), Mixed)
     nodes = [onnx.helper.make_node("Constant", [], ["axes"], value_ints=[1]), node("ReduceSum", "x axes", "y")]
     assert isinstance(value(model(tmp_path / "m.onnx", nodes)), Rows)
+
+
+UNKNOWN = [
+    node("NonZero", "x", "places"),
+    node("Shape", "places", "s"),
+    node("Sub", "s s", "n"),
+    node("Cast", "n", "r", to=FLOAT),
+    node("ReduceMax", "r", "k", keepdims=0),
+    node("Add", "x k", "u"),
+]
+"""``u`` is ``x``, and the proof cannot know it."""
+
+
+def named(path: Path, nodes: Sequence[onnx.NodeProto]) -> Verdict:
+    """The verdict where the exporter calls the first dimension a batch."""
+    used = {name for one in nodes for name in one.input}
+    kept = {name: array for name, array in CONSTANTS.items() if name in used}
+    saved(path, nodes, {"x": (FLOAT, ["batch", *ROW])}, {"y": (FLOAT, ["batch", None, None])}, kept)
+    return onnx_rows(path, read_onnx(path))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [node("CumSum", "u axis0", "y")],
+        [node("Relu", "u", "v"), node("CumSum", "v axis0", "y")],
+        [node("CumSum", "x axis0", "c"), node("Add", "u c", "y")],
+        [node("Softmax", "u", "y", axis=0)],
+        [node("ReduceMean", "u", "m", axes=[0]), node("Sub", "u m", "y")],
+        [node("DynamicQuantizeLinear", "u", "q scale z"), node("Mul", "u scale", "y")],
+    ],
+)
+def test_an_operator_that_is_not_known_hides_none_that_mixes_rows_behind_it(
+    tmp_path: Path, after: list[onnx.NodeProto]
+) -> None:
+    assert named(tmp_path / "u.onnx", [*UNKNOWN, node("Relu", "u", "y")]).because == "named"
+    found = named(tmp_path / "m.onnx", [*UNKNOWN, *after])
+    assert found.because is None
+    assert "NonZero" in found.sentence or "CumSum" in found.sentence
+
+
+def test_a_name_is_no_reason_where_a_definition_of_the_file_s_own_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    summed = onnx.helper.make_node("Summed", ["x", "axis0"], ["y"], domain="own")
+    body = [onnx.helper.make_node("CumSum", ["a", "b"], ["c"])]
+    function = onnx.helper.make_function("own", "Summed", ["a", "b"], ["c"], body, [onnx.helper.make_opsetid("", 17)])
+    saved(path, [summed], {"x": (FLOAT, ["batch", *ROW])}, {"y": (FLOAT, ["batch", *ROW])}, {"axis0": np.array(0)})
+    proto = onnx.load(path)
+    proto.functions.append(function)
+    proto.opset_import.append(onnx.helper.make_opsetid("own", 1))
+    onnx.save(proto, path)
+    found = onnx_rows(path, read_onnx(path))
+    assert found.because is None
+    assert "is not read" in found.sentence

@@ -158,6 +158,7 @@ class OnnxModel:
         except _TooLongError:
             if has_guesses or num_computed:  # another size may take less
                 _log.warning("trying examples of the inputs took longer than %g s and was given up", patience_s)
+                self.contract = vetoed(contract, None)
                 return
             raise ModelLoadError(
                 f"The model does not compute an example of its inputs within hang_timeout_s = {patience_s:g} s, after which "
@@ -175,6 +176,7 @@ class OnnxModel:
                 param="memory_bytes" if memory else "source",
             )
         if trial is None:
+            self.contract = vetoed(contract, None)
             return
         outputs = tuple(self._tried_spec(spec, trial) for spec in contract.outputs)
         self.contract = vetoed(msgspec.structs.replace(contract, outputs=outputs), trial)

@@ -18,6 +18,7 @@ import numpy as np
 from inferd import clock
 from inferd.predict.agreement import agree, distance, reals
 from inferd.predict.contract import MASKS, NUMPY, Array, Contract, Tensors
+from inferd.registry.rows.verdict import CLAIM
 from inferd.types import TensorSpec
 
 _SIZES: Final = (8, 1, 64, 224)  # tried for dimensions of any size, until the model takes one
@@ -36,6 +37,11 @@ _PATIENCE_S: Final = 1.0
 """How long the other orders may take."""
 
 _WIDE: Final = 8.0  # the span of the second example's numbers, around 0
+
+UNTRIED: Final = (
+    "its file calls the first dimension a batch, but no example of its inputs could be computed to try that; "
+    f"{CLAIM} declares that the rows do not depend on each other"
+)
 
 _log = logging.getLogger("inferd.predict")
 
@@ -76,10 +82,80 @@ def try_rows(contract: Contract, compute: Compute, failures: tuple[type[Exceptio
     return None
 
 
+def try_sequences(contract: Contract, compute: Compute, axes: Mapping[str, int]) -> str | None:
+    """How answers or states of sequences change when they are computed together; empty: they do not; None: the model took
+    none of the examples.
+
+    ``axes``: of inputs and outputs the dimension along which sequences lie beside each other. Other inputs are the same for all.
+    """
+    specs = [_alone(spec, axes) for spec in _asked(contract)]
+    is_chosen = any(spec.datatype not in _REAL for spec in specs)
+    for size in _SIZES if any(-1 in spec.shape for spec in specs) else _SIZES[:1]:
+        for choices in _CHOICES if is_chosen else _CHOICES[:1]:
+            samples = [
+                {spec.name: _example(spec, size, row * (spec.name in axes), choices, has_rows=False) for spec in specs}
+                for row in range(_TRIED_ROWS)
+            ]
+            if sum(array.size for array in samples[0].values()) > _MAX_ELEMENTS:
+                return None
+            try:
+                single = [dict(compute(sample)) for sample in samples]
+                noise = {
+                    name: distance(contract, name, array, compute(samples[0])[name])
+                    for name, array in single[0].items()
+                }
+            except (
+                Exception
+            ) as error:  # as at a request's boundary: the model's library raises what it likes at an example
+                _log.info("an example of the model's sequences could not be computed: %s", str(error)[:200])
+                continue
+            return _of_sequences(contract, compute, axes, samples, single, noise)
+    return None
+
+
+def _alone(spec: TensorSpec, axes: Mapping[str, int]) -> TensorSpec:
+    """The input of a sequence of one row."""
+    shape = tuple(1 if axes.get(spec.name) == number else size for number, size in enumerate(spec.shape))
+    return msgspec.structs.replace(spec, shape=shape)
+
+
+def _of_sequences(
+    contract: Contract,
+    compute: Compute,
+    axes: Mapping[str, int],
+    samples: Sequence[Tensors],
+    single: Sequence[Mapping[str, Array]],
+    noise: Mapping[str, float],
+) -> str:
+    began = clock.now()
+    for number, order in enumerate((*_BOTH_WAYS, *itertools.permutations(range(len(samples))))):
+        if number >= len(_BOTH_WAYS) and clock.now() - began > _PATIENCE_S:
+            break
+        batch = {
+            name: np.concatenate([samples[row][name] for row in order], axes[name]) if name in axes else array
+            for name, array in samples[0].items()
+        }
+        try:
+            found = compute(batch)
+        except Exception as error:  # likewise
+            return f"{len(order)} sequences together fail: {str(error)[:200]}"
+        for name, axis in axes.items():
+            if name not in found:
+                continue
+            expected = np.concatenate([single[row][name] for row in order], axis)
+            if not agree(contract, name, expected, found[name], noise[name]):
+                return f"the output {name!r} of a sequence changes with the sequences beside it"
+    return ""
+
+
 def vetoed(contract: Contract, trial: Trial | None) -> Contract:
-    """The contract, without rows where the trial saw that they depend on each other."""
+    """The contract, without rows where the trial saw that they depend on each other, or where their only reason is the
+    exporter's name and no trial could be made (None)."""
     if trial is None:
-        return contract
+        if contract.because != "named":
+            return contract
+        _log.warning("the rows are not computed together: %s", UNTRIED)
+        return msgspec.structs.replace(contract, max_batch_size=0, because=None, not_batched=UNTRIED)
     if trial.is_batchable:
         return msgspec.structs.replace(contract, typical_rows=trial.typical_rows)
     if contract.max_batch_size:

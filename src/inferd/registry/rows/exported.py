@@ -32,6 +32,7 @@ from inferd.registry.rows.value import (
     place,
     quotient,
     times,
+    worst,
 )
 
 _TARGET: Final = re.compile(r"torch\.ops\.aten\.(\w+)(?:\.\w+)?")
@@ -201,7 +202,8 @@ def prove(document: Mapping[str, Any]) -> dict[str, Value]:
         kept = Mixed("it keeps a state between calls", is_certain=True)
         return dict.fromkeys(outputs, kept)
     missing = Mixed("an output is made by no node", is_certain=False)
-    return {name: proof.broken or found.get(name, missing) for name in outputs}
+    told = {name: found.get(name, missing) for name in outputs}
+    return {name: worst((proof.broken, value)) or value for name, value in told.items()}
 
 
 def user_inputs(document: Mapping[str, Any]) -> list[str]:
@@ -444,7 +446,7 @@ class _Proof:
                 self._change(at, found[0])
             if at.tells_numbers and any(isinstance(value, Rows) for value in at.tensors()):
                 told = f"{at.called} decides for all rows by what is in one"
-                self.broken = self.broken or Mixed(told, is_certain=True)
+                self.broken = worst((self.broken, Mixed(told, is_certain=True)))
             scope.update(zip(at.outputs, found, strict=True))
         return scope
 
@@ -454,11 +456,12 @@ class _Proof:
         same = isinstance(found, Rows) and isinstance(before, Rows) and found == before
         if not same:
             reason = found.reason if isinstance(found, Mixed) else f"{at.called} changes a constant"
-            self.broken = self.broken or Mixed(reason, is_certain=isinstance(found, Mixed) and found.is_certain)
+            changed = Mixed(reason, is_certain=isinstance(found, Mixed) and found.is_certain)
+            self.broken = worst((self.broken, changed))
 
     def _outputs(self, at: _Node) -> list[Value]:
         count = len(at.outputs)
-        mixed = next((value for value in at.tensors() if isinstance(value, Mixed)), None)
+        mixed = worst(at.tensors())
         if mixed is not None:
             return [mixed] * count
         try:

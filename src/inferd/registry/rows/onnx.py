@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from inferd.registry.onnx_file import ELEMENTS
 from inferd.registry.onnx_graph import MAX_ITEMS, Graph, Node, OnnxGraph, Tensor
 from inferd.registry.rows import elementwise, products, recurrent, reductions, shapes, tables
@@ -24,6 +26,7 @@ from inferd.registry.rows.value import (
     Size,
     Symbols,
     UnknownRuleError,
+    UnreadError,
     Value,
     axis_of,
     dims_of,
@@ -32,12 +35,15 @@ from inferd.registry.rows.value import (
     place,
     plain,
     sizes,
+    supposed,
     times,
+    worst,
 )
 
 _END: Final = 1 << 31  # exporters write such a number for "to the end"
 _MOST: Final = 1 << 63
 _MAX_DEPTH: Final = 16
+_MAX_REASON: Final = 500  # characters
 
 # Each element from the elements at its place.
 _BY_ELEMENT: Final = frozenset(
@@ -247,26 +253,59 @@ class _Proof:
         values: list[Value | None] = []
         for name in node.inputs:
             value = scope.get(name) if name else None
-            if isinstance(value, Mixed):
-                return [value] * count
             if name and value is None:
-                return [Mixed(f"the input {name!r} of {_called(node)} is made by no node", is_certain=False)] * count
+                value = Mixed(f"the input {name!r} of {_called(node)} is made by no node", is_certain=False)
             values.append(value)
+        mixed = worst(values)
+        if mixed is not None:
+            return self._after(mixed, node, values, scope, depth)
         try:
             found = self._ruled(_Node(node, values, self._versions.get(node.domain, 0)), scope, depth)
         except MixedRowsError as error:
             return [Mixed(f"{_called(node)} {error}", is_certain=True)] * count
         except UnknownRuleError as error:
-            return [Mixed(f"{_called(node)} {error}", is_certain=False)] * count
+            is_unread = isinstance(error, UnreadError)
+            guess = None if is_unread else supposed(values, self.symbols)
+            unknown = Mixed(f"{_called(node)} {error}", is_certain=False, refutes_name=is_unread, supposed=guess)
+            return [unknown] * count
         except (ArithmeticError, LookupError, TypeError, ValueError):
             return [Mixed(f"{_called(node)} does not fit its operator's definition", is_certain=False)] * count
         missing = Mixed(f"{_called(node)} has an output of which nothing is known", is_certain=False)
         return [*found, *[missing] * (count - len(found))]
 
+    def _after(
+        self, mixed: Mixed, node: Node, values: Sequence[Value | None], scope: Mapping[str, Value], depth: int
+    ) -> Sequence[Value]:
+        """The outputs of a node behind one that is not known. That one hides no operator behind it which carries data
+        along the rows: it is looked for as if the unknown ones left the rows where they are."""
+        count = len(node.outputs)
+        if mixed.is_certain or mixed.refutes_name:
+            return [mixed] * count
+        before = [value.supposed if isinstance(value, Mixed) else value for value in values]
+        if any(is_given and value is None for is_given, value in zip(node.inputs, before, strict=True)):
+            return [msgspec.structs.replace(mixed, supposed=None)] * count
+        try:
+            found = self._ruled(_Node(node, before, self._versions.get(node.domain, 0)), scope, depth)
+        except MixedRowsError as error:
+            reason = f"{_called(node)} {error}, unless what comes before it moves them: {mixed.reason}"
+            return [Mixed(reason[:_MAX_REASON], is_certain=False, refutes_name=True)] * count
+        except UnreadError as error:
+            return [Mixed(f"{_called(node)} {error}", is_certain=False, refutes_name=True)] * count
+        except UnknownRuleError:
+            return [msgspec.structs.replace(mixed, supposed=supposed(before, self.symbols))] * count
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            return [msgspec.structs.replace(mixed, supposed=None)] * count
+        after: list[Value] = []
+        for value in [*found, *[mixed] * (count - len(found))][:count]:
+            guess = value.supposed if isinstance(value, Mixed) else value
+            is_worse = isinstance(value, Mixed) and (value.is_certain or value.refutes_name)
+            after.append(value if is_worse else msgspec.structs.replace(mixed, supposed=guess))
+        return after
+
     def _ruled(self, at: _Node, scope: Mapping[str, Value], depth: int) -> Sequence[Value]:
         node = at.node
         if (node.domain, node.operator) in self._functions:
-            raise UnknownRuleError("is an operator of the file's own")
+            raise UnreadError("is an operator of the file's own, whose definition is not read")
         if node.operator == "If" and not node.domain:
             return self._branches(at, scope, depth)
         rule = _RULES.get((node.domain, node.operator))
@@ -278,6 +317,8 @@ class _Proof:
         if all(isinstance(value, Fixed) for value in at.given()) and not has_graph and node.operator not in _RANDOM:
             plain(*at.given())
             return [Fixed(None)] * len(node.outputs)
+        if has_graph:
+            raise UnreadError("has a graph of its own, which is not known to keep rows apart")
         raise UnknownRuleError(
             "draws random numbers" if node.operator in _RANDOM else "is not known to keep rows apart"
         )
@@ -285,7 +326,7 @@ class _Proof:
     def _branches(self, at: _Node, scope: Mapping[str, Value], depth: int) -> Sequence[Value]:
         """A choice that is the same for all rows: both branches must agree."""
         if depth >= _MAX_DEPTH:
-            raise UnknownRuleError("is nested too deeply")
+            raise UnreadError("is nested too deeply to be read")
         if not isinstance(at.value(0), Fixed):
             raise MixedRowsError("decides for all rows by what is in one")
         found: list[list[Value]] = []
@@ -303,7 +344,7 @@ class _Proof:
 
     def _either(self, values: Sequence[Value]) -> Value:
         """One of several values, whichever."""
-        mixed = next((value for value in values if isinstance(value, Mixed)), None)
+        mixed = worst(values)
         if mixed is not None or all(value == values[0] for value in values):
             return mixed or values[0]
         plain(*values)

@@ -24,6 +24,10 @@ class UnknownRuleError(Exception):
     """Nothing is known about what the operator does with rows. The text says why, as the end of a sentence about it."""
 
 
+class UnreadError(UnknownRuleError):
+    """The operator has a definition of its own, which is not read and could carry data from one row to another."""
+
+
 class Size(NamedTuple):
     """A product: of an integer, of sizes that are not known but equal for all requests of a batch, and of the number of
     rows. Also an element of a tensor of integers, which may be negative."""
@@ -80,13 +84,35 @@ class Inner(Rows, frozen=True):
 
 class Mixed(msgspec.Struct, frozen=True):
     """A tensor in which one row may depend on another. ``is_certain``: the operator is known to carry data along the rows,
-    in place of not being known to keep them apart."""
+    in place of not being known to keep them apart.
+
+    ``refutes_name``: the exporter's name of the dimension is no reason any more, because the operator's own definition is not
+    read, or because it carries data along the rows if those before it leave the rows where they are. ``supposed``: the
+    value, if the operators that are not known leave the rows where they are.
+    """
 
     reason: str
     is_certain: bool
+    refutes_name: bool = False
+    supposed: Fixed | Rows | None = None
 
 
 Value = Fixed | Rows | Mixed
+
+
+def worst(values: Iterable[Value | None]) -> Mixed | None:
+    """Of tensors that may be mixed the one of which the most is known; None: none of them is."""
+    mixed = [value for value in values if isinstance(value, Mixed)]
+    return max(mixed, key=lambda value: (value.is_certain, value.refutes_name), default=None)
+
+
+def supposed(values: Iterable[Value | None], symbols: Symbols) -> Rows | None:
+    """What an operator that is not known gives, if it leaves the rows where they are; None: there is no saying where."""
+    given = {(len(value.dims), value.axis) for value in values if type(value) is Rows}
+    if len(given) != 1:
+        return None
+    rank, axis = given.pop()
+    return Rows(tuple(ROWS if number == axis else symbols.size() for number in range(rank)), axis)
 
 
 class Symbols:

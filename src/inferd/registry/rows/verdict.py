@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from inferd.registry.rows.value import ROWS, Mixed, Rows, Value
+from inferd.registry.rows.value import ROWS, Mixed, Rows, Value, worst
 
 Because = Literal["declared", "named", "by_nature", "proved"]
 
@@ -54,9 +54,11 @@ def is_batch_name(name: str) -> bool:
 def proof(outputs: Mapping[str, Value], axes: Mapping[str, int | None] = {}) -> Verdict:
     """What the values of a graph's outputs say: proved, or not known with the reason. ``axes``: of the rows, where it is
     not the first."""
+    mixed = worst(outputs.values())
+    if mixed is not None:
+        return Verdict(None, mixed.reason)
     for name, value in outputs.items():
-        if isinstance(value, Mixed):
-            return Verdict(None, value.reason)
+        assert not isinstance(value, Mixed)
         axis = axes.get(name, 0)
         if type(value) is not Rows or value.axis != axis or value.dims[axis] != ROWS:
             return Verdict(None, f"the output {name!r} does not have the rows along its dimension {axis}")
@@ -68,12 +70,19 @@ def is_refuted(outputs: Mapping[str, Value]) -> bool:
     return any(isinstance(value, Mixed) and value.is_certain for value in outputs.values())
 
 
+def refutes_name(outputs: Mapping[str, Value]) -> bool:
+    """Whether the exporter's name of the dimension is no reason, by what the graph says."""
+    mixed = worst(outputs.values())
+    return mixed is not None and (mixed.is_certain or mixed.refutes_name)
+
+
 def judged(outputs: Mapping[str, Value], names: Sequence[str], axes: Mapping[str, int | None] = {}) -> Verdict:
-    """By the graph, else by the names of the dimensions of the rows, unless the graph refutes them."""
+    """By the graph, else by the names of the dimensions of the rows, unless the graph refutes them. A name counts once a
+    trial has computed rows alone and together (``predict/runtimes/trial.py``)."""
     found = proof(outputs, axes)
     if found.because is not None:
         return msgspec.structs.replace(found, is_open=True)
-    if names and all(map(is_batch_name, names)) and not is_refuted(outputs):
+    if names and all(map(is_batch_name, names)) and not refutes_name(outputs):
         return Verdict("named", f"the file calls its first dimension {names[0]!r}", is_open=True)
     doubt = "its rows depend on each other" if is_refuted(outputs) else "its rows may depend on each other"
     return Verdict(None, f"{doubt}: {found.sentence}; {CLAIM} declares that they do not", is_open=True)
