@@ -30,7 +30,7 @@ from inferd.gateway.openai.wire import IGNORED, REFUSED
 from inferd.gateway.routes import ROUTES
 from inferd.observe import metrics
 from inferd.observe.page import as_page
-from inferd.predict.wiring import check_steps
+from inferd.predict.pipelines.wiring import check_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "README.md"])

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.config import Config, PipelineConfig, StepConfig, load_config
-from inferd.config.pipelines import needs, order, read_spec, step_names
+from inferd.config.pipeline_graph import needs, order, read_spec, step_names
 from inferd.errors import ConfigError, ModelLoadError
-from inferd.predict.wiring import check_steps
+from inferd.predict.pipelines.wiring import check_steps
 
 
 def config(tmp_path: Path, text: str) -> Config:

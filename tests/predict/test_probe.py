@@ -14,7 +14,7 @@ from inferd.config import BatchingConfig, ModelConfig
 from inferd.errors import ModelLoadError
 from inferd.predict.contract import Array, Contract
 from inferd.predict.estimate import BatchCost
-from inferd.predict.load import limits_for
+from inferd.predict.limits import limits_for
 from inferd.predict.probe import BUDGET_S, FEWEST_ROWS, MOST_ROWS, QUICK_S, probe, probe_rows, rows_within
 from inferd.predict.stacked import Stacked
 from inferd.types import TensorSpec

@@ -171,7 +171,7 @@ def _steps(config: Config) -> list[str]:
     found = []
     for name, model in config.models.items():
         if model.has_steps:
-            from inferd.predict.wiring import check_steps
+            from inferd.predict.pipelines.wiring import check_steps
 
             try:
                 check_steps(name, model, with_files=False)  # the plan has looked at them

@@ -270,7 +270,9 @@ def ready_to_load(
             if not model.is_remote:
                 _recognised(model, is_alone=len(config.models) == 1)
             if model.has_steps and name not in known:
-                from inferd.predict.wiring import check_steps  # needs numpy, which other models leave out here
+                from inferd.predict.pipelines.wiring import (
+                    check_steps,  # needs numpy, which other models leave out here
+                )
 
                 check_steps(name, model)
         except ModelLoadError as error:

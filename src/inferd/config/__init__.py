@@ -19,7 +19,7 @@ from inferd.config.prediction import BatchingConfig, SequenceConfig, TensorConfi
 from inferd.config.remote import RemoteConfig, RemoteSettings
 from inferd.config.routing import BreakerConfig, ModelCacheConfig, QueueConfig, RetryConfig, RoutingConfig
 from inferd.config.server import CacheConfig, ServerConfig, StateConfig, TenantConfig, TlsConfig
-from inferd.config.versions import VersionsConfig
+from inferd.config.versioning import VersionsConfig
 from inferd.config.yaml_file import read_yaml
 
 __all__ = [

@@ -12,7 +12,7 @@ import msgspec
 from inferd.config.config import Config
 from inferd.config.environment import Origins, settings_of
 from inferd.config.model import ModelConfig
-from inferd.config.pipelines import with_models
+from inferd.config.pipeline_rules import with_models
 from inferd.config.rules import problems_between
 from inferd.config.server import CacheConfig, ServerConfig, StateConfig, TenantConfig
 from inferd.config.tree import Problem, check, dotted

@@ -21,7 +21,7 @@ from inferd.config.routing import (
     RoutingConfig,
 )
 from inferd.config.section import Section
-from inferd.config.versions import VersionsConfig
+from inferd.config.versioning import VersionsConfig
 from inferd.types import PriorityClass
 
 Runtime = Literal[

@@ -16,7 +16,7 @@ import msgspec
 
 from inferd.config.config import Config
 from inferd.config.model import ModelConfig
-from inferd.config.pipelines import problems_of
+from inferd.config.pipeline_rules import problems_of
 from inferd.config.remote import RemoteSettings
 from inferd.config.tree import Path as Place
 from inferd.config.tree import Problem

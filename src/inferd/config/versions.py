@@ -1,9 +1,9 @@
 """Versions of a model: a folder's numbered subfolders, each as an entry of the configuration.
 
-A model whose folder holds 1/, 2/, ... becomes one entry per version that its policy names. The newest keeps the model's
-name; the others are called ``name@1``. So a version is a model like any other: it is loaded, limited, measured and
-reloaded by itself. An alias is one more name for one of
-them, and weights share out the requests for the model's own name. Looks at folders' names alone.
+A model whose folder holds 1/, 2/, ... becomes one entry per version that its policy names. The newest version keeps the
+model's name; the others are called ``name@1``. So a version is a model like any other: it is loaded, limited, measured
+and reloaded by itself. An alias is another name for a version, and weights divide the requests for the model's own name
+among its versions. Only the names of folders are read.
 """
 
 from __future__ import annotations
@@ -12,44 +12,18 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
-from inferd.config.section import Section
+from inferd.config.config import Config
+from inferd.config.model import ModelConfig
+from inferd.config.versioning import VersionsConfig
 from inferd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from inferd.config.config import Config
-    from inferd.config.model import ModelConfig
 
 VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
 _ALIAS: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _ENTRY: Final = re.compile(r"(?P<name>.+)@(?P<version>[1-9][0-9]{0,17})", re.DOTALL)
-
-
-class VersionsConfig(Section, frozen=True, kw_only=True):
-    """Which versions of a model with numbered subfolders are served: 1/, 2/, ..."""
-
-    policy: Annotated[
-        Literal["latest", "specific", "all"],
-        Meta(description="latest: the highest numbers; specific: those in 'only'; all: every one."),
-    ] = "latest"
-    count: Annotated[int, Meta(description="How many versions are served by the policy latest.", ge=1)] = 1
-    only: Annotated[
-        tuple[Annotated[int, Meta(ge=1)], ...], Meta(description="The versions that the policy specific serves.")
-    ] = ()
-    aliases: Annotated[
-        dict[str, Annotated[int, Meta(ge=1)]],
-        Meta(description="Names for versions: with stable: 3, the name MODEL@stable is version 3."),
-    ] = {}
-    weights: Annotated[
-        dict[str, Annotated[float, Meta(ge=0)]],
-        Meta(
-            description="Which part of the requests for the model's own name each version gets: {3: 90, 4: 10}. Requests of one session or user stay with one version. Unset: the newest gets all."
-        ),
-    ] = {}
 
 
 def entry_of(name: str, version: str) -> str:

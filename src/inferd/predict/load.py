@@ -19,6 +19,7 @@ from inferd.predict.batcher import Batcher, Limits
 from inferd.predict.codecs.registry import codec_for
 from inferd.predict.contract import Contract
 from inferd.predict.estimate import BatchCost
+from inferd.predict.limits import limits_for
 from inferd.predict.probe import MOST_ROWS, probe
 from inferd.predict.runtime import Runtime
 from inferd.registry.artifact import Artifact, artifact_of
@@ -33,9 +34,6 @@ _RUNTIMES: Final[dict[str, str]] = {
     name: f"inferd.predict.runtimes.{name}"
     for name in ("onnx", "torch", "sklearn", "xgboost", "lightgbm", "encoder", "python", "triton_python", "pipeline")
 }
-DEFAULT_MAX_ROWS: Final = MOST_ROWS
-"""Rows computed together where neither the artifact nor the configuration says less."""
-
 _PROBED: Final = frozenset({"onnx", "torch", "sklearn", "xgboost", "lightgbm"})
 """Runtimes that compute a function of their inputs and nothing else: trying them changes nothing."""
 
@@ -95,7 +93,7 @@ def load_runtime(name: str, artifact: Artifact, config: ModelConfig, progress: P
 
         runtime = declared(name, runtime, config)
     if config.preprocess or config.postprocess:
-        from inferd.predict.runtimes.pipeline import around
+        from inferd.predict.pipelines.build import around
 
         return around(name, runtime, config)
     return runtime
@@ -109,38 +107,6 @@ def _sequence_rows(artifact: Artifact, contract: Contract, config: ModelConfig) 
         return onnx_state_rows(artifact.path, config.sequence.states)
     doubt = "the rows of its sequences may depend on each other"
     return Verdict(None, f"{doubt}; {CLAIM} declares that they do not", is_open=True)
-
-
-def limits_for(contract: Contract, config: ModelConfig) -> Limits:
-    """What bounds a batch: the configuration within what the artifact allows."""
-    batching = config.batching
-    able = contract.max_batch_size or contract.max_items or 1
-    usual = able if batching.mode == "off" else min(able, contract.typical_rows or DEFAULT_MAX_ROWS)
-    wanted = batching.max_batch_size or usual
-    if able == 1 and wanted > 1 and (batching.mode != "off" or contract.max_batch_size):
-        why = contract.not_batched or "its artifact has no batch dimension; export it with a dynamic first dimension"
-        raise ModelLoadError(
-            f"batching.max_batch_size is {wanted}, but the model computes one request at a time: {why}. Leave the setting "
-            "out.",
-            param="batching.max_batch_size",
-        )
-    if wanted > able > 1:
-        raise ModelLoadError(
-            f"batching.max_batch_size is {wanted}, but the artifact computes at most {able} rows together. Lower it, or "
-            "export the model with a larger or dynamic batch dimension.",
-            param="batching.max_batch_size",
-        )
-    budget_ms = batching.latency_budget_ms
-    return Limits(
-        mode="off" if able == 1 else batching.mode,
-        max_rows=wanted,
-        cuts=batching.mode != "off",
-        max_size=batching.max_batch_tokens or contract.max_size if contract.max_size else 0,
-        max_delay_s=batching.max_delay_ms / 1000,
-        preferred=batching.preferred_sizes,
-        latency_budget_s=None if budget_ms is None else budget_ms / 1000,
-        aging_every=config.queue.aging_every,
-    )
 
 
 def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Contract, max_rows: int) -> ModelInfo:

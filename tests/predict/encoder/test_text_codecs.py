@@ -17,7 +17,8 @@ from inferd.config import ModelConfig
 from inferd.errors import InferdError, from_failure
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher
-from inferd.predict.load import limits_for, model_info
+from inferd.predict.limits import limits_for
+from inferd.predict.load import model_info
 from inferd.predict.runtimes.encoder import EncoderRuntime
 from inferd.registry.artifact import artifact_of
 from inferd.types import Prediction, PredictRequest

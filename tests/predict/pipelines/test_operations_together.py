@@ -12,9 +12,9 @@ from tests.predict.steps.test_operations import EXAMPLES
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, InvalidRequest
 from inferd.predict.contract import Array
+from inferd.predict.pipelines.execution import Pipeline
 from inferd.predict.runtime import Item, Result
 from inferd.predict.runtimes import pipeline
-from inferd.predict.runtimes.pipeline import Pipeline
 from inferd.predict.steps.arrays import Cast, Reshape
 from inferd.predict.steps.registry import OPERATIONS, operation
 from inferd.registry.source import silent

@@ -10,8 +10,8 @@ import msgspec
 import yaml
 
 from inferd.config import StepConfig, load_config
+from inferd.predict.pipelines.wiring import check_steps
 from inferd.predict.steps.registry import OPERATIONS, operation
-from inferd.predict.wiring import check_steps
 from inferd.registry.triton_config import TritonModel
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

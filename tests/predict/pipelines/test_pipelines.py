@@ -24,9 +24,9 @@ from inferd.predict.batcher import Batcher, Limits
 from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.contract import Array, Contract
 from inferd.predict.load import load_runtime
+from inferd.predict.pipelines.build import around
 from inferd.predict.runtime import Item, Result, Runtime, Staged
 from inferd.predict.runtimes import pipeline
-from inferd.predict.runtimes.pipeline import around
 from inferd.predict.steps.operation import texts
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.source import silent

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.predict.steps.pictures import file_of, picture, png
 
-from inferd.config.pipelines import Spec
+from inferd.config.pipeline_graph import Spec
 from inferd.errors import InvalidRequest
 from inferd.predict.contract import Array
 from inferd.predict.steps.operation import texts

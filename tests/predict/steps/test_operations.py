@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.predict.steps.pictures import picture, png, tokenizer_file
 
-from inferd.config.pipelines import Spec
+from inferd.config.pipeline_graph import Spec
 from inferd.predict.contract import NUMPY, Array
 from inferd.predict.steps.operation import texts
 from inferd.predict.steps.registry import OPERATIONS, operation, operation_type

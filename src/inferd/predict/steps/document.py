@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from inferd.config.pipelines import Spec
+from inferd.config.pipeline_graph import Spec
 from inferd.errors import InternalError
 from inferd.predict.contract import Array, Tensors
 from inferd.predict.steps.operation import Operation, dense, texts

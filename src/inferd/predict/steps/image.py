@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from inferd.config.pipelines import Spec
+from inferd.config.pipeline_graph import Spec
 from inferd.errors import InvalidRequest, ModelLoadError
 from inferd.predict.contract import Array, Tensors
 from inferd.predict.steps.operation import Function, Operation, stack, texts

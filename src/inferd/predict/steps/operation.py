@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 import msgspec
 import numpy as np
 
-from inferd.config.pipelines import Spec
+from inferd.config.pipeline_graph import Spec
 from inferd.errors import InvalidRequest, ModelLoadError
 from inferd.predict.contract import Array, Tensors
 

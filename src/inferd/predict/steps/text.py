@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Final, Literal
 import numpy as np
 from msgspec import Meta
 
-from inferd.config.pipelines import Spec
+from inferd.config.pipeline_graph import Spec
 from inferd.errors import InvalidRequest, ModelLoadError
 from inferd.predict.contract import Array, Tensors
 from inferd.predict.long_text import deciding_part

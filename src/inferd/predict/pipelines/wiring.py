@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from inferd.config import ModelConfig, PipelineConfig, StepConfig
-from inferd.config.pipelines import Reference, Spec, needs, order, read_spec, resolve, step_names
+from inferd.config.pipeline_graph import Reference, Spec, needs, order, read_spec, resolve, step_names
 from inferd.errors import ModelLoadError
 from inferd.predict.contract import Contract
 from inferd.predict.steps.operation import Operation
