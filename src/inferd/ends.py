@@ -22,6 +22,11 @@ def public_error(request_id: str, error: Exception) -> InferdError:
     if isinstance(error, InferdError):
         return error
     _log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
+    return model_failed()
+
+
+def model_failed() -> InternalError:
+    """What a client reads of a defect while its request was computed."""
     return InternalError("The model failed while working on this request; the server's log has the details.")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from inferd import clock
+from inferd import clock, ends
 from inferd.checkpoints.text.tokenizer import Owner
 from inferd.engine.beam import BeamState
 from inferd.engine.generation import Choice, Generation
@@ -25,7 +25,7 @@ from inferd.engine.scheduling.scheduler import Scheduler, Slice, Step
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.speculation import Speculation
 from inferd.engine.step_clock import StepClock
-from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
+from inferd.errors import InferdError, InvalidRequest
 from inferd.types import Chat, GenerateRequest, ModelInfo, Output, StepStats, TextPrompt
 
 _PROMPT_LOGITS_ROWS = 64  # rows of prompt logits held at a time: 64 x 151,936 x 4 bytes = 39 MB
@@ -47,7 +47,7 @@ class Beams:
 
 
 class Engine:
-    """Implements ``inferd.backend.Backend`` for generative models."""
+    """Implements ``inferd.backend.PreparingBackend`` for generative models."""
 
     def __init__(
         self,
@@ -107,16 +107,14 @@ class Engine:
 
     # -- the loop thread --------------------------------------------------------------------
 
-    def add(self, prepared: object, now: float) -> None:
-        assert isinstance(prepared, Prepared), "only what prepare returned can be added"
+    def add(self, work: Prepared, now: float) -> None:
+        prepared = work
         request, sampling = prepared.request, prepared.sampling
         if request.id in self._generations:
-            raise InvalidRequest(
-                f"A request with id {request.id!r} is already running. Use another id.", param="request_id"
-            )
+            raise ends.duplicate(request.id)
         generation = Generation(prepared, self._preparer.tokenizer, self._info.max_model_len)
         if generation.deadline_at is not None and generation.deadline_at <= now:
-            raise _too_late(request)
+            raise ends.too_late(request, has_begun=False)
         root = Sequence(
             request_id=request.id,
             index=0,
@@ -192,13 +190,7 @@ class Engine:
     def abort_step(self, error: Exception, now: float) -> list[Output]:
         """``step`` raised: end the requests that were in it, keep the others. What had ended before it raised is told too."""
         step, self._current = self._current, None
-        failure = (
-            error
-            if isinstance(error, InferdError)
-            else InternalError(
-                "The model failed while computing this request. It was not retried; the server's log has the details."
-            )
-        )
+        failure = error if isinstance(error, InferdError) else ends.model_failed()
         ids = {part.sequence.request_id for part in step.slices} if step is not None else set(self._generations)
         said, self._said = self._said, []
         outputs = said + self._end_cancelled(now)
@@ -242,7 +234,9 @@ class Engine:
             assert deadline_at is not None
             if deadline_at <= now:
                 self._forget(generation)
-                expired.append(generation.failed(_too_late(generation.prepared.request), now))
+                has_begun = generation.scheduled_at is not None
+                error = ends.too_late(generation.prepared.request, has_begun=has_begun)
+                expired.append(generation.failed(error, now))
             else:
                 self._next_deadline = min(self._next_deadline, deadline_at)
         return expired
@@ -509,10 +503,3 @@ def _looked_at(step: Step) -> list[int]:
         elif part.catches_up:
             rows += range(at - 1 - len(part.draft), at)
     return rows
-
-
-def _too_late(request: GenerateRequest) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"The request's deadline of {request.deadline_s} s passed before the answer was complete. "
-        "Allow more time, or ask for fewer tokens."
-    )
