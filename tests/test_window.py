@@ -21,6 +21,29 @@ def test_a_quantile_is_within_the_accuracy_of_the_exact_one(values: list[float],
     assert abs(found - exact) <= exact * ACCURACY * (1 + 1e-9)
 
 
+FEW = st.sampled_from([0.001, 0.0011, 1.0, 50.0])
+
+
+@given(st.lists(st.tuples(st.lists(FEW, max_size=20), st.integers(0, 59)), max_size=8), st.floats(0.0, 1.0))
+def test_values_count_as_often_as_they_were_added_whenever_and_with_whatever_others(
+    added: list[tuple[list[float], int]], share: float
+) -> None:
+    added.sort(key=lambda pair: pair[1])
+    together, one_by_one = Window(), Window()
+    for values, now in added:
+        together.add_many(values, now)
+        for value in values:
+            one_by_one.add(value, now)
+    exact = sorted(value for values, _ in added for value in values)
+    assert together.count(59) == one_by_one.count(59) == len(exact)
+    found = together.quantiles([share], 59)
+    assert found == one_by_one.quantiles([share], 59)
+    if exact:
+        (value,) = found
+        assert value is not None
+        assert abs(value - exact[int(share * (len(exact) - 1))]) <= value * 2 * ACCURACY
+
+
 @given(st.lists(st.tuples(DURATIONS, st.floats(0.0, 300.0)), max_size=100))
 def test_counts_what_is_young_enough_and_nothing_that_is_too_old(added: list[tuple[float, float]]) -> None:
     window = Window(span_s=60.0, num_slots=12)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from inferd.benchmark.dataset import Query, from_file, random_tokens
-from inferd.benchmark.load import Target, closed_loop, find_model, open_loop
+from inferd.benchmark.load import Connection, Target, closed_loop, find_model, models_of, open_loop
 from inferd.benchmark.report import Report, render
 from inferd.benchmark.stats import Record, summarise
-from inferd.errors import ConfigError, Unavailable
+from inferd.errors import ConfigError, Unauthenticated, Unavailable
 
 Reply = Callable[[int, dict[str, object], asyncio.StreamWriter], Awaitable[None]]
 
@@ -147,6 +147,97 @@ def test_failures_are_counted_with_their_reason_and_the_test_goes_on(reply: Repl
     asyncio.run(check())
 
 
+TEXT = b'{"choices":[{"text":"a"}]}'
+USAGE = b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
+
+
+@pytest.mark.parametrize(
+    ("events", "tokens", "num_gaps", "error"),
+    [
+        ((TEXT, TEXT, TEXT, USAGE, b"[DONE]"), (7, 3), 2, None),
+        ((TEXT, TEXT, b"[DONE]"), (0, 2), 1, None),  # a server that tells no usage: its pieces are counted
+        ((TEXT,), (0, 1), 0, None),
+        ((USAGE, b"[DONE]"), (7, 3), 0, None),
+        ((USAGE, TEXT), (7, 3), 0, None),  # what comes after the usage leaves it as it was
+        ((b'{"choices":[{"text":""}]}', TEXT), (0, 1), 0, None),
+        ((b"[DONE]",), (0, 0), 0, "the answer was empty"),
+        ((TEXT, b"{"), (0, 1), 0, "the answer was not understood"),
+        ((TEXT, b'{"error":{"message":"died"}}', TEXT), (0, 2), 1, "died"),
+    ],
+)
+def test_an_answer_is_measured_by_its_events(
+    events: tuple[bytes, ...], tokens: tuple[int, int], num_gaps: int, error: str | None
+) -> None:
+    text = b": a comment\n" + b"".join(b"data: %s\n\n" % event for event in events)
+
+    async def answer(number: int, body: dict[str, object], writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
+
+    async def check() -> None:
+        async with running(answer) as (url, _):
+            (record,) = await closed_loop(Target(url=url, model="tiny"), [Query(prompt="a")], 1, lambda record: None)
+        assert (record.prompt_tokens, record.output_tokens) == tokens
+        assert len(record.gaps_s) == num_gaps
+        assert (record.first_at is not None) == any(b'"text":"a"' in event for event in events)
+        assert (record.error or "").startswith(error or "")
+        assert (record.error is None) == (error is None)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("header", "closes", "num_connections"),
+    [
+        (b"Content-Length: %d\r\n", False, 1),
+        (b"Content-Length: %d\r\n", True, 3),  # an idle connection that the server closed is made anew
+        (b"Content-Length: %d\r\nConnection: close\r\n", True, 3),
+        (b"", True, 3),  # the end of the connection is the end of the answer
+    ],
+)
+def test_a_connection_is_used_again_as_long_as_the_server_keeps_it(
+    header: bytes, closes: bool, num_connections: int
+) -> None:
+    text = b"data: %s\n\ndata: %s" % (TEXT, USAGE)
+
+    async def answer(number: int, body: dict[str, object], writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n" + (header % len(text) if header else b"") + b"\r\n" + text)
+        await writer.drain()
+        if closes:
+            writer.close()
+
+    async def check() -> None:
+        async with running(answer) as (url, server):
+            queries = [Query(prompt="a")] * 3
+            records = await closed_loop(Target(url=url, model="tiny"), queries, 1, lambda record: None)
+        assert [(record.error, record.output_tokens) for record in records] == [(None, 3)] * 3
+        assert server.num_connections == num_connections
+
+    asyncio.run(check())
+
+
+def test_what_a_target_wants_is_sent_with_every_request() -> None:
+    async def check() -> None:
+        async with running(three_tokens) as (url, server):
+            target = Target(url=url.removeprefix("http://"), model="tiny", ignore_eos=False, temperature=0.5)
+            await closed_loop(target, [Query(messages=[{"role": "user", "content": "a"}])], 5, lambda record: None)
+        (body,) = server.bodies
+        assert "ignore_eos" not in body
+        assert "prompt" not in body
+        assert (body["temperature"], body["stream_options"]) == (0.5, {"include_usage": True})
+
+    asyncio.run(check())
+
+
+def test_an_open_loop_uses_connections_that_are_idle() -> None:
+    async def check() -> None:
+        async with running(three_tokens) as (url, server):
+            queries = [Query(prompt="a")] * 8
+            await open_loop(Target(url=url, model="tiny"), queries, 10.0, lambda record: None)
+        assert server.num_connections < 8
+
+    asyncio.run(check())
+
+
 def test_an_open_loop_sends_them_all_at_about_its_rate() -> None:
     async def check() -> None:
         async with running(three_tokens) as (url, _):
@@ -182,6 +273,64 @@ def test_the_model_that_is_meant_without_a_name_writes_text(models: bytes, chose
 def test_no_server_is_said_with_the_remedy() -> None:
     with pytest.raises(Unavailable, match="inferd serve"):
         asyncio.run(find_model("http://127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "said"),
+    [
+        (b"200 OK", b'{"data":[]}', Unavailable, "lists no model"),
+        (b"200 OK", b"no JSON", Unavailable, "lists no model"),
+        (b"401 Unauthorized", b'{"error":"no key"}', Unauthenticated, "--api-key"),
+        (b"403 Forbidden", b"no", Unauthenticated, "--api-key"),
+        (b"500 Internal Server Error", b'{"message":"lost"}', Unavailable, "500: lost"),
+    ],
+)
+def test_a_server_that_lists_no_models_is_told(status: bytes, body: bytes, kind: type[Exception], said: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
+        writer.close()
+
+    async def check() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            await find_model(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+    with pytest.raises(kind, match=said):
+        asyncio.run(check())
+
+
+def test_models_that_write_text_are_listed_first() -> None:
+    async def check() -> None:
+        async with running(three_tokens) as (url, server):
+            server.models = b'[{"id":"b","tasks":["embed"]},{"id":"c","tasks":["generate"]},{"id":"a"}]'
+            assert await models_of(Connection(url, 10.0), url) == ["c", "a", "b"]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no prompts"),
+        ("\n \n", "has no prompts"),
+        ('{"prompt": "a"}\n{}\n', "line 2: give either prompt or messages"),
+        ('{"prompt": "a", "messages": []}', "line 1: give either prompt or messages"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_of_prompts_that_cannot_be_used_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        from_file(path, 1, output_len=9)
+
+
+@pytest.mark.parametrize(("vocab_size", "lowest"), [(100, 25), (1024, 256), (2000, 256)])
+def test_random_prompts_leave_out_the_lowest_ids(vocab_size: int, lowest: int) -> None:
+    queries = random_tokens(300, input_len=100, output_len=1, vocab_size=vocab_size)
+    ids = {token for query in queries for token in query.prompt or () if isinstance(token, int)}
+    assert ids == set(range(lowest, vocab_size))
 
 
 def test_prompts_come_from_a_file_and_its_mistakes_are_named(tmp_path: Path) -> None:

@@ -56,5 +56,10 @@ def test_counters_are_read_from_a_server_and_one_without_them_is_told() -> None:
         asyncio.run(read_from(b"vllm:num_requests_running 1\n"))
 
 
+def test_a_profile_has_no_part_that_is_less_than_nothing() -> None:
+    profile = between(Reading(0, 0.0, {}), Reading(2, 1.0, {"forward": 1.5, "send": 4.0}))
+    assert profile.parts_s == {"forward": 0.75, "send": 2.0, "other": 0.0}
+
+
 def test_no_step_between_is_no_division_by_zero() -> None:
     assert between(Reading(1, 1.0, {}), Reading(1, 1.0, {})).step_s == 0.0

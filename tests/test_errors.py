@@ -1,0 +1,41 @@
+"""Errors between processes: each comes back as what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from inferd import errors
+from inferd.errors import InferdError, InternalError, from_failure
+from inferd.types import Failure
+
+
+def kinds(cls: type[InferdError] = InferdError) -> Iterator[type[InferdError]]:
+    for sub in cls.__subclasses__():
+        if sub.__module__ == errors.__name__:
+            yield sub
+            yield from kinds(sub)
+
+
+@pytest.mark.parametrize("cls", kinds(), ids=lambda cls: cls.__name__)
+def test_an_error_comes_back_as_what_it_was(cls: type[InferdError]) -> None:
+    plain = from_failure(cls("said").to_failure())
+    assert type(plain) is cls
+    assert str(plain) == plain.message == "said"
+    assert (plain.param, plain.code, plain.retry_after_s) == (None, cls.default_code, None)
+    sent = cls("said", param="field", code="own_code", retry_after_s=2.5)
+    back = from_failure(sent.to_failure())
+    assert type(back) is cls
+    assert (back.message, back.param, back.code, back.retry_after_s) == ("said", "field", "own_code", 2.5)
+
+
+def test_no_two_errors_have_one_kind() -> None:
+    names = [cls.kind for cls in kinds()]
+    assert len(names) == len(set(names)) > 10
+
+
+def test_an_unknown_kind_is_an_internal_error() -> None:
+    error = from_failure(Failure("of a newer version", "said", "field", "code", None))
+    assert type(error) is InternalError
+    assert (error.message, error.param, error.code) == ("said", "field", "code")

@@ -1,0 +1,69 @@
+"""The nouns of the system: classes of priority, and what a request counts as."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.types import (
+    CLASSES,
+    RANKS,
+    GenerateRequest,
+    PredictRequest,
+    PriorityClass,
+    SamplingParams,
+    TextPrompt,
+    class_index,
+    class_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("priority", "name"),
+    [
+        (-100, "critical"),
+        (-3, "critical"),
+        (-2, "critical"),
+        (-1, "interactive"),
+        (0, "normal"),
+        (1, "batch"),
+        (2, "batch"),
+        (100, "batch"),
+    ],
+)
+def test_a_number_stands_for_the_nearest_class(priority: int, name: PriorityClass) -> None:
+    assert class_of(priority) == name
+    assert class_index(priority) == CLASSES.index(name)
+
+
+@given(st.sampled_from(CLASSES), st.sampled_from(CLASSES))
+def test_a_better_class_has_the_lower_rank_and_the_lower_place(one: PriorityClass, other: PriorityClass) -> None:
+    assert class_of(RANKS[one]) == one
+    is_better = CLASSES.index(one) < CLASSES.index(other)
+    assert (RANKS[one] < RANKS[other]) == is_better
+    assert (class_index(RANKS[one]) < class_index(RANKS[other])) == is_better
+
+
+@pytest.mark.parametrize(
+    ("sampling", "width"),
+    [
+        (SamplingParams(), 1),
+        (SamplingParams(n=3), 3),
+        (SamplingParams(n=3, best_of=5), 5),
+        (SamplingParams(n=3, best_of=2), 3),
+    ],
+)
+def test_a_request_counts_as_many_sequences_as_are_made_for_it(sampling: SamplingParams, width: int) -> None:
+    assert sampling.width == width
+    request = GenerateRequest(id="r", model="m", prompt=TextPrompt(text="a"), sampling=sampling)
+    assert request.width == width
+
+
+def test_a_prediction_counts_as_one() -> None:
+    assert PredictRequest(id="r", model="m", dialect="v2", body=b"").width == 1
+
+
+@pytest.mark.parametrize(("temperature", "is_greedy"), [(0.0, True), (1e-9, False), (1.0, False)])
+def test_only_a_temperature_of_nothing_is_greedy(temperature: float, is_greedy: bool) -> None:
+    assert SamplingParams(temperature=temperature).is_greedy is is_greedy
