@@ -39,9 +39,9 @@ def test_values_count_as_often_as_they_were_added_whenever_and_with_whatever_oth
     found = together.quantiles([share], 59)
     assert found == one_by_one.quantiles([share], 59)
     if exact:
-        (value,) = found
-        assert value is not None
-        assert abs(value - exact[int(share * (len(exact) - 1))]) <= value * 2 * ACCURACY
+        (near,) = found
+        assert near is not None
+        assert abs(near - exact[int(share * (len(exact) - 1))]) <= near * 2 * ACCURACY
 
 
 @given(st.lists(st.tuples(DURATIONS, st.floats(0.0, 300.0)), max_size=100))

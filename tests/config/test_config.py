@@ -24,7 +24,7 @@ from inferd.config import (
     single_model_config,
     stray_variables,
 )
-from inferd.config.tree import Text
+from inferd.config.tree import Text, branches
 from inferd.config.units import NotAllowedError, count, size, size_text
 from inferd.errors import ConfigError
 
@@ -302,6 +302,27 @@ def test_the_schema_agrees_with_the_reader(tmp_path: Path) -> None:
     for bad in wrong:
         assert not validator.is_valid(bad)
         refusal(None, {}, bad)
+
+
+def test_every_section_is_listed_once_and_before_those_inside_it() -> None:
+    paths = [branch.path for branch in branches(Config)]
+    assert len(paths) == len(set(paths))
+    for number, path in enumerate(paths):
+        if path:
+            around = path[:-1] if path[-1] not in ("*", "[]") else path[:-2]
+            assert around in paths[:number]
+    for path in [
+        ("server", "tls"),
+        ("models", "*"),
+        ("models", "*", "batching"),
+        ("models", "*", "remotes", "[]"),
+        ("models", "*", "pipeline", "steps", "[]"),
+        ("tenants", "*"),
+    ]:
+        assert path in paths
+    assert [branch.path for branch in branches(ServerConfig, ("server",))] == [
+        path for path in paths if path[:1] == ("server",)
+    ]
 
 
 def test_a_model_is_named_after_its_source(tmp_path: Path) -> None:

@@ -75,6 +75,34 @@ def test_a_batch_takes_memory_by_its_rows(tmp_path: Path) -> None:
     assert many - few >= 8 * 2 * 1000 * 4, "a row more is at least its input and its output"
 
 
+def headroom(path: Path, width: int, max_batch_size: int | None) -> int:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", width])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", width])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    batching = BatchingConfig(max_batch_size=max_batch_size)
+    return planned(ModelConfig(source=str(path), batching=batching)).headroom_bytes
+
+
+@pytest.mark.parametrize(
+    ("width", "rows"), [(1, 256), (4096, 256), (8192, 128), (1 << 18, 4), (1 << 20, 4), (1 << 21, 4)]
+)
+def test_a_batch_is_planned_for_some_megabytes_of_rows_where_nothing_says_how_many(
+    tmp_path: Path, width: int, rows: int
+) -> None:
+    path = tmp_path / "m.onnx"
+    assert headroom(path, width, None) == headroom(path, width, rows)
+    assert headroom(path, width, rows + 1) > headroom(path, width, rows)
+
+
+def test_each_row_of_a_batch_takes_the_same(tmp_path: Path) -> None:
+    one, two, three = (headroom(tmp_path / "m.onnx", 1000, rows) for rows in (1, 2, 3))
+    assert three - two == two - one >= 2 * 4 * 1000
+
+
 def test_an_encoders_weights_are_planned_in_the_format_they_are_computed_in(tmp_path: Path) -> None:
     config = encoder(tmp_path / "e")
     assert planned(config).weights_bytes == 4_000_000

@@ -149,6 +149,56 @@ dynamic_batching { default_queue_policy { max_queue_size: 9 default_timeout_micr
 
 
 @pytest.mark.parametrize(
+    ("groups", "replicas", "device", "told"),
+    [
+        ("", 1, "auto", None),
+        ("{ }", 1, "auto", None),
+        ("{ count: 3 }", 3, "auto", None),
+        ("{ kind: KIND_MODEL }", 1, "auto", None),
+        ("{ kind: KIND_CPU }, { kind: KIND_CPU count: 2 }", 3, "cpu", None),
+        ("{ kind: KIND_CPU }, { kind: KIND_GPU passive: true }", 1, "cpu", None),
+        ("{ kind: KIND_GPU passive: true }", 1, "auto", None),
+        ("{ kind: KIND_GPU }", 1, "cuda", None),
+        ("{ kind: KIND_GPU gpus: [ 3 ] }", 1, "cuda:3", None),
+        (
+            "{ kind: KIND_GPU gpus: [ 3 ] }, { kind: KIND_GPU gpus: [ 2 ] }",
+            2,
+            "cuda:2",
+            "GPUs [2, 3]; all replicas run on 2",
+        ),
+    ],
+)
+def test_instances_are_replicas_on_one_device(
+    tmp_path: Path, groups: str, replicas: int, device: str, told: str | None
+) -> None:
+    warnings: list[str] = []
+    model = one(tmp_path, f'backend: "onnxruntime" {groups and f"instance_group [ {groups} ]"}', warnings=warnings)
+    assert (model.replicas, model.device) == (replicas, device)
+    assert len(warnings) == (told is not None)
+    assert told is None or told in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "max_requests", "timeout_s"),
+    [
+        ("", None, None),
+        ("max_queue_size: 9", 9, None),
+        ("default_timeout_microseconds: 250000", None, 0.25),
+        ("timeout_action: DELAY default_timeout_microseconds: 250000", None, None),
+    ],
+)
+def test_a_queue_is_bounded_as_its_policy_says(
+    tmp_path: Path, policy: str, max_requests: int | None, timeout_s: float | None
+) -> None:
+    model = one(
+        tmp_path, f'backend: "onnxruntime" max_batch_size: 4 dynamic_batching {{ default_queue_policy {{ {policy} }} }}'
+    )
+    usual = ModelConfig(source="m").queue
+    assert model.queue.max_requests == (usual.max_requests if max_requests is None else max_requests)
+    assert model.queue.timeout_s == (usual.timeout_s if timeout_s is None else timeout_s)
+
+
+@pytest.mark.parametrize(
     ("config", "said"),
     [
         ('name: "other"', "calls the model 'other', but its folder is called 'm'"),

@@ -86,6 +86,29 @@ def test_an_output_that_is_no_tensor_is_left_out(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["output"], np.full((3, 4), 2.0))
 
 
+class Nested(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, object]:
+        return {"doubled": x * 2, "both": (x * 3, x * 4)}
+
+
+class Named(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"z": x * 2, "a": x * 3}
+
+
+@pytest.mark.parametrize(
+    ("module", "factors"),
+    [(Named(), {"a": 3.0, "z": 2.0}), (Nested(), {"output_0": 2.0, "output_1": 3.0, "output_2": 4.0})],
+)
+def test_outputs_are_called_as_in_a_flat_dictionary_and_else_numbered(
+    tmp_path: Path, module: torch.nn.Module, factors: dict[str, float]
+) -> None:
+    runtime = loaded(export(module, tmp_path / "n.pt2", torch.randn(2, 4)))
+    assert {spec.name for spec in runtime.contract.outputs} == set(factors)
+    found = answered(runtime, {"x": np.ones((3, 4), np.float32)})
+    assert {name: float(array[0, 0]) for name, array in found.items()} == factors
+
+
 def test_rows_that_know_of_each_other_and_fixed_rows_are_no_batch(tmp_path: Path) -> None:
     assert loaded(export(Centred(), tmp_path / "c.pt2", torch.randn(2, 4))).contract.max_batch_size == 0
     fixed = loaded(export(Scores(), tmp_path / "f.pt2", torch.randn(2, 4), is_dynamic=False)).contract

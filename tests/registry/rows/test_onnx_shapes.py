@@ -15,7 +15,7 @@ from tests.predict.row_models import FLOAT, INT64, node, saved
 
 from inferd.registry.onnx_graph import read_graph
 from inferd.registry.rows.onnx import prove
-from inferd.registry.rows.value import Fixed, Rows, Size, Value
+from inferd.registry.rows.value import Fixed, Mixed, Rows, Size, Value, axis_of
 
 ROW = (4, 6)
 
@@ -84,9 +84,9 @@ SHAPES = {
     "gather": case("r 3 6", node("Gather", "x i", "y", axis=1), i=[0, 3, 1]),
     "gather one": case("r 4", node("Gather", "x i", "y", axis=2), i=5),
     "gather a matrix": case("r 4 2 3", node("Gather", "x i", "y", axis=-1), i=[[0, 1, 2], [3, 4, 5]]),
-    "one hot": case("r 4 6 5", node("Cast", "x", "i", to=INT64), node("OneHot", "i d v", "y"), d=5, v=np.float32([0, 1])),
+    "one hot": case("r 4 6 5", node("Cast", "x", "i", to=INT64), node("OneHot", "i d v", "y"), d=5, v=np.array([0, 1], np.float32)),
     "one hot in front": case(
-        "5 r 4 6", node("Cast", "x", "i", to=INT64), node("OneHot", "i d v", "y", axis=0), axis=1, d=5, v=np.float32([0, 1])
+        "5 r 4 6", node("Cast", "x", "i", to=INT64), node("OneHot", "i d v", "y", axis=0), axis=1, d=5, v=np.array([0, 1], np.float32)
     ),
     "depth to space": case(
         "r 1 4 6", node("Reshape", "x s", "d"), node("DepthToSpace", "d", "y", blocksize=2), s=[-1, 4, 2, 3]
@@ -94,14 +94,14 @@ SHAPES = {
     "space to depth": case(
         "r 4 2 3", node("Unsqueeze", "x a", "d"), node("SpaceToDepth", "d", "y", blocksize=2), a=[1]
     ),
-    "resize by scales": case("r ? 6", node("Resize", "x - s", "y"), s=np.float32([1, 2, 1])),
-    "resize by scales before there were regions": case("r ? 6", node("Resize", "x s", "y"), opset=10, s=np.float32([1, 2, 1])),
+    "resize by scales": case("r ? 6", node("Resize", "x - s", "y"), s=np.array([1, 2, 1], np.float32)),
+    "resize by scales before there were regions": case("r ? 6", node("Resize", "x s", "y"), opset=10, s=np.array([1, 2, 1], np.float32)),
     "resize to sizes": case(
         "r 1 8 3", node("Unsqueeze", "x a", "u"), node("Shape", "u", "n", start=0, end=2), node("Concat", "n e", "t", axis=0),
         node("Resize", "u - - t", "y"), a=[1], e=[8, 3],
     ),
     "resize axes": case("r 8 6", node("Resize", "x - - t", "y", axes=[1]), opset=18, t=[8]),
-    "upsample": case("r 4 ?", node("Upsample", "x s", "y"), opset=9, s=np.float32([1, 1, 2])),
+    "upsample": case("r 4 ?", node("Upsample", "x s", "y"), opset=9, s=np.array([1, 1, 2], np.float32)),
     "matrices": case("r 4 5", node("MatMul", "x w", "y"), w=np.ones((6, 5), np.float32)),
     "a matrix and a vector": case("r 4", node("MatMul", "x w", "y"), w=np.ones(6, np.float32)),
     "a stack of matrices": case("r 3 6", node("MatMul", "w x", "y"), w=np.ones((1, 3, 4), np.float32)),
@@ -144,6 +144,29 @@ SHAPES = {
             ),
         ), c=True,
     ),
+}  # fmt: skip
+
+
+def branches(then: onnx.NodeProto, otherwise: onnx.NodeProto) -> onnx.NodeProto:
+    """One of two, by a condition that comes with the request."""
+    return node("If", "c", "y", then_branch=branch(then, "t"), else_branch=branch(otherwise, "e"))
+
+
+def branch(one: onnx.NodeProto, name: str) -> onnx.GraphProto:
+    one.output[0] = name
+    return onnx.helper.make_graph([one], name, [], [onnx.helper.make_tensor_value_info(name, FLOAT, None)])
+
+
+BRANCHES = {
+    "of equal shapes": (branches(node("Relu", "x", "-"), node("Tanh", "x", "-")), "r 4 6", 0),
+    "of one size that differs": (branches(node("Relu", "x", "-"), node("Concat", "x x", "-", axis=1)), "r ? 6", 0),
+    "of constants": (branches(node("Relu", "w", "-"), node("Tanh", "w", "-")), "2 3", None),
+    "of constants of a size that differs": (
+        branches(node("Relu", "w", "-"), node("Concat", "w w", "-", axis=1)), "2 ?", None
+    ),
+    "of constants of other ranks": (branches(node("Relu", "w", "-"), node("ReduceSum", "w", "-", keepdims=0)), None, None),
+    "of rows along different axes": (branches(node("Relu", "x", "-"), node("Transpose", "x", "-", perm=[1, 0, 2])), "", None),
+    "of rows and of a constant": (branches(node("Relu", "x", "-"), node("Relu", "w", "-")), "", None),
 }  # fmt: skip
 
 SHAPE = node("Shape", "x", "s")
@@ -236,3 +259,19 @@ def test_the_sizes_that_a_graph_computes_with_are_known(tmp_path: Path, name: st
         array = computed(tmp_path / "m.onnx", rows)
         assert array.ravel().tolist() == put(one.told, rows)
         assert written(found.dims or ()) == " ".join(map(str, array.shape))
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_what_is_known_of_one_of_two_branches_is_what_they_share(tmp_path: Path, name: str) -> None:
+    choice, told, axis = BRANCHES[name]
+    path, kind = tmp_path / "m.onnx", onnx.TensorProto.BOOL
+    inputs = {"x": (FLOAT, [None, *ROW]), "c": (kind, [])}
+    saved(path, [choice], inputs, {"y": (FLOAT, None)}, {"w": np.ones((2, 3), np.float32)})
+    found = prove(read_graph(path), {"x": ((None, *ROW), 0), "c": ((), None)})["y"]
+    if told == "":
+        assert isinstance(found, Mixed)
+        assert not found.is_certain
+        return
+    assert not isinstance(found, Mixed), found
+    assert (None if found.dims is None else written(found.dims)) == told
+    assert axis_of(found) == axis
