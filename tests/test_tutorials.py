@@ -58,7 +58,7 @@ class Shell:
         assert self._process.stdout is not None
         self._process.stdin.write(f"{commands}\necho; echo '{_DONE}'\n")
         self._process.stdin.flush()
-        shown = []
+        shown: list[str] = []
         for line in self._process.stdout:
             if line.rstrip("\n") == _DONE:
                 return "".join(shown).strip()
@@ -130,7 +130,9 @@ def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
     }
     folder = tmp_path / "work"
     folder.mkdir()
-    shell, server, shown, ran = Shell(folder, env), None, "", 0
+    shell = Shell(folder, env)
+    server: subprocess.Popen[str] | None = None
+    shown, ran = "", 0
     try:
         for language, text in blocks(page, port):
             if found := _FILE.match(text):
