@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.errors import QuotaExceeded
-from inferd.tenancy.buckets import Bucket
+from inferd.tenancy.buckets import Bucket, Kind
 from inferd.tenancy.limiter import Limiter, Quota, Taken, duration
 from inferd.tenancy.principal import Limits
 
@@ -203,3 +205,51 @@ def test_durations_are_written_as_openai_writes_them() -> None:
         b"6m0s",
         b"1h2m3.25s",
     ]
+
+
+KINDS = st.sampled_from(("requests", "tokens", "in_flight"))
+
+
+Done = Callable[[Bucket, float, float], object]
+DEEDS: dict[str, Done] = {
+    "lacks": lambda bucket, amount, now: bucket.lacks(amount, now),
+    "take": lambda bucket, amount, now: bucket.take(amount, now),
+    "give": lambda bucket, amount, now: bucket.give(amount, now),
+    "full": lambda bucket, amount, now: bucket.full_in_s(now),
+    "grow": lambda bucket, amount, now: bucket.grow(0.25, amount, now),
+    "shrink": lambda bucket, amount, now: bucket.shrink(0.25, now)[1],
+    "configure": lambda bucket, amount, now: bucket.configure(amount, now),
+}
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+@given(KINDS, st.floats(0.1, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 30.0), st.integers(1, 200))
+def test_whatever_is_done_to_a_bucket_counts_the_time_until_then(
+    deed: str, kind: Kind, share: float, part: float, seconds: float, amount: int
+) -> None:
+    """A bucket that was looked at just before is as one that was not."""
+    found = []
+    now = 5.0 + seconds
+    for is_looked_at in (True, False):
+        bucket = Bucket(kind, 100.0, share=share, level=part * share * 100.0, now=5.0)
+        if is_looked_at:
+            bucket.refill(now)
+        said = DEEDS[deed](bucket, float(amount), now)
+        then = (said or 0.0, bucket.level, bucket.share, bucket.whole, bucket.at)
+        bucket.refill(now + 1.0)
+        found.append((*then, bucket.level))
+    assert found[0] == pytest.approx(found[1])
+
+
+@given(KINDS, st.integers(1, 200), st.integers(1, 200), st.floats(-2.0, 1.0))
+def test_another_limit_leaves_what_is_in_use_in_use_and_no_more_than_it_holds(
+    kind: Kind, before: int, after: int, part: float
+) -> None:
+    bucket = Bucket(kind, float(before), share=1.0, level=part * before, now=0.0)
+    used = bucket.capacity - bucket.level
+    bucket.configure(float(after), 0.0)
+    assert bucket.capacity == after
+    if kind == "in_flight":
+        assert bucket.capacity - bucket.level == pytest.approx(used)
+    else:
+        assert bucket.level == pytest.approx(min(part * before, after))

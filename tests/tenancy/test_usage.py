@@ -183,6 +183,31 @@ def test_full_segments_follow_each_other(database: Database, tmp_path: Path, mon
     assert total(database) == (500, 1500, 2000)
 
 
+def test_what_was_entered_leaves_no_file_and_no_position(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd.tenancy.usage.SEGMENT_BYTES", 4096)
+    journal = UsageJournal(tmp_path, None)
+
+    def left() -> tuple[int, int]:
+        with database.transaction() as transaction:
+            ((positions,),) = transaction.rows("SELECT count(*) FROM journals")
+        assert isinstance(positions, int)
+        return len(list((tmp_path / "usage").iterdir())), positions
+
+    for _ in range(500):
+        journal.record(entry())
+    files, _ = left()
+    assert files > 3
+    journal.enter(database)
+    files, positions = left()
+    assert files == 2, "one that is written to, and one that is ready for the next"
+    assert positions <= 1
+    journal.close(database)
+    assert left() == (0, 0)
+    assert total(database)[0] == 500
+
+
 def test_a_disk_without_room_keeps_usage_in_memory(
     database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -94,6 +94,24 @@ def test_a_second_submission_of_a_running_request_is_ignored() -> None:
     assert [output.end is not None for output in bench.sent] == [False, True]
 
 
+def test_a_loop_is_busy_with_what_came_and_with_what_it_computes() -> None:
+    """What a watch takes for a hang: busy, and no step ends."""
+    bench = Bench()
+    computing: list[tuple[bool, bool]] = []
+    step = bench.backend.step
+
+    def watched(now: float) -> tuple[list[Output], StepStats]:
+        computing.append((bench.loop.is_busy, bench.inbox.empty()))
+        return step(now)
+
+    bench.backend.step = watched  # type: ignore[method-assign]
+    assert not bench.loop.is_busy
+    bench.inbox.put(bench.add("a", "hello", 2))
+    assert bench.loop.is_busy
+    bench.run([], [Halt()])
+    assert computing[0] == (True, True)
+
+
 def test_halting_ends_what_runs_as_cancelled() -> None:
     bench = Bench()
     bench.run([bench.add("a", "hello", 9)], [Halt()])

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import sys
+from pathlib import Path
 
 import pytest
+from tests.server_process import running
+from tests.worker.watching import is_running, until_now
 
 from inferd.worker.process import WorkerProcess
 
@@ -31,3 +35,11 @@ def test_one_that_cannot_be_listened_to_is_ended_and_its_end_is_told() -> None:
             os.waitpid(process.pid, os.WNOHANG)
 
     asyncio.run(run())
+
+
+def test_a_worker_whose_server_was_killed_ends_even_where_it_cannot_see_that(tmp_path: Path) -> None:
+    with running(data_dir=tmp_path) as server:
+        (worker,) = server.workers
+        os.kill(worker, signal.SIGSTOP)
+        server.signal(signal.SIGKILL)
+        until_now(lambda: not is_running(worker), "the stopped worker was killed")
