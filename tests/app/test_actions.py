@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import httpx
 import msgspec
+from tests.server_process import running
 
 from inferd.app.actions import model_report
 from inferd.config import Config, ModelConfig, VersionsConfig
@@ -112,3 +117,33 @@ def test_a_replica_that_was_set_aside_is_told_by_its_breaker() -> None:
     slow = msgspec.structs.replace(REPLICA, ejected=True, breaker="closed")
     (replica,) = model_report(msgspec.structs.replace(MODEL, replicas_status=(slow,)), CONFIG).replicas
     assert replica.breaker == "ejected"
+
+
+def test_each_tenants_limits_and_what_it_used_are_told(tmp_path: Path) -> None:
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
+    config = {
+        "server": {"port": 0},
+        "state": {"data_dir": str(tmp_path)},
+        "models": {"tiny": {"source": "tiny"}},
+        "tenants": {"a": {"rpm": 600, "tpm": 100}, "b": {"rpm": 500}, "free": {}},
+    }
+    file = tmp_path / "inferd.yaml"
+    file.write_text(json.dumps(config))
+    with running(data_dir=tmp_path, file=file) as server:
+        socket = tmp_path / "run" / f"{server.port}.sock"
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://inferd") as admin:
+            keys = {
+                name: admin.post("/admin/keys", json={"name": name, "tenant": name}).json()["key"]
+                for name in ("a", "b")
+            }
+            for _ in range(2):
+                headers = {"authorization": f"Bearer {keys['a']}"}
+                answer = httpx.post(server.url + "/v1/completions", json=body, headers=headers, timeout=20)
+                assert answer.status_code == 200
+            told = {tenant["name"]: tenant for tenant in admin.get("/admin/status").json()["tenants"]}
+    assert told["a"]["limits"] == {"requests": 600, "tokens": 100}
+    assert told["b"]["limits"] == {"requests": 500}
+    assert 1.0 < told["a"]["used"]["requests"] <= 2.0
+    assert 0.0 < told["a"]["used"]["tokens"] <= 2 * 5
+    assert told["b"]["used"] == {"requests": 0.0}
+    assert "free" not in told

@@ -199,6 +199,29 @@ def test_who_needs_it_gets_it(world: World) -> None:
     assert servers[0].ask(500)
 
 
+def test_the_share_of_a_limit_that_a_server_no_longer_has_is_free_for_the_others(world: World) -> None:
+    first, second = Server(world, "a"), Server(world, "b")
+    for _ in range(4):
+        for server in (first, second):
+            server.ask()
+            server.settle()
+            server.tick()
+        world.now += 1.0
+    assert first.share() > 0
+    first.limiter.configure({"key:k": Limits(max_in_flight=4)}, world.now)
+    for turn in range(20):
+        world.now += 1.0
+        for _ in range(turn):
+            second.ask()
+            second.settle()
+        first.tick()
+        second.tick()
+    assert second.share() > 0.9
+    with world.database.reading() as transaction:
+        rows = transaction.rows("SELECT gateway FROM leases WHERE bucket = ?", ("key:k/tokens",))
+    assert [row[0] for row in rows] == ["b"]
+
+
 def test_a_limit_of_one_works_on_several_servers(world: World) -> None:
     limits = Limits(max_in_flight=1)
     servers = [Server(world, name, limits) for name in "abc"]

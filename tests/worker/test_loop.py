@@ -112,6 +112,32 @@ def test_a_loop_is_busy_with_what_came_and_with_what_it_computes() -> None:
     assert computing[0] == (True, True)
 
 
+class Diligent(TinyBackend):
+    """One with something to do ahead of time: so many turns, and work that arrives during one of them."""
+
+    def __init__(self, turns: int, arrives: int, inbox: Script) -> None:
+        super().__init__("tiny", ModelConfig(source="tiny"))
+        self.left, self.arrives, self.inbox = turns, arrives, inbox
+
+    def use_idle_time(self) -> bool:
+        assert not self.requests, "there is other work"
+        self.left -= 1
+        if self.left == self.arrives:
+            self.inbox.feed()
+        return self.left > 0
+
+
+@pytest.mark.parametrize(("turns", "arrives", "left"), [(5, 2, 2), (3, -1, 0)])
+def test_idle_time_is_used_until_work_comes_or_nothing_is_left_to_do(turns: int, arrives: int, left: int) -> None:
+    bench = Bench()
+    backend = Diligent(turns, arrives, bench.inbox)
+    loop = StepLoop(backend, bench.inbox, bench._send)
+    bench.inbox.parts = [[bench.add("a", "hello", 1)], [Halt()]]
+    loop.run()
+    assert backend.left == left
+    assert [output.end.outcome for output in bench.sent if output.end] == ["done"]
+
+
 def test_halting_ends_what_runs_as_cancelled() -> None:
     bench = Bench()
     bench.run([bench.add("a", "hello", 9)], [Halt()])
