@@ -168,7 +168,7 @@ def test_files_that_the_architecture_names_are_there(page: Path) -> None:
     assert sorted(name for name in named if name.rstrip("/") not in ends) == []
 
 
-def test_the_gateways_process_never_imports_torch() -> None:
+def test_the_gateways_process_imports_no_torch_and_no_protobuf() -> None:
     """What the import contract says of the source, said again by a process that does it."""
     rooms = ["inferd.gateway.server", "inferd.observe", "inferd.config", "inferd.events", "inferd.worker.messages"]
     rooms += [
@@ -176,7 +176,7 @@ def test_the_gateways_process_never_imports_torch() -> None:
         for name in ("app", "router.router", "worker.supervisor")
         if (ROOT / "src" / "inferd" / f"{name.replace('.', '/')}.py").exists()
     ]
-    program = f"import sys, importlib\nfor name in {rooms!r}: importlib.import_module(name)\nprint(sorted({{'torch', 'transformers', 'tokenizers', 'scipy'}} & set(sys.modules)))"
+    program = f"import sys, importlib\nfor name in {rooms!r}: importlib.import_module(name)\nprint(sorted({{'torch', 'transformers', 'tokenizers', 'scipy', 'google.protobuf'}} & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -33,12 +33,6 @@ EQUIVALENT: Final = (
         "Both are as long as the same struct has fields.",
     ),
     Equivalent(
-        "registry/text_format.py",
-        'value = int(text, 8) if len(text) > 1 and text.startswith("0") else int(text)',
-        'value = int(text, 8) if len(text) >= 1 and text.startswith("0") else int(text)',
-        "A lone 0 is 0 with the base 8 as well.",
-    ),
-    Equivalent(
         "tenancy/leases.py",
         "(self._version if version > self._version else -1, self._presence.id),",
         "(self._version if version >= self._version else -1, self._presence.id),",

@@ -1,16 +1,22 @@
-"""Protobuf's text format: what protobuf's own library reads we read alike, and whatever else is refused with its line."""
+"""Texts in protobuf's format become the structs that Triton's own messages become; mistakes are told with line and field."""
 
 from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.registry.repositories import repository
 from tritonclient.grpc import model_config_pb2  # type: ignore[import-untyped]
 
-from inferd.registry.text_format import TextFormatError, fold, parse
-from inferd.registry.triton_config import Control, DynamicBatching, EnsembleStep, TritonModel
+from inferd.registry.text_format import TextFormatError, parse
+from inferd.registry.triton_config import Control, DynamicBatching, EnsembleStep, Input, TritonModel
 
 EVERYTHING = r"""
 # a comment
@@ -33,7 +39,7 @@ sequence_batching { direct { minimum_slot_utilization: 5e-1f } control_input [ {
 
 def folded(text: str) -> tuple[TritonModel, list[str]]:
     unknown: list[str] = []
-    return fold(parse(text), TritonModel, unknown), unknown
+    return parse(text, TritonModel, unknown), unknown
 
 
 def test_everything_people_write_is_read_as_protobuf_reads_it() -> None:
@@ -117,51 +123,93 @@ def test_what_protobuf_writes_we_read(
         ),
     )
 )
-def test_whatever_it_is_it_is_a_tree_or_a_refusal(text: str) -> None:
+def test_a_text_is_read_or_refused_and_fields_are_unknown_where_protobuf_says_so(text: str) -> None:
     try:
         _, unknown = folded(text)
     except TextFormatError:
         return
     if unknown:
-        return
-    try:
+        with pytest.raises(text_format.ParseError) as caught:
+            text_format.Merge(text, model_config_pb2.ModelConfig())
+        said = re.search(r'has no field named "(.*)"|does not have extensions', str(caught.value))
+        assert said is not None
+        assert unknown[0].endswith(said[1] or "")
+    else:
         text_format.Merge(text, model_config_pb2.ModelConfig())
-    except text_format.ParseError as error:  # words of enums are checked when they get a meaning
-        assert "Enum type" in str(error)  # noqa: PT017
+
+
+_WORDS = [value.name for value in model_config_pb2.DataType.DESCRIPTOR.values]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name", "line 1: expected ':' after name, but it ends"),
-        ('\nname: "a', "line 2: expected a string that ends on its line"),
-        ("name: 5", "line 1: name is 5; expected a text in quotes"),
-        ("name: simple", "line 1: name is 'simple'; expected a text in quotes"),
-        ('input { data_type: "TYPE_FP32" }', "input.data_type is 'TYPE_FP32'; expected a word"),
-        ("max_batch_size: 8.5", "max_batch_size is 8.5; expected an integer"),
-        ("max_batch_size: 1 max_batch_size: 2", "max_batch_size is given twice"),
-        ("max_batch_size: [ 8 ]", "line 1: max_batch_size is a list; expected one value"),
-        ("input: 3", "line 1: input is 3; expected a message in braces"),
-        ("input { name: 'a'", "expected the name of a field or '}'"),
-        ("input { optional: maybe }", "input.optional is 'maybe'; expected true or false"),
-        (r'name: "\q"', "unknown escape"),
-        ("a {" * 80, "messages may be 64 deep"),
-        ("name: -x", "expected a number after '-'"),
-        ("input [ {} {} ]", "expected ',' or ']'"),
-        ("max_batch_size: 99999999999999999999", "expected an integer"),
+        ("name", 'line 1: name: Expected ":"'),
+        ('\nname: "a', "line 2: name: String missing ending quote: '\"a'"),
+        ("name: 5", "line 1: name: Expected string but found: '5'"),
+        ("name: simple", "line 1: name: Expected string but found: 'simple'"),
+        (
+            '\n\ninput { data_type: "TYPE_FP32" }',
+            'line 3: input.data_type: Enum type "Input.DataType" has no value named',
+        ),
+        ("input { data_type: TYPE_FP33 }", f"has no value named TYPE_FP33; expected one of {', '.join(_WORDS)}"),
+        ("max_batch_size: 8.5", "line 1: max_batch_size: Couldn't parse integer: 8.5"),
+        ("max_batch_size: 1\nmax_batch_size: 2", "line 2: max_batch_size: "),
+        ("max_batch_size: [ 8 ]", "line 1: max_batch_size: Couldn't parse integer: ["),
+        ("input: 3", 'line 1: input: Expected "{"'),
+        ("input { name: 'a'", 'line 1: input.name: Expected "}"'),
+        ("input { optional: maybe }", 'line 1: input.optional: Expected "true" or "false"'),
+        (r'name: "\xff"', "line 1: name: Couldn't parse string"),
+        ("a {" * 80, "a does not end; expected '}'"),
+        ("other [ {", "other does not end; expected '}'"),
+        ("other { name: 'a' ]", "other does not end; expected '}'"),
+        ("name: -x", "line 1: name: Expected string"),
+        ("input [ {} {} ]", 'line 1: input: Expected ","'),
+        ("max_batch_size: 99999999999999999999", "line 1: max_batch_size: Value out of range"),
+        ("[a.b]: 1", "line 1: "),
         ("#" * ((1 << 20) + 1), "expected at most"),
         (
             "dynamic_batching { priority_queue_policy { key: x1 } }",
-            "priority_queue_policy.key is 'x1'; expected an integer",
+            "line 1: dynamic_batching.priority_queue_policy.key: Couldn't parse integer: x1",
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_line(text: str, said: str) -> None:
+def test_a_mistake_is_told_with_its_line_and_its_field(text: str, said: str) -> None:
     with pytest.raises(TextFormatError) as caught:
         folded(text)
     assert said in str(caught.value)
 
 
 def test_unknown_fields_are_named_once() -> None:
-    _, unknown = folded('zzz: 1 input { name: "a" yyy { b: 1 } } input { yyy { } } zzz: 2')
-    assert unknown == ["zzz", "input.yyy"]
+    found, unknown = folded(
+        'zzz: 1 input { name: "a" yyy { b: 1 } } input [ { yyy { } }, < name: "b" > ] zzz: [2, x, {a: 1}] 5: name\n'
+        "dynamic_batching { priority_queue_policy { key: 1 more: 'x: 1' value { max_queue_size: 2 } } }"
+    )
+    assert unknown == ["zzz", "input.yyy", "5", "dynamic_batching.priority_queue_policy.more"]
+    assert [one.name for one in found.input] == ["a", "", "b"]
+
+
+def test_numbers_of_enums_are_tritons() -> None:
+    for number, word in enumerate(_WORDS):
+        found, _ = folded(f"input {{ data_type: {number} }}")
+        assert found.input == (Input(data_type=word),)
+
+
+def test_a_missing_package_is_told_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    """Only where a config.pbtxt is read: numbered folders alone need no package."""
+    repository(tmp_path)
+    program = (
+        "import sys; sys.modules['google.protobuf'] = None\n"
+        "from inferd.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "check", str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode != 0
+    assert (
+        "needs the package protobuf, which is not installed: pip install 'inferd[triton]'"
+        in found.stdout + found.stderr
+    )
+    for config in tmp_path.rglob("config.pbtxt"):
+        config.unlink()
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "protobuf" not in found.stdout + found.stderr

@@ -1,267 +1,175 @@
-"""Protobuf's text format, as people write it into config.pbtxt, read into a tree and folded into structs.
+"""Protobuf's text format, as people write it into config.pbtxt, read into structs.
 
-Follows the language's specification (protobuf.dev/reference/protobuf/textformat-spec) but for extensions and ``Any``.
-Knows no message: what fields there are is the structs' to say.
+The library protobuf parses; its messages are described after the structs, so that these say once what fields there are.
+The library is optional and its import takes long, so it is imported with the first text that is read.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import typing
-from collections.abc import Mapping
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-MAX_BYTES: Final = 1 << 20
-MAX_DEPTH: Final = 64
+from inferd.errors import ConfigError
 
-Enum = typing.NewType("Enum", str)
-"""A field whose value is a word without quotes."""
+if TYPE_CHECKING:
+    from google.protobuf.descriptor_pb2 import DescriptorProto
+    from google.protobuf.message import Message
+    from google.protobuf.text_format import ParseError
+
+MAX_BYTES: Final = 1 << 20
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-_BLANK = re.compile(r"(?:[ \t\r\n\f\v]+|#[^\n]*)*")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_STRING = re.compile(r"\"((?:[^\"\\\n]|\\.)*)\"|'((?:[^'\\\n]|\\.)*)'")
-_NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][+-]?[0-9]+)?[fF]?")
-_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
-_PLAIN: Final[Mapping[bytes, bytes]] = {
-    b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v", b"\\": b"\\", b"'": b"'",
-    b'"': b'"', b"?": b"?",
-}  # fmt: skip
-
 
 class TextFormatError(ValueError):
-    """What is wrong, with its line."""
+    """What is wrong, with its line and its field."""
 
 
-class Word(str):
-    """A name without quotes: true, TYPE_FP32, inf."""
-
-    __slots__ = ()
-
-
-class Field(NamedTuple):
-    name: str
-    value: Value | None  # None: an empty list
-    line: int
-    is_listed: bool = False  # in brackets
-
-
-class Message(NamedTuple):
-    fields: tuple[Field, ...]
-
-
-Value = Message | str | int | float
-
-
-def parse(text: str) -> Message:
-    """A document. Raises TextFormatError."""
+def parse(text: str, kind: type[S], unknown: list[str]) -> S:
+    """The text as a struct, whose tuples are repeated fields, whose dicts are maps and whose literals are enums. Fields
+    that the struct has not are left out and named in ``unknown``. Raises TextFormatError, and ConfigError where the
+    library is not installed."""
     if len(text) > MAX_BYTES:
         raise TextFormatError(f"it has {len(text)} characters; expected at most {MAX_BYTES}")
-    parser = _Parser(text)
-    fields = parser.fields(None, 0)
-    return Message(fields)
+    try:
+        from google.protobuf import json_format, text_format
+    except ImportError:
+        raise ConfigError(
+            "Reading a config.pbtxt needs the package protobuf, which is not installed: pip install 'inferd[triton]'.",
+            param="models",
+        ) from None
+    message = _message_class(kind)()
+    fields = _Fields(text, message)
+    try:
+        text_format.Parse("\n".join(fields.known_lines), message)
+    except text_format.ParseError as error:
+        raise TextFormatError(fields.told(error)) from None
+    unknown += fields.unknown
+    found = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return msgspec.convert(found, kind, strict=False, str_keys=True)
 
 
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-        self._skip()
+# -- which fields there are ----------------------------------------------------------------------
 
-    def _skip(self) -> None:
-        match = _BLANK.match(self._text, self._at)
-        assert match is not None
-        self._at = match.end()
-
-    def _fail(self, what: str) -> TextFormatError:
-        line = self._text.count("\n", 0, self._at) + 1
-        found = self._text[self._at : self._at + 20].partition("\n")[0]
-        return TextFormatError(
-            f"line {line}: {what}, but found {found!r}" if found else f"line {line}: {what}, but it ends"
-        )
-
-    def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
-
-    def _take(self, sign: str) -> bool:
-        if self._peek() != sign or not sign:
-            return False
-        self._at += 1
-        self._skip()
-        return True
-
-    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        match = pattern.match(self._text, self._at)
-        if match is not None:
-            self._at = match.end()
-            self._skip()
-        return match
-
-    def fields(self, end: str | None, depth: int) -> tuple[Field, ...]:
-        """Up to the sign that ends the message, or the end of the text."""
-        if depth > MAX_DEPTH:
-            raise self._fail(f"messages may be {MAX_DEPTH} deep")
-        found: list[Field] = []
-        while True:
-            if end is not None and self._take(end):
-                return tuple(found)
-            if end is None and self._at >= len(self._text):
-                return tuple(found)
-            line = self._text.count("\n", 0, self._at) + 1
-            name = self._match(_NAME)
-            if name is None:
-                raise self._fail("expected the name of a field" + (f" or {end!r}" if end else ""))
-            has_colon = self._take(":")
-            if self._take("["):
-                if not has_colon and self._peek() == "]":
-                    raise self._fail(f"expected ':' after {name[0]}")
-                is_over = self._take("]")
-                if is_over:
-                    found.append(Field(name[0], None, line, True))
-                while not is_over:
-                    found.append(Field(name[0], self._value(depth, is_message=not has_colon), line, True))
-                    is_over = self._take("]")
-                    if not is_over and (not self._take(",") or self._peek() == "]"):
-                        raise self._fail("expected ',' or ']'")
-            elif not has_colon and self._peek() not in ("{", "<"):
-                raise self._fail(f"expected ':' after {name[0]}")
-            else:
-                found.append(Field(name[0], self._value(depth, is_message=not has_colon), line))
-            if not self._take(","):
-                self._take(";")
-
-    def _value(self, depth: int, *, is_message: bool) -> Value:
-        for begin, end in (("{", "}"), ("<", ">")):
-            if self._take(begin):
-                return Message(self.fields(end, depth + 1))
-        if is_message:
-            raise self._fail("expected a message")
-        if self._peek() in ("'", '"'):
-            parts = []
-            while (string := self._match(_STRING)) is not None:  # strings beside each other are one
-                parts.append(self._unescaped(string[1] if string[1] is not None else string[2]))
-            if not parts:
-                raise self._fail("expected a string that ends on its line")
-            return b"".join(parts).decode(errors="surrogateescape")
-        is_negative = self._take("-")
-        number = self._match(_NUMBER)
-        if number is not None:
-            return self._number(number[0], is_negative=is_negative)
-        word = self._match(_NAME)
-        if word is None:
-            raise self._fail("expected a value")
-        if not is_negative:
-            return Word(word[0])
-        if word[0].lower() not in ("inf", "infinity", "nan"):
-            raise self._fail("expected a number after '-'")
-        return -float(word[0])
-
-    def _number(self, text: str, *, is_negative: bool) -> int | float:
-        if self._at and _NAME.match(self._text, self._at) and self._text[self._at - 1] not in " \t\r\n\f\v":
-            raise self._fail("expected a blank after a number")
-        value: int | float
-        try:
-            if text[:2] in ("0x", "0X"):
-                value = int(text, 16)
-            elif text.isdigit():
-                value = int(text, 8) if len(text) > 1 and text.startswith("0") else int(text)
-            else:
-                value = float(text.rstrip("fF"))
-        except ValueError:
-            raise self._fail(f"{text} is no number") from None
-        return -value if is_negative else value
-
-    def _unescaped(self, text: str) -> bytes:
-        def one(match: re.Match[bytes]) -> bytes:
-            octal, hexadecimal, short, long, sign = match.groups()
-            if octal is not None:
-                return bytes([int(octal, 8) & 0xFF])
-            if hexadecimal is not None:
-                return bytes([int(hexadecimal, 16)])
-            if short is not None or long is not None:
-                try:
-                    return chr(int(short or long, 16)).encode()
-                except (ValueError, UnicodeEncodeError, OverflowError):
-                    raise self._fail("a string escapes a character that there is not") from None
-            if sign not in _PLAIN:
-                raise self._fail(f"a string has the unknown escape \\{sign.decode(errors='replace')}")
-            return _PLAIN[sign]
-
-        return _ESCAPE.sub(one, text.encode(errors="surrogateescape"))
+_ENDS: Final = {"{": "}", "<": ">", "[": "]"}
 
 
-def fold(message: Message, kind: type[S], unknown: list[str], where: str = "") -> S:
-    """The message as a struct, whose tuples are repeated fields and whose dicts are maps. Fields that the struct has
-    not are left out and named in ``unknown``. Raises TextFormatError."""
-    hints = typing.get_type_hints(kind)
-    found: dict[str, object] = {}
-    for name, value, line, is_listed in message.fields:
-        path = f"{where}{name}"
-        hint = hints.get(name)
-        if hint is None:
-            if path not in unknown:
-                unknown.append(path)
-            continue
-        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-        if is_listed and origin not in (tuple, dict):
-            raise TextFormatError(f"line {line}: {path} is a list; expected one value")
-        if value is None:
-            continue
-        if origin is tuple:
-            listed = found.setdefault(name, ())
-            assert isinstance(listed, tuple)
-            found[name] = (*listed, _one(value, arguments[0], unknown, path, line))
-        elif origin is dict:
-            table = found.setdefault(name, {})
-            assert isinstance(table, dict)
-            if not isinstance(value, Message):
-                raise TextFormatError(f"line {line}: {path} is not a map's {{ key: ... value: ... }}")
-            entry = {field.name: field.value for field in value.fields if field.value is not None}
-            unknown += [f"{path}.{field}" for field in entry if field not in ("key", "value")]
-            key = entry.get("key", "" if arguments[0] is str else 0)
-            content = entry.get("value", "" if arguments[1] is str else Message(()))
-            table[_one(key, arguments[0], unknown, f"{path}.key", line)] = _one(
-                content, arguments[1], unknown, path, line
-            )
-        else:
-            if name in found:
-                raise TextFormatError(f"line {line}: {path} is given twice")
-            bare = next((one for one in arguments if one is not type(None)), hint) if arguments else hint
-            found[name] = _one(value, bare, unknown, path, line)
-    return kind(**found)
+class _Field(NamedTuple):
+    path: str
+    message: Any  # its type's descriptor; None for a scalar
+    is_known: bool
 
 
-def _one(value: Value, kind: object, unknown: list[str], path: str, line: int) -> object:
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        if isinstance(value, Message):
-            return fold(value, kind, unknown, f"{path}.")
-    elif kind is bool:
-        truth = {
-            "true": True,
-            "t": True,
-            "True": True,
-            "1": True,
-            "false": False,
-            "f": False,
-            "False": False,
-            "0": False,
-        }
-        if (isinstance(value, Word) or (isinstance(value, int) and value in (0, 1))) and str(value) in truth:
-            return truth[str(value)]
-    elif kind is int:
-        if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
-            return value
-    elif kind is float:
-        if isinstance(value, int | float):
-            return float(value)
-        if isinstance(value, Word) and value.lower() in ("inf", "infinity", "nan"):
-            return float(value)
-    elif (kind is str or kind is Enum) and isinstance(value, str) and isinstance(value, Word) == (kind is Enum):
-        return str(value)
-    wanted = {bool: "true or false", int: "an integer", float: "a number", str: "a text in quotes", Enum: "a word"}
-    noun = next((word for one, word in wanted.items() if kind is one), "a message in braces")
-    shown = "a message" if isinstance(value, Message) else repr(value)
-    raise TextFormatError(f"line {line}: {path} is {shown}; expected {noun}")
+class _Fields:
+    """The fields of a text, of which the library reads only those that it knows. (It can ignore others, but then names
+    none of them and refuses a list of them without a colon, as in ``model_warmup [ {} ]``.)"""
+
+    def __init__(self, text: str, message: Message) -> None:
+        """Raises TextFormatError where a bracket of an unknown field does not end."""
+        from google.protobuf.text_format import Tokenizer
+
+        lines = text.split("\n")
+        signs = [list(line) for line in lines]
+        self._pool = message.DESCRIPTOR.file.pool
+        self._names: list[tuple[tuple[int, int], str]] = []  # line and column, from 1, and path
+        names: dict[str, None] = {}
+        field = _Field("", message.DESCRIPTOR, True)
+        begun = [(field, "")]  # by a bracket, and the one that ends it
+        is_value = False  # whether a word is a value: behind a colon
+        tokens: Any = Tokenizer(lines)
+        while not tokens.AtEnd():
+            token = tokens.token
+            tokens.NextToken()
+            line, column = _place(tokens.ParseErrorPreviousToken(""))
+            within, end = begun[-1]
+            if token in _ENDS:
+                begun.append((field, _ENDS[token]))
+            elif token == end:
+                field, _ = begun.pop()
+            elif end != "]" and within.message is not None and not is_value and re.match(r"\w", token):
+                found = within.message.fields_by_name.get(token)
+                path = f"{within.path}.{token}".lstrip(".")
+                field = _Field(path, found.message_type if found is not None else None, found is not None)
+                self._names.append(((line, column), path))
+                if found is None:
+                    names[path] = None
+            if not field.is_known:
+                signs[line - 1][column - 1 : column - 1 + len(token)] = " " * len(token)
+            is_value = token == ":"
+        if not begun[-1][0].is_known:
+            raise TextFormatError(f"{field.path} does not end; expected {begun[-1][1]!r}")
+        self.unknown = tuple(names)
+        self.known_lines = ["".join(line) for line in signs]
+        """The text with blanks in the place of unknown fields."""
+
+    def told(self, error: ParseError) -> str:
+        """The library's sentence, with the field that it is about."""
+        line, column = _place(error)
+        said = str(error).removeprefix(f"{line}:{column} : ")
+        said = said.removeprefix(f"'{self.known_lines[line - 1]}': ").removeprefix("'': ").rstrip(".")
+        enum = re.match(r'Enum type "([\w.]+)"', said)
+        if enum is not None:
+            said += f"; expected one of {', '.join(self._pool.FindEnumTypeByName(enum[1]).values_by_name)}"
+        paths = [path for place, path in self._names if place <= (line, column)]
+        return ": ".join([f"line {line}", *paths[-1:], said])
+
+
+def _place(error: ParseError) -> tuple[int, int]:
+    line, column = error.GetLine(), error.GetColumn()
+    assert line is not None
+    assert column is not None
+    return line, column
+
+
+# -- messages after structs ----------------------------------------------------------------------
+
+
+@functools.cache
+def _message_class(kind: type[msgspec.Struct]) -> type[Message]:
+    """The message with the struct's fields. It tells fields that are given from others, as of proto2."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="structs.proto", syntax="proto2")
+    pending: list[type[msgspec.Struct]] = [kind]
+    for one in pending:
+        message = file.message_type.add(name=one.__name__)
+        for name, hint in typing.get_type_hints(one).items():
+            pending += [other for other in _add_field(message, name, hint) if other not in pending]
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(kind.__name__))
+
+
+_SCALARS: Final = {bool: "TYPE_BOOL", int: "TYPE_INT64", float: "TYPE_DOUBLE", str: "TYPE_STRING"}
+
+
+def _add_field(message: DescriptorProto, name: str, hint: Any) -> list[type[msgspec.Struct]]:
+    """Returns the structs that the field's type names."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    field = message.field.add(name=name, number=len(message.field) + 1)
+    field.label = field.LABEL_REPEATED if origin in (tuple, dict) else field.LABEL_OPTIONAL
+    if origin is dict:
+        entry = message.nested_type.add(name=_camel_case(name) + "Entry")
+        entry.options.map_entry = True
+        field.type, field.type_name = field.TYPE_MESSAGE, f".{message.name}.{entry.name}"
+        return [*_add_field(entry, "key", arguments[0]), *_add_field(entry, "value", arguments[1])]
+    if origin is Literal:
+        enum = message.enum_type.add(name=_camel_case(name))
+        for number, word in enumerate(arguments):
+            enum.value.add(name=word, number=number)
+        field.type, field.type_name = field.TYPE_ENUM, f".{message.name}.{enum.name}"
+        return []
+    bare = arguments[0] if arguments else hint  # of a tuple, or beside None
+    if bare in _SCALARS:
+        field.type = getattr(field, _SCALARS[bare])
+        return []
+    field.type, field.type_name = field.TYPE_MESSAGE, f".{bare.__name__}"
+    return [bare]
+
+
+def _camel_case(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))

@@ -14,7 +14,7 @@ import msgspec
 
 from inferd.config.versions import VERSION
 from inferd.errors import ConfigError
-from inferd.registry.text_format import TextFormatError, fold, parse
+from inferd.registry.text_format import TextFormatError, parse
 from inferd.registry.triton_config import Control, DynamicBatching, Ensemble, Input, InstanceGroup, Output, TritonModel
 
 CONFIG: Final = "config.pbtxt"
@@ -131,7 +131,7 @@ def _model(name: str, folder: Path, warnings: list[str]) -> Tree:
         except (OSError, UnicodeError) as error:
             raise _RefusedError(f"{CONFIG} cannot be read: {error}") from None
         unknown: list[str] = []
-        config = fold(parse(text), TritonModel, unknown)
+        config = parse(text, TritonModel, unknown)
         _tell_unknown(folder, unknown, warnings)
     if config.name not in ("", name):
         raise _RefusedError(f"{CONFIG} calls the model {config.name!r}, but its folder is called {name!r}")
@@ -244,7 +244,7 @@ def _tensor(one: Input | Output, *, has_rows: bool) -> Tree:
 def _datatype(name: str, word: str) -> str:
     datatype = _DTYPES.get(word)
     if datatype is None:
-        raise _RefusedError(f"{name} has the data_type {word or 'of nothing'}; expected one of {', '.join(_DTYPES)}")
+        raise _RefusedError(f"{name} has the data_type {word}; expected one of {', '.join(_DTYPES)}")
     return datatype
 
 
@@ -302,11 +302,6 @@ def _instances(groups: tuple[InstanceGroup, ...], folder: Path, warnings: list[s
     if not active:
         return {}
     kinds = {group.kind for group in active}
-    unknown = kinds - {"KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"}
-    if unknown:
-        raise _RefusedError(
-            f"instance_group has the kind {unknown.pop()}; expected KIND_AUTO, KIND_CPU, KIND_GPU or KIND_MODEL"
-        )
     if len(kinds) > 1:
         raise _RefusedError(
             f"instance_group mixes {' and '.join(sorted(kinds))}; a model's replicas run on one kind of device"
@@ -345,17 +340,12 @@ def _sequences(config: TritonModel, folder: Path) -> Tree:
 
 
 def _control(name: str, control: Control) -> str:
-    word = _CONTROLS.get(control.kind)
-    if word is None:
-        raise _RefusedError(
-            f"the control input {name} has the kind {control.kind}; expected one of {', '.join(_CONTROLS)}"
-        )
     for values in (control.int32_false_true, control.fp32_false_true, control.bool_false_true):
         if values and (len(values) != 2 or bool(values[0]) or values[1] != 1):
             raise _RefusedError(
                 f"the control input {name} is {list(values)} for false and true; only 0 and 1 are supported"
             )
-    return word
+    return _CONTROLS[control.kind]
 
 
 # -- ensembles -----------------------------------------------------------------------------------

@@ -1,13 +1,25 @@
 """The fields of Triton's model configuration (model_config.proto) that mean something here, as structs.
 
-Names are Triton's. What is not listed is unknown, and told as ignored.
+Names are Triton's, and so is the order of an enum's words, which gives them their numbers. What is not listed is
+unknown, and told as ignored.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-from inferd.registry.text_format import Enum
+DataType = Literal[
+    "TYPE_INVALID", "TYPE_BOOL", "TYPE_UINT8", "TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64", "TYPE_INT8", "TYPE_INT16",
+    "TYPE_INT32", "TYPE_INT64", "TYPE_FP16", "TYPE_FP32", "TYPE_FP64", "TYPE_STRING", "TYPE_BF16",
+]  # fmt: skip
+Format = Literal["FORMAT_NONE", "FORMAT_NHWC", "FORMAT_NCHW"]
+TimeoutAction = Literal["REJECT", "DELAY"]
+DeviceKind = Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"]
+ControlKind = Literal[
+    "CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_READY", "CONTROL_SEQUENCE_END", "CONTROL_SEQUENCE_CORRID"
+]
 
 
 class Reshape(msgspec.Struct, frozen=True):
@@ -16,8 +28,8 @@ class Reshape(msgspec.Struct, frozen=True):
 
 class Input(msgspec.Struct, frozen=True):
     name: str = ""
-    data_type: Enum = Enum("")
-    format: Enum = Enum("")
+    data_type: DataType = "TYPE_INVALID"
+    format: Format = "FORMAT_NONE"
     dims: tuple[int, ...] = ()
     reshape: Reshape | None = None
     is_shape_tensor: bool = False
@@ -28,7 +40,7 @@ class Input(msgspec.Struct, frozen=True):
 
 class Output(msgspec.Struct, frozen=True):
     name: str = ""
-    data_type: Enum = Enum("")
+    data_type: DataType = "TYPE_INVALID"
     dims: tuple[int, ...] = ()
     reshape: Reshape | None = None
     label_filename: str = ""
@@ -37,7 +49,7 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    timeout_action: Enum = Enum("REJECT")
+    timeout_action: TimeoutAction = "REJECT"
     default_timeout_microseconds: int = 0
     allow_timeout_override: bool = False
     max_queue_size: int = 0
@@ -55,7 +67,7 @@ class DynamicBatching(msgspec.Struct, frozen=True):
 
 class InstanceGroup(msgspec.Struct, frozen=True):
     name: str = ""
-    kind: Enum = Enum("KIND_AUTO")
+    kind: DeviceKind = "KIND_AUTO"
     count: int = 1
     gpus: tuple[int, ...] = ()
     profile: tuple[str, ...] = ()
@@ -81,11 +93,11 @@ class VersionPolicy(msgspec.Struct, frozen=True):
 
 
 class Control(msgspec.Struct, frozen=True):
-    kind: Enum = Enum("")
+    kind: ControlKind = "CONTROL_SEQUENCE_START"
     int32_false_true: tuple[int, ...] = ()
     fp32_false_true: tuple[float, ...] = ()
     bool_false_true: tuple[bool, ...] = ()
-    data_type: Enum = Enum("")
+    data_type: DataType = "TYPE_INVALID"
 
 
 class ControlInput(msgspec.Struct, frozen=True):
@@ -95,7 +107,7 @@ class ControlInput(msgspec.Struct, frozen=True):
 
 class InitialState(msgspec.Struct, frozen=True):
     name: str = ""
-    data_type: Enum = Enum("")
+    data_type: DataType = "TYPE_INVALID"
     dims: tuple[int, ...] = ()
     zero_data: bool = False
     data_file: str = ""
@@ -104,7 +116,7 @@ class InitialState(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True):
     input_name: str = ""
     output_name: str = ""
-    data_type: Enum = Enum("")
+    data_type: DataType = "TYPE_INVALID"
     dims: tuple[int, ...] = ()
     initial_state: tuple[InitialState, ...] = ()
 
