@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -61,6 +64,36 @@ def test_chat_asks_the_server_that_runs(
     said = capsys.readouterr().out
     assert said.startswith(f"Talking to talker, the server with port {port}.")
     assert len(said.splitlines()) > 1
+
+
+def test_a_name_that_the_server_does_not_have_is_told_before_the_conversation(
+    port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", "--model", "tlaker"]) == 1
+    said = capsys.readouterr()
+    assert 'The model "tlaker" does not exist; this server has: digits, talker.' in said.err
+    assert "Talking to" not in said.out
+
+
+class _Deaf:
+    """A model during whose load Ctrl-C comes, and is dropped by what is imported."""
+
+    def __init__(self, source: str) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("words", [["chat", "demo"], ["generate", "--model", "./elsewhere", "Hello"]])
+def test_a_ctrl_c_that_an_import_dropped_ends_the_load(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.llm.LLM", _Deaf)
+    assert main(words) == 130
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_bench_measures_the_server_that_runs(port: int, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

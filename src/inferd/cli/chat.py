@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from inferd.cli.door import Answer, answers, find_door
-from inferd.cli.terminal import note
+from inferd.cli.terminal import interruptible, note
 from inferd.errors import InferdError, InvalidRequest
 from inferd.types import JSON, SamplingParams
 
@@ -68,6 +68,8 @@ def command(
         if source is None:
             door = find_door(url, port, api_key)
             if door is not None:
+                if model is not None:
+                    door.refuse_unknown(model)
                 name = model or door.talker()
                 title = f"{name}, {door.name}"
                 settings: JSON = {"model": name, "max_tokens": max_tokens}
@@ -78,7 +80,8 @@ def command(
         if source is not None:
             from inferd.llm import LLM
 
-            llm = stack.enter_context(LLM(source))
+            with interruptible():
+                llm = stack.enter_context(LLM(source))
             if not llm.info.has_chat_template:
                 raise InvalidRequest(
                     f"{llm.info.name} has no chat template, so it goes on with a text and answers none: "

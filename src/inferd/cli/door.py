@@ -43,6 +43,11 @@ class Door(NamedTuple):
         """The names of its models, those that write text first. Raises Unauthenticated, Unavailable."""
         return asyncio.run(models_of(self.connection(timeout_s), self.url))
 
+    def refuse_unknown(self, model: str) -> None:
+        """Raises Unavailable where a server of this machine has no such model. One elsewhere may not list its names."""
+        if self.connect is not None:
+            asyncio.run(_refuse_unknown(self, model))
+
     def converses(self, model: str) -> bool:
         """Whether the model answers conversations. A server that does not say so is taken at its word by asking."""
         return asyncio.run(_converses(self.connection(ANSWER_S), model))
@@ -59,6 +64,19 @@ class _Parameters(msgspec.Struct, frozen=True):
 
 class _Metadata(msgspec.Struct, frozen=True):
     parameters: _Parameters = _Parameters()
+
+
+async def _refuse_unknown(door: Door, model: str) -> None:
+    connection = door.connection(ANSWER_S)
+    try:
+        async for _ in connection.lines("GET", f"/v1/models/{quote(model, safe='')}"):
+            pass
+    except ServerError as error:
+        raise _refused(door, error) from None
+    except (OSError, asyncio.IncompleteReadError) as error:
+        raise _broke(door, error) from None
+    finally:
+        connection.close()
 
 
 async def _converses(connection: Connection, model: str) -> bool:
@@ -159,9 +177,16 @@ async def _pieces(door: Door, path: str, body: JSON) -> AsyncGenerator[str, None
                 if piece:
                     yield piece
     except (ServerError, msgspec.DecodeError) as error:
-        raise Unavailable(f"{door.name[:1].upper()}{door.name[1:]} refused: {error}") from None
+        raise _refused(door, error) from None
     except (OSError, asyncio.IncompleteReadError) as error:
-        said = f"The connection to {door.name} broke ({type(error).__name__}); is the server still there?"
-        raise Unavailable(said) from None
+        raise _broke(door, error) from None
     finally:
         connection.close()
+
+
+def _refused(door: Door, error: Exception) -> Unavailable:
+    return Unavailable(f"{door.name[:1].upper()}{door.name[1:]} refused: {error}")
+
+
+def _broke(door: Door, error: Exception) -> Unavailable:
+    return Unavailable(f"The connection to {door.name} broke ({type(error).__name__}); is the server still there?")

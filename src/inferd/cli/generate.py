@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 
 import click
 
 from inferd.cli.door import find_door, streamed
-from inferd.cli.terminal import note
+from inferd.cli.terminal import interruptible, note
 from inferd.types import JSON, SamplingParams
 
 
@@ -84,7 +85,9 @@ def command(
     note(f"Loading {source} into this process" + ("." if door is None else f", as {door.name} does not serve it."))
     from inferd.llm import LLM
 
-    with LLM(source) as llm:
+    with contextlib.ExitStack() as stack:
+        with interruptible():
+            llm = stack.enter_context(LLM(source))
         room = llm.info.max_model_len
         sampling = SamplingParams(
             max_tokens=min(max_tokens, room - 1), seed=seed, temperature=1.0 if temperature is None else temperature

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from inferd.cli.terminal import loading
+from inferd.cli.terminal import interruptible, loading
 
 
 @click.command("perplexity")
@@ -72,7 +72,8 @@ def command(
       inferd perplexity demo --data book.txt
       inferd perplexity ./small --data book.txt --context 1024 --stride 512
     """
-    from inferd.engine.calibrate.measure import measure
+    with interruptible():
+        from inferd.engine.calibrate.measure import measure
 
     with loading(f"Measuring {source}", counts=True) as tell:
         found = measure(

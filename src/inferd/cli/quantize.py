@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from inferd.cli.terminal import console, loading
+from inferd.cli.terminal import console, interruptible, loading
 from inferd.config.units import bytes_text
 
 if TYPE_CHECKING:
@@ -123,9 +123,10 @@ def command(
     """
     chosen = method or ("int8" if data is None else "tuned")
     _refuse_unread(ctx, chosen, bits)
-    from inferd.engine.calibrate.checkpoint import quantise
-    from inferd.engine.calibrate.wish import Wish
-    from inferd.registry.source import check_folder, resolve
+    with interruptible():
+        from inferd.engine.calibrate.checkpoint import quantise
+        from inferd.engine.calibrate.wish import Wish
+        from inferd.registry.source import check_folder, resolve
 
     wish = Wish(
         method=chosen,  # type: ignore[arg-type]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -83,6 +85,31 @@ def console(*, stderr: bool = False) -> Console:
     if not made.is_terminal:
         made.width = 160  # tables for files and pipes are as wide as they need to be
     return made
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ends with KeyboardInterrupt where Ctrl-C came within, also where the code within dropped the exception.
+
+    A library's native initialisation that imports Python modules (torch's imports numpy) takes any exception for an
+    absent module and goes on.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    came = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.default_int_handler(number, frame)
+
+    if before is signal.default_int_handler:  # else Ctrl-C is ignored, or another's to handle
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def is_live() -> bool:
