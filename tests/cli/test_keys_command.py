@@ -104,6 +104,7 @@ def test_the_config_file_names_the_database(tmp_path: Path) -> None:
         (["revoke", "nobody"], "no key with this id"),
         (["rotate", "nobody"], "no key with this id"),
         (["usage", "--by", "weather"], "'weather' is not one of"),
+        (["usage", "--since", "yesterday"], "'yesterday' is not a day such as 2026-11-01."),
     ],
 )
 def test_mistakes_are_explained_in_a_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,6 +182,7 @@ def test_what_does_not_fit_is_told_with_what_was_expected_and_what_came(tmp_path
     assert "its inputs are pixels (FP32 [any, 4]). Try --input 0,0,0,0" in refused("hello")
     assert "Did you mean 'pixels'?" in refused("pixel=1,2,3,4", specs=(PIXELS, IMAGE))
     assert "has no input 'y'" in refused("y=1,2,3,4")
+    assert "has no input 'label'; its inputs are" in refused("label=3", specs=(PIXELS, IMAGE))
     assert "holds numbers" in refused("text=[1, 2]", specs=(TEXT,))
     assert "is no picture's layout" in refused("pixels=" + picture(tmp_path / "p.png", np.zeros((2, 2), np.uint8)))
     assert "values with fractions" in refused("1.5", specs=(IDS,))

@@ -117,6 +117,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "none.yaml")
 
 
+def test_a_folder_in_a_files_place_is_told_without_numbers_of_errors(tmp_path: Path) -> None:
+    assert "cannot be read (Is a directory); check the path" in refusal(tmp_path)
+
+
 def test_the_environment_finds_models_by_name_whatever_their_case_and_punctuation() -> None:
     env = {
         "INFERD_MODELS__QWEN_QWEN3_0_6B__DTYPE": "bfloat16",

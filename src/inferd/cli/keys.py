@@ -50,6 +50,21 @@ class _Duration(_ParamType):
         return float(match[1]) * _UNITS[match[2]]
 
 
+class _Day(_ParamType):
+    """The first moment of a UTC day, from 2026-11-01."""
+
+    name = "day"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "YYYY-MM-DD"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        try:
+            return datetime.strptime(str(value), "%Y-%m-%d").replace(tzinfo=UTC)
+        except ValueError:
+            self.fail(f"{value!r} is not a day such as 2026-11-01.", param, ctx)
+
+
 class _Count(_ParamType):
     """A number, from 600, 200k or 2M."""
 
@@ -281,8 +296,7 @@ def rotate(key_id: str, overlap: float, file: Path | None, as_json: bool) -> Non
 @click.option("--key", "key_id", metavar="ID", help="Only this key's.")
 @click.option(
     "--since",
-    type=click.DateTime(["%Y-%m-%d"]),
-    metavar="YYYY-MM-DD",
+    type=_Day(),
     help="From this UTC day on.  [default: everything]",
 )
 @_common

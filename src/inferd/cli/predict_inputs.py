@@ -83,7 +83,8 @@ def _split(word: str, by_name: Mapping[str, TensorSpec]) -> tuple[str | None, st
     close = difflib.get_close_matches(match[1], by_name, n=1, cutoff=0.75) if len(by_name) > 1 else []
     if close:
         raise InvalidRequest(f"The model has no input {match[1]!r}. Did you mean {close[0]!r}?")
-    if any(spec.datatype == "BYTES" for spec in by_name.values()) or Path(word).is_file():
+    texts = (spec.datatype == "BYTES" and not takes_pictures(spec) for spec in by_name.values())
+    if any(texts) or Path(word).is_file():
         return None, word
     raise InvalidRequest(f"The model has no input {match[1]!r}; its inputs are {_listed(by_name.values())}.")
 

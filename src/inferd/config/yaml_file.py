@@ -34,8 +34,13 @@ def read_yaml(path: Path) -> dict[str, object]:
             document: object = yaml.load(file, Loader)
     except FileNotFoundError:
         raise ConfigError(f"The configuration file {path} does not exist; check the path.") from None
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"The configuration file {path} cannot be read: {error}.") from None
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise ConfigError(
+            f"The configuration file {path} cannot be read ({said}); check the path and its permissions."
+        ) from None
+    except UnicodeError as error:
+        raise ConfigError(f"The configuration file {path} is not UTF-8 text: {error}.") from None
     except RecursionError:
         raise ConfigError(f"The configuration file {path} is nested too deeply to be one.") from None
     except yaml.YAMLError as error:
