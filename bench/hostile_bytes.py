@@ -98,6 +98,8 @@ def http_attacks(
         packed = f"content-encoding: gzip\r\ncontent-length: {len(bomb)}\r\n"
         yield Attack(door, "a compressed bomb, no key", False, _head("POST", path, packed) + bomb)
         yield Attack(door, "a compressed bomb", False, _head("POST", path, known + packed) + bomb)
+        if route.pattern.endswith("/infer"):
+            yield from _beside_parameters(door, path, known, most)
         if route.request is None or route.request in seen:
             continue
         seen.add(route.request)
@@ -108,6 +110,24 @@ def http_attacks(
                 yield Attack(door, f"{name} as {field}", False, _head("POST", path, known + length) + body)
         deep = b'{"x":' + b"[" * (most // 2) + b"]" * (most // 2 - 16) + b"}"
         yield Attack(door, "depth", False, _head("POST", path, known + f"content-length: {len(deep)}\r\n") + deep)
+
+
+def _beside_parameters(door: str, path: str, known: str, most: int) -> Iterator[Attack]:
+    """Tensors that have to be stepped over, because the gateway reads what stands behind them."""
+    begin, end = b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[', b'1]}],"parameters":{"priority":1}}'
+    values = {
+        "numbers": b"1,",
+        "empty lists": b"[],",
+        "empty texts": b'"",',
+        "objects": b'{"a":1},',
+        "escapes": rb'"\"",',
+    }
+    for name, value in values.items():
+        for count in (4_000_000, most // len(value) - 64):
+            body = begin + value * min(count, most // len(value) - 64) + end
+            length = f"content-length: {len(body)}\r\n"
+            told = f"{len(body) >> 20} MB of {name} beside parameters"
+            yield Attack(door, told, False, _head("POST", path, known + length) + body)
 
 
 def _websocket_attacks(door: str, path: str, known: str, channels: int) -> Iterator[Attack]:

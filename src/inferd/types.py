@@ -353,6 +353,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...] = ()
     max_batch_size: int = 0  # rows computed together; 0: the model has no batch dimension
     max_rows: int = 0  # of one request; 0: not said
+    max_json: tuple[int, int] | None = None  # values, and lists and objects, of one request in JSON; None: not said
     not_batched: str = ""  # why requests are computed one by one, where the model's files are the reason
     is_stateful: bool = False  # requests of one sequence must reach the same replica
     version: str = "1"  # as its configuration names it

@@ -17,7 +17,7 @@ from inferd import clock, ends
 from inferd.errors import InferdError, InternalError, InvalidRequest, Unavailable
 from inferd.predict.audit import Audit
 from inferd.predict.batcher import Batcher
-from inferd.predict.bounds import bounded
+from inferd.predict.bounds import bounded, most_in_json
 from inferd.predict.check import Checker
 from inferd.predict.codecs.port import Codec
 from inferd.predict.codecs.registry import codec_for
@@ -66,7 +66,7 @@ class PredictBackend:
     ) -> None:
         """``max_rows``: of one request; None: the default. ``audit``: the share of the requests that are audited."""
         contract = bounded(runtime.contract, max_rows, batcher.limits.max_rows)
-        self.info = msgspec.structs.replace(info, max_rows=contract.max_rows)
+        self.info = msgspec.structs.replace(info, max_rows=contract.max_rows, max_json=most_in_json(contract))
         self._runtime = runtime
         self._staged = runtime if isinstance(runtime, Staged) else None
         self._contract: Contract = contract

@@ -14,6 +14,7 @@ from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, FakeStatus, R
 
 from inferd.config import BatchingConfig, Config, ModelConfig, ServerConfig, VersionsConfig
 from inferd.errors import InvalidRequest, Unavailable
+from inferd.gateway.decode import OFF_LOOP_BYTES
 from inferd.gateway.kserve.wire import read_infer
 from inferd.observe.statistics import BatchTally, ModelTally, Span
 from inferd.tenancy.principal import OPERATOR, Principal
@@ -629,3 +630,23 @@ def test_a_text_that_cannot_be_continued_is_refused(server: Running, model: str,
 def test_generate_sends_who_wants_a_stream_to_its_own_path(server: Running) -> None:
     body = {"text_input": "Hi", "stream": True}
     assert "generate_stream" in refusal(post(server, "/v2/models/chat/generate", body), 400)
+
+
+@pytest.mark.parametrize("value", ["1,", "[],", '"",', '{"a":1},', r'"a\",[\"",'])
+def test_a_body_of_more_values_than_the_model_takes_is_refused_before_it_is_stepped_over(value: str) -> None:
+    """The body is bounded by the model's own numbers; what is inside strings counts as nothing."""
+    known = Models()
+    known.statuses[2].info = msgspec.structs.replace(digits("digits"), max_json=(40_000, 20_000))
+    begin, end = '{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[', '1]}],"parameters":{"priority":1}}'
+    with running(known, Config(server=ServerConfig(port=0, grace_s=1), models=MODELS)) as started:
+
+        def asked(data: str) -> tuple[int, bool]:
+            body = (begin + data + end).encode() + b" " * OFF_LOOP_BYTES
+            reply = post(started, "/v2/models/digits/infer", body)
+            return reply.status_code, "more than 40000 values" in reply.text
+
+        assert asked(value * 45_000) == (400, True)
+        assert not known.streams
+        assert asked(value * 19_000) == (200, False)
+        assert known.asked.priority == -2
+        assert asked('"' + "," * 50_000 + "[" * 40_000 + '",') == (200, False)

@@ -144,7 +144,9 @@ async def infer(room: Context, call: Call, rest: str) -> Answer:
     if len(body) <= OFF_LOOP_BYTES:
         asked = read_infer(body, header_bytes, served.asked)
     else:
-        asked = await asyncio.to_thread(read_infer, body, header_bytes, served.asked)
+        info = served.status.info
+        most = info.max_json if info is not None else None
+        asked = await asyncio.to_thread(read_infer, body, header_bytes, served.asked, most=most)
     served = drawn_version(room, call, served, asked.sequence)
     answer = await call.watched(predict(room, call, served.status, asked, tasks=(task_of(served),)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from inferd.gateway.decode import decode
+from inferd.gateway.decode import OFF_LOOP_BYTES, check_counts, decode
 from inferd.gateway.kserve.models import Value, asked_of
 from inferd.gateway.predictions import Asked
 
@@ -25,8 +25,9 @@ class _Head(msgspec.Struct, frozen=True):
 _head_decoder: Final = msgspec.json.Decoder(_Head)
 
 
-def read_infer(body: bytes, header_bytes: int = -1, version: str = "") -> Asked:
-    """What an infer request asks of the gateway. ``header_bytes``: the length of the JSON part; -1: all of it.
+def read_infer(body: bytes, header_bytes: int = -1, version: str = "", *, most: tuple[int, int] | None = None) -> Asked:
+    """What an infer request asks of the gateway. ``header_bytes``: the length of the JSON part; -1: all of it. ``most``:
+    values, and lists and objects, that the model takes in JSON; None: not known.
 
     Raises InvalidRequest; what is wrong with the rest of the body is found by the worker.
     """
@@ -34,6 +35,8 @@ def read_infer(body: bytes, header_bytes: int = -1, version: str = "") -> Asked:
     # Of a header that is longer than the body the worker speaks better than a reader of JSON.
     if header_bytes > len(body) or (b'"parameters"' not in head and b"\\u" not in head):
         return Asked(dialect=DIALECT, body=body, header_bytes=header_bytes, version=version)
+    if len(head) > OFF_LOOP_BYTES and most is not None:
+        check_counts(head, *most)
     try:
         parameters = _head_decoder.decode(head).parameters
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
