@@ -125,7 +125,7 @@ def test_each_tenants_limits_and_what_it_used_are_told(tmp_path: Path) -> None:
         "server": {"port": 0},
         "state": {"data_dir": str(tmp_path)},
         "models": {"tiny": {"source": "tiny"}},
-        "tenants": {"a": {"rpm": 600, "tpm": 100}, "b": {"rpm": 500}, "free": {}},
+        "tenants": {"a": {"rpm": 6, "tpm": 100}, "b": {"rpm": 500}, "free": {}},
     }
     file = tmp_path / "inferd.yaml"
     file.write_text(json.dumps(config))
@@ -141,7 +141,7 @@ def test_each_tenants_limits_and_what_it_used_are_told(tmp_path: Path) -> None:
                 answer = httpx.post(server.url + "/v1/completions", json=body, headers=headers, timeout=20)
                 assert answer.status_code == 200
             told = {tenant["name"]: tenant for tenant in admin.get("/admin/status").json()["tenants"]}
-    assert told["a"]["limits"] == {"requests": 600, "tokens": 100}
+    assert told["a"]["limits"] == {"requests": 6, "tokens": 100}
     assert told["b"]["limits"] == {"requests": 500}
     assert 1.0 < told["a"]["used"]["requests"] <= 2.0
     assert 0.0 < told["a"]["used"]["tokens"] <= 2 * 5

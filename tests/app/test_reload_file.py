@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.worker.watching import until
 
+from inferd.app import reload as reload_module
 from inferd.app.change import changed_settings, needs_restart, refuse_restarts
-from inferd.app.config_file import is_being_written, version
+from inferd.app.config_file import Version, is_being_written, version
 from inferd.app.reload import Reloader
 from inferd.app.source import ConfigSource
 from inferd.config import Config, load_config
@@ -40,12 +42,15 @@ class Followed:
         self.reads = 0
         self.path = path
         self.meanwhile: Callable[[], None] | None = None  # happens to the file while it is read
+        self.at_read: Callable[[], None] | None = None
         self.reloader = Reloader(
             ConfigSource(path, self._read), self._adopt, self._note, poll_s=POLL_S, settle_s=POLL_S
         )
 
     def _read(self) -> Config:
         self.reads += 1
+        if self.at_read is not None:
+            self.at_read()
         try:
             return load_config(self.path, {}, {})
         finally:
@@ -345,3 +350,30 @@ def test_changed_settings_are_told_by_name() -> None:
         "tenant c was added.",
     ]
     assert changed_settings(old, old) == []
+
+
+def test_a_file_is_read_when_two_looks_in_a_row_saw_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The looks are scripted: what they see changes five times, and then rests."""
+    looks: list[Version] = [(1, 1, size, 0) for size in (1, 2, 3, 4, 5, 5, 5, 5)]
+    num_looks = 0
+    read_at: list[int] = []
+
+    def look(path: Path) -> Version | None:
+        nonlocal num_looks
+        num_looks += 1
+        return looks[min(num_looks, len(looks)) - 1]
+
+    async def scenario() -> None:
+        path = tmp_path / "inferd.yaml"
+        path.write_text(text(1))
+        followed = Followed(path)
+        monkeypatch.setattr(reload_module, "version", look)
+        followed.at_read = lambda: read_at.append(num_looks)
+        task = asyncio.create_task(followed.reloader.follow())
+        await until(lambda: num_looks > len(looks), "every look was taken")
+        task.cancel()
+        await asyncio.wait((task,))
+
+    asyncio.run(scenario())
+    assert read_at
+    assert all(looks[number - 1] == looks[number - 2] for number in read_at), read_at

@@ -260,6 +260,25 @@ def test_a_conversation_remembers_and_forgets(
 
 
 @pytest.mark.parametrize(
+    ("line", "is_command"),
+    [("/n", True), ("/nothing", True), ("/nothing at all", True), ("/", False), ("/2", False), ("/usr/bin", False)],
+)
+def test_a_line_that_looks_like_a_command_is_not_sent_to_the_model(
+    line: str, is_command: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def answer(messages: list[JSON]) -> Generator[str, None, None]:
+        asked.append(messages[-1]["content"])
+        yield "answer"
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"\n{line}\n"))
+    converse(answer, None)
+    assert asked == ([] if is_command else [line])
+    assert ("There is no command" in capsys.readouterr().out) == is_command
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--method", "int4", "--bits", "8"], "--bits means nothing to the method int4"),

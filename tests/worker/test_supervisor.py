@@ -109,6 +109,18 @@ def test_a_worker_ignores_the_signals_of_terminals_and_service_managers() -> Non
     asyncio.run(scenario())
 
 
+def test_a_worker_that_grows_tells_how_much_memory_it_has() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            before, more = worker(router).rss_bytes, 100_000_000
+            await outputs_of(router.submit(ask(f"grow={more}")))
+            await until(lambda: router.models()[0].memory_bytes > before + 0.9 * more, "it has told its size")
+            told = [event for event in witness.events if isinstance(event, ReplicaChanged) and event.state == "ready"]
+            assert told[-1].rss_bytes == router.models()[0].memory_bytes
+
+    asyncio.run(scenario())
+
+
 def test_stopping_kills_a_worker_that_does_not_leave() -> None:
     async def scenario() -> None:
         async with serving(patience=msgspec.structs.replace(IMPATIENT, stop_s=0.3)) as (router, witness):

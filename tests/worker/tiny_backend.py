@@ -10,6 +10,7 @@ a test see how far it is and let it go on.
     "die-once=PATH"    dies unless PATH exists, and makes it
     "gate=PATH"        no token before PATH exists
     "mark=PATH"        makes PATH when the request is first computed
+    "grow=1000000"     takes so many bytes of memory, for good
     "invalid" / "defect"   refused, or a bug, while it is prepared
     "refused"          refused by ``add``
 
@@ -88,6 +89,7 @@ class TinyBackend:
         self.requests: dict[str, Prepared] = {}
         self._cancelled: list[Prepared] = []
         self._batch: list[Prepared] = []
+        self._held: list[bytes] = []
         self._never = threading.Event()
         books = dict(word.partition("=")[::2] for word in config.source.split()).get("books")
         self._books = None if books is None else os.open(books, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
@@ -136,6 +138,8 @@ class TinyBackend:
             words = prepared.words
             if "mark" in words:
                 Path(words["mark"]).touch()
+            if "grow" in words:
+                self._held.append(b"x" * int(words.pop("grow")))
             once = words.get("die-once")
             if once is not None and not os.path.exists(once):
                 Path(once).touch()

@@ -1,0 +1,75 @@
+"""What a prediction looks like on a terminal: all of what is small, and the gist of what is large."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from inferd.cli.predict_outputs import table_of
+from inferd.types import TensorSpec
+
+
+def shown(array: Any, labels: tuple[str, ...] = (), top: int | None = None, datatype: str = "FP32") -> list[list[str]]:
+    """The cells of the table's lines, without its head."""
+    spec = TensorSpec("y", datatype, (-1,), labels=labels)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table_of({"y": np.asarray(array)}, {"y": spec}, top))
+    lines = [line.strip() for line in captured.get().splitlines() if line.strip()]
+    return [[cell for cell in line.split("  ") if cell.strip()] for line in lines[2:]]
+
+
+def only(array: Any, **how: Any) -> str:
+    ((name, value),) = shown(array, **how)
+    assert name == "y"
+    return value.strip()
+
+
+@pytest.mark.parametrize(
+    ("array", "value"),
+    [
+        (np.zeros((1, 0), np.float32), "(none)"),
+        (np.array(3, np.int64), "3"),
+        (np.array([[7]], np.int64), "7"),
+        (np.array([[0.5, 2.0, 1 / 3]], np.float32), "0.5, 2, 0.3333"),
+        (np.arange(8)[None], "0, 1, 2, 3, 4, 5, 6, 7"),
+        (np.arange(9)[None], "0, 1, 2, 3, 4, 5, 6, 7, ... (9 values, 0 to 8)"),
+        (np.arange(12).reshape(1, 3, 4)[:, ::-1], "8, 9, 10, 11, 4, 5, 6, 7, ... (3 x 4 values, 0 to 11)"),
+        (np.ones((1, 9), np.bool_), "True, True, True, True, True, True, True, True, ... (9 values, of bool)"),
+    ],
+)
+def test_a_few_numbers_are_shown_and_many_are_summed_up(array: Any, value: str) -> None:
+    assert only(array) == value
+
+
+def test_each_row_has_a_line_and_those_beyond_twenty_are_counted() -> None:
+    values = [row[-1].strip() for row in shown(np.arange(20)[:, None])]
+    assert values == [str(number) for number in range(20)]
+    values = [row[-1].strip() for row in shown(np.arange(23)[:, None])]
+    assert values == [*(str(number) for number in range(20)), "... 3 more rows"]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "top", "each"), [(1, None, 5), (2, None, 3), (4, None, 3), (5, None, 1), (5, 2, 2), (1, 4, 4)]
+)
+def test_of_classes_the_most_likely_are_told(num_rows: int, top: int | None, each: int) -> None:
+    labels = tuple(f"class-{number}" for number in range(6))
+    scores = np.tile(np.array([0.05, 0.4, 0.1, 0.2, 0.25, 0.0], np.float32), (num_rows, 1))
+    lines = shown(scores, labels=labels, top=top)
+    assert len(lines) == num_rows * each
+    told = [cell.strip() for line in lines for cell in line if cell.strip().startswith("class-")]
+    assert told == ["class-1", "class-4", "class-3", "class-2", "class-0"][:each] * num_rows
+    assert "0.4000" in " ".join(lines[0])
+    assert any("━" in cell for cell in lines[0])
+
+
+def test_scores_that_are_no_probabilities_have_no_bars() -> None:
+    lines = shown(np.array([[-1.5, 3.25]], np.float32), labels=("a", "b"))
+    assert [[cell.strip() for cell in line][-2:] for line in lines] == [["b", "3.25"], ["a", "-1.5"]]
+
+
+def test_texts_are_shown_as_they_are() -> None:
+    assert only(np.array([b"a text"], object), datatype="BYTES") == "a text"
