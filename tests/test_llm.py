@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from inferd.errors import InferdError, InvalidRequest
@@ -24,6 +25,7 @@ from inferd.types import (
     SamplingParams,
     StepStats,
     TextPrompt,
+    TokenLogprob,
     TokenPrompt,
     Usage,
 )
@@ -123,6 +125,39 @@ def test_one_prompt_and_token_ids_are_taken_as_well(llm: LLM) -> None:
     assert llm.generate([104, 105])[0].text == "hi"
     assert [c.text for c in llm.generate([[104, 105], [111]])] == ["hi", "o"]
     assert llm.generate([]) == []
+
+
+class WithLogprobs(EchoBackend):
+    """Tells the log-probability of every token but the first."""
+
+    def step(self, now: float) -> tuple[list[Output], StepStats]:
+        outputs, stats = super().step(now)
+        told = []
+        for output in outputs:
+            deltas = []
+            for delta in output.deltas:
+                is_first = delta.text == self.texts[output.request_id][0]
+                entries = (TokenLogprob(delta.token_ids[0], delta.text, delta.text.encode(), -0.5, 1),)
+                deltas.append(msgspec.structs.replace(delta, logprobs=None if is_first else entries))
+            told.append(msgspec.structs.replace(output, deltas=tuple(deltas)))
+        return told, stats
+
+    def add(self, prepared: object, now: float) -> None:
+        super().add(prepared, now)
+        assert isinstance(prepared, tuple)
+        self.texts[prepared[0]] = prepared[1]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: dict[str, str] = {}
+
+
+def test_log_probabilities_are_joined_in_the_order_of_the_tokens(llm: LLM) -> None:
+    assert llm.generate("abc")[0].outputs[0].logprobs is None
+    with LLM.over(WithLogprobs()) as telling:
+        logprobs = telling.generate("abc")[0].outputs[0].logprobs
+    assert logprobs is not None
+    assert [entry.token_id for entry in logprobs] == [ord("b"), ord("c")]
 
 
 def test_the_engine_is_kept_full_but_not_flooded(llm: LLM, backend: EchoBackend) -> None:

@@ -309,6 +309,14 @@ def test_a_preferred_size_goes_at_once_and_the_rest_waits_for_the_next_batch() -
     assert len(batcher.next_batch(1.0)) == 3
 
 
+@pytest.mark.parametrize(("waiting", "taken"), [(3, 3), (4, 4), (7, 4), (8, 8), (9, 8), (98, 8)])
+def test_a_batch_has_the_largest_preferred_size_that_is_reached(waiting: int, taken: int) -> None:
+    batcher = Batcher(Limits(max_rows=16, max_delay_s=0.0, preferred=(4, 8, 99)), BatchCost())
+    for place in range(waiting):
+        batcher.add(Item(request_id=str(place), inputs={}), 1.0)
+    assert len(batcher.next_batch(1.0)) == taken
+
+
 def test_the_static_mode_waits_for_a_full_batch_however_long() -> None:
     batcher = Batcher(Limits(mode="static", max_rows=3))
     for place in range(2):

@@ -86,6 +86,20 @@ def test_a_lost_connection_is_made_again(tmp_path: Path) -> None:
     assert len(opened) == 2
 
 
+def test_a_task_runs_at_the_start_and_then_when_its_time_has_come(tmp_path: Path) -> None:
+    thread = StateThread(lambda: open_database(None, tmp_path))
+    rarely: list[int] = []
+    often = threading.Semaphore(0)
+    thread.every(3600.0, lambda database: rarely.append(1))
+    thread.every(0.01, lambda database: often.release())
+    thread.start(open_database(None, tmp_path))
+    for _ in range(20):
+        assert often.acquire(timeout=10)
+        thread.submit(_next).result(10)
+    thread.close()
+    assert len(rarely) == 1
+
+
 def test_a_defect_in_one_task_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     thread = StateThread(lambda: open_database(None, tmp_path))
     ran = threading.Semaphore(0)

@@ -144,6 +144,27 @@ def test_a_script_needs_the_operators_word_and_may_be_told_its_shapes(tmp_path: 
             loaded(path, allow_code=True, options=options)
 
 
+class Sum(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("second", "most", "shape"),
+    [("FP32 [-1, 5]", 4, (-1, 3)), ("FP32 [-1, -1]", 4, (-1, -1)), ("FP32 [-1, 5]", 2, (-1, 3))],
+)
+def test_an_output_of_a_script_has_a_known_size_where_all_inputs_have(
+    tmp_path: Path, second: str, most: int, shape: tuple[int, ...]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(Sum()), tmp_path / "m.pt")
+    options = {"inputs": {"x": "FP32 [-1, 3]", "y": second}}
+    batching = BatchingConfig(max_batch_size=most)
+    contract = loaded(tmp_path / "m.pt", allow_code=True, options=options, batching=batching).contract
+    assert [spec.shape for spec in contract.outputs] == [shape]
+
+
 # -- archives that are more than a graph ---------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.predict.steps.pictures import picture
 
+from inferd.config.pipeline_graph import Spec
 from inferd.predict.contract import Array
 from inferd.predict.steps.boxes import suppress
 from inferd.predict.steps.registry import operation
@@ -114,6 +115,95 @@ def test_a_box_on_the_resized_image_is_the_same_place_of_the_original(format: st
     assert np.allclose(made["boxes"][0, 0], original, atol=0.01)
     part = detect(boxes, np.ones((1, 1), np.float32), transform, format=format, units=units, output="relative")
     assert np.allclose(part["boxes"][0, 0], original / [200, 100, 200, 100], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "boxes", "scores"),
+    [
+        ({}, (-1, 7, 9), (-1, 7, 4), (-1, 7, 5)),
+        ({}, (2, -1, -1), (2, -1, 4), (2, -1, -1)),
+        ({}, (-1, 7, 5), (-1, 7, 4), (-1, 7, 1)),
+        ({"axis": 1}, (-1, 9, 7), (-1, 7, 4), (-1, 7, 5)),
+        ({"axis": 1}, (2, 9, -1), (2, -1, 4), (2, -1, 5)),
+        ({"objectness": True}, (-1, 7, 9), (-1, 7, 4), (-1, 7, 4)),
+        ({"objectness": True, "axis": 1}, (-1, 6, 7), (-1, 7, 4), (-1, 7, 1)),
+    ],
+)
+def test_the_shapes_of_split_columns_are_told_before_any_request(
+    options: dict[str, object], shape: tuple[int, ...], boxes: tuple[int, ...], scores: tuple[int, ...]
+) -> None:
+    made = operation("boxes.split", options)
+    described = made.describe({"input": Spec("FP16", shape)})
+    assert (described["boxes"].shape, described["scores"].shape) == (boxes, scores)
+    concrete = np.zeros([9 if size == -1 else size for size in shape], np.float32)
+    for name, array in made.load()({"input": concrete}).items():
+        told = described[name].shape
+        assert told is not None
+        assert [size for size in told if size != -1] == [
+            size for size, known in zip(array.shape, told, strict=True) if known != -1
+        ]
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({}, (-1, 7, 4)),
+        ({"objectness": True}, (-1, 7, 5)),
+        ({"axis": 1}, (-1, 4, 7)),
+        ({}, (-1, 7)),
+        ({}, (-1, 7, 9, 1)),
+        ({}, None),
+    ],
+)
+def test_columns_without_a_class_are_refused(options: dict[str, object], shape: tuple[int, ...] | None) -> None:
+    with pytest.raises(ValueError, match="its input"):
+        operation("boxes.split", options).describe({"input": Spec("FP32", shape)})
+
+
+@pytest.mark.parametrize(
+    ("boxes", "scores", "is_right"),
+    [
+        ((-1, 7, 4), (-1, 7, 3), True),
+        ((-1, 7, 4), (-1, 7), True),
+        ((-1, -1, -1), (-1, -1, -1), True),
+        ((-1, 7, 5), (-1, 7, 3), False),
+        ((-1, 4), (-1, 7, 3), False),
+        ((-1, 7, 4), (-1,), False),
+        ((-1, 7, 4), (-1, 7, 3, 1), False),
+        (None, (-1, 7, 3), False),
+        ((-1, 7, 4), None, False),
+    ],
+)
+def test_the_shapes_of_detections_are_told_before_any_request(
+    boxes: tuple[int, ...] | None, scores: tuple[int, ...] | None, is_right: bool
+) -> None:
+    made = operation("boxes", {})
+    inputs = {"boxes": Spec("FP32", boxes), "scores": Spec("FP32", scores)}
+    if not is_right:
+        with pytest.raises(ValueError, match="must have the shape"):
+            made.describe(inputs)
+        return
+    described = {name: (spec.datatype, spec.shape) for name, spec in made.describe(inputs).items()}
+    assert described == {
+        "boxes": ("FP32", (-1, -1, 4)),
+        "scores": ("FP32", (-1, -1)),
+        "classes": ("INT64", (-1, -1)),
+        "count": ("INT32", (-1,)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("scores", "background", "is_right"),
+    [((-1, 7, 3), 2, True), ((-1, 7, 3), 3, False), ((-1, 7), 0, True), ((-1, 7), 1, False), ((-1, 7, -1), 9, True)],
+)
+def test_a_background_is_one_of_the_classes(scores: tuple[int, ...], background: int, is_right: bool) -> None:
+    made = operation("boxes", {"background": background})
+    inputs = {"boxes": Spec("FP32", (-1, 7, 4)), "scores": Spec("FP32", scores)}
+    if is_right:
+        made.describe(inputs)
+    else:
+        with pytest.raises(ValueError, match="background is class"):
+            made.describe(inputs)
 
 
 def test_columns_are_split_and_weighed_by_objectness() -> None:

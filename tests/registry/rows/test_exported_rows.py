@@ -68,6 +68,7 @@ PROVED: Mapping[str, Callable[[Program, Tensor], Tensor]] = {
     "pad each row": lambda m, x: f.pad(x, (0, 0, 2, 1)),
     "own row in another place": lambda m, x: x[torch.arange(x.shape[0])[None].expand(2, -1), 1].transpose(0, 1),
     "slice with a step": lambda m, x: x[:, ::2],
+    "all of the rows": lambda m, x: torch.ops.aten.slice(x, 0, 0, 2**63 - 1).relu(),
     "repeat": lambda m, x: x.repeat(1, 2, 1),
     "squeeze": lambda m, x: x.sum(1, keepdim=True).squeeze(1),
     "split": lambda m, x: x.chunk(2, 1)[0],

@@ -133,6 +133,22 @@ SHAPES = {
     "features": case(
         "r 2", node("Flatten", "x", "f"), onnx.helper.make_node("ArrayFeatureExtractor", ["f", "i"], ["y"], domain="ai.onnx.ml"), i=[3, 5]
     ),
+    "categories": case(
+        "r 24 ?", node("Flatten", "x", "f"),
+        onnx.helper.make_node("OneHotEncoder", ["f"], ["y"], domain="ai.onnx.ml", cats_int64s=[1, 2, 3]),
+    ),
+    "features beside each other": case(
+        "r ?", node("Flatten", "x", "f"),
+        onnx.helper.make_node("FeatureVectorizer", ["f", "f"], ["y"], domain="ai.onnx.ml", inputdimensions=[24, 24]),
+    ),
+    "imputed features": case(
+        "r 24", node("Flatten", "x", "f"),
+        onnx.helper.make_node("Imputer", ["f"], ["y"], domain="ai.onnx.ml", imputed_value_floats=[0.5], replaced_value_float=1.0),
+    ),
+    "scores": case(
+        "r ?", node("Flatten", "x", "f"),
+        onnx.helper.make_node("LinearRegressor", ["f"], ["y"], domain="ai.onnx.ml", coefficients=[0.5] * 48, intercepts=[0.0, 1.0], targets=2),
+    ),
     "a branch that is known": case(
         "r 6 4", node(
             "If", "c", "y",
