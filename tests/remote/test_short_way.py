@@ -608,3 +608,18 @@ def test_a_damaged_answer_is_no_better_for_a_familiar_head(
     at = min(at, len(good) - 1)
     bad = good[:at] + damage + good[at + len(damage) :]
     assert listen([good, bad], cuts, remembers=True) == listen([good, bad], cuts, remembers=False)
+
+
+@pytest.mark.parametrize("form", ["length", "chunks"])
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_connection_is_not_used_again_where_a_full_read_may_have_left_bytes(form: str, remembers: bool) -> None:
+    small = answer_of(200, b"{}", form, [64])
+    large = answer_of(200, b"x" * wire.FULL_READ_BYTES, form, [50_000])
+    whole = [len(small), len(large)]
+    (_, (heard, is_closed, is_busy)) = listen([small, large], whole, remembers=remembers)
+    assert heard[-1] == "ended"
+    assert (is_closed, is_busy) == (True, False)
+    in_parts = [len(small), len(large) - 10, 10]
+    (_, (heard, is_closed, is_busy)) = listen([small, large], in_parts, remembers=remembers)
+    assert heard[-1] == "ended"
+    assert (is_closed, is_busy) == (False, False)

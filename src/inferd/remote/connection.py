@@ -21,6 +21,9 @@ from inferd.remote.familiar import is_exact, pattern_of
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 
+FULL_READ_BYTES: Final = 256_000
+"""A read of this size or more may have left bytes in the kernel: uvloop reads as many at once, asyncio 262,144."""
+
 _log = logging.getLogger("inferd.remote")
 
 Headers = list[tuple[bytes, bytes]]
@@ -75,6 +78,7 @@ class Connection(asyncio.Protocol):
         "_headers",
         "_is_dirty",
         "_is_fresh",
+        "_is_full_read",
         "_is_informational",
         "_on_free",
         "_on_lost",
@@ -104,6 +108,7 @@ class Connection(asyncio.Protocol):
         self._bare_bytes = 0  # since the last byte of the body: sizes of chunks, their extensions, trailers
         self._began = self._head_done = self._head_told = self._complete = False
         self._is_dirty = self._is_informational = self._until_close = False
+        self._is_full_read = False  # what follows the answer may not have been read yet
         self._first_bytes = b""  # of this answer, while a single read holds all of it
         self._chunked_head = b""  # a familiar one whose chunks the parser has not seen
         self._is_fresh = True  # what belongs to an answer is as in the beginning
@@ -202,6 +207,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             self.last_at = clock.now()
+            self._is_full_read = len(data) >= FULL_READ_BYTES
             if self._chunked_head:
                 line_end = data.find(b"\r\n", 0, 10)
                 size = _sizes.get(data[: max(line_end, 0)])
@@ -219,7 +225,7 @@ class Connection(asyncio.Protocol):
                     if digits.isdigit() and int(digits) == len(data) - end - 4:
                         self._receiver = None
                         self.idle_since = self.last_at
-                        if self.is_paused:
+                        if self.is_paused or self._is_full_read:
                             self._shut()
                         else:
                             self._on_free(self)
@@ -329,7 +335,7 @@ class Connection(asyncio.Protocol):
     def _finish(self, receiver: Receiver) -> None:
         self._receiver = None
         self.idle_since = self.last_at
-        if self._is_dirty or self.is_paused:
+        if self._is_dirty or self.is_paused or self._is_full_read:
             self._shut()
         else:
             self._on_free(self)
