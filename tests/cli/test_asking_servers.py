@@ -138,6 +138,13 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
         find_server(None, None, url, None)
 
 
+def test_a_server_elsewhere_that_is_away_is_told_without_numbers_of_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert main(["status", "--url", f"http://127.0.0.1:{port}"]) == 1
+    assert "does not answer (Connection refused); check that it runs, and the address." in capsys.readouterr().err
+
+
 def test_a_server_elsewhere_gets_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         asked: list[bytes] = []

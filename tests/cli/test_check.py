@@ -250,6 +250,11 @@ def test_a_path_with_a_typo_is_not_taken_for_a_hub_id(
     said = capsys.readouterr()
     assert "There is no file or folder models/irs.onnx; did you mean models/iris.onnx?" in said.err
     assert "is good" not in said.out
+    (tmp_path / "models" / "prices.py").write_text("class Model: ...\n")
+    assert main([*command, "models/price.py:Model"]) == 1
+    said = capsys.readouterr()
+    assert "There is no file models/price.py; did you mean models/prices.py?" in said.err
+    assert "is good" not in said.out
     path = written(tmp_path, "models: {a: {source: elsewhere/iris.onnx}, b: {source: models/iris}}\n")
     assert main([*command, str(path)]) == 1
     said = capsys.readouterr()

@@ -73,6 +73,10 @@ def test_a_name_that_the_server_does_not_have_is_told_before_the_conversation(
     said = capsys.readouterr()
     assert 'The model "tlaker" does not exist; this server has: digits, talker.' in said.err
     assert "Talking to" not in said.out
+    assert main(["chat", "--model", "digits"]) == 1
+    said = capsys.readouterr()
+    assert "digits answers no conversations; ask it with" in said.err
+    assert "Talking to" not in said.out
 
 
 class _Deaf:

@@ -71,6 +71,11 @@ def command(
                 if model is not None:
                     door.refuse_unknown(model)
                 name = model or door.talker()
+                if not door.converses(name):
+                    raise InvalidRequest(
+                        f"{name} answers no conversations; ask it with inferd generate --model {name} TEXT, or with "
+                        f"inferd predict {name} where it makes predictions."
+                    )
                 title = f"{name}, {door.name}"
                 settings: JSON = {"model": name, "max_tokens": max_tokens}
                 answer = answers(door, settings if temperature is None else settings | {"temperature": temperature})

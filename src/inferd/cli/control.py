@@ -81,8 +81,11 @@ class Server:
                 answer = connection.getresponse()
                 body = answer.read(_MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException, NoControlSocketError) as error:
-            said = str(error) or type(error).__name__
-            raise Unavailable(f"The server {self.name} does not answer: {said}.", code="no_server") from None
+            said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise Unavailable(
+                f"The server {self.name} does not answer ({said}); check that it runs, and the address.",
+                code="no_server",
+            ) from None
         if answer.status < 300 or answer.status in accept:
             return Answered(body, {name.lower(): value for name, value in answer.getheaders()})
         raise _refusal(self.name, path, answer.status, body)

@@ -22,6 +22,7 @@ from inferd.registry.source import (
     REFUSED_SUFFIXES,
     SHARED_SUFFIXES,
     Progress,
+    check_code,
     check_folder,
     is_code,
     resolve,
@@ -149,6 +150,7 @@ def recognise(
             raise ModelLoadError(
                 f"{source} names a Python class, but runtime says {runtime}; leave runtime out.", param="runtime"
             )
+        check_code(source)
         return Artifact("python", source, "python", "predict")
     path = resolve(source, progress)
     if runtime == "triton_python" and not allow_code:

@@ -72,6 +72,14 @@ def is_code(source: str) -> bool:
     return bool(_CODE.fullmatch(source)) and not Path(source).expanduser().exists()
 
 
+def check_code(source: str) -> None:
+    """Raises ModelLoadError where the file of ``path/file.py:Class`` is not there. Nothing is imported."""
+    place = source.rpartition(":")[0]
+    path = Path(place).expanduser()
+    if place.endswith(".py") and not path.is_file():
+        raise ModelLoadError(f"There is no file {place}; {_path_advice(place, path)}", param="source")
+
+
 def is_path(source: str) -> bool:
     """Whether the source names a place in the file system, also where nothing is there.
 
