@@ -143,6 +143,21 @@ def test_lightgbms_objective_says_what_it_gives(
     np.testing.assert_allclose(last[:, 1] if kind == "binary" else last.reshape(expected.shape), expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("objective", ["binary", "multiclass", "multiclassova"])
+def test_lightgbms_two_classes_are_two_probabilities_however_they_were_trained(tmp_path: Path, objective: str) -> None:
+    settings: dict[str, Any] = {} if objective == "binary" else {"num_class": 2}
+    booster = lgb(tmp_path / "m.txt", CLASSES > 0, objective=objective, **settings)
+    runtime = loaded(tmp_path / "m.txt", options={"margin": True})
+    shapes = {output.name: output.shape for output in runtime.contract.outputs}
+    margins = np.asarray(booster.predict(ROWS, raw_score=True))
+    assert shapes == {"label": (-1,), "probabilities": (-1, 2), "margin": (-1, *margins.shape[1:])}
+    found = answered(runtime, {"input-0": ROWS})
+    expected = np.asarray(booster.predict(ROWS))
+    np.testing.assert_allclose(found["probabilities"][:, 1], expected if expected.ndim == 1 else expected[:, 1])
+    np.testing.assert_allclose(found["margin"], margins)
+    np.testing.assert_array_equal(found["label"], found["probabilities"].argmax(1))
+
+
 def test_a_files_header_says_how_many_features_there_are(tmp_path: Path) -> None:
     xgb(tmp_path / "m.json", NUMBERS)
     xgb(tmp_path / "m.ubj", NUMBERS)

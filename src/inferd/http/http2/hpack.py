@@ -1,6 +1,6 @@
 """HPACK (RFC 7541): a peer's header blocks with its dynamic table; ours, which need none.
 
-``tests/http/http2`` holds it against the library ``hpack``, which takes ten times as long.
+``tests/http/http2`` compares it with the library ``hpack``, which takes five times as long for the block of a gRPC call.
 """
 
 from __future__ import annotations
