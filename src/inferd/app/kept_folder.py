@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from inferd.state.folder import alone, descriptor_of
+from inferd.state.folder import alone, descriptor_of, is_locked
 
 _log = logging.getLogger("inferd.app")
 
@@ -46,13 +46,6 @@ def kept_folder(below: Path) -> Iterator[Path | None]:
 
 def _is_left(folder: Path) -> bool:
     try:
-        descriptor = descriptor_of(folder)
+        return not is_locked(descriptor_of(folder))
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True

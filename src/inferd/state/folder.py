@@ -54,6 +54,17 @@ def descriptor_of(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
+def is_locked(descriptor: int) -> bool:
+    """Whether a living process holds the lock of this file or folder; closes the descriptor. Raises OSError."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[int]:
     """A descriptor of the folder, held by one process at a time: looking and replacing is one act. Raises OSError."""

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from inferd.state.database import Database, Transaction
+from inferd.state.folder import is_locked
 
 BEAT_S: Final = 2.0
 TERM_S: Final = 30.0
@@ -91,13 +92,7 @@ class LockedPresence:
             file = os.open(self._path(gateway), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return not self._everyone_is_here and silent_s < TERM_S
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(file)
-        return False
+        return is_locked(file)
 
     def sweep(self, dead: frozenset[str]) -> None:
         """Remove the files of servers that are gone."""
