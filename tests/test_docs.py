@@ -128,9 +128,9 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     for page in PAGES:
         for text in fences(page, "bash", "console"):
             for line in text.replace("\\\n", " ").splitlines():
-                words = shlex.split(line.removeprefix("$ "), comments=True)
-                if words and words[0] == "inferd":
-                    yield page.name, words[1:]
+                command = line.removeprefix("$ ")
+                if command.startswith("inferd "):
+                    yield page.name, shlex.split(command, comments=True)[1:]
 
 
 def test_documented_commands_and_their_flags_exist() -> None:
