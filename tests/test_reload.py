@@ -21,8 +21,8 @@ from tests.server_process import Server, running
 from tests.stopwatch import Stopwatch
 from tests.worker.watching import until_now
 
-from inferd.cli.control import find_server
 from inferd.cli.main import main
+from inferd.cli.running.control import find_server
 from inferd.gateway.control import ServerReport
 
 

@@ -19,8 +19,8 @@ from tests.predict.live import serving
 from tests.predict.small_onnx import identity
 from tests.worker.watching import until_now
 
-from inferd.cli.control import find_server
 from inferd.cli.main import main
+from inferd.cli.running.control import find_server
 from inferd.errors import InferdError
 from inferd.gateway.control import ModelReport, ServerReport
 

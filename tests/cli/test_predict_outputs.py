@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from inferd.cli.predict_outputs import table_of
+from inferd.cli.predict.outputs import table_of
 from inferd.types import TensorSpec
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.predict.row_models import cumulative_sum
 
 from inferd.cli.check import examine, show
-from inferd.cli.predict_outputs import table_of, text_of
+from inferd.cli.predict.outputs import table_of, text_of
 from inferd.cli.ready import contract_lines, curl_line, engine_line, python_lines, show_ready, spec_text, threads_text
 from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig, StateConfig
 from inferd.predict.load import create_backend

@@ -19,7 +19,7 @@ from tests.predict.encoder.tiny_encoders import write_encoder
 from tests.predict.live import serving
 
 from inferd.cli.check import examine
-from inferd.cli.control import find_server
+from inferd.cli.running.control import find_server
 from inferd.gateway.control import ServerReport
 
 BUDGET = 1_300_000_000

@@ -23,8 +23,8 @@ from inferd.benchmark.dataset import Query, from_file, random_tokens
 from inferd.benchmark.report import Report, load_label, milliseconds, profile_rows, render
 from inferd.benchmark.stats import Record, Summary, summarise
 from inferd.benchmark.step_profile import StepProfile
-from inferd.cli.control import find_server
-from inferd.cli.door import DEFAULT_URL
+from inferd.cli.endpoint import DEFAULT_URL
+from inferd.cli.running.control import find_server
 from inferd.cli.terminal import console, is_live, loading, note
 from inferd.errors import ModelLoadError, Unavailable
 from inferd.gateway.control import ServerReport

@@ -9,7 +9,7 @@ from collections.abc import Generator
 import click
 import msgspec
 
-from inferd.cli.door import Answer, answers, find_door
+from inferd.cli.endpoint import Answer, answers, find_endpoint
 from inferd.cli.terminal import interruptible, note
 from inferd.errors import InferdError, InvalidRequest
 from inferd.types import JSON, SamplingParams
@@ -66,19 +66,19 @@ def command(
         raise click.UsageError("Give either SOURCE (loaded here) or --url or --port (a running server), not both.")
     with contextlib.ExitStack() as stack:
         if source is None:
-            door = find_door(url, port, api_key)
-            if door is not None:
+            endpoint = find_endpoint(url, port, api_key)
+            if endpoint is not None:
                 if model is not None:
-                    door.refuse_unknown(model)
-                name = model or door.talker()
-                if not door.converses(name):
+                    endpoint.refuse_unknown(model)
+                name = model or endpoint.default_model()
+                if not endpoint.converses(name):
                     raise InvalidRequest(
                         f"{name} answers no conversations; ask it with inferd generate --model {name} TEXT, or with "
                         f"inferd predict {name} where it makes predictions."
                     )
-                title = f"{name}, {door.name}"
+                title = f"{name}, {endpoint.name}"
                 settings: JSON = {"model": name, "max_tokens": max_tokens}
-                answer = answers(door, settings if temperature is None else settings | {"temperature": temperature})
+                answer = answers(endpoint, settings if temperature is None else settings | {"temperature": temperature})
             else:
                 note("No server runs here: the bundled model 'demo' is loaded into this process.")
                 source = "demo"

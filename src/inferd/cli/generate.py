@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import click
 
-from inferd.cli.door import find_door, streamed
-from inferd.cli.terminal import interruptible, note
+from inferd.cli.endpoint import find_endpoint, stream_text
+from inferd.cli.terminal import note
 from inferd.types import JSON, SamplingParams
 
 
@@ -67,22 +67,25 @@ def command(
         raise click.UsageError("The prompt is empty; give a text, or '-' and a text on stdin.")
     messages: list[JSON] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
-    door = find_door(url, port, api_key)
-    served = [] if door is None else door.models()
-    if door is not None and (model is None or model in served or url is not None or port is not None):
-        name = model or (served[0] if raw else door.talker())
-        raw = raw or not door.converses(name)
-        note(f"Asking {name}, {door.name}.")
+    endpoint = find_endpoint(url, port, api_key)
+    served = [] if endpoint is None else endpoint.models()
+    if endpoint is not None and (model is None or model in served or url is not None or port is not None):
+        name = model or (served[0] if raw else endpoint.default_model())
+        raw = raw or not endpoint.converses(name)
+        note(f"Asking {name}, {endpoint.name}.")
         body: JSON = {"model": name, "max_tokens": max_tokens}
         body |= {} if temperature is None else {"temperature": temperature}
         body |= {} if seed is None else {"seed": seed}
         if raw and system:
             raise click.UsageError("--system needs a model with a chat template, and no --raw.")
         path = "/v1/completions" if raw else "/v1/chat/completions"
-        _write(streamed(door, path, body | ({"prompt": prompt} if raw else {"messages": messages})))
+        _write(stream_text(endpoint, path, body | ({"prompt": prompt} if raw else {"messages": messages})))
         return 0
     source = model or "demo"
-    note(f"Loading {source} into this process" + ("." if door is None else f", as {door.name} does not serve it."))
+    note(
+        f"Loading {source} into this process"
+        + ("." if endpoint is None else f", as {endpoint.name} does not serve it.")
+    )
     from inferd.llm import LLM
 
     with contextlib.ExitStack() as stack:

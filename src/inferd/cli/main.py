@@ -16,25 +16,25 @@ from inferd.cli.help import SETTINGS, Commands
 from inferd.cli.terminal import fail, is_debug, speak_json
 from inferd.errors import InferdError
 
-# name -> module under inferd.cli; each has a click command called ``command``.
-COMMANDS = (
-    "serve",
-    "check",
-    "status",
-    "reload",
-    "drain",
-    "models",
-    "keys",
-    "chat",
-    "generate",
-    "predict",
-    "bench",
-    "quantize",
-    "perplexity",
-    "config",
-    "version",
-    "help",
-)
+COMMANDS = {
+    "serve": "serve",
+    "check": "check",
+    "status": "running.status",
+    "reload": "running.reload",
+    "drain": "running.drain",
+    "models": "running.models",
+    "keys": "keys",
+    "chat": "chat",
+    "generate": "generate",
+    "predict": "predict.command",
+    "bench": "bench",
+    "quantize": "quantize",
+    "perplexity": "perplexity",
+    "config": "config",
+    "version": "version",
+    "help": "help",
+}
+"""A command's name and its module below ``inferd.cli``, which has a click command called ``command``."""
 
 OVERVIEW = """One inference server for every model.
 
@@ -64,9 +64,10 @@ class Lazy(Commands):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        module = COMMANDS.get(cmd_name)
+        if module is None:
             return None
-        found: object = importlib.import_module(f"inferd.cli.{cmd_name}").command
+        found: object = importlib.import_module(f"inferd.cli.{module}").command
         assert isinstance(found, click.Command)
         return found
 

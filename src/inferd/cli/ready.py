@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from inferd.cli.predict_layout import example_input, takes_pictures
+from inferd.cli.predict.layout import example_input, takes_pictures
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.types import ModelInfo, TensorSpec
 

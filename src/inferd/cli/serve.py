@@ -134,7 +134,7 @@ def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Con
 def _models_elsewhere(url: str) -> list[str]:
     """The names of a remote server's models, as it lists them. Raises click.UsageError where they are not known, or are so
     many that they must be chosen from."""
-    from inferd.cli.control import find_server
+    from inferd.cli.running.control import find_server
 
     try:
         listed = find_server(None, None, url, None).get(f"{urlsplit(url).path.rstrip('/')}/models", _Listed)

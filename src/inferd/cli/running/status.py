@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from inferd import clock
-from inferd.cli.control import Server, server_options
 from inferd.cli.ready import threads_text
+from inferd.cli.running.control import Server, server_options
 from inferd.cli.terminal import console
 from inferd.config.units import bytes_text
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from inferd.cli.control import Server, model_path, server_options, working
 from inferd.cli.help import Commands
+from inferd.cli.running.control import Server, model_path, server_options, working
 from inferd.cli.terminal import console
 from inferd.config.units import bytes_text
 from inferd.events import state_words
@@ -66,7 +66,7 @@ def list_models(server: Server, as_json: bool) -> None:
     Example:
       inferd models list
     """
-    from inferd.cli.status import models_table
+    from inferd.cli.running.status import models_table
     from inferd.gateway.control import ServerReport
 
     report = server.get("/admin/status", ServerReport)

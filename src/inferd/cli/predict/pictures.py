@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from inferd.cli.predict_layout import layout_of
+from inferd.cli.predict.layout import layout_of
 from inferd.cli.ready import spec_text
 from inferd.errors import InvalidRequest
 from inferd.predict.contract import Array

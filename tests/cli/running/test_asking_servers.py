@@ -15,9 +15,9 @@ from rich.console import Console
 
 from inferd import clock
 from inferd.app.control_socket import open_control_socket
-from inferd.cli.control import find_server, model_path
 from inferd.cli.main import main
-from inferd.cli.status import duration, exit_code, rendered, restarts_text
+from inferd.cli.running.control import find_server, model_path
+from inferd.cli.running.status import duration, exit_code, rendered, restarts_text
 from inferd.errors import InferdError, InvalidRequest, Unauthenticated, Unavailable
 from inferd.gateway.control import ModelReport, ReplicaReport, ServerReport, UnloadReport
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from inferd.cli.control import Server, server_options, working
+from inferd.cli.running.control import Server, server_options, working
 from inferd.cli.terminal import fail
 from inferd.gateway.control import ReloadReport
 

@@ -13,12 +13,12 @@ import click
 import msgspec
 
 from inferd import clock
-from inferd.cli.control import Answered, Server, server_options, working
-from inferd.cli.predict_inputs import tensors_of
-from inferd.cli.predict_layout import example_input
-from inferd.cli.predict_outputs import document_of, table_of
-from inferd.cli.predict_pictures import Range
+from inferd.cli.predict.inputs import tensors_of
+from inferd.cli.predict.layout import example_input
+from inferd.cli.predict.outputs import document_of, table_of
+from inferd.cli.predict.pictures import Range
 from inferd.cli.ready import tensor_lines
+from inferd.cli.running.control import Answered, Server, server_options, working
 from inferd.cli.terminal import console
 from inferd.errors import InvalidRequest, Unavailable
 from inferd.predict.codecs.tensors import from_bytes, from_json, to_bytes

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from inferd.cli.predict_inputs import tensors_of
-from inferd.cli.predict_layout import example_input
-from inferd.cli.predict_pictures import Range
+from inferd.cli.predict.inputs import tensors_of
+from inferd.cli.predict.layout import example_input
+from inferd.cli.predict.pictures import Range
 from inferd.errors import InvalidRequest
 from inferd.predict.contract import Array
 from inferd.types import TensorSpec

@@ -7,7 +7,7 @@ import time
 import click
 import msgspec
 
-from inferd.cli.control import ANSWER_S, Server, server_options, working
+from inferd.cli.running.control import ANSWER_S, Server, server_options, working
 from inferd.errors import Unavailable
 from inferd.gateway.control import ServerReport
 

@@ -14,7 +14,7 @@ from typing import Self
 
 import pytest
 
-from inferd.cli.door import find_door
+from inferd.cli.endpoint import find_endpoint
 from inferd.cli.main import main
 from inferd.errors import Unavailable
 
@@ -126,7 +126,7 @@ def test_a_port_at_which_nothing_runs_is_an_error_and_no_second_model(
         assert main([*words, "--port", "1"]) == 1
         assert f"running: port {port}" in capsys.readouterr().err
     with pytest.raises(Unavailable, match="No server with port 1 answers"):
-        find_door(None, 1, None)
+        find_endpoint(None, 1, None)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from inferd.cli.predict_layout import example_input, layout_of, takes_pictures
-from inferd.cli.predict_pictures import Range, pixels_of
+from inferd.cli.predict.layout import example_input, layout_of, takes_pictures
+from inferd.cli.predict.pictures import Range, pixels_of
 from inferd.cli.ready import spec_text
 from inferd.errors import InvalidRequest
 from inferd.predict.check import Checker

@@ -17,7 +17,7 @@ import msgspec
 
 from inferd.app.control_socket import connect
 from inferd.benchmark.load import Connection, ServerError, models_of
-from inferd.cli.control import ANSWER_S, locate
+from inferd.cli.running.control import ANSWER_S, locate
 from inferd.errors import Unavailable
 from inferd.types import JSON
 
@@ -28,7 +28,7 @@ _TEXT_S: Final = 600.0
 Answer = Callable[[list[JSON]], Generator[str, None, None]]
 
 
-class Door(NamedTuple):
+class Endpoint(NamedTuple):
     """A server that runs."""
 
     name: str  # for people
@@ -52,7 +52,7 @@ class Door(NamedTuple):
         """Whether the model answers conversations. A server that does not say so is taken at its word by asking."""
         return asyncio.run(_converses(self.connection(ANSWER_S), model))
 
-    def talker(self) -> str:
+    def default_model(self) -> str:
         """The first model that answers conversations; where there is none, the first. Raises as ``models``."""
         names = self.models()
         return next((name for name in names if self.converses(name)), names[0])
@@ -66,15 +66,15 @@ class _Metadata(msgspec.Struct, frozen=True):
     parameters: _Parameters = _Parameters()
 
 
-async def _refuse_unknown(door: Door, model: str) -> None:
-    connection = door.connection(ANSWER_S)
+async def _refuse_unknown(endpoint: Endpoint, model: str) -> None:
+    connection = endpoint.connection(ANSWER_S)
     try:
         async for _ in connection.lines("GET", f"/v1/models/{quote(model, safe='')}"):
             pass
     except ServerError as error:
-        raise _refused(door, error) from None
+        raise _refused(endpoint, error) from None
     except (OSError, asyncio.IncompleteReadError) as error:
-        raise _broke(door, error) from None
+        raise _broke(endpoint, error) from None
     finally:
         connection.close()
 
@@ -91,35 +91,35 @@ async def _converses(connection: Connection, model: str) -> bool:
     return not tasks or "chat" in tasks.split(",")
 
 
-def find_door(url: str | None, port: int | None, key: str | None) -> Door | None:
+def find_endpoint(url: str | None, port: int | None, key: str | None) -> Endpoint | None:
     """The server at the URL, or with the port, or the only one on this machine; None where none was named and none runs.
 
     Raises InferdError where the one that was named does not answer, or several run.
     """
     if url is not None:
-        return Door(f"the server at {url}", url, key)
+        return Endpoint(f"the server at {url}", url, key)
     try:
         found, path = locate(port, None)
     except Unavailable:
         if port is not None:
             raise
-        return _usual(key)
-    return _through(found, path)
+        return _default_endpoint(key)
+    return _by_control_socket(found, path)
 
 
-def _through(port: int, path: Path) -> Door:
+def _by_control_socket(port: int, path: Path) -> Endpoint:
     opened = functools.partial(connect, path, ANSWER_S)
-    return Door(f"the server with port {port}", f"http://127.0.0.1:{port}", connect=opened)
+    return Endpoint(f"the server with port {port}", f"http://127.0.0.1:{port}", connect=opened)
 
 
-def _usual(key: str | None) -> Door | None:
+def _default_endpoint(key: str | None) -> Endpoint | None:
     """Whatever answers on the usual port: another user's server, or one in a container."""
-    door = Door(f"the server at {DEFAULT_URL}", DEFAULT_URL, key)
+    endpoint = Endpoint(f"the server at {DEFAULT_URL}", DEFAULT_URL, key)
     try:
-        door.models(_LOOK_S)
+        endpoint.models(_LOOK_S)
     except Unavailable:
         return None
-    return door
+    return endpoint
 
 
 class _Delta(msgspec.Struct, frozen=True):
@@ -140,19 +140,19 @@ class _Chunk(msgspec.Struct):
     error: _Fault | None = None
 
 
-def answers(door: Door, settings: JSON) -> Answer:
+def answers(endpoint: Endpoint, settings: JSON) -> Answer:
     """Asks for the answer to a conversation, which comes in pieces. ``settings``: of each request, with its model."""
 
     def answer(messages: list[JSON]) -> Generator[str, None, None]:
-        return streamed(door, "/v1/chat/completions", {**settings, "messages": messages})
+        return stream_text(endpoint, "/v1/chat/completions", {**settings, "messages": messages})
 
     return answer
 
 
-def streamed(door: Door, path: str, body: JSON) -> Generator[str, None, None]:
+def stream_text(endpoint: Endpoint, path: str, body: JSON) -> Generator[str, None, None]:
     """The pieces of a text. Raises Unavailable with what the server said."""
     with asyncio.Runner() as runner:
-        stream = _pieces(door, path, {**body, "stream": True})
+        stream = _pieces(endpoint, path, {**body, "stream": True})
         try:
             while True:
                 try:
@@ -163,8 +163,8 @@ def streamed(door: Door, path: str, body: JSON) -> Generator[str, None, None]:
             runner.run(stream.aclose())
 
 
-async def _pieces(door: Door, path: str, body: JSON) -> AsyncGenerator[str, None]:
-    connection = door.connection(_TEXT_S)
+async def _pieces(endpoint: Endpoint, path: str, body: JSON) -> AsyncGenerator[str, None]:
+    connection = endpoint.connection(_TEXT_S)
     try:
         async for line in connection.lines("POST", path, msgspec.json.encode(body)):
             if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
@@ -177,16 +177,17 @@ async def _pieces(door: Door, path: str, body: JSON) -> AsyncGenerator[str, None
                 if piece:
                     yield piece
     except (ServerError, msgspec.DecodeError) as error:
-        raise _refused(door, error) from None
+        raise Unavailable(f"{endpoint.name[:1].upper()}{endpoint.name[1:]} refused: {error}") from None
     except (OSError, asyncio.IncompleteReadError) as error:
-        raise _broke(door, error) from None
+        said = f"The connection to {endpoint.name} broke ({type(error).__name__}); is the server still there?"
+        raise Unavailable(said) from None
     finally:
         connection.close()
 
 
-def _refused(door: Door, error: Exception) -> Unavailable:
-    return Unavailable(f"{door.name[:1].upper()}{door.name[1:]} refused: {error}")
+def _refused(endpoint: Endpoint, error: Exception) -> Unavailable:
+    return Unavailable(f"{endpoint.name[:1].upper()}{endpoint.name[1:]} refused: {error}")
 
 
-def _broke(door: Door, error: Exception) -> Unavailable:
-    return Unavailable(f"The connection to {door.name} broke ({type(error).__name__}); is the server still there?")
+def _broke(endpoint: Endpoint, error: Exception) -> Unavailable:
+    return Unavailable(f"The connection to {endpoint.name} broke ({type(error).__name__}); is the server still there?")
