@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferd.app.root import run
+from inferd.app.root import ServeOptions, run
 from inferd.app.source import ConfigSource
 from inferd.config import Config, ModelConfig, load_config
 from inferd.errors import InferdError
@@ -31,13 +31,13 @@ def main() -> int:
             config = source.read()
         else:
             config = msgspec.convert(json.loads(sys.argv[1]), Config)
-        return run(
-            config,
-            source=source,
+        options = ServeOptions(
+            source,
             on_ready=lambda ready: print(ready.address, ready.grpc_address or "", sep="\n", flush=True),
             command=TINY_WORKER,
             plan=unknown,
         )
+        return run(config, options)
     except InferdError as error:
         print(f"Error: {error.message}", file=sys.stderr)
         return 1

@@ -42,58 +42,58 @@ def test_a_models_row_follows_its_replicas() -> None:
     board = Board(MODELS)
     assert re.search(r"chat +loading +0/3 \(1 remote\)", row(board, "chat"))
     assert re.search(r"nightly +on demand", row(board, "nightly"))
-    board.take(changed(0, "loading"))
-    board.take(LoadProgress(model="chat", replica=0, phase="weights", done=3 * 2**20, total=12 * 2**20))
+    board.handle(changed(0, "loading"))
+    board.handle(LoadProgress(model="chat", replica=0, phase="weights", done=3 * 2**20, total=12 * 2**20))
     assert "weights 25 % of 12.0 MiB" in row(board, "chat")
-    board.take(LoadProgress(model="chat", replica=0, phase="model", done=0, total=1))
+    board.handle(LoadProgress(model="chat", replica=0, phase="model", done=0, total=1))
     assert re.search(r" model  ", row(board, "chat"))
-    board.take(QueueChanged(model="chat", waiting=7, in_flight=0))
+    board.handle(QueueChanged(model="chat", waiting=7, in_flight=0))
     assert re.search(r" 7 *$", row(board, "chat"))
-    board.take(changed(0, "ready", rss_bytes=200 * 2**20))
-    board.take(changed(1, "ready", rss_bytes=100 * 2**20))
-    board.take(changed(2, "ready"))
+    board.handle(changed(0, "ready", rss_bytes=200 * 2**20))
+    board.handle(changed(1, "ready", rss_bytes=100 * 2**20))
+    board.handle(changed(2, "ready"))
     assert re.search(r"chat +ready +3/3 \(1 remote\) +300 MiB", row(board, "chat"))
-    board.take(changed(2, "died", reason="The remote server takes no connection."))
+    board.handle(changed(2, "died", reason="The remote server takes no connection."))
     assert re.search(r"chat +degraded +2/3 ", row(board, "chat"))
     assert drawn(board).rstrip().endswith("chat: The remote server takes no connection.")
 
 
 def test_a_model_whose_replicas_all_failed_says_why() -> None:
     board = Board({"chat": ModelConfig(source="demo")})
-    board.take(changed(0, "failed", reason="The folder has no config.json."))
+    board.handle(changed(0, "failed", reason="The folder has no config.json."))
     assert re.search(r"chat +failed +0/1", row(board, "chat"))
     assert "chat: The folder has no config.json." in drawn(board)
 
 
 def test_a_remote_server_that_is_away_has_not_failed() -> None:
     board = Board({"chat": ModelConfig(source="openai:https://far/v1")})
-    board.take(changed(0, "died", reason="The remote server takes no connection."))
+    board.handle(changed(0, "died", reason="The remote server takes no connection."))
     assert re.search(r"chat +unavailable +0/1 \(1 remote\)", row(board, "chat"))
     assert drawn(board).rstrip().endswith("chat: The remote server takes no connection.")
-    board.take(changed(0, "ready"))
+    board.handle(changed(0, "ready"))
     assert re.search(r"chat +ready +1/1 \(1 remote\)", row(board, "chat"))
 
 
 def test_events_of_others_are_none_of_its_business() -> None:
     board = Board(MODELS)
-    board.take(ReplicaChanged(model="unknown", replica=0, state="ready"))
+    board.handle(ReplicaChanged(model="unknown", replica=0, state="ready"))
     assert re.search(r"chat +loading", row(board, "chat"))
 
 
 def test_without_a_terminal_the_log_alone_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     board = Board({"chat": ModelConfig(source="demo")})
     with board.shown():
-        board.take(LoadProgress(model="chat", replica=0, phase="weights", done=1, total=3))
-        board.take(changed(0, "ready"))
+        board.handle(LoadProgress(model="chat", replica=0, phase="weights", done=1, total=3))
+        board.handle(changed(0, "ready"))
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_load_that_failed_ends_in_a_table_that_says_so_and_leaves_the_reason_to_what_follows() -> None:
     board = Board({"chat": ModelConfig(source="demo")})
     with board.shown():
-        board.take(changed(0, "loading"))
-        board.take(changed(0, "failed", reason="The folder has no config.json."))
-        board.take(changed(0, "stopped"))
+        board.handle(changed(0, "loading"))
+        board.handle(changed(0, "failed", reason="The folder has no config.json."))
+        board.handle(changed(0, "stopped"))
         assert "The folder has no config.json." in drawn(board)
     assert re.search(r"chat +failed +0/1", row(board, "chat"))
     assert "config.json" not in drawn(board)
@@ -108,16 +108,16 @@ def test_a_start_that_never_began_leaves_no_table() -> None:
 
 def test_reasons_are_in_the_words_of_the_command_line() -> None:
     board = Board({"chat": ModelConfig(source="demo")}, in_flags)
-    board.take(changed(0, "failed", reason="Lower kv_cache.memory_bytes."))
+    board.handle(changed(0, "failed", reason="Lower kv_cache.memory_bytes."))
     assert "chat: Lower --kv-cache-memory." in drawn(board)
 
 
 def test_a_table_of_eighty_columns_cuts_nothing() -> None:
     name = "organisation-with-a-long-name/and-a-model-too"
     board = Board({name: ModelConfig(source="demo", remotes=(RemoteConfig(url="https://far/v1"),))})
-    board.take(ReplicaChanged(model=name, replica=0, state="loading", rss_bytes=300 * 2**20))
-    board.take(LoadProgress(model=name, replica=0, phase="weights", done=1 << 30, total=3 << 30))
-    board.take(QueueChanged(model=name, waiting=1000, in_flight=0))
+    board.handle(ReplicaChanged(model=name, replica=0, state="loading", rss_bytes=300 * 2**20))
+    board.handle(LoadProgress(model=name, replica=0, phase="weights", done=1 << 30, total=3 << 30))
+    board.handle(QueueChanged(model=name, waiting=1000, in_flight=0))
     text = drawn(board, width=80)
     assert "\u2026" not in text
     assert max(map(len, text.splitlines())) <= 80
@@ -134,9 +134,9 @@ from inferd.config import ModelConfig
 from inferd.events import ReplicaChanged
 board = Board({"chat": ModelConfig(source="demo")})
 with board.shown():
-    board.take(ReplicaChanged(model="chat", replica=0, state="loading"))
+    board.handle(ReplicaChanged(model="chat", replica=0, state="loading"))
     board.write("12:00:00 chat/0 is loading\\n12:00:00 chat/0 failed: why\\n12:00:00 warning: disk is slow\\n")
-    board.take(ReplicaChanged(model="chat", replica=0, state="ready", rss_bytes=2**20))
+    board.handle(ReplicaChanged(model="chat", replica=0, state="ready", rss_bytes=2**20))
 board.write("12:00:01 afterwards\\n")
 """
     ours, theirs = pty.openpty()

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.experiments.defects import inject
 from tests.worker.watching import IMPATIENT, TINY_WORKER
 
-from inferd.app.root import Ready, run
+from inferd.app.root import Ready, ServeOptions, run
 from inferd.app.source import ConfigSource
 from inferd.config import Config, ModelConfig, load_config
 from inferd.errors import InferdError
@@ -45,8 +45,9 @@ def main() -> int:
             inject(name)
         source = ConfigSource(path, read)
         if os.environ.get("EXPERIMENT_WORKER") == "real":
-            return run(read(), source=source, on_ready=tell)
-        return run(read(), source=source, on_ready=tell, command=TINY_WORKER, patience=IMPATIENT, plan=unknown)
+            return run(read(), ServeOptions(source, on_ready=tell))
+        tiny = ServeOptions(source, on_ready=tell, command=TINY_WORKER, patience=IMPATIENT, plan=unknown)
+        return run(read(), tiny)
     except InferdError as error:
         print(f"Error: {error.message}", file=sys.stderr)
         return 1

@@ -96,7 +96,7 @@ class Actions:
         )
 
     def drain(self) -> None:
-        self._departure.ask("the operator's inferd drain")
+        self._departure.request("the operator's inferd drain")
 
     async def reload(self) -> ReloadReport:
         if self._reloader is None:

@@ -1,6 +1,6 @@
-"""What signals ask for: to leave in good order, or at once.
+"""Whether the server was told to leave, by signals or by the operator: in good order, or at once.
 
-Knows signals and the event loop, not what leaving takes.
+Knows signals and the event loop, and not what leaving takes.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ _log = logging.getLogger("inferd.app")
 
 
 class Departure:
-    """Whether the server has been asked to leave, by a signal or by a person on the control socket."""
+    """Whether the server was told to leave, by a signal or by a command on the control socket."""
 
     def __init__(self) -> None:
         self.leave = asyncio.Event()
         self._at_once = asyncio.Event()
         self._num_interrupts = 0
-        self._heard: list[signal.Signals] = []
+        self._handled: list[signal.Signals] = []
 
-    def listen(self) -> None:
-        """From now on signals are heard; only a main thread may."""
+    def handle_signals(self) -> None:
+        """Handle signals from now on. Only a main thread may; in another thread nothing happens."""
         if threading.current_thread() is not threading.main_thread():
             return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
                 loop.add_signal_handler(number, self._on_signal, number)
-                self._heard.append(number)
+                self._handled.append(number)
 
-    def deaf(self) -> None:
-        """No more. A process that is leaving already stays deaf: one more Ctrl-C has nothing to end."""
+    def release_signals(self) -> None:
+        """Stop handling signals. A process that is leaving ignores them: another Ctrl-C has nothing to end."""
         loop = asyncio.get_running_loop()
-        for number in self._heard:
+        for number in self._handled:
             loop.remove_signal_handler(number)
             if self.leave.is_set():
                 signal.signal(number, signal.SIG_IGN)
 
-    def ask(self, who: str) -> None:
-        """Leave in good order; asking again changes nothing."""
+    def request(self, reason: str) -> None:
+        """Leave in good order. Another request changes nothing."""
         if not self.leave.is_set():
-            _log.warning("%s: finishing what is in flight, then leaving (Ctrl-C again: at once)", who)
+            _log.warning("%s: finishing what is in flight, then leaving (Ctrl-C again: at once)", reason)
         self.leave.set()
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -52,10 +52,10 @@ class Departure:
             self._num_interrupts += 1
             if self._num_interrupts > 1:
                 self._at_once.set()
-        self.ask(number.name)
+        self.request(number.name)
 
-    async def cut_short(self, waiting: Awaitable[object]) -> None:
-        """Wait, but not longer than until a second Ctrl-C."""
+    async def wait_unless_interrupted(self, waiting: Awaitable[object]) -> None:
+        """Wait, but at most until a second Ctrl-C."""
         task, at_once = asyncio.ensure_future(waiting), asyncio.ensure_future(self._at_once.wait())
         await asyncio.wait((task, at_once), return_when=asyncio.FIRST_COMPLETED)
         at_once.cancel()

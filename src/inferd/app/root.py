@@ -1,11 +1,11 @@
 """The composition root: builds every part once, wires them, runs them, and takes them down in order.
 
-Knows the order in which things start and stop; every part's work is its own.
+It knows the order in which the parts start and stop, and nothing of their work.
 
-Leaving (SIGTERM, SIGINT, SIGHUP, or the operator's word): readiness turns false; for ``drain_delay_s``
-requests are still accepted, as balancers learn of it late; then new ones are refused and those in flight
-get ``grace_s``; what is left is ended with an error that says so. A second signal never starts this anew;
-a second Ctrl-C cuts it short.
+The server leaves on SIGTERM, SIGINT, SIGHUP or the operator's command. Readiness turns false. For ``drain_delay_s``
+requests are still accepted, because load balancers notice late. Then new requests are refused, and those in flight get
+``grace_s`` to finish. The rest is ended with an error that says so. Another signal does not start this again; a second
+Ctrl-C ends it at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import functools
 import gc
 import logging
 import resource
+import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -26,7 +27,7 @@ from inferd import clock
 from inferd.app.change import changed_settings, refuse_empty, refuse_restarts
 from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_control_socket
 from inferd.app.departure import Departure
-from inferd.app.kept_folder import kept_folder
+from inferd.app.pinned_folder import pinned_folder
 from inferd.cache.open import open_cache
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import InternalError, ModelLoadError
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
     from inferd.http.tls import Tls
     from inferd.observe.logs import LogStream
 
-FAREWELL_S = 1.0  # for the last bytes of answers that are over
-MAX_FILES = 65_536  # that are asked for; every connection is one
+LAST_BYTES_S = 1.0  # for sending the last bytes of complete answers
+MAX_FILES = 65_536  # open files that are requested; every connection is one
 
 _log = logging.getLogger("inferd.app")
 
@@ -77,107 +78,73 @@ class Listener(Protocol):
     def stop(self, *, now: bool = False) -> None: ...
 
 
-def run(
-    config: Config,
-    *,
-    source: ConfigSource | None = None,
-    on_ready: Callable[[Ready], None] | None = None,
-    watch: Emit = ignore,
-    log: LogStream | None = None,
-    command: Sequence[str] = WORKER_COMMAND,
-    patience: Patience = Patience(),
-    plan: Plan = plan_model,
-) -> int:
+class ServeOptions(NamedTuple):
+    """How a server is started, beside its configuration."""
+
+    source: ConfigSource | None = None  # read again when its file changes
+    on_ready: Callable[[Ready], None] | None = None  # called when every model is ready or has failed
+    watch: Emit = ignore  # called with every event as it happens
+    log: LogStream | None = None  # receives the log instead of stderr
+    command: Sequence[str] = WORKER_COMMAND  # starts a worker
+    patience: Patience = Patience()
+    plan: Plan = plan_model  # what memory a worker takes
+
+
+def run(config: Config, options: ServeOptions = ServeOptions()) -> int:
     """``serve`` in an event loop of its own, uvloop's where it is installed."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):
         from uvloop import new_event_loop as factory
 
     def ready(found: Ready) -> None:
-        # What a server begins with stays until it ends, and requests are freed when they are over: there is little to look for.
+        # The objects of a start live until the end, and requests are freed when they are over: little is left to collect.
         gc.freeze()
         gc.set_threshold(20_000, *gc.get_threshold()[1:])
-        if on_ready is not None:
-            on_ready(found)
+        if options.on_ready is not None:
+            options.on_ready(found)
 
     forbid_dumps()
     with asyncio.Runner(loop_factory=factory) as runner:
         _allow_files()
-        return runner.run(
-            serve(
-                config,
-                source=source,
-                on_ready=ready,
-                watch=watch,
-                log=log,
-                command=command,
-                patience=patience,
-                plan=plan,
-            )
-        )
+        return runner.run(serve(config, options._replace(on_ready=ready)))
 
 
 def _allow_files() -> None:
-    """Raise the number of open files, which is low for the sake of programs that use select(), to what may be had."""
+    """Raise the limit of open files, which is low for programs that use select(), as far as is allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def serve(
-    config: Config,
-    *,
-    source: ConfigSource | None = None,
-    on_ready: Callable[[Ready], None] | None = None,
-    watch: Emit = ignore,
-    log: LogStream | None = None,
-    command: Sequence[str] = WORKER_COMMAND,
-    patience: Patience = Patience(),
-    plan: Plan = plan_model,
-) -> int:
-    """Serve until a signal or the operator says to leave; the exit code.
+async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
+    """Serve until a signal or the operator ends it; the exit code. The port answers at once.
 
-    The port answers at once; ``on_ready`` is told when every model is ready or has failed. ``source`` is
-    read again when its file changes. ``watch`` hears every event as it happens. ``log`` takes the log
-    instead of stderr. ``command`` starts a worker, and ``plan`` says what memory it takes.
-
-    Raises ConfigError, before any worker is started, when the port cannot be had, others could reach it
-    without a key, or its state is not usable; ModelLoadError when no model could be loaded.
+    Raises ConfigError, before any worker is started, when the port is in use, clients on other machines could use it
+    without a key, or the state is not usable. Raises ModelLoadError when no model could be loaded.
     """
-    from inferd.http.listener import bind, reserve
     from inferd.http.tls import Tls, certificate_of
 
     certificate = certificate_of(config.server.tls)
     tls = Tls(certificate) if certificate is not None else None
     departure = Departure()
     async with contextlib.AsyncExitStack() as stack:
-        listener = bind(config.server)
-        stack.callback(listener.close)
-        reserved = reserve(config.server)
-        if reserved is not None:
-            stack.callback(reserved.close)
+        ports = _open_ports(config, stack)
         plain = is_plain(config.server.log_format)
-        observer = Observer(models=_replicas(config), access_log=config.server.access_log, stream=log, plain=plain)
-        stack.callback(observer.close)
-        stack.enter_context(_logging_into(observer.log_handler))
-
-        def emit(event: Event) -> None:
-            watch(event)
-            observer.emit(event)
-
-        control_socket = _control_socket(config, listener.getsockname()[1])
+        observer, emit = _observer(config, options, plain, stack)
+        control_socket = _control_socket(config, ports.http.getsockname()[1])
         if control_socket is not None:
             stack.callback(control_socket.close)
-        departure.listen()
-        stack.callback(departure.deaf)
+        departure.handle_signals()
+        stack.callback(departure.release_signals)
         cache = open_cache(config.cache, emit)
         stack.push_async_callback(cache.close)
         control = Control(config, emit)
         await control.start()
         stack.push_async_callback(control.close)
-        keep_below = stack.enter_context(kept_folder(data_folder(config.state) / "kept"))
-        command = command if plain else (*command, "--json-log")
+        keep_below = stack.enter_context(pinned_folder(data_folder(config.state) / "kept"))
+        command = options.command if plain else (*options.command, "--json-log")
+        patience, plan = options.patience, options.plan
         router = Router(_bound(config), emit, command=command, patience=patience, plan=plan, keep_below=keep_below)
         stack.push_async_callback(router.stop)
         await router.start()  # before the imports below: the workers' own take longer
@@ -185,12 +152,12 @@ async def serve(
         from inferd.app.actions import Actions
         from inferd.app.reload import Reloader
         from inferd.gateway.server import create_app
-        from inferd.http.listener import HttpServer
 
         site = Site(config, router, control, observer, tls)
+        source = options.source
         reloader = None if source is None else Reloader(source, site.adopt, emit)
         path = None if source is None else source.path
-        address = _address(config.server, listener.getsockname()[1])
+        address = _address(config.server, ports.http.getsockname()[1])
         actions = Actions(router, control, departure, reloader, lambda: site.config, site.override, path, address)
         create = functools.partial(
             create_app,
@@ -204,32 +171,78 @@ async def serve(
             cache=cache,
             idempotency=control.idempotency,
         )
-        site.gateways.append(create())
-        servers = [HttpServer(site.gateways[0], config.server, listener, emit=emit, tls=_listening(tls, "http/1.1"))]
-        if control_socket is not None:
-            site.gateways.append(create(principal=OPERATOR))
-            servers.append(HttpServer(site.gateways[1], config.server, control_socket.listener))
-        site.servers += servers
-        listeners: list[Listener] = [*servers]
-        grpc_address = None
-        if reserved is not None:
-            await asyncio.to_thread(_import_grpc)
-            from inferd.gateway.grpc.server import GrpcServer
-
-            grpc_server = GrpcServer(site.gateways[0], config.server, reserved, _listening(tls, "h2"))
-            await grpc_server.start()
-            grpc_address = _reachable(config.server.host, grpc_server.port)
-            listeners.append(grpc_server)
+        listeners, grpc_address = await _open_listeners(site, create, ports, control_socket, emit)
         if reloader is not None and config.server.reload:
             following = asyncio.create_task(reloader.follow())
             stack.callback(following.cancel)
         ready = Ready(address, control.door.needs_keys, grpc_address)
-        await _run(site, listeners, departure, ready, on_ready)
+        await _run(site, listeners, departure, ready, options.on_ready)
     return 0
 
 
+class _Ports(NamedTuple):
+    """The sockets that clients reach; ``grpc`` does not listen yet."""
+
+    http: socket.socket
+    grpc: socket.socket | None
+
+
+def _open_ports(config: Config, stack: contextlib.AsyncExitStack) -> _Ports:
+    """Raises ConfigError for a port that is in use, before anything costly is started."""
+    from inferd.http.listener import bind, reserve
+
+    listener = bind(config.server)
+    stack.callback(listener.close)
+    reserved = reserve(config.server)
+    if reserved is not None:
+        stack.callback(reserved.close)
+    return _Ports(listener, reserved)
+
+
+def _observer(
+    config: Config, options: ServeOptions, plain: bool, stack: contextlib.AsyncExitStack
+) -> tuple[Observer, Emit]:
+    """The log and the metrics, and the function that every event goes to."""
+    observer = Observer(models=_replicas(config), access_log=config.server.access_log, stream=options.log, plain=plain)
+    stack.callback(observer.close)
+    stack.enter_context(_logging_into(observer.log_handler))
+    watch = options.watch
+
+    def emit(event: Event) -> None:
+        watch(event)
+        observer.emit(event)
+
+    return observer, emit
+
+
+async def _open_listeners(
+    site: Site, create: Callable[..., Gateway], ports: _Ports, control_socket: ControlSocket | None, emit: Emit
+) -> tuple[list[Listener], str | None]:
+    """The servers of all ports, as parts of the site, and the address of the one for gRPC."""
+    from inferd.http.listener import HttpServer
+
+    server = site.config.server
+    site.gateways.append(create())
+    site.servers.append(
+        HttpServer(site.gateways[0], server, ports.http, emit=emit, tls=_listening(site.tls, "http/1.1"))
+    )
+    if control_socket is not None:
+        site.gateways.append(create(principal=OPERATOR))
+        site.servers.append(HttpServer(site.gateways[1], server, control_socket.listener))
+    listeners: list[Listener] = [*site.servers]
+    if ports.grpc is None:
+        return listeners, None
+    await asyncio.to_thread(_import_grpc)
+    from inferd.gateway.grpc.server import GrpcServer
+
+    grpc_server = GrpcServer(site.gateways[0], server, ports.grpc, _listening(site.tls, "h2"))
+    await grpc_server.start()
+    listeners.append(grpc_server)
+    return listeners, _reachable(server.host, grpc_server.port)
+
+
 class Site:
-    """The parts of a server that runs, and the configuration they have now."""
+    """The parts of a running server, and the configuration they have now."""
 
     def __init__(
         self, config: Config, router: Router, control: Control, observer: Observer, tls: Tls | None = None
@@ -270,7 +283,7 @@ class Site:
 
             certificate = await asyncio.to_thread(certificate_of, config.server.tls)
         bound = _bound(config)
-        # What models that come and go do meanwhile is theirs: they are known before they are there.
+        # Events of a model may come before it is ready, so the observer knows it first.
         known, access_log = _replicas(self.config), self.config.server.access_log
         self.observer.configure(known | _replicas(config), access_log=access_log)
         try:
@@ -296,7 +309,7 @@ def _listening(tls: Tls | None, protocol: str) -> ssl.SSLContext | None:
 
 
 def _bound(config: Config) -> Config:
-    """With a budget of memory, every model bound to its part of it. Raises ConfigError when they do not fit."""
+    """The configuration with every model bound to its part of the memory budget. Raises ConfigError when they do not fit."""
     if config.server.memory_bytes is None:
         return config
     from inferd.planning.memory import bind  # most servers have no budget
@@ -305,7 +318,7 @@ def _bound(config: Config) -> Config:
 
 
 def _control_socket(config: Config, port: int) -> ControlSocket | None:
-    """Where the operator's commands arrive; a server without one serves all the same."""
+    """The socket for the operator's commands. None: it could not be made, and the server works without it."""
     try:
         return open_control_socket(data_folder(config.state), port)
     except NoControlSocketError as error:
@@ -319,11 +332,11 @@ def _replicas(config: Config) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _logging_into(handler: logging.Handler) -> Iterator[None]:
-    """Have Python's logging join the log that waits for nobody: a stuck reader stops no request."""
+    """Send Python's logging through the non-blocking log, so that a stuck reader stops no request."""
     ours = logging.getLogger("inferd")
     loggers = [ours, logging.getLogger("asyncio")]
     level = ours.level
-    ours.setLevel(logging.INFO)  # else what went well, an adopted file above all, is not told
+    ours.setLevel(logging.INFO)  # otherwise successes such as an adopted file are not logged
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
@@ -371,12 +384,12 @@ async def _run(
             for task in serving:
                 if task.done():
                     await task
-            raise InternalError("A listener ended although nobody asked it to.")
+            raise InternalError("A listener ended although it was not stopped.")
         await _leave(site, servers, serving, departure)
     finally:
         settled.cancel()
         leaving.cancel()
-        await _close(servers, serving, FAREWELL_S)
+        await _close(servers, serving, LAST_BYTES_S)
 
 
 def _is_away(status: ModelStatus) -> bool:
@@ -403,16 +416,16 @@ async def _leave(
     site: Site, servers: Sequence[Listener], serving: Sequence[asyncio.Task[None]], departure: Departure
 ) -> None:
     site.router.begin_drain()
-    await departure.cut_short(asyncio.sleep(site.config.server.drain_delay_s))
+    await departure.wait_unless_interrupted(asyncio.sleep(site.config.server.drain_delay_s))
     deadline = clock.now() + site.config.server.grace_s
-    await departure.cut_short(site.router.drain(site.config.server.grace_s))
+    await departure.wait_unless_interrupted(site.router.drain(site.config.server.grace_s))
     await site.router.part()
     site.router.abort()
     for server in servers:
         server.stop()
     # Answers that are complete here may still be on their way to slow readers.
-    left = max(FAREWELL_S, deadline - clock.now())
-    await departure.cut_short(asyncio.wait(serving, timeout=left))
+    left = max(LAST_BYTES_S, deadline - clock.now())
+    await departure.wait_unless_interrupted(asyncio.wait(serving, timeout=left))
 
 
 async def _close(servers: Sequence[Listener], serving: Sequence[asyncio.Task[None]], seconds: float) -> None:

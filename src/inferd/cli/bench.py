@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -175,42 +176,82 @@ def command(
         raise click.UsageError(
             "Give either SOURCE (a server is started) or --url or --port (it runs already), not both."
         )
-    runs: list[tuple[str, float]] = [
-        ("closed", float(int(n) or 1)) for n in concurrency or ([] if rate else [1.0, 8.0, 32.0])
-    ]
-    runs += [("open", r) for r in rate or []]
-
-    def queries(count: int, salt: int) -> list[Query]:
-        if prompts is not None:
-            return from_file(prompts, count, output_len=output_len)
-        return random_tokens(count, input_len=input_len, output_len=output_len, vocab_size=vocab_size, seed=seed + salt)
-
-    queries(1, 0)  # a bad file is told before a server is started
-    with contextlib.ExitStack() as stack:
-        address = stack.enter_context(_own_server(source)) if source is not None else url or _running(port)
+    dataset = _Dataset(prompts, input_len, output_len, vocab_size, seed)
+    dataset.queries(1, 0)  # a bad file is reported before a server is started
+    with _own_server(source) if source is not None else contextlib.nullcontext(url or _running(port)) as address:
         name = model or asyncio.run(load.find_model(address, api_key))
         target = load.Target(url=address, model=name, api_key=api_key, timeout_s=timeout, ignore_eos=ignore_eos)
-        summaries: list[Summary] = []
-        profiles: list[StepProfile] = []
         if warmup:
-            _checked(asyncio.run(load.closed_loop(target, queries(warmup, 1000), 1, _ignore)), address)
-        for number, (kind, amount) in enumerate(runs):
-            count = num_requests or max(16, int(4 * amount))
-            before = asyncio.run(step_profile.read(target)) if profile else None
-            summaries.append(_measure(target, queries(count, number), kind, amount, seed))
-            if before is not None:
-                profiles.append(step_profile.between(before, asyncio.run(step_profile.read(target))))
-    dataset = f"prompts of {prompts}" if prompts else f"{input_len} random tokens in, {output_len} out"
+            _checked(asyncio.run(load.closed_loop(target, dataset.queries(warmup, 1000), 1, _ignore)), address)
+        summaries, profiles = _run_all(target, dataset, _runs(concurrency, rate), num_requests, profile)
     report = Report(
         url=address,
         model=name,
-        dataset=dataset,
+        dataset=dataset.description,
         started_at=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(clock.wall())),
         runs=summaries,
         command="inferd " + shlex.join(sys.argv[1:]),
         profiles=profiles,
     )
     _print(report)
+    _write(report, output)
+    return 1 if any(run.num_errors for run in summaries) else 0
+
+
+class _Dataset(NamedTuple):
+    """Where the requests of a run come from: a file of prompts, or random tokens."""
+
+    prompts: Path | None
+    input_len: int
+    output_len: int
+    vocab_size: int
+    seed: int
+
+    def queries(self, count: int, salt: int) -> list[Query]:
+        """The requests of one run. Another ``salt`` gives other random tokens."""
+        if self.prompts is not None:
+            return from_file(self.prompts, count, output_len=self.output_len)
+        return random_tokens(
+            count,
+            input_len=self.input_len,
+            output_len=self.output_len,
+            vocab_size=self.vocab_size,
+            seed=self.seed + salt,
+        )
+
+    @property
+    def description(self) -> str:
+        if self.prompts is not None:
+            return f"prompts of {self.prompts}"
+        return f"{self.input_len} random tokens in, {self.output_len} out"
+
+
+def _runs(concurrency: list[float] | None, rate: list[float] | None) -> list[tuple[str, float]]:
+    """The kind and load of each run."""
+    clients = concurrency or ([] if rate else [1.0, 8.0, 32.0])
+    return [*[("closed", float(int(count) or 1)) for count in clients], *[("open", each) for each in rate or []]]
+
+
+def _run_all(
+    target: load.Target,
+    dataset: _Dataset,
+    runs: Sequence[tuple[str, float]],
+    num_requests: int | None,
+    profile: bool,
+) -> tuple[list[Summary], list[StepProfile]]:
+    """Measure each run, with ``profile`` also the engine's steps during it."""
+    summaries: list[Summary] = []
+    profiles: list[StepProfile] = []
+    for number, (kind, amount) in enumerate(runs):
+        queries = dataset.queries(num_requests or max(16, int(4 * amount)), number)
+        before = asyncio.run(step_profile.read(target)) if profile else None
+        summaries.append(_measure(target, queries, kind, amount, dataset.seed))
+        if before is not None:
+            profiles.append(step_profile.between(before, asyncio.run(step_profile.read(target))))
+    return summaries, profiles
+
+
+def _write(report: Report, output: Path) -> None:
     as_json, as_html = Path(f"{output}.json"), Path(f"{output}.html")
     try:
         as_json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
@@ -220,7 +261,6 @@ def command(
             f"The results cannot be written to {output}.* ({error.strerror}); choose another --output."
         ) from None
     click.echo(f"\nWritten: {as_json} and {as_html}")
-    return 1 if any(run.num_errors for run in summaries) else 0
 
 
 def _running(port: int | None) -> str:
@@ -237,7 +277,7 @@ def _running(port: int | None) -> str:
 
 
 def _ignore(record: Record) -> None:
-    """Nobody watches the warm-up."""
+    """The warm-up shows no progress."""
 
 
 def _checked(records: Sequence[Record], address: str) -> None:
@@ -254,13 +294,13 @@ def _measure(target: load.Target, queries: list[Query], kind: str, amount: float
     with Progress(*columns, console=console(stderr=True), transient=True, disable=not is_live()) as bar:
         task = bar.add_task("", total=len(queries))
 
-        def told(record: Record) -> None:
+        def advance(record: Record) -> None:
             bar.advance(task)
 
         if kind == "closed":
-            records = asyncio.run(load.closed_loop(target, queries, int(amount), told))
+            records = asyncio.run(load.closed_loop(target, queries, int(amount), advance))
             return summarise(records, kind="closed", load=amount)
-        return summarise(asyncio.run(load.open_loop(target, queries, amount, told, seed)), kind="open", load=amount)
+        return summarise(asyncio.run(load.open_loop(target, queries, amount, advance, seed)), kind="open", load=amount)
 
 
 def _print(report: Report) -> None:

@@ -102,7 +102,7 @@ class Board:
         self._is_over = False
         self._writing = threading.Lock()
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Note an event; others than a model's are not of interest."""
         row = self._rows.get(getattr(event, "model", ""))
         if row is None:

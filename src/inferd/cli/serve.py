@@ -247,7 +247,8 @@ def run(
                 away=found.away,
             )
 
-        return root.run(config, source=source, on_ready=ready, watch=board.take, log=board if is_live() else None)
+        options = root.ServeOptions(source, on_ready=ready, watch=board.handle, log=board if is_live() else None)
+        return root.run(config, options)
 
 
 def ready_to_load(

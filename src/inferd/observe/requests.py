@@ -1,8 +1,8 @@
-"""What every request changes: noted one by one, counted many at a time.
+"""The series of requests: their events are collected one by one and counted many at a time.
 
-A request touches some thirty series, and finding each costs more than adding to it. So events of requests are
-only put aside as they come, by what they have in common, and are entered together: when a thousand wait, when the
-first of them is a second old, and before anybody reads.
+A request touches some thirty series, and finding a series costs more than adding to it. So events are collected by what
+they have in common, and counted together: when several hundred are waiting, when the first of them is a second old, and
+before the series are read.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from inferd.types import Timings
 from inferd.window import Window
 
 MAX_NEW = 512
-"""Events that wait to be entered. Nothing else happens meanwhile: more would be felt."""
+"""Events counted at a time. Counting blocks the event loop; counting more would delay requests noticeably."""
 
 GAPS_PER_EVENT = 64
-"""So many gaps between tokens weigh as much as an event."""
+"""Gaps between tokens that cost as much as one event."""
 
 MAX_AGE_S = 1.0
-"""How much older than the last the first of them may be: windows of time take the last one's for all."""
+"""Age of the first waiting event at which all are counted: windows of time use the last one's time for all."""
 
 _NO_REPLICA = "none"
 _Labels = tuple[str, str]  # model and replica
 Todo = list[tuple[Callable[[Any], None], object]]
-"""What is to be added to which series, when all of it is known."""
+"""Which values are to be added to which series. Nothing is added before all of them are known."""
 
 E = TypeVar("E", RequestEnded, HttpServed)
 
 
-class RequestBooks:
+class RequestSeries:
     """The series of requests. ``model_of`` turns an event's model into a label of the closed set."""
 
     def __init__(
@@ -86,7 +86,7 @@ class RequestBooks:
         group.append(event)
 
     def enter(self) -> None:
-        """Count what waits. Idempotent, and never raises: a defect costs the numbers of those it was met with."""
+        """Count the waiting events. Idempotent, and never raises: a defect loses the numbers of the events that caused it."""
         self._num_new = 0
         for (model, replica), ended in self._ended.items():
             if ended:
@@ -99,7 +99,7 @@ class RequestBooks:
                 self._enter(functools.partial(self._enter_served, *key), http)
 
     def _enter(self, extract: Callable[[list[E], Todo], None], events: list[E]) -> None:
-        """Read everything, then add. Where one event cannot be read, nothing was added: the others follow one by one."""
+        """Read all events, then add. When one of them cannot be read, nothing was added yet, and each is counted alone."""
         todo: Todo = []
         try:
             extract(events, todo)
@@ -114,7 +114,7 @@ class RequestBooks:
             add(what)
 
     def window(self, model: str, stage: str) -> Window:
-        """A stage's values of the last minute, made when it is first asked for."""
+        """A stage's values of the last minute."""
         window = self._windows.get((model, stage))
         if window is None:
             window = self._windows[model, stage] = Window(m.QUANTILE_WINDOW_S)
@@ -146,46 +146,53 @@ class RequestBooks:
             self._enter_done(labels, done, todo)
 
     def _enter_done(self, labels: _Labels, events: list[RequestEnded], todo: Todo) -> None:
-        """What is asked of requests that were served to their end, so that failures do not flatter it."""
-        distribution = self._store.distribution
+        """The distributions of requests that were served to their end, so that failures do not improve them."""
         timings = [event.timings for event in events]
         self._time(m.REQUEST_S, "total", labels, [t.finished for t in timings if t.finished is not None], todo)
-        if any(t.scheduled is not None for t in timings):
-            self._enter_scheduled(labels, [t for t in timings if t.scheduled is not None], todo)
+        scheduled = [t for t in timings if t.scheduled is not None]
+        if scheduled:
+            self._enter_scheduled(labels, scheduled, todo)
+        self._enter_pipeline_steps(labels, timings, todo)
+        if labels[0] in self.predicting:
+            self._enter_stages(labels, timings, todo)
+        self._enter_decoding(labels, events, todo)
+        self._enter_sizes(labels, events, todo)
+
+    def _enter_pipeline_steps(self, labels: _Labels, timings: list[Timings], todo: Todo) -> None:
         steps: dict[str, list[float]] = {}
         for t in timings:
             for step, seconds in t.steps_s.items() if t.steps_s is not None else ():
                 steps.setdefault(step, []).append(seconds)
-        todo += [(distribution(m.PIPELINE_STEP_S, *labels, step).take, times) for step, times in steps.items()]
-        if labels[0] in self.predicting:
-            self._enter_stages(labels, timings, todo)
-        spans = [t.finished - t.first_token for t in timings if t.finished is not None and t.first_token is not None]
-        todo.append((distribution(m.DECODE_S, *labels).take, spans))
-        single = [event for event in events if event.n == 1]
+        for step, times in steps.items():
+            todo.append((self._store.distribution(m.PIPELINE_STEP_S, *labels, step).add_all, times))
+
+    def _enter_decoding(self, labels: _Labels, events: list[RequestEnded], todo: Todo) -> None:
+        """From the first token to the last, and per token for requests with one answer."""
+        decodes = [(event, span) for event in events if (span := _decode_s(event.timings)) is not None]
+        todo.append((self._store.distribution(m.DECODE_S, *labels).add_all, [span for _, span in decodes]))
         per_token = [
-            (t.finished - t.first_token) / (event.usage.completion_tokens - 1)
-            for event in single
-            if event.usage.completion_tokens > 1
-            and (t := event.timings).finished is not None
-            and t.first_token is not None
+            span / (event.usage.completion_tokens - 1)
+            for event, span in decodes
+            if event.n == 1 and event.usage.completion_tokens > 1
         ]
         self._time(m.PER_OUTPUT_TOKEN_S, "per_output_token", labels, per_token, todo)
+
+    def _enter_sizes(self, labels: _Labels, events: list[RequestEnded], todo: Todo) -> None:
         usages = [event.usage for event in events]
-        todo.append((distribution(m.REQUEST_PROMPT_TOKENS, *labels).take, [u.prompt_tokens for u in usages]))
-        todo.append((distribution(m.REQUEST_GENERATION_TOKENS, *labels).take, [u.completion_tokens for u in usages]))
-        todo.append(
-            (distribution(m.REQUEST_COMPUTED_TOKENS, *labels).take, [u.prompt_tokens - u.cached_tokens for u in usages])
-        )
-        todo.append((distribution(m.REQUEST_N, *labels).take, [event.n for event in events]))
-        todo.append((distribution(m.REQUEST_PREEMPTIONS, *labels).take, [event.num_preemptions for event in events]))
-        todo.append(
-            (distribution(m.REQUEST_LONGEST_TOKENS, *labels).take, [event.usage.completion_tokens for event in single])
-        )
-        limits = [event.max_tokens for event in events if event.max_tokens is not None]
-        todo.append((distribution(m.REQUEST_MAX_TOKENS, *labels).take, limits))
+        sizes: dict[m.Metric, list[int]] = {
+            m.REQUEST_PROMPT_TOKENS: [usage.prompt_tokens for usage in usages],
+            m.REQUEST_GENERATION_TOKENS: [usage.completion_tokens for usage in usages],
+            m.REQUEST_COMPUTED_TOKENS: [usage.prompt_tokens - usage.cached_tokens for usage in usages],
+            m.REQUEST_N: [event.n for event in events],
+            m.REQUEST_PREEMPTIONS: [event.num_preemptions for event in events],
+            m.REQUEST_LONGEST_TOKENS: [event.usage.completion_tokens for event in events if event.n == 1],
+            m.REQUEST_MAX_TOKENS: [event.max_tokens for event in events if event.max_tokens is not None],
+        }
+        for metric, values in sizes.items():
+            todo.append((self._store.distribution(metric, *labels).add_all, values))
 
     def _enter_stages(self, labels: _Labels, timings: list[Timings], todo: Todo) -> None:
-        """Of predictions: each stage lasts from the one before it."""
+        """The stages of predictions: each lasts from the end of the one before it."""
         staged = [
             (t.dispatched or 0.0, t.tokenized, t.scheduled, t.first_token, t.finished)
             for t in timings
@@ -196,7 +203,7 @@ class RequestBooks:
         ]
         for place, stage in enumerate(m.PREDICTION_STAGES):
             spans = [max(0.0, at[place + 1] - at[place]) for at in staged]
-            todo.append((self._store.distribution(m.PREDICTION_STAGE_S, *labels, stage).take, spans))
+            todo.append((self._store.distribution(m.PREDICTION_STAGE_S, *labels, stage).add_all, spans))
 
     def _enter_scheduled(self, labels: _Labels, timings: list[Timings], todo: Todo) -> None:
         waits = [t.scheduled for t in timings if t.scheduled is not None]
@@ -206,27 +213,34 @@ class RequestBooks:
         prefills = [
             t.first_token - t.scheduled for t in timings if t.first_token is not None and t.scheduled is not None
         ]
-        todo.append((self._store.distribution(m.PREFILL_S, *labels).take, prefills))
+        todo.append((self._store.distribution(m.PREFILL_S, *labels).add_all, prefills))
 
     def _enter_served(self, route: str, method: str, status: int, events: list[HttpServed], todo: Todo) -> None:
         value, distribution = self._store.value, self._store.distribution
         todo.append((value(m.HTTP_REQUESTS, route, method, str(status)).add, len(events)))
         todo.append((value(m.HTTP_REQUESTS_BY_CLASS, route, method, f"{status // 100}xx").add, len(events)))
-        todo.append((distribution(m.HTTP_S, route, method).take, [event.duration_s for event in events]))
-        todo.append((distribution(m.HTTP_REQUEST_BYTES, route).take, [event.request_bytes for event in events]))
-        todo.append((distribution(m.HTTP_RESPONSE_BYTES, route).take, [event.response_bytes for event in events]))
+        todo.append((distribution(m.HTTP_S, route, method).add_all, [event.duration_s for event in events]))
+        todo.append((distribution(m.HTTP_REQUEST_BYTES, route).add_all, [event.request_bytes for event in events]))
+        todo.append((distribution(m.HTTP_RESPONSE_BYTES, route).add_all, [event.response_bytes for event in events]))
 
     def _time(self, metric: m.Metric, stage: str, labels: _Labels, durations: list[float], todo: Todo) -> None:
         """Durations in seconds go to their histogram and to the model's recent quantiles."""
         if durations:
-            todo.append((self._store.distribution(metric, *labels).take, durations))
-            todo.append((self._store.distribution(m.LATENCY_S, labels[0], stage).take, durations))
+            todo.append((self._store.distribution(metric, *labels).add_all, durations))
+            todo.append((self._store.distribution(m.LATENCY_S, labels[0], stage).add_all, durations))
             window, now = self.window(labels[0], stage), self._last_at
             todo.append((lambda values: window.add_many(values, now), durations))
 
 
+def _decode_s(timings: Timings) -> float | None:
+    """Seconds from the first token to the last; None: one of them was not reached."""
+    if timings.finished is None or timings.first_token is None:
+        return None
+    return timings.finished - timings.first_token
+
+
 def finished_reasons(event: RequestEnded) -> tuple[str, ...]:
-    """vLLM's word for each answer. One that was cut off has none of its own, so its request's counts."""
+    """vLLM's word for each answer. An answer that was cut off has none, so the outcome of its request counts."""
     words = tuple("abort" if reason == "cancelled" else reason for reason in event.finish_reasons)
     missing = max(0, event.n - len(words))
     match event.outcome:

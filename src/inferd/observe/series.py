@@ -68,7 +68,7 @@ class Distribution:
         self.total += value
         self.counts[bisect_left(self._bounds, value)] += 1
 
-    def take(self, values: Iterable[float]) -> None:
+    def add_all(self, values: Iterable[float]) -> None:
         """All of these values."""
         ordered = sorted(values)
         self.total = sum(ordered, self.total)

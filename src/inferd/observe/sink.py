@@ -38,7 +38,7 @@ from inferd.observe import metrics as m
 from inferd.observe.logs import LineWriter, LogHandler, LogStream, http_line, replica_line
 from inferd.observe.plain import plain as plain_line
 from inferd.observe.process import process_metrics
-from inferd.observe.requests import RequestBooks
+from inferd.observe.requests import RequestSeries
 from inferd.observe.series import CONTENT_TYPE, Store
 from inferd.observe.statistics import ModelTally, Statistics
 from inferd.types import CLASSES, STEP_PARTS, StepStats
@@ -82,7 +82,9 @@ class Observer:
         self._kinds = frozenset(_kinds(InferdError))
         self._store = Store(m.TABLE)
         self._statistics = Statistics()
-        self._requests = RequestBooks(self._store, self._kinds, self._model, self._defect, self._statistics, self._wall)
+        self._requests = RequestSeries(
+            self._store, self._kinds, self._model, self._defect, self._statistics, self._wall
+        )
         self._routes: set[str] = set()
         self._states: dict[tuple[str, str], str] = {}
         self._stats: dict[tuple[str, str], StepStats] = {}  # of each replica's present life

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from inferd.app.kept_folder import kept_folder
+from inferd.app.pinned_folder import pinned_folder
 
 
 def test_it_goes_with_its_process_and_a_killed_ones_with_the_next(tmp_path: Path) -> None:
     below = tmp_path / "data" / "kept"
     script = (
-        "import os, signal; from pathlib import Path; from inferd.app.kept_folder import kept_folder\n"
-        f"with kept_folder(Path({str(below)!r})) as folder:\n"
+        "import os, signal; from pathlib import Path; from inferd.app.pinned_folder import pinned_folder\n"
+        f"with pinned_folder(Path({str(below)!r})) as folder:\n"
         "    (folder / 'file').touch(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == -signal.SIGKILL
     (left,) = below.iterdir()
-    with kept_folder(below) as first:
+    with pinned_folder(below) as first:
         assert not left.exists()
         assert first is not None
         (first / "file").touch()
-        with kept_folder(below) as second:
+        with pinned_folder(below) as second:
             assert second is not None
             assert (first / "file").exists()
             assert {first, second} == set(below.iterdir())
@@ -36,7 +36,7 @@ def test_it_goes_with_its_process_and_a_killed_ones_with_the_next(tmp_path: Path
 
 def test_a_place_that_cannot_be_written_keeps_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
-    with kept_folder(tmp_path / "file" / "kept") as folder:
+    with pinned_folder(tmp_path / "file" / "kept") as folder:
         assert folder is None
-    assert "no files of models are kept there" in caplog.text
+    assert "no files of models are pinned there" in caplog.text
     assert os.listdir(tmp_path) == ["file"]

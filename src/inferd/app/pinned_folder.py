@@ -1,6 +1,6 @@
-"""The folder in which a server keeps the model files that it serves; it goes with the process.
+"""The folder in which a server pins the model files that it serves; it is removed with the process.
 
-Knows which of such folders nobody uses any more. What lies in them is ``registry/kept.py``'s.
+Knows which folders belong to processes that are gone. Their contents are ``registry/pinned.py``'s.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _log = logging.getLogger("inferd.app")
 
 
 @contextlib.contextmanager
-def kept_folder(below: Path) -> Iterator[Path | None]:
-    """A new folder below, held for as long as the process lives; those of processes that were killed are removed.
-    None where it cannot be made: a server without one serves all the same."""
+def pinned_folder(below: Path) -> Iterator[Path | None]:
+    """A new folder, locked for as long as the process lives. Folders of processes that were killed are removed. None: it
+    could not be made, and the server works without it."""
     try:
         below.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = below / secrets.token_hex(8)
         with alone(below):
             for other in below.iterdir():
-                if _is_left(other):
+                if _is_abandoned(other):
                     shutil.rmtree(other, ignore_errors=True)
             folder.mkdir(mode=0o700)
             held = descriptor_of(folder)
             fcntl.flock(held, fcntl.LOCK_EX)
     except OSError as error:
-        _log.warning("%s: no files of models are kept there (%s)", below, error.strerror or error)
+        _log.warning("%s: no files of models are pinned there (%s)", below, error.strerror or error)
         yield None
         return
     try:
@@ -44,7 +44,8 @@ def kept_folder(below: Path) -> Iterator[Path | None]:
         os.close(held)
 
 
-def _is_left(folder: Path) -> bool:
+def _is_abandoned(folder: Path) -> bool:
+    """Whether no process holds the folder's lock."""
     try:
         return not is_locked(descriptor_of(folder))
     except OSError:
