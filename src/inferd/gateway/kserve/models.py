@@ -163,7 +163,7 @@ def find_served(room: Context, principal: Principal, name: str, version: str = "
     there = _versions_among(known, name)
     for served in there:
         if served.version == version:
-            return served._replace(asked=asked)
+            return served._replace(asked=version)
     if there:
         raise ModelNotFound(
             f"Request for unknown model: {shown(name)} version {printable(asked)!r} is not found; its versions are "
