@@ -177,10 +177,9 @@ async def _pieces(endpoint: Endpoint, path: str, body: JSON) -> AsyncGenerator[s
                 if piece:
                     yield piece
     except (ServerError, msgspec.DecodeError) as error:
-        raise Unavailable(f"{endpoint.name[:1].upper()}{endpoint.name[1:]} refused: {error}") from None
+        raise _refused(endpoint, error) from None
     except (OSError, asyncio.IncompleteReadError) as error:
-        said = f"The connection to {endpoint.name} broke ({type(error).__name__}); is the server still there?"
-        raise Unavailable(said) from None
+        raise _broke(endpoint, error) from None
     finally:
         connection.close()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 
 from inferd.cli.endpoint import find_endpoint, stream_text
-from inferd.cli.terminal import note
+from inferd.cli.terminal import interruptible, note
 from inferd.types import JSON, SamplingParams
 
 
