@@ -104,6 +104,12 @@ EQUIVALENT: Final = (
         r'return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text)[:301].rstrip(".")',
         "How much of a library's own sentence is told has no one right value.",
     ),
+    Equivalent(
+        "cache/key.py",
+        'digest.update(len(part).to_bytes(8, "little"))',
+        'digest.update(len(part).to_bytes(9, "little"))',
+        "How many bytes a length has is the same for all keys of a build.",
+    ),
 )
 
 

@@ -94,7 +94,7 @@ KNOWN: Final = (
     ),
     Known(
         "the steps of a pipeline run as they are listed",
-        "predict/wiring.py",
+        "predict/pipelines/wiring.py",
         "tuple(order(needs(pipeline, names)))",
         "tuple(range(len(pipeline.steps)))",
         ("tests/predict/pipelines/test_pipelines.py",),

@@ -182,6 +182,26 @@ def test_any_bytes_are_fields_for_us_where_they_are_for_the_reference(body: byte
         fields(body, 0, len(body))
 
 
+@pytest.mark.parametrize("datatype", ["", "FP31", "int64"])
+def test_a_datatype_that_there_is_not_is_refused_with_those_that_there_are(datatype: str) -> None:
+    message = REQUEST(model_name="m")
+    message.inputs.add(name="x", datatype=datatype, shape=[1])
+    message.raw_input_contents.append(bytes(8))
+    with pytest.raises(InvalidRequest, match=r"x'? has the datatype .* expected one of .*INT64"):
+        decode(message.SerializeToString())
+
+
+@pytest.mark.parametrize("wish", [None, False, True])
+def test_times_of_steps_are_told_to_requests_that_ask(wish: bool | None) -> None:
+    message = REQUEST(model_name="m")
+    message.inputs.add(name="x", datatype="INT64", shape=[1])
+    message.raw_input_contents.append(bytes(8))
+    put(message.parameters["another"], True)
+    if wish is not None:
+        put(message.parameters["return_step_times"], wish)
+    assert decode(message.SerializeToString()).wants_times is bool(wish)
+
+
 @settings(max_examples=MANY)
 @given(st.data())
 def test_a_damaged_request_is_read_as_by_the_reference_or_refused(data: st.DataObject) -> None:

@@ -448,6 +448,10 @@ def test_what_no_step_reads_any_more_is_let_go(two: dict[str, Doubler]) -> None:
             ["step first: it has no input 'q'; it takes x", "step first: its input 'x' is missing"],
         ),
         (
+            {"steps": [*TWO["steps"][:2], {"model": "second", "inputs": {"q": "cast"}}]},
+            ["step second: it has no input 'q'; it takes x", "step second: its input 'x' is missing"],
+        ),
+        (
             {
                 "steps": [
                     TWO["steps"][0],
