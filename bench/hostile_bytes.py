@@ -112,6 +112,22 @@ def http_attacks(
         yield Attack(door, "depth", False, _head("POST", path, known + f"content-length: {len(deep)}\r\n") + deep)
 
 
+def http1_floods() -> Iterator[Attack]:
+    """One connection that stays open, and costs much beside its bytes. No key."""
+    host = b"host: localhost\r\n"
+    chunked = b"POST /v1/chat/completions HTTP/1.1\r\n" + host + b"transfer-encoding: chunked\r\n\r\n"
+    floods = {
+        "chunks of a byte with extensions": chunked + b"1;a=b\r\n \r\n" * 600_000,
+        "requests of small chunks": (chunked + b"1\r\n \r\n" * 6000 + b"0\r\n\r\n") * 60,
+        "trailers": (chunked + b"0\r\n" + b"a:\r\n" * 10_000 + b"\r\n") * 60,
+        "refused requests": (b"GET /v1/models HTTP/1.1\r\n" + host + b"\r\n") * 5000,
+        "requests of tiny headers": (b"GET /x HTTP/1.1\r\n" + host + b"a:\r\n" * 8000 + b"\r\n") * 20,
+        "headers without an end": b"GET /x HTTP/1.1\r\n" + b"a:\r\n" * 200_000,
+    }
+    for name, wire in floods.items():
+        yield Attack("HTTP/1.1", name, False, wire)
+
+
 def _beside_parameters(door: str, path: str, known: str, most: int) -> Iterator[Attack]:
     """Tensors that have to be stepped over, because the gateway reads what stands behind them."""
     begin, end = b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[', b'1]}],"parameters":{"priority":1}}'

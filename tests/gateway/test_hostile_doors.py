@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import time
 from collections.abc import Iterable, Iterator
 
 import pytest
-from bench.hostile_bytes import Attack, flood_attacks, grpc_attacks, http_attacks, strike
+from bench.hostile_bytes import Attack, flood_attacks, grpc_attacks, http1_floods, http_attacks, strike
 from tests.gateway.fakes import FakeDoor, Running
 from tests.gateway.fakes import running as http_running
 from tests.gateway.grpc.client import Client, framed
@@ -116,6 +117,36 @@ def slow(site: Running | GrpcRunning, attacks: Iterable[Attack]) -> list[str]:
 
 def test_no_request_over_http_makes_others_wait(http: Running) -> None:
     assert not slow(http, http_attacks(ROUTES, model_of, KEY, MAX_WEIGHT, 4))
+
+
+@pytest.mark.parametrize("attack", http1_floods(), ids=lambda attack: attack.bytes_of)
+def test_no_connection_of_http1_makes_others_wait(http: Running, attack: Attack) -> None:
+    assert not slow(http, [attack])
+
+
+@pytest.mark.parametrize("size", [1, 64])
+def test_a_connection_of_http1_may_not_cost_more_than_it_is_good_for(http: Running, size: int) -> None:
+    """Chunks of a byte end the connection, whether or not the request was answered before; larger ones never do."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+    chunk = b"%x\r\n%b\r\n" % (size, b" " * size)
+    for more in (b"", b"authorization: Bearer good\r\n"):
+        with socket.create_connection(("127.0.0.1", http.port), timeout=30) as connection:
+            is_cut = False
+            try:
+                connection.sendall(head + more + b"\r\n")
+                for _ in range(150 if size == 1 else 20):
+                    connection.sendall(chunk * 4000)
+                connection.sendall(
+                    b"0\r\n\r\nGET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+                )
+                said = b""
+                while piece := connection.recv(65536):
+                    said += piece
+                is_cut = b'"live"' not in said and b"200 OK" not in said
+            except ConnectionError:
+                is_cut = True
+            assert is_cut == (size == 1), more
+    http.reset()
 
 
 def test_no_call_of_grpc_makes_others_wait(grpc: GrpcRunning) -> None:

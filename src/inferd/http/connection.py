@@ -19,6 +19,7 @@ import httptools
 
 from inferd import clock
 from inferd.errors import InferdError, InvalidRequest
+from inferd.http import work
 from inferd.http.asgi import Receive, Scope, Send
 from inferd.http.exchange import READ_AHEAD_BYTES, BadTarget, Exchange, Serving
 from inferd.http.upgrade import Guest, Successor
@@ -63,6 +64,11 @@ _HEADERS_TOO_LARGE = _refusal(
 _HEADERS_TOO_SLOW = _refusal(
     b"408 Request Timeout", b"The request's headers did not arrive in time.", b"request_timeout"
 )
+_TOO_MUCH_WORK = _refusal(
+    b"400 Bad Request",
+    b"This connection costs more than it is good for: tiny chunks or headers; send larger ones.",
+    b"too_much_work",
+)
 _DEFECT = _refusal(
     b"500 Internal Server Error", b"The server met an internal error; the log has the details.", b"internal_error"
 )
@@ -89,6 +95,13 @@ def _too_large() -> InferdError:
     return InvalidRequest(
         f"More than {MAX_HEADER_BYTES >> 10} KiB of the request's body are extensions of chunks or trailers; send less.",
         code="headers_too_large",
+    )
+
+
+def _too_much_work() -> InferdError:
+    return InvalidRequest(
+        "This connection costs more than it is good for: tiny chunks or headers; send larger ones.",
+        code="too_much_work",
     )
 
 
@@ -131,6 +144,7 @@ class Connection(Guest):
     """Serves the requests of one client, one after the other."""
 
     __slots__ = (
+        "_account",
         "_ahead_bytes",
         "_at_boundary",
         "_bare_bytes",
@@ -138,6 +152,7 @@ class Connection(Guest):
         "_current",
         "_discarded",
         "_drain",
+        "_earned",
         "_express",
         "_header_bytes",
         "_header_since",
@@ -163,6 +178,7 @@ class Connection(Guest):
         "_transport",
         "_waiting",
         "_waiting_since",
+        "_work",
         "is_writable",
         "write",
     )
@@ -184,6 +200,8 @@ class Connection(Guest):
         self._reading_bytes = 0  # of the piece that is being parsed
         self._body_read = 0  # of the body that is under way
         self._num_read = 0  # requests whose headers this turn has read
+        self._work = self._earned = 0  # of this turn, in units of ``http.work``
+        self._account = work.Account(self._header_since)
         self._bare_bytes = 0  # read since the last byte of a body: sizes of chunks, their extensions, trailers
         self._idle_since = 0.0  # 0: something is under way
         self._incoming: Exchange | None = None  # whose body is being read
@@ -236,10 +254,15 @@ class Connection(Guest):
 
     def _take(self, data: bytes) -> None:
         """Parse what this turn may, begin with the requests that are complete, and see whether to read on."""
-        self._num_read = 0
+        self._num_read = self._work = 0
         self._feed(data)
         if self._transport.is_closing():
             return
+        earned, self._earned = self._earned, 0
+        if not self._account.is_good(self._work, earned, clock.now) and self._reading != "end":
+            self._give_up_reading(_TOO_MUCH_WORK, _too_much_work)
+            if self._transport.is_closing():
+                return
         self._move()
         if self._transport.is_closing():
             return
@@ -302,10 +325,12 @@ class Connection(Guest):
             left = self._incoming.length - self._body_read
             return min(size, begin + (left if left > 0 else CHUNKS_BYTES))
         head_end = data.find(b"\r\n\r\n", begin)
-        return head_end + 4 if head_end >= 0 else size
+        return min(head_end + 4 if head_end >= 0 else size, begin + CHUNKS_BYTES)
 
     def _is_enough(self) -> bool:
         """Whether no more may be parsed in this turn. Begins with the requests that are complete."""
+        if self._work >= work.TURN:
+            return True
         if self._incoming is not None or not self._num_read:
             return False
         self._move()
@@ -398,6 +423,7 @@ class Connection(Guest):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._work += work.HEADER
         if self._in_headers:  # else it is a trailer, which is never taken for a header (RFC 9110, section 6.5.1)
             self._headers.append((name.lower(), value))
 
@@ -450,6 +476,7 @@ class Connection(Guest):
 
     def on_body(self, body: bytes) -> None:
         incoming = self._incoming
+        self._work += work.CHUNK
         if incoming is None or self._transport.is_closing():
             return
         self._bare_bytes = 0
@@ -461,6 +488,7 @@ class Connection(Guest):
             if self._discarded > MAX_DISCARDED_BYTES:
                 self._transport.abort()
             return
+        self._earned += len(body) >> 2
         incoming.put_body(body)
 
     def on_message_complete(self) -> None:
@@ -623,6 +651,7 @@ class Connection(Guest):
         if exchange is not self._current:
             return
         self._current = None
+        self._earned += work.REFUSED
         if self._transport.is_closing():
             return
         if not exchange.keep_alive or self._host.is_stopping:

@@ -11,8 +11,8 @@ from inferd.http.http2.connection import Connection
 from inferd.http.http2.hpack import Header, literal
 from inferd.http.http2.request import Request, read_request
 from inferd.http.http2.stream import Stream
-from inferd.http.http2.work import Turns
 from inferd.http.upgrade import Guest
+from inferd.http.work import Turns
 
 HEAD = b"\x88"
 PREFACE = f.PREFACE + f.settings(())

@@ -9,12 +9,12 @@ import pytest
 from tests.http.http2.h2_site import PREFACE, Peer, asking, block, data, in_loop
 
 from inferd import clock
+from inferd.http import work
 from inferd.http.http2 import connection as limits
 from inferd.http.http2 import frames as f
-from inferd.http.http2 import work
 from inferd.http.http2.hpack import literal
 from inferd.http.http2.stream import Stream
-from inferd.http.http2.work import Turns
+from inferd.http.work import Turns
 
 
 def ping(number: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.http.http2.work import BURST, PER_S, Account, Turns
+from inferd.http.work import BURST, PER_S, Account, Turns
 
 COSTS = st.lists(st.tuples(st.integers(0, BURST), st.integers(0, BURST)), max_size=30)
 

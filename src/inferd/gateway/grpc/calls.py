@@ -20,7 +20,7 @@ from inferd.gateway.grpc.rpc import EXPIRED, Method, Rpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.statuses import Status, details_of, status_of
 from inferd.gateway.grpc.wire import trailers_block
 from inferd.http.asgi import Headers, Message
-from inferd.http.http2.work import FIELD, REFUSAL, REFUSED, TASK
+from inferd.http.work import FIELD, REFUSAL, REFUSED, TASK
 from inferd.tenancy.principal import Scope
 
 SERVICE: Final = "inference.GRPCInferenceService"

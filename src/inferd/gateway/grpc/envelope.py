@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from inferd.errors import InvalidRequest
-from inferd.http.http2.work import FIELD
+from inferd.http.work import FIELD
 from inferd.predict.codecs.v2_parameters import Value, parameter
 from inferd.protowire import LENGTH, Field, fields, text
 
@@ -40,7 +40,7 @@ class Envelopes:
     __slots__ = ("_known", "cost")
 
     def __init__(self) -> None:
-        self.cost = 0  # of the last reading, refused or not, in units of ``http2.work``
+        self.cost = 0  # of the last reading, refused or not, in units of ``http.work``
         self._known: dict[int, tuple[bytes, Envelope]] = {}  # by the message's length
 
     def read(self, body: bytes) -> Envelope:

@@ -10,7 +10,7 @@ from inferd.errors import InferdError
 from inferd.gateway.grpc.calls import SERVICE, Calls
 from inferd.gateway.grpc.rpc import Gone, StreamRpc, UnaryRpc
 from inferd.gateway.grpc.statuses import Status
-from inferd.http.http2.work import FIELD
+from inferd.http.work import FIELD
 from inferd.protowire import LENGTH, fields, text
 
 SERVICE_NAME: Final = "grpc.health.v1.Health"

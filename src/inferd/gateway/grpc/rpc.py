@@ -22,7 +22,7 @@ from inferd.http.http2.connection import Connection
 from inferd.http.http2.frames import FIRST_WINDOW
 from inferd.http.http2.hpack import Header
 from inferd.http.http2.stream import SLOWEST, Stream
-from inferd.http.http2.work import FIELD, FRAME, OPENED_BYTE
+from inferd.http.work import FIELD, FRAME, OPENED_BYTE
 from inferd.tenancy.principal import LOCAL, Principal, Scope
 
 TURN_BYTES: Final = 8192  # of messages that are read before others have their turn

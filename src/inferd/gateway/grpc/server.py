@@ -33,10 +33,10 @@ from inferd.http.http2.connection import Connection
 from inferd.http.http2.hpack import MAX_HEADERS, Header
 from inferd.http.http2.request import read_request
 from inferd.http.http2.stream import Stream
-from inferd.http.http2.work import Turns
 from inferd.http.listener import BACKLOG, LOOK_EVERY_S, num_files, set_options
 from inferd.http.tls import secured
 from inferd.http.upgrade import Guest
+from inferd.http.work import Turns
 
 LAST_CALLS_S: Final = 2.0  # for calls that were cut to close their books
 _TOO_LARGE: Final = Refusal(

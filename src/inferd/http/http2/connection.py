@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from inferd import clock
+from inferd.http import work
 from inferd.http.http2 import frames as f
-from inferd.http.http2 import work
 from inferd.http.http2.blocks import MAX_HEADER_BYTES, HeaderBlocks
 from inferd.http.http2.frames import Fault
 from inferd.http.http2.grants import Grants

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from inferd.http.http2.hpack import Header
-from inferd.http.http2.work import Turns
 from inferd.http.upgrade import Guest
+from inferd.http.work import Turns
 
 if TYPE_CHECKING:
     from inferd.http.http2.connection import Connection

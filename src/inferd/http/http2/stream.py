@@ -23,7 +23,7 @@ from inferd.http.http2.frames import (
     reset,
     window_update,
 )
-from inferd.http.http2.work import ANSWER, FRAME
+from inferd.http.work import ANSWER, FRAME
 
 if TYPE_CHECKING:
     from inferd.http.http2.connection import Connection

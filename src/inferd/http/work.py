@@ -18,6 +18,7 @@ READ: Final = 100  # what came at once, whatever it is
 FRAME: Final = 5
 HEADERS: Final = 20  # a block that was not known, besides its bytes
 HEADER: Final = 8  # each in it
+CHUNK: Final = 10  # of a body in HTTP/1.1, or what one read brings of one
 STREAM: Final = 200  # its beginning, or that it is given up
 TASK: Final = 1_000
 REFUSAL: Final = 500
