@@ -124,6 +124,17 @@ def test_what_is_said_below_the_plan_is_no_markup(capsys: pytest.CaptureFixture[
     assert "m[bold]: the short factors [red] are taken." in said
 
 
+def test_a_plan_of_sixty_columns_cuts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("inferd.cli.check.console", lambda: Console(width=60, soft_wrap=True))
+    path = written(tmp_path, "models: {chat: {source: demo, memory_bytes: 512MiB}, digits: {source: demo-digits}}\n")
+    assert main(["check", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "…" not in said
+    assert {"chat", "digits", "weights", "cache", "together", "MiB", "512"} <= set(said.split())
+
+
 def test_remote_servers_are_asked_only_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "right")
     with upstream(200, wanted_key="right") as good, upstream(500) as bad:

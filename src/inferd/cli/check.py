@@ -301,8 +301,8 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("model", overflow="fold", min_width=8)
     for heading in ("weights", "KV cache", "process", "copies", "together"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("at once", no_wrap=True)
+        table.add_column(heading, justify="right", overflow="fold", min_width=max(map(len, heading.split())))
+    table.add_column("at once", overflow="fold")
     for model in models:
         lengths = {model.max_model_len: model.max_concurrency, model.typical_len: model.typical_concurrency}
         table.add_row(
