@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,10 @@ BOMBS = {
     "slice": "{{ [1] | slice(1000000000) | list }}",
     "indent": "{{ ('a\\n' * 1000000) | indent(999) }}",
     "tojson": "{{ [1] | tojson(indent=1000000000) }}",
+    "replace by keyword": "{% set a = 'a' * 1000000 %}{{ a | replace(new=a, old='a') }}",
+    "join by keyword": "{% set a = 'a' * 1000000 %}{{ range(99999) | join(attribute='x', d=a) }}",
+    "indent by text": "{{ ('a\\n' * 1000000) | indent('x' * 999) }}",
+    "tojson by text": "{{ range(50000) | list | tojson(indent='x' * 100000) }}",
     "sum of lists": "{{ ([[1] * 1000] * 1000) | sum(start=[]) }}",
 }
 
@@ -369,6 +374,28 @@ def test_a_bomb_is_stopped_in_time(name: str, monkeypatch: pytest.MonkeyPatch) -
         template.render(Chat(messages=TALK))
     assert time.thread_time() - began < 1.2
     assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set a = 'a' * 20000 %}{{ a | replace(new=a, old='a') }}",
+        "{% set a = 'a' * 20000 %}{{ range(20000) | join(attribute='x', d=a) }}",
+        "{{ range(20000) | list | tojson(indent='x' * 20000) }}",
+        "{% set a = 'a' * 20000 %}{{ a.replace('a', a) }}",
+        "{{ ('\\n' * 400000) | indent(999, blank=true) }}",
+    ],
+)
+def test_what_an_operation_would_make_is_refused_before_it_takes_the_memory(source: str) -> None:
+    template = made(source)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="was stopped"):
+            template.render(Chat(messages=TALK))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 50_000_000, "each of them would make 400 million characters"
 
 
 def test_a_render_has_a_second_and_the_next_one_is_not_charged_for_it() -> None:

@@ -1,15 +1,14 @@
 """A sandbox for jinja templates that come with downloaded checkpoints.
 
-Jinja's immutable sandbox keeps a template from Python's internals. This one also keeps it from taking
-the machine: every loop pass, call, filter and operator passes a meter of CPU time, and no value that a
-template makes may grow beyond a limit. Knows nothing of chats.
+Jinja's immutable sandbox keeps a template from Python's internals. This one also bounds its time and its memory: every
+loop pass, call, filter and operator passes a meter of CPU time, and no value that a template makes may grow beyond a
+limit. Knows nothing of chats.
 
-How: the parsed template is rewritten before it is compiled, so that loop and macro bodies begin with a
-tick and the places where values are made (literals, ``~``) check what they made. Operators and calls
-are checked through the sandbox's own hooks, filters are wrapped. Operations that could grow without
-bound in one go (``"x" * 10**9``, ``center``, ``replace``, ...) are estimated before they run. Between
-two ticks no single operation works on more than the limit, so a render is over shortly after its time
-is. It runs in the caller's thread: no signals, no processes.
+The parsed template is rewritten before it is compiled: bodies of loops and macros begin with a tick, and containers
+are measured when they are made. Operators and calls pass the sandbox's own hooks, and filters are wrapped. What could
+grow without bound in one operation (``"x" * 10**9``, ``center``, ``replace``, ...) is estimated before it runs. Between
+two ticks no operation works on more than the limit, so a render ends shortly after its time. It runs in the caller's
+thread: no signals, no processes, and requests beside it go on.
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ _NODE_SIZE = 64  # what an element of a container counts as
 _MAX_FILL = 1_000  # widths and counts that pad text
 _MAX_BITS = 1 << 16  # of an integer power
 
-_TICK, _CHECK, _CONCAT = "inferd tick", "inferd check", "inferd concat"  # no template can spell these
+_TICK, _CHECK = "inferd tick", "inferd check"  # filters whose names no template can spell
+_REMOVED = ("urlize", "pprint", "wordwrap", "xmlattr", "filesizeformat", "random")  # no prompt needs these filters
+_WHOLE = (str, list, tuple, dict)  # values that are no generators
 
 
 class TemplateTooCostlyError(SecurityError):
@@ -75,6 +76,9 @@ class _Meter(threading.local):
             raise TemplateTooCostlyError(f"the template writes more than {_MAX_WRITTEN:,} characters")
 
 
+# -- sizes ---------------------------------------------------------------------------------------
+
+
 def check_size(size: float) -> None:
     if size > MAX_SIZE:
         raise TemplateTooCostlyError(f"the template makes more than {MAX_SIZE:,} characters")
@@ -82,15 +86,11 @@ def check_size(size: float) -> None:
 
 def _measured(value: object) -> int:
     """Size of a value with all it contains, as often as it contains it. Raises when over the limit."""
-    if isinstance(value, str):
-        size = len(value)
-        check_size(size)
-        return size
     size = 0
     pending = [value]
     while pending:
         part = pending.pop()
-        size += len(part) + _NODE_SIZE if isinstance(part, str) else _NODE_SIZE
+        size += len(part) + _NODE_SIZE * (part is not value) if isinstance(part, str) else _NODE_SIZE
         check_size(size)
         if isinstance(part, dict):
             pending += part.keys()
@@ -100,96 +100,78 @@ def _measured(value: object) -> int:
     return size
 
 
-def _check_width(*widths: object) -> None:
-    for width in widths:
-        if isinstance(width, int) and abs(width) > _MAX_FILL:
-            raise TemplateTooCostlyError(f"the template pads to {width}, more than {_MAX_FILL}")
+def _padded(value: object, *args: object, **more: object) -> float:
+    """Each line, tab or element may be filled up to the largest width."""
+    widths = [one for one in (*args, *more.values()) if isinstance(one, (int, str))]
+    most = max((abs(width) if isinstance(width, int) else len(width) for width in widths), default=0)
+    if most > _MAX_FILL:
+        raise TemplateTooCostlyError(f"the template pads to {most}, more than {_MAX_FILL}")
+    size = _measured(value)
+    fills = value.count("\n") + value.count("\t") + 1 if isinstance(value, str) else size / _NODE_SIZE
+    return size + fills * most
 
 
-def _check_replace(text: object, old: object = "", new: object = "", *_: object) -> None:
-    text, old, new = str(text), str(old), str(new)
-    check_size(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
+def _replaced(value: object, old: object = "", new: object = "", count: object = None) -> float:
+    text, old, new = str(value), str(old), str(new)
+    return len(text) + (text.count(old) if old else len(text) + 1) * len(new)
 
 
-def _check_indent(text: object, width: object = 4, *_: object) -> None:
-    _check_width(width)
-    each = width if isinstance(width, int) else len(str(width))
-    check_size(len(str(text)) + (str(text).count("\n") + 1) * each)
-
-
-def _check_pad(text: object, *args: object) -> None:
-    _check_width(*args)
-
-
-def _check_expandtabs(text: object, size: object = 8, *_: object) -> None:
-    _check_width(size)
-    check_size(str(text).count("\t") * (size if isinstance(size, int) else 8) + len(str(text)))
-
-
-def _check_format(text: object, *args: object) -> None:
-    """Widths in format strings, for ``%``, ``format`` and str.format."""
-    for width in re.findall(r"\d+", str(text)):
-        if len(width) > 3:
-            raise TemplateTooCostlyError(f"the template's format has the number {width[:20]}, more than 999")
-    if re.search(r"%[^%a-zA-Z]*\*|\{[^{}]*\{", str(text)):
+def _formatted(value: object, *args: object, **more: object) -> float:
+    """For ``%``, the filter ``format`` and str.format: no wide fields, and no widths that come from arguments."""
+    text = str(value)
+    wide = next((number for number in re.findall(r"\d+", text) if len(number) > 3), None)
+    if wide is not None:
+        raise TemplateTooCostlyError(f"the template's format has the number {wide[:20]}, more than 999")
+    if re.search(r"%[^%a-zA-Z]*\*|\{[^{}]*\{", text):
         raise TemplateTooCostlyError("the template's format takes its width from an argument")
-    check_size((str(text).count("%") + str(text).count("{")) * 1000 + _measured(list(args)))
+    return (text.count("%") + text.count("{")) * 1000 + _measured([args, more])
 
 
-def _check_join(separator: object, parts: object = (), *_: object) -> None:
-    count = len(parts) if isinstance(parts, (str, list, tuple, dict)) else 0
-    check_size(len(str(separator)) * count + _measured(parts))
+def _joined(separator: object, parts: object = ()) -> float:
+    return len(str(separator)) * (len(parts) if isinstance(parts, _WHOLE) else 0) + _measured(parts)
 
 
-def _check_tojson(value: object, *args: object) -> None:
-    _check_width(*args)
-    _measured(value)
+def _translated(text: Any, table: Any) -> float:
+    return len(text) * max((len(str(new)) for new in dict(table).values()), default=1)
 
 
-def _check_sum(parts: object, *_: object) -> None:
-    if isinstance(parts, (list, tuple)) and not all(isinstance(p, (int, float)) for p in parts):
+def _summed(parts: object, *_: object, **__: object) -> float:
+    if isinstance(parts, (list, tuple)) and not all(isinstance(part, (int, float)) for part in parts):
         raise TemplateTooCostlyError("the filter sum takes numbers")
+    return 0
 
 
-_METHODS: dict[str, Callable[..., None]] = {
-    "center": _check_pad,
-    "ljust": _check_pad,
-    "rjust": _check_pad,
-    "zfill": _check_pad,
-    "expandtabs": _check_expandtabs,
-    "replace": _check_replace,
-    "join": _check_join,
-    "format": _check_format,
-    "format_map": _check_format,
-    "translate": lambda text, table: check_size(
-        len(text) * max((len(str(v)) for v in dict(table).values()), default=1)
-    ),
+# The size that a result may have, by the name of a method of text or of a filter, both of which take the text first.
+_RESULTS: dict[str, Callable[..., float]] = {
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill", "expandtabs", "indent", "tojson"), _padded),
+    **dict.fromkeys(("batch", "slice"), lambda value, *counts, **more: _padded("", *counts, **more)),
+    "replace": _replaced,
+    "format": _formatted,
+    "format_map": _formatted,
+    "join": _joined,
+    "translate": _translated,
+    "sum": _summed,
 }
-_FILTERS: dict[str, Callable[..., None]] = {
-    "center": _check_pad,
-    "indent": _check_indent,
-    "replace": _check_replace,
-    "format": _check_format,
-    "batch": lambda parts, count, *_: _check_width(count),
-    "slice": lambda parts, count, *_: _check_width(count),
-    "tojson": _check_tojson,
-    "sum": _check_sum,
-    "truncate": lambda text, *args: None,
-}
-# Never needed in a prompt, and costly to bound.
-_REMOVED_FILTERS = ("urlize", "pprint", "wordwrap", "xmlattr", "filesizeformat", "random")
-_LAZY_INPUT = ("join", "list", "sort", "unique", "sum", "reverse", "groupby", "batch", "slice")
+
+
+def _check_result(name: str, *args: object, **more: object) -> None:
+    size_of = _RESULTS.get(name)
+    if size_of is not None:
+        check_size(size_of(*args, **more))
+
+
+# -- the environment -----------------------------------------------------------------------------
 
 
 class MeteredSandbox(ImmutableSandboxedEnvironment):
-    """Compile with ``from_string``, render with ``render``."""
+    """Compile with ``from_string``, render with ``render_metered``."""
 
     intercepted_binops: ClassVar[frozenset[str]] = frozenset(("+", "*", "%", "**"))  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         self.meter = _Meter()
         super().__init__(finalize=self._finalize, **options)
-        for name in _REMOVED_FILTERS:
+        for name in _REMOVED:
             self.filters.pop(name, None)
         self.globals.pop("lipsum", None)
 
@@ -199,7 +181,6 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
             self.filters[name] = self._metered(name, function)
         self.filters[_TICK] = self._tick
         self.filters[_CHECK] = self._check
-        self.filters[_CONCAT] = self._concat
 
     def render_metered(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
         """The rendered text. Raises TemplateTooCostlyError, and whatever the template's own errors are."""
@@ -216,7 +197,7 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
             self.meter.stop()
         return "".join(chunks)
 
-    # -- hooks of jinja -----------------------------------------------------------------------
+    # -- hooks of jinja --------------------------------------------------------------------------
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -236,7 +217,7 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
             if isinstance(left, int) and left.bit_length() * abs(right) > _MAX_BITS:
                 raise TemplateTooCostlyError("the template computes a number of too many digits")
         elif operator == "%" and isinstance(left, str):
-            _check_format(left, right)
+            check_size(_formatted(left, right))
         elif operator == "+" and isinstance(left, (list, tuple)):
             check_size(_measured(left) + _measured(right))
         result = super().call_binop(context, operator, left, right)
@@ -248,44 +229,40 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         __self.meter.tick()
-        # The sandbox has put its own function around str.format.
-        method = getattr(__obj, "__wrapped__", __obj)
+        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox has put its own function around str.format
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            check = _METHODS.get(getattr(method, "__name__", ""))
-            if check is not None:
-                args = tuple(
-                    list(a) if not isinstance(a, (str, int, float, list, tuple, dict, type(None))) else a for a in args
-                )
-                check(owner, *args, *kwargs.values())
+            args = tuple(__self._collected(value) for value in args)
+            _check_result(getattr(method, "__name__", ""), owner, *args, **kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
-        if isinstance(result, (str, list, tuple, dict)):
+        if isinstance(result, _WHOLE):
             _measured(result)
         return result
 
     def _finalize(self, value: object) -> str:
         if not isinstance(value, str):
-            if isinstance(value, (list, tuple, dict)):
+            if isinstance(value, _WHOLE):
                 _measured(value)
             value = str(value)
         self.meter.write(len(value))
         return value
 
     def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        check = _FILTERS.get(name)
         # Filters may take the context, the evaluation context or the environment before the value.
-        skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0
+        takes_generators = name in ("join", "list", "sort", "unique", "sum", "reverse", "groupby", "batch", "slice")
 
         @functools.wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
             self.meter.tick()
-            if name in _LAZY_INPUT and len(args) > skipped and not isinstance(args[skipped], (str, list, tuple, dict)):
-                args = (*args[:skipped], self._collect(args[skipped]), *args[skipped + 1 :])
-            if name == "join":
-                separator = args[skipped + 1] if len(args) > skipped + 1 else kwargs.get("d", "")
-                _check_join(separator, args[skipped])
-            elif check is not None:
-                check(*args[skipped:], *kwargs.values())
+            if takes_generators and len(args) > first:
+                args = (*args[:first], self._collected(args[first]), *args[first + 1 :])
+            if name == "join":  # of parts by a separator, where the method of text is the other way round
+                _check_result(
+                    name, max(map(str, (*args[first + 1 :], *kwargs.values())), key=len, default=""), args[first]
+                )
+            else:
+                _check_result(name, *args[first:], **kwargs)
             result = function(*args, **kwargs)
             if isinstance(result, str):
                 check_size(len(result))
@@ -294,9 +271,9 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
 
         return metered
 
-    def _collect(self, values: Any) -> Any:
-        """A generator's values, metered while they come."""
-        if not isinstance(values, Iterable) or isinstance(values, jinja2.Undefined):
+    def _collected(self, values: Any) -> Any:
+        """A generator's values as a list, metered while they come."""
+        if isinstance(values, (*_WHOLE, jinja2.Undefined)) or not isinstance(values, Iterable):
             return values
         found: list[Any] = []
         for value in values:
@@ -316,55 +293,24 @@ class MeteredSandbox(ImmutableSandboxedEnvironment):
         _measured(value)
         return value
 
-    @jinja2.pass_context
-    def _concat(self, context: Context, parts: list[Any]) -> str:
-        self.meter.tick()
-        _measured(parts)
-        return "".join(map(str, parts))
-
 
 class _Rewriter(NodeTransformer):
     """Puts the ticks and checks into a parsed template."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_tick(_static_size(node.body)), lineno=node.lineno))
-        if node.test is not None:
-            node.test = nodes.And(_tick(0), node.test, lineno=node.lineno)
+    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+        super().generic_visit(node, *args, **kwargs)
+        if isinstance(node, (nodes.For, nodes.Macro)):
+            # Plain text in a body is written without passing the meter.
+            written = sum(len(data.data) for part in node.body for data in part.find_all(nodes.TemplateData))
+            node.body.insert(0, nodes.ExprStmt(_filtered(nodes.Const(written), _TICK), lineno=node.lineno))
+            if isinstance(node, nodes.For) and node.test is not None:
+                node.test = nodes.And(_filtered(nodes.Const(0), _TICK), node.test, lineno=node.lineno)
+        elif isinstance(node, nodes.Concat):
+            return _filtered(nodes.List(node.nodes, lineno=node.lineno), "join")
+        elif isinstance(node, (nodes.List, nodes.Dict)) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
+            return _filtered(node, _CHECK)
         return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_tick(_static_size(node.body)), lineno=node.lineno))
-        return node
 
-    def visit_List(self, node: nodes.List) -> nodes.Expr:  # noqa: N802
-        self.generic_visit(node)
-        return _checked(node) if not all(isinstance(item, nodes.Const) for item in node.items) else node
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
-        self.generic_visit(node)
-        constant = node.ctx != "load" or all(isinstance(item, nodes.Const) for item in node.items)
-        return node if constant else _checked(node)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:  # noqa: N802
-        self.generic_visit(node)
-        return _checked(node) if not all(isinstance(pair.value, nodes.Const) for pair in node.items) else node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802
-        self.generic_visit(node)
-        parts = nodes.List(node.nodes, lineno=node.lineno)
-        return nodes.Filter(parts, _CONCAT, [], [], None, None, lineno=node.lineno)
-
-
-def _tick(cost: int) -> nodes.Filter:
-    return nodes.Filter(nodes.Const(cost), _TICK, [], [], None, None)
-
-
-def _checked(node: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, _CHECK, [], [], None, None, lineno=node.lineno)
-
-
-def _static_size(body: list[nodes.Node]) -> int:
-    """Characters of plain text in a body, which are written without passing the meter."""
-    return sum(len(data.data) for node in body for data in node.find_all(nodes.TemplateData))
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
