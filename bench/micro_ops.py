@@ -18,9 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferd.engine.attention import FlatBatch, KVCache, NativeAttention, ReferenceAttention
 from inferd.engine.sampler import Sampler, SampleRow
 from inferd.native import compiled, ops
+from inferd.native.attention import FlatBatch, Scoring
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import NativeAttention, ReferenceAttention
 from inferd.types import SamplingParams
 
 HEADS, KV_HEADS, DIM, HIDDEN, INTERMEDIATE, BLOCK = 16, 8, 128, 1024, 3072, 16
@@ -89,8 +91,8 @@ def attention(sequences: int, length: int, count: int) -> None:
     compare(
         f"attention {sequences} x {count} of {length}",
         {
-            "native": lambda: NativeAttention(cache, batch)(0, q, k, v, scale=0.1),
-            "reference": lambda: ReferenceAttention(cache, batch)(0, q, k, v, scale=0.1),
+            "native": lambda: NativeAttention(cache, batch)(0, q, k, v, Scoring(0.1)),
+            "reference": lambda: ReferenceAttention(cache, batch)(0, q, k, v, Scoring(0.1)),
             "sdpa": sdpa,
         },
         repeat=5,
@@ -123,7 +125,7 @@ def decode(sequences: int, length: int, in_bytes: bool) -> None:
     for _ in range(12):
         began = timer()
         for layer in range(LAYERS):
-            NativeAttention(cache, batch)(layer, q, k, v, scale=0.1)
+            NativeAttention(cache, batch)(layer, q, k, v, Scoring(0.1))
         between_them = timer()
         memory.sum()
         best = [min(best[0], between_them - began), min(best[1], timer() - between_them)]

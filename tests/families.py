@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inferd.engine.attention import FlatBatch, KVCache, ReferenceAttention
 from inferd.engine.model.load import Decoder, load_model
+from inferd.native.attention import FlatBatch
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import ReferenceAttention
 
 BASE: dict[str, Any] = {
     "vocab_size": 97,

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from bench.gpu.kernels import FORMS, batch_of, cache_of
-from inferd.engine.cuda import attention, eight_bit
-from inferd.native.triton import rows
+from inferd.native.attention import HeadTransform, Scoring
+from inferd.native.triton import attention, eight_bit, rows
 from inferd.native.triton.kernels import attention as attention_kernels
 from inferd.native.triton.kernels import products as product_kernels
 from inferd.native.triton.kernels import rows as row_kernels
@@ -153,12 +153,8 @@ def _attend(few: bool) -> None:
                     0,
                     qkv,
                     heads,
-                    norms=(norm, norm),
-                    eps=1e-5,
-                    table=(table, table),
-                    scale=0.1,
-                    window=options[0],
-                    softcap=options[1],
+                    HeadTransform((norm, norm), 1e-5, (table, table)),
+                    Scoring(0.1, *options),
                 )
             if few:
                 break

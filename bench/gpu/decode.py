@@ -15,7 +15,6 @@ from bench.gpu.kernels import seconds, wait
 from bench.gpu.result import Result
 from bench.gpu.shapes import random_decoder, settings
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
-from inferd.engine.attention import KVCache
 from inferd.engine.cuda.device import Device
 from inferd.engine.cuda.load import DeviceLoad
 from inferd.engine.cuda.steps import StepsOnDevice
@@ -25,6 +24,7 @@ from inferd.engine.sampler import Sampled, Sampler, SampleRow
 from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.scheduling.scheduler import Scheduler
 from inferd.engine.scheduling.sequence import Sequence
+from inferd.native.kv_cache import KVCache
 from inferd.types import SamplingParams
 
 _SIZE = 16

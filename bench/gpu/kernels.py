@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from bench.gpu.result import Result
-from inferd.engine.attention import FlatBatch, KVCache, ReferenceAttention
-from inferd.engine.cuda import eight_bit
-from inferd.engine.cuda.attention import TritonAttention
 from inferd.native import compiled, ops
+from inferd.native.attention import FlatBatch, Scoring
 from inferd.native.forms import Form
-from inferd.native.triton import rows, switch
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import ReferenceAttention
+from inferd.native.triton import eight_bit, rows, switch
+from inferd.native.triton.attention import TritonAttention
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # largest error of numbers around 1
 FORMS = [Form(8, 0, False), Form(8, 64, False), Form(8, 0, False, is_float=True)]
@@ -111,11 +112,11 @@ def attention_errors(device: torch.device, scale_down: int = 1) -> Iterator[Resu
             torch.randn((len(batch.positions), n, dim), generator=torch.Generator().manual_seed(n)).to(dtype)
             for n in (heads, kv_heads, kv_heads)
         )
-        options = {"scale": dim**-0.5, "window": window, "softcap": softcap}
+        scoring = Scoring(dim**-0.5, window, softcap)
         cache = cache_of(blocks, kv_heads, dim, dtype, device, in_bytes=in_bytes)
         twin = cache_of(blocks, kv_heads, dim, dtype, cpu, in_bytes=in_bytes)
-        found = TritonAttention(cache, batch)(0, *(x.to(device) for x in (q, k, v)), **options)
-        expected = ReferenceAttention(twin, twin_batch)(0, q, k, v, **options)
+        found = TritonAttention(cache, batch)(0, q.to(device), k.to(device), v.to(device), scoring)
+        expected = ReferenceAttention(twin, twin_batch)(0, q, k, v, scoring)
         name = f"attention {kind} {heads}/{kv_heads}x{dim} {_short(dtype)}"
         name += (
             f" window {window}" * (window is not None) + " softcap" * (softcap is not None) + " int8 cache" * in_bytes
@@ -169,7 +170,7 @@ def attention_speed(device: torch.device, bandwidth: float, scale_down: int = 1)
         cache = cache_of(blocks, 8, 128, torch.bfloat16, device)
         q, k, v = (torch.randn((batch.num_sequences, n, 128), device=device).to(torch.bfloat16) for n in (32, 8, 8))
         attention = TritonAttention(cache, batch)
-        took = seconds(partial(attention, 0, q, k, v, scale=0.1), device, 20 if scale_down == 1 else 1)
+        took = seconds(partial(attention, 0, q, k, v, Scoring(0.1)), device, 20 if scale_down == 1 else 1)
         nbytes = batch.num_sequences * (length + 1) * 2 * 8 * 128 * 2
         yield Result(
             f"attention of {count} over {length}",

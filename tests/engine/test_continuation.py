@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from inferd.config import KVCacheConfig, ModelConfig
-from inferd.engine.attention import native_available
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.errors import InvalidRequest
+from inferd.native.paged_attention import native_available
 from inferd.types import Continuation, GenerateRequest, Output, SamplingParams, TextPrompt
 
 CASES: list[dict[str, Any]] = [

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from inferd import clock
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
-from inferd.engine.attention import native_available
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.runner import Runner
 from inferd.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest
+from inferd.native.paged_attention import native_available
 from inferd.types import (
     Chat,
     Delta,

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.config import KVCacheConfig, ModelConfig
-from inferd.engine.attention import KVCache
-from inferd.engine.memory import Arena, ahead_bytes, kv_bytes_per_token, plan_blocks, refuse_more_than_is_free
+from inferd.engine.memory import Arena, plan_blocks, refuse_more_than_is_free
 from inferd.errors import ModelLoadError
 from inferd.machine.memory import available_bytes
+from inferd.native.kv_cache import KVCache
+from inferd.native.kv_sizes import ahead_bytes, kv_bytes_per_token
 
 GIB = 1024**3
 

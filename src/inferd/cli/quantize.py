@@ -11,7 +11,7 @@ from inferd.cli.terminal import console, interruptible, loading
 from inferd.config.units import bytes_text
 
 if TYPE_CHECKING:
-    from inferd.engine.calibrate.checkpoint import Result
+    from inferd.engine.calibrate.result import Result
 
 
 class _Share(click.ParamType):  # type: ignore[type-arg]

@@ -20,7 +20,6 @@ from inferd.checkpoints.longrope import factors_of, factors_told
 from inferd.checkpoints.text.chat_template import ChatTemplate
 from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.config import ModelConfig
-from inferd.engine.attention import AttentionKind, KVCache, native_available
 from inferd.engine.engine import Engine
 from inferd.engine.memory import (
     FREE_SHARE,
@@ -44,6 +43,8 @@ from inferd.machine.memory import available_bytes
 from inferd.machine.placement import num_threads, usable_cores
 from inferd.machine.weight_memory import Room
 from inferd.native import compiled
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import AttentionKind, native_available
 from inferd.native.triton import switch
 from inferd.registry.source import check_folder, resolve
 from inferd.types import ModelInfo, SamplingParams

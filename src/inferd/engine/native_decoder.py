@@ -7,21 +7,16 @@ Called layer by layer, a step of 28 layers is some 340 calls out of Python, whic
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from inferd.engine.attention import FlatBatch, KVCache, native_available
 from inferd.engine.model.llama import GATES, FeedForward, Layer, LlamaDecoder
 from inferd.engine.model.load import Decoder
 from inferd.native import ops
-from inferd.native.compiled import ACTIVATIONS, CODES
-
-if TYPE_CHECKING:
-    from inferd import _kernels as kernels
-else:
-    from inferd.native.compiled import kernels
+from inferd.native.attention import FlatBatch
+from inferd.native.compiled import ACTIVATIONS, CODES, kernels
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import native_available
 
 
 class NativeDecoder:

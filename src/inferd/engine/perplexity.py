@@ -26,12 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferd.engine.attention import KVCache
 from inferd.engine.model.load import Decoder
 from inferd.engine.runner import Runner
 from inferd.engine.scheduling.scheduler import Slice, Step
 from inferd.engine.scheduling.sequence import Sequence as Tokens
 from inferd.errors import InvalidRequest
+from inferd.native.kv_cache import KVCache
 from inferd.types import SamplingParams
 
 Progress = Callable[[str, int, int], None]

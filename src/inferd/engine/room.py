@@ -11,10 +11,11 @@ from inferd.checkpoints.architecture import ITEM_BYTES, dtype_name, read_config
 from inferd.checkpoints.decoder_config import DecoderConfig, Source
 from inferd.checkpoints.footprint import taken_bytes
 from inferd.config import ModelConfig
-from inferd.engine.memory import FREE_SHARE, ahead_bytes, kv_bytes_per_token
+from inferd.engine.memory import FREE_SHARE
 from inferd.errors import ModelLoadError
 from inferd.machine.memory import available_bytes
 from inferd.machine.weight_memory import Room
+from inferd.native.kv_sizes import ahead_bytes, kv_bytes_per_token
 from inferd.registry.source import check_folder, resolve
 
 _LEAST_BYTES = 64 << 20  # less is there at once

@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inferd.engine.attention import AttentionKind, FlatBatch, KVCache, create_attention
 from inferd.engine.model.load import Decoder
 from inferd.engine.native_decoder import NativeDecoder, native_decoder
 from inferd.engine.scheduling.scheduler import Step
 from inferd.native import compiled
+from inferd.native.attention import FlatBatch
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import AttentionKind, create_attention
 
 if TYPE_CHECKING:
     from inferd.engine.cuda.steps import StepsOnDevice

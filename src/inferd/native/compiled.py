@@ -18,20 +18,18 @@ from inferd.machine.weight_memory import Room
 from inferd.native.forms import Form
 
 if TYPE_CHECKING:
-    from inferd import _kernels as kernels
+    from inferd import _kernels
 
-    BUILT = True
+    kernels, BUILT = _kernels, True
 else:
     try:
-        from inferd import _kernels as kernels
+        from inferd import _kernels
 
-        BUILT = True
+        kernels, BUILT = _kernels, True
     except ImportError:
-        kernels = None
-        BUILT = False
+        kernels, BUILT = None, False
 
 if TYPE_CHECKING:
-    from inferd.engine.attention import FlatBatch, KVCache
     from inferd.native.quantized import QuantizedWeight
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
@@ -510,63 +508,6 @@ def rotary(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
         cos.shape[-1],
         torch.get_num_threads(),
     )
-
-
-def _rows_of_heads(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """[T, heads, D] with the heads of a row side by side, as the kernel reads it."""
-    x = x.to(dtype)
-    if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
-        x = x.contiguous()
-    return x
-
-
-def attention(
-    batch: FlatBatch,
-    cache: KVCache,
-    layer: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """Writes k and v into the arena's layer, then attends; see ``attention.Attention``."""
-    dtype = cache.dtype
-    q, k, v = _rows_of_heads(q, dtype), _rows_of_heads(k, dtype), _rows_of_heads(v, dtype)
-    rows, heads, head_dim = q.shape
-    out = torch.empty((rows, heads, head_dim), dtype=dtype)
-    kernels.attention(
-        CODES[dtype],
-        cache.keys[layer].data_ptr(),
-        cache.values[layer].data_ptr(),
-        q.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        out.data_ptr(),
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        batch.query_start.data_ptr(),
-        batch.seq_len.data_ptr(),
-        batch.block_table.data_ptr(),
-        batch.slots.data_ptr(),
-        batch.block_table.stride(0),
-        batch.num_sequences,
-        rows,
-        heads,
-        k.shape[1],
-        head_dim,
-        cache.block_size,
-        scale,
-        window or 0,
-        softcap or 0.0,
-        cache.key_scales[layer].data_ptr() if cache.in_bytes else 0,
-        cache.value_scales[layer].data_ptr() if cache.in_bytes else 0,
-        cache.key_groups,
-        torch.get_num_threads(),
-    )
-    return out
 
 
 def takes_logits(x: Tensor) -> bool:

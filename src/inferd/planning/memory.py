@@ -17,9 +17,10 @@ from inferd.checkpoints.footprint import taken_bytes
 from inferd.checkpoints.longrope import factors_told, with_factors
 from inferd.config import Config, ModelConfig, SequenceConfig
 from inferd.config.units import bytes_text
-from inferd.engine.memory import RUNTIME_BYTES, headroom_bytes, kv_bytes_per_token, plan_arena
+from inferd.engine.memory import RUNTIME_BYTES, headroom_bytes, plan_arena
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.machine.memory import available_bytes
+from inferd.native.kv_sizes import kv_bytes_per_token
 from inferd.planning.predictive import plan_predictive
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.source import blaming, find, is_remote

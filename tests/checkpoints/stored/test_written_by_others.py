@@ -12,10 +12,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from inferd.engine.attention import FlatBatch, KVCache, NativeAttention
 from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.native_decoder import native_decoder
 from inferd.native import compiled
+from inferd.native.attention import FlatBatch
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import NativeAttention
 
 WRITTEN = Path(__file__).parent / "written"
 NAMES = sorted(path.parent.name for path in WRITTEN.glob("*/config.json"))

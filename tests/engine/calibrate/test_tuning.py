@@ -159,7 +159,9 @@ def dense(weight: QuantizedWeight) -> torch.Tensor:
 
 def _answers(model: LlamaDecoder, windows: torch.Tensor) -> torch.Tensor:
     """Log-probabilities by the paged attention that serves, one window at a time."""
-    from inferd.engine.attention import FlatBatch, KVCache, create_attention
+    from inferd.native.attention import FlatBatch
+    from inferd.native.kv_cache import KVCache
+    from inferd.native.paged_attention import create_attention
 
     length, config = windows.shape[1], model.config
     found = []

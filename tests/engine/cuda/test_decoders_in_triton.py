@@ -12,11 +12,12 @@ pytest.importorskip("triton", reason="Triton has no package for this machine")
 from tests.engine.model.test_one_call import batch_of
 from tests.families import write_checkpoint
 
-from inferd.engine.attention import KVCache, ReferenceAttention
-from inferd.engine.cuda.attention import TritonAttention
 from inferd.engine.model.load import Decoder, load_model
 from inferd.native import compiled
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import ReferenceAttention
 from inferd.native.triton import switch
+from inferd.native.triton.attention import TritonAttention
 
 # Norms of heads; windows, soft caps and norms behind; norms of whole rows; partial rotation; experts; learned positions.
 NAMES = ["qwen3", "gemma2", "olmo2", "phi4-partial", "mixtral", "gpt2"]

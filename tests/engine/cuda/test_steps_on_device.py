@@ -13,7 +13,6 @@ from tests.families import write_checkpoint
 from torch import Tensor
 
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
-from inferd.engine.attention import Attention, FlatBatch, KVCache, ReferenceAttention
 from inferd.engine.cuda import memory, steps
 from inferd.engine.cuda.load import DeviceLoad
 from inferd.engine.cuda.steps import StepsOnDevice, can_record, graph_sizes
@@ -21,6 +20,9 @@ from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.runner import Runner
 from inferd.engine.scheduling.scheduler import Slice, Step
 from inferd.engine.scheduling.sequence import Sequence
+from inferd.native.attention import Attention, FlatBatch
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import ReferenceAttention
 from inferd.types import SamplingParams
 
 _BLOCKS, _SIZE = 40, 4

@@ -10,11 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.engine.attention import FlatBatch, KVCache, NativeAttention
 from inferd.engine.model.llama import FeedForward, LlamaDecoder
 from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.native_decoder import NativeDecoder, native_decoder
 from inferd.native import compiled, ops
+from inferd.native.attention import FlatBatch
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import NativeAttention
 from inferd.native.quantized import QuantizedWeight
 
 # One of each switch: biases, windows, partial and missing rotation, norms of heads and of all heads, before and behind, soft caps,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
-from inferd.engine.attention import native_available
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
+from inferd.native.paged_attention import native_available
 from inferd.types import Continuation, GenerateRequest, Output, SamplingParams, TextPrompt, TokenPrompt
 
 SHARED_PROMPT = [3 + i % 200 for i in range(40)]

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.engine.attention import KVCache
 from inferd.engine.model.load import load_model
 from inferd.engine.runner import Runner
 from inferd.engine.scheduling.blocks import BlockPool
@@ -20,6 +19,7 @@ from inferd.engine.speculation.draft_model import DraftModel
 from inferd.engine.speculation.draft_passes import Guess, Rule
 from inferd.engine.speculation.gain import Outlook
 from inferd.native import compiled
+from inferd.native.kv_cache import KVCache
 from inferd.types import SamplingParams
 
 pytestmark = pytest.mark.skipif(not compiled.BUILT, reason="inferd was installed without its compiled kernels")

@@ -13,12 +13,12 @@ from tests.conftest import write_tiny_model
 from tests.engine.speculation.speculating import Prophet, always
 
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
-from inferd.engine.attention import native_available
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.sampler import SampleRow
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.errors import ModelLoadError
+from inferd.native.paged_attention import native_available
 from inferd.types import Continuation, GenerateRequest, Output, SamplingParams, TokenPrompt
 
 pytestmark = pytest.mark.skipif(

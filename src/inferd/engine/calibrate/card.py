@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from inferd import __version__
-
-if TYPE_CHECKING:
-    from inferd.engine.calibrate.checkpoint import Result
+from inferd.engine.calibrate.result import Result
 
 
 def card(result: Result) -> str:

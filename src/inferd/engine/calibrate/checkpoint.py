@@ -32,9 +32,10 @@ from inferd.engine.calibrate.fitting import (
     tuned_products,
 )
 from inferd.engine.calibrate.measure import read_text
+from inferd.engine.calibrate.result import Result
 from inferd.engine.calibrate.rounding import Form
 from inferd.engine.calibrate.student import Handed
-from inferd.engine.calibrate.tuning import Divergence, Tuned
+from inferd.engine.calibrate.tuning import Tuned
 from inferd.engine.calibrate.wish import Wish
 from inferd.engine.model.load import load_model
 from inferd.engine.perplexity import Perplexity, measuring, perplexity
@@ -46,34 +47,6 @@ _CARRIED = (".json", ".jinja", ".model", ".txt")
 """Files beside the weights that belong to the model: configuration, tokenizer, chat template, licence."""
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # of the weights that mixed widths try in 8 bits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What came of it. Sizes in bytes, of files."""
-
-    folder: Path
-    wish: Wish
-    form: Form
-    source: str
-    architecture: str
-    before_bytes: int
-    after_bytes: int
-    bits_per_weight: float  # of the products that were quantised, scales included
-    num_quantised: int  # parameters
-    before: Perplexity | None = None
-    after: Perplexity | None = None
-    context: int = 0  # of the measurement
-    data: str = ""
-    data_digest: str = ""
-    num_calibration: int = 0  # tokens
-    wide: tuple[str, ...] = ()  # products that have 8 bits where the others have 4
-    wide_share: float = 0.0  # of the weights
-    divergence: Divergence | None = None  # what tuning brought
-
-    @property
-    def change(self) -> float | None:
-        return None if self.before is None or self.after is None else self.after.change(self.before)
 
 
 class _Texts:

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from inferd.checkpoints.decoder_config import DecoderConfig, Family
 from inferd.checkpoints.weights import Weights
-from inferd.engine.attention import Attention, FlatBatch, KVCache, OneLayer, create_attention
 from inferd.engine.calibrate.observe import Observed
 from inferd.engine.model.llama import Layer, embedding_of, embedding_scale, tables_of
 from inferd.native import ops
+from inferd.native.attention import Attention, FlatBatch
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import OneLayer, create_attention
 
 _BLOCK = 16  # tokens of the arena's blocks
 _ROWS = 2048  # computed together

@@ -1,6 +1,6 @@
 """Grids of small integers for the rows of a weight, as a checkpoint stores them.
 
-Says what integers a checkpoint is to have (``Form``) and applies ``compiled.rounding`` to them: which scale and zero point lose
+Says what integers a checkpoint is to have (``Form``) and applies ``native.rounding`` to them: which scale and zero point lose
 least is found there, here by ``importance`` where that is known (how large an input is in the calibration data: the error of a
 product is that of its weights times its inputs).
 """

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inferd.checkpoints.weights import Weights
-from inferd.engine.attention import FlatBatch
 from inferd.engine.calibrate.rounding import Form, made, storable
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.native import ops
+from inferd.native.attention import FlatBatch, Scoring
 from inferd.native.quantized import QuantizedWeight
 
 Around = Callable[[list[tuple[str, int]], list[Tensor] | None, ops.Linear], ops.Linear]
@@ -139,30 +139,21 @@ class WindowAttention:
     def __init__(self, count: int) -> None:
         self._count = count
 
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         heads, dim = q.shape[1:]
         qs, ks, vs = (x.float().reshape(self._count, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
         ks, vs = (x.repeat_interleave(heads // x.shape[1], 1) for x in (ks, vs))
         length = qs.shape[2]
         at = torch.arange(length)
         seen = at <= at.unsqueeze(1)
-        if window is not None:
-            seen &= at > at.unsqueeze(1) - window
+        if scoring.window is not None:
+            seen &= at > at.unsqueeze(1) - scoring.window
         with torch.autocast("cpu", enabled=False):
+            softcap = scoring.softcap
             if softcap is None:
-                out = F.scaled_dot_product_attention(qs, ks, vs, attn_mask=seen, scale=scale)
+                out = F.scaled_dot_product_attention(qs, ks, vs, attn_mask=seen, scale=scoring.scale)
             else:
-                scores = softcap * torch.tanh(qs @ ks.transpose(2, 3) * (scale / softcap))
+                scores = softcap * torch.tanh(qs @ ks.transpose(2, 3) * (scoring.scale / softcap))
                 out = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ vs
         return out.transpose(1, 2).reshape(-1, heads, dim)
 

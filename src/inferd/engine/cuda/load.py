@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from inferd.config import ModelConfig
-from inferd.engine.attention import AttentionKind, KVCache
 from inferd.engine.cuda.device import Device
 from inferd.engine.cuda.memory import bytes_for_cache
 from inferd.engine.cuda.steps import StepsOnDevice, can_record, graph_sizes
 from inferd.engine.memory import most_sampled_rows
 from inferd.engine.model.load import Decoder
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import AttentionKind
 
 
 class DeviceLoad:

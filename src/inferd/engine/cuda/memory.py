@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from inferd.engine.attention import AttentionKind, FlatBatch, KVCache, create_attention
 from inferd.engine.cuda.device import Device
 from inferd.engine.model.load import Decoder
+from inferd.native.attention import FlatBatch
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import AttentionKind, create_attention
 
 _MARGIN = 0.04  # of the device's memory: pieces that the allocator cannot use, and what other programs take meanwhile
 _GRAPH_BYTES = 16 << 20  # of a recorded graph beside its activations: an assumption, not yet measured

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inferd.engine.attention import AttentionKind, FlatBatch, KVCache, create_attention
 from inferd.engine.cuda.device import Device, Mark
 from inferd.engine.model.load import Decoder
+from inferd.native.attention import FlatBatch
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import AttentionKind, create_attention
 
 _STEP = 16  # sequences between one graph and the next, from twice as many on
 _MOST = 512  # sequences of a graph: beyond, arithmetic takes longer than launching

@@ -14,9 +14,9 @@ from torch import Tensor
 from inferd.checkpoints.decoder_config import DecoderConfig
 from inferd.checkpoints.rope_tables import tables
 from inferd.checkpoints.weights import Weights
-from inferd.engine.attention import Attention, FlatBatch
 from inferd.engine.model.products import product
 from inferd.native import ops
+from inferd.native.attention import Attention, FlatBatch, Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,13 @@ class _Norm:
 
 
 class _Layer:
-    __slots__ = ("config", "down", "index", "norm_1", "norm_2", "out", "qkv", "table", "up")
+    __slots__ = ("config", "down", "index", "norm_1", "norm_2", "out", "qkv", "scoring", "table", "up")
 
     def __init__(
         self, config: DecoderConfig, names: _Names, weights: Weights, index: int, table: tuple[Tensor, Tensor] | None
     ) -> None:
         self.config, self.index, self.table = config, index, table
+        self.scoring = Scoring(config.attention_scale, config.windows[index])
         at = f"{names.layers}.{index}"
         width, inner = config.hidden_size, config.intermediate_size
         transposed = config.architecture == "GPT2LMHeadModel"  # GPT-2 stores [in, out]
@@ -143,7 +144,7 @@ class _Layer:
         q, k, v = (part.view(shape) for part in self.qkv(h).chunk(3, dim=-1))
         if self.table is not None:
             q, k = ops.rotary(q, k, batch.positions, *self.table)
-        out = attention(self.index, q, k, v, scale=config.attention_scale, window=config.windows[self.index])
+        out = attention(self.index, q, k, v, self.scoring)
         return self.out(out.reshape(h.shape[0], config.hidden_size))
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from inferd.checkpoints.decoder_config import DecoderConfig, Family, MoE
 from inferd.checkpoints.rope_tables import tables
 from inferd.checkpoints.weights import Weights
-from inferd.engine.attention import Attention, FlatBatch, ProjectedAttention
 from inferd.engine.model.products import merge, product
 from inferd.native import ops
+from inferd.native.attention import Attention, FlatBatch, HeadTransform, ProjectedAttention, Scoring
 
 Table = tuple[Tensor, Tensor]
 
@@ -88,7 +88,20 @@ class Experts:
 class Layer:
     """Attention and feed-forward of one layer, with its norms."""
 
-    __slots__ = ("config", "family", "feed_forward", "index", "k_norm", "norms", "out", "q_norm", "qkv", "table")
+    __slots__ = (
+        "config",
+        "family",
+        "feed_forward",
+        "head_transform",
+        "index",
+        "k_norm",
+        "norms",
+        "out",
+        "q_norm",
+        "qkv",
+        "scoring",
+        "table",
+    )
 
     def __init__(
         self, config: DecoderConfig, family: Family, weights: Weights, index: int, table: Table | None
@@ -124,6 +137,9 @@ class Layer:
             full = family.qk_norm == "full"
             self.q_norm = norm("self_attn.q_norm", widths[0] if full else dim)
             self.k_norm = norm("self_attn.k_norm", widths[1] if full else dim)
+        head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        self.head_transform = HeadTransform(head_norms, config.norm_eps, table)
+        self.scoring = Scoring(config.attention_scale, config.windows[index], config.attention_softcap)
         moe = config.moe[index]
         self.feed_forward: FeedForward | Experts = (
             FeedForward(config, family, weights, f"{at}.mlp")
@@ -161,7 +177,8 @@ class Layer:
         rows, heads, kv_heads, dim = h.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
         qkv = self.qkv(h)
         if isinstance(attention, ProjectedAttention) and self.family.qk_norm != "full":
-            return self.out(self._attend_projected(qkv, attention).view(rows, heads * dim))
+            out = attention.projected(self.index, qkv, heads, self.head_transform, self.scoring)
+            return self.out(out.view(rows, heads * dim))
         q, k, v = torch.split(qkv, [heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
         if self.family.qk_norm == "full":
             q, k = self._norm_qk(q, k)
@@ -170,31 +187,8 @@ class Layer:
             q, k = self._norm_qk(q, k)
         if self.table is not None:
             q, k = ops.rotary(q, k, batch.positions, *self.table)
-        out = attention(
-            self.index,
-            q,
-            k,
-            v,
-            scale=config.attention_scale,
-            window=config.windows[self.index],
-            softcap=config.attention_softcap,
-        )
+        out = attention(self.index, q, k, v, self.scoring)
         return self.out(out.reshape(rows, heads * dim))
-
-    def _attend_projected(self, qkv: Tensor, attention: ProjectedAttention) -> Tensor:
-        config = self.config
-        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
-        return attention.projected(
-            self.index,
-            qkv,
-            config.num_heads,
-            norms=norms,
-            eps=config.norm_eps,
-            table=self.table,
-            scale=config.attention_scale,
-            window=config.windows[self.index],
-            softcap=config.attention_softcap,
-        )
 
     def _norm_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         assert self.q_norm is not None

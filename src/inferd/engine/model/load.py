@@ -16,11 +16,11 @@ from inferd.checkpoints.safetensors import weight_files
 from inferd.checkpoints.weight_cache import KeptWeights
 from inferd.checkpoints.weight_cache import folder as kept_folder
 from inferd.checkpoints.weights import Weights
-from inferd.engine.attention import Attention, FlatBatch
 from inferd.engine.model.gpt import GPTDecoder
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.errors import ModelLoadError
 from inferd.native import compiled, rounding
+from inferd.native.attention import Attention, FlatBatch
 from inferd.native.forms import Rule
 from inferd.registry.identity import identity_of_files
 

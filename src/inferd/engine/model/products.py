@@ -51,7 +51,7 @@ def product(
 def _on_cuda(
     stored: list[Tensor], form: Form, change: Callable[[Tensor], Tensor], bias: Tensor | None, weights: Weights
 ) -> ops.Linear:
-    from inferd.engine.cuda import eight_bit
+    from inferd.native.triton import eight_bit
 
     parts = [eight_bit.rounded_to(form, change(tensor.to(weights.device))) for tensor in stored]
     return eight_bit.EightBitLinear.of(eight_bit.stacked(parts), bias, weights.dtype)

@@ -13,13 +13,14 @@ from pathlib import Path
 import torch
 
 from inferd.config import ModelConfig
-from inferd.engine.attention import KVCache, native_available
-from inferd.engine.memory import kv_bytes_per_token
 from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.runner import Runner
 from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.speculation.draft_model import DraftModel
 from inferd.errors import ModelLoadError
+from inferd.native.kv_cache import KVCache
+from inferd.native.kv_sizes import kv_bytes_per_token
+from inferd.native.paged_attention import native_available
 from inferd.registry.source import blaming, check_folder, resolve
 
 Progress = Callable[[str, int, int], None]

@@ -12,24 +12,18 @@ from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from inferd.engine.attention import FlatBatch
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.engine.runner import Runner
 from inferd.engine.scheduling.scheduler import Slice, Step
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.gain import Outlook
-from inferd.native.compiled import CODES
-
-if TYPE_CHECKING:
-    from inferd import _kernels as kernels
-else:
-    from inferd.native.compiled import kernels
+from inferd.native.attention import FlatBatch
+from inferd.native.compiled import CODES, kernels
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
 
 from inferd.engine.speculation.prompt_lookup import (
     HELD,
@@ -17,12 +16,7 @@ from inferd.engine.speculation.prompt_lookup import (
     Found,
     NGrams,
 )
-from inferd.native.compiled import BUILT
-
-if TYPE_CHECKING:
-    from inferd import _kernels as kernels
-else:
-    from inferd.native.compiled import kernels
+from inferd.native.compiled import BUILT, kernels
 
 
 def finder() -> Finder:

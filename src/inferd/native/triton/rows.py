@@ -1,4 +1,4 @@
-"""Norms and gates of rows in Triton; their torch forms in ``compiled.ops`` are the oracles."""
+"""Norms and gates of rows in Triton; their torch forms in ``native.ops`` are the oracles."""
 
 from __future__ import annotations
 

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from inferd.checkpoints.decoder_config import FAMILIES, DecoderConfig
 from inferd.checkpoints.weights import Weights
-from inferd.engine.attention import FlatBatch, KVCache, OneLayer, create_attention
 from inferd.engine.model.llama import LlamaDecoder
+from inferd.native.attention import FlatBatch
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import OneLayer, create_attention
 from inferd.predict.encoder.ragged import Ragged
 
 _BLOCK = 32

@@ -1,7 +1,7 @@
 """The parts that encoders are made of, over flat rows [T, H].
 
 What is carried from layer to layer is float32 on the CPU, whatever the weights' format: products alone are computed
-in bfloat16 where that was asked for, with float32 sums (``compiled.ops.Linear``).
+in bfloat16 where that was asked for, with float32 sums (``native.ops.Linear``).
 """
 
 from __future__ import annotations

@@ -12,16 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inferd.engine.attention import (
-    FlatBatch,
-    KVCache,
-    NativeAttention,
-    ReferenceAttention,
-    create_attention,
-    native_available,
-)
-from inferd.engine.memory import ahead_bytes
 from inferd.native import compiled
+from inferd.native.attention import FlatBatch, Scoring
+from inferd.native.kv_cache import KVCache
+from inferd.native.kv_sizes import ahead_bytes
+from inferd.native.paged_attention import NativeAttention, ReferenceAttention, create_attention, native_available
 
 needs_kernels = pytest.mark.skipif(not compiled.BUILT, reason="inferd was installed without its compiled kernels")
 LEVELS = compiled.levels()
@@ -113,8 +108,8 @@ def both(
     q, k, v = inputs(shape, int(batch.query_start[-1]), seed)
     ours, theirs = arena(shape, blocks, seed), arena(shape, blocks, seed)
     scale = shape.head_dim**-0.5
-    a = NativeAttention(ours, batch)(0, q, k, v, scale=scale, window=window, softcap=softcap)
-    b = ReferenceAttention(theirs, batch)(0, q, k, v, scale=scale, window=window, softcap=softcap)
+    a = NativeAttention(ours, batch)(0, q, k, v, Scoring(scale, window, softcap))
+    b = ReferenceAttention(theirs, batch)(0, q, k, v, Scoring(scale, window, softcap))
     return a, b, ours, theirs
 
 
@@ -194,7 +189,7 @@ def test_a_row_is_bit_identical_alone_and_in_any_batch(
     order = torch.randperm(blocks, generator=torch.Generator().manual_seed(seed))
     batch, _ = flat_batch(parts, shape.block_size, order)
     q, k, v = inputs(shape, int(batch.query_start[-1]), seed)
-    together = NativeAttention(arena(shape, blocks, seed), batch)(0, q, k, v, scale=0.2, window=window)
+    together = NativeAttention(arena(shape, blocks, seed), batch)(0, q, k, v, Scoring(0.2, window))
 
     one_by_one = arena(shape, blocks, seed)
     taken = 0
@@ -204,7 +199,7 @@ def test_a_row_is_bit_identical_alone_and_in_any_batch(
         for row in range(part.count):  # each row is a step of its own
             single, used = flat_batch([Rows(part.computed + row, 1)], shape.block_size, mine)
             at = slice(first + row, first + row + 1)
-            alone = NativeAttention(one_by_one, single)(0, q[at], k[at], v[at], scale=0.2, window=window)
+            alone = NativeAttention(one_by_one, single)(0, q[at], k[at], v[at], Scoring(0.2, window))
             assert torch.equal(alone, together[at])
         taken += used
 
@@ -223,16 +218,16 @@ def test_a_long_context_gives_the_same_bits_whatever_shares_it(in_bytes: bool, w
         for threads in (1, 4):
             torch.set_num_threads(threads)
             cache = arena(shape, blocks, seed=5)
-            results.append(NativeAttention(cache, batch)(0, q, k, v, scale=0.3, window=window))
+            results.append(NativeAttention(cache, batch)(0, q, k, v, Scoring(0.3, window)))
             for row in (0, 40, 59):
                 single, _ = flat_batch([Rows(2000 + row, 1)], 16, batch.block_table[0])
                 at = slice(row, row + 1)
-                alone = NativeAttention(cache, single)(0, q[at], k[at], v[at], scale=0.3, window=window)
+                alone = NativeAttention(cache, single)(0, q[at], k[at], v[at], Scoring(0.3, window))
                 assert torch.equal(alone, results[-1][at])
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)
-    twin = ReferenceAttention(arena(shape, blocks, seed=5), batch)(0, q, k, v, scale=0.3, window=window)
+    twin = ReferenceAttention(arena(shape, blocks, seed=5), batch)(0, q, k, v, Scoring(0.3, window))
     assert_close(results[0], twin, in_bytes=in_bytes)
 
 
@@ -245,10 +240,10 @@ def test_what_lies_behind_a_sequence_does_not_reach_it(in_bytes: bool) -> None:
         batch, _ = flat_batch([Rows(4, 1)], block_size, torch.tensor([0]))
         q, k, v = inputs(shape, 1, seed=1)
         cache = arena(shape, 1, seed=1)
-        clean = NativeAttention(cache, batch)(0, q, k, v, scale=1.0)
+        clean = NativeAttention(cache, batch)(0, q, k, v, Scoring(1.0))
         rest = torch.full((block_size - 5, 1, 32), float("nan"), dtype=torch.bfloat16)
         cache.write(0, torch.arange(5, block_size), rest, rest)
-        assert torch.equal(NativeAttention(cache, batch)(0, q, k, v, scale=1.0), clean)
+        assert torch.equal(NativeAttention(cache, batch)(0, q, k, v, Scoring(1.0)), clean)
 
 
 @needs_kernels
@@ -258,7 +253,8 @@ def test_a_nan_in_a_cache_of_bytes_is_not_hidden() -> None:
     for part in range(3):
         tensors = [t.clone() for t in inputs(shape, 1, seed=1)]
         tensors[part][0, 0, 3] = float("nan")
-        assert NativeAttention(arena(shape, 1, seed=1), batch)(0, *tensors, scale=1.0)[0, 0].isnan().all()
+        q, k, v = tensors
+        assert NativeAttention(arena(shape, 1, seed=1), batch)(0, q, k, v, Scoring(1.0))[0, 0].isnan().all()
 
 
 @needs_kernels
@@ -268,7 +264,7 @@ def test_a_nan_in_the_query_is_not_hidden() -> None:
     q, k, v = inputs(shape, 1, seed=1)
     q = q.clone()
     q[0, 0, 3] = float("nan")
-    result = NativeAttention(arena(shape, 1, seed=1), batch)(0, q, k, v, scale=1.0)
+    result = NativeAttention(arena(shape, 1, seed=1), batch)(0, q, k, v, Scoring(1.0))
     assert result[0, 0].isnan().all()
     assert result[0, 1].isfinite().all()
 

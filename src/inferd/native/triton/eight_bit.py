@@ -13,11 +13,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from inferd.engine.cuda.attention import num_processors, pad
 from inferd.native import ops
 from inferd.native.forms import Form
 from inferd.native.quantized import by_output
 from inferd.native.triton import switch
+from inferd.native.triton.attention import num_processors, pad
 
 FLOAT8 = torch.float8_e4m3fn
 HIGHEST = 448.0  # of e4m3

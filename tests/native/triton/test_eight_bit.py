@@ -10,8 +10,10 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton has no package for this machine")
 
-from inferd.engine.cuda import eight_bit
-from inferd.engine.cuda.eight_bit import (
+from inferd.native import compiled
+from inferd.native.forms import Form
+from inferd.native.triton import eight_bit, switch
+from inferd.native.triton.eight_bit import (
     FLOAT8,
     EightBitLinear,
     outputs_at_once,
@@ -20,9 +22,6 @@ from inferd.engine.cuda.eight_bit import (
     stacked,
     triton_product,
 )
-from inferd.native import compiled
-from inferd.native.forms import Form
-from inferd.native.triton import switch
 
 FORMS = [Form(8, 0, False), Form(8, 64, False), Form(8, 0, False, is_float=True)]
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}

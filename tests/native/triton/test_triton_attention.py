@@ -12,13 +12,15 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton has no package for this machine")
 
-from tests.engine.test_attention import Rows, Shape, arena, flat_batch, inputs
+from tests.native.test_paged_attention import Rows, Shape, arena, flat_batch, inputs
 
-from inferd.engine.attention import FlatBatch, KVCache, ReferenceAttention
-from inferd.engine.cuda import attention as subject
-from inferd.engine.cuda.attention import TritonAttention, num_splits
 from inferd.native import compiled, ops
+from inferd.native.attention import FlatBatch, HeadTransform, Scoring
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import ReferenceAttention
+from inferd.native.triton import attention as subject
 from inferd.native.triton import switch
+from inferd.native.triton.attention import TritonAttention, num_splits
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCE)
@@ -47,7 +49,7 @@ def both(
     scale = shape.head_dim**-0.5
     ours = TritonAttention(arena(shape, blocks, seed, in_rows=True), batch)
     theirs = ReferenceAttention(arena(shape, blocks, seed), batch)
-    return tuple(a(0, q, k, v, scale=scale, window=window, softcap=softcap) for a in (ours, theirs))  # type: ignore[return-value]
+    return tuple(a(0, q, k, v, Scoring(scale, window, softcap)) for a in (ours, theirs))  # type: ignore[return-value]
 
 
 def assert_close(a: Tensor, b: Tensor, *, in_bytes: bool = False) -> None:
@@ -109,10 +111,10 @@ def test_what_lies_behind_a_sequence_does_not_reach_it(dtype: torch.dtype) -> No
     batch, _ = flat_batch([Rows(4, 1)], 16, torch.tensor([0]))
     q, k, v = inputs(shape, 1, seed=1)
     cache = arena(shape, 1, seed=1, in_rows=True)
-    clean = TritonAttention(cache, batch)(0, q, k, v, scale=1.0)
+    clean = TritonAttention(cache, batch)(0, q, k, v, Scoring(1.0))
     rest = torch.full((11, 1, 32), float("nan"), dtype=dtype)
     cache.write(0, torch.arange(5, 16), rest, rest)
-    assert torch.equal(TritonAttention(cache, batch)(0, q, k, v, scale=1.0), clean)
+    assert torch.equal(TritonAttention(cache, batch)(0, q, k, v, Scoring(1.0)), clean)
 
 
 def by_calls(
@@ -126,7 +128,7 @@ def by_calls(
             q, k = (_norm(x, weight) for x, weight in zip((q, k), norms, strict=True))
     if half:
         q, k = ops.rotary(q, k, batch.positions, *table_of(half))
-    return ReferenceAttention(cache, batch)(0, q, k, v, scale=0.2, window=None, softcap=None)
+    return ReferenceAttention(cache, batch)(0, q, k, v, Scoring(0.2))
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -160,7 +162,7 @@ def test_projections_are_normed_rotated_and_written_as_by_single_calls(
     half = int(shape.head_dim * rotated) // 2
     ours, theirs = (arena(shape, blocks, seed, in_rows=in_rows) for in_rows in (True, False))
     found = TritonAttention(ours, batch).projected(
-        0, qkv, shape.heads, norms=norms, eps=1e-5, table=table_of(half) if half else None, scale=0.2
+        0, qkv, shape.heads, HeadTransform(norms, 1e-5, table_of(half) if half else None), Scoring(0.2)
     )
     assert_close(found, by_calls(shape, qkv, batch, theirs, norms, half), in_bytes=shape.in_bytes)
     everything = torch.arange(blocks)

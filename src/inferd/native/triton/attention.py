@@ -1,6 +1,6 @@
 """Paged attention in Triton: which tensors go to the kernels, in tiles of what size.
 
-What is computed is said by ``engine.attention.ReferenceAttention``, the twin. Tiles and splits depend on shapes alone, never
+What is computed is said by ``native.paged_attention.ReferenceAttention``, the twin. Tiles and splits depend on shapes alone, never
 on lengths, so a launch can be recorded in a graph and replayed for other sequences.
 """
 
@@ -11,7 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from inferd.engine.attention import FlatBatch, KVCache
+from inferd.native.attention import FlatBatch, HeadTransform, Scoring
+from inferd.native.kv_cache import KVCache
 from inferd.native.triton import switch
 from inferd.native.triton.kernels import attention as kernels
 from inferd.native.triton.kernels import rows as row_kernels
@@ -55,41 +56,17 @@ class TritonAttention:
         self.cache = cache
         self.batch = batch
 
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         self.cache.write(layer, self.batch.slots, k, v)
-        return self._attend(layer, q, scale, window, softcap)
+        return self._attend(layer, q, scoring)
 
-    def projected(
-        self,
-        layer: int,
-        qkv: Tensor,
-        num_heads: int,
-        *,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        table: tuple[Tensor, Tensor] | None,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """qkv [T, (heads + 2 kv_heads) * D] -> [T, heads, D]. ``norms``: weights [D] for each query's and key's head;
-        ``table``: cosines and sines [positions, R/2] of the rotation."""
+    def projected(self, layer: int, qkv: Tensor, num_heads: int, heads: HeadTransform, scoring: Scoring) -> Tensor:
         cache, batch = self.cache, self.batch
         rows, dim = qkv.shape[0], cache.head_dim
         assert qkv.stride(1) == 1
         queries = torch.empty((rows, num_heads, dim), dtype=qkv.dtype, device=qkv.device)
-        q_norm, k_norm = norms or (None, None)
-        cos, sin = table or (None, None)
+        q_norm, k_norm = heads.norms or (None, None)
+        cos, sin = heads.table or (None, None)
         key_scales, value_scales = _scales(cache, layer)
         row_kernels.turn_and_write[(rows, num_heads + 2 * cache.num_kv_heads)](
             qkv,
@@ -105,7 +82,7 @@ class TritonAttention:
             key_scales,
             value_scales,
             qkv.stride(0),
-            eps,
+            heads.eps,
             HEADS=num_heads,
             KV_HEADS=cache.num_kv_heads,
             D=dim,
@@ -117,9 +94,9 @@ class TritonAttention:
             GROUPS=cache.key_groups,
             num_warps=1,
         )
-        return self._attend(layer, queries, scale, window, softcap)
+        return self._attend(layer, queries, scoring)
 
-    def _attend(self, layer: int, q: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, scoring: Scoring) -> Tensor:
         cache, batch = self.cache, self.batch
         rows, heads, dim = q.shape
         if q.stride(2) != 1 or q.stride(1) != dim:
@@ -153,9 +130,9 @@ class TritonAttention:
             batch.block_table.stride(0),
             q.stride(0),
             batch.num_sequences,
-            scale,
-            window or 0,
-            softcap or 0.0,
+            scoring.scale,
+            scoring.window or 0,
+            scoring.softcap or 0.0,
             KV_HEADS=cache.num_kv_heads,
             GROUP=group,
             D=dim,
@@ -166,8 +143,8 @@ class TritonAttention:
             M=tall,
             N=_FEWER_KEYS if is_exact or dim > _WIDE else _KEYS,
             SPLITS=splits,
-            HAS_WINDOW=window is not None,
-            HAS_SOFTCAP=softcap is not None,
+            HAS_WINDOW=scoring.window is not None,
+            HAS_SOFTCAP=scoring.softcap is not None,
             IN_BYTES=cache.in_bytes,
             GROUPS=cache.key_groups,
             WIDE=switch.is_interpreted() and q.dtype == torch.bfloat16,

@@ -1,40 +1,17 @@
-"""Paged attention over a ragged batch: one function, several backends.
+"""The KV cache in memory: keys and values of all blocks, one pair of arrays for each layer.
 
-A step's rows are flat: sequence ``i`` owns rows ``query_start[i]:query_start[i+1]``, its keys and
-values lie in the blocks ``block_table[i]``, and after this step ``seq_len[i]`` of them are valid.
-
-    row        0 1 2 3 4 5 6          query_start = 0 4 5 7
-    sequence   a a a a b c c          seq_len     = 4 9 18   (a: fresh prefill, b: decode, c: chunk)
-
-The reference here is plain torch and the oracle of the others.
+Knows layouts and number formats. Does not know which sequence owns a block; see ``engine.scheduling.blocks``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from inferd.engine.memory import ahead_bytes, key_groups
 from inferd.native import compiled
-
-
-@dataclass(slots=True)
-class FlatBatch:
-    """One step's rows as tensors. S sequences, T rows."""
-
-    token_ids: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
-    query_start: Tensor  # [S + 1] int32
-    seq_len: Tensor  # [S] int32, keys valid after this step
-    block_table: Tensor  # [S, max_blocks] int32, padded with 0
-    slots: Tensor  # [T] int64: block * block_size + offset where the row's K and V are written
-    num_sequences: int
-    wanted: Tensor | None = None  # [W] int64, ascending: rows whose hidden states will be looked at; None: all
-
+from inferd.native.kv_sizes import ahead_bytes, key_groups
 
 # Blocks of a few kB lie anywhere in an arena, so small pages are looked up all the time: large ones save a tenth of decoding's
 # attention over 4,000 tokens. Arenas that are not much larger than such a page would only take more memory.
@@ -182,164 +159,3 @@ def to_bytes(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     # Not 127.0 / highest, which torch computes as a reciprocal times 127.
     inverse = torch.where(highest > 0, torch.full_like(highest, 127.0) / highest, 0.0)
     return (parts * inverse).round().reshape(x.shape), (highest / 127.0).squeeze(-1)
-
-
-class Attention(Protocol):
-    """Writes the rows' keys and values into the arena, then attends over it."""
-
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """q [T, heads, D], k and v [T, kv_heads, D] -> [T, heads, D].
-
-        Causal. ``window``: a row sees only the last ``window`` keys, itself included. ``softcap``:
-        scores become ``softcap * tanh(scores / softcap)`` before the mask.
-        """
-        ...
-
-
-@runtime_checkable
-class ProjectedAttention(Attention, Protocol):
-    """One that also norms, rotates and writes what a projection gives, in fewer launches than a call for each."""
-
-    def projected(
-        self,
-        layer: int,
-        qkv: Tensor,
-        num_heads: int,
-        *,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        table: tuple[Tensor, Tensor] | None,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """qkv [T, (heads + 2 kv_heads) * D] -> [T, heads, D]. ``norms``: weights [D] of each query's and each key's head,
-        normed by ``eps``; ``table``: cosines and sines of the rotation."""
-        ...
-
-
-class OneLayer:
-    """Attention over an arena of one layer, which every layer of a model writes anew in its turn."""
-
-    __slots__ = ("_attention",)
-
-    def __init__(self, attention: Attention) -> None:
-        self._attention = attention
-
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        return self._attention(0, q, k, v, scale=scale, window=window, softcap=softcap)
-
-
-class ReferenceAttention:
-    """Plain torch, one sequence at a time. Slow, obviously right."""
-
-    __slots__ = ("batch", "cache")
-
-    def __init__(self, cache: KVCache, batch: FlatBatch) -> None:
-        self.cache = cache
-        self.batch = batch
-
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        batch, cache = self.batch, self.cache
-        cache.write(layer, batch.slots, k, v)
-        if cache.in_bytes:  # the products of bytes take the queries likewise
-            whole, scales = to_bytes(q, cache.key_groups)
-            columns = cache.head_dim // cache.key_groups
-            seen = (whole * scales.repeat_interleave(columns, -1)).float()
-        else:
-            seen = q.float()
-        groups = q.shape[1] // k.shape[1]
-        out = torch.empty_like(q)
-        starts, lengths = batch.query_start.tolist(), batch.seq_len.tolist()
-        for i in range(batch.num_sequences):
-            first, last, length = starts[i], starts[i + 1], lengths[i]
-            table = batch.block_table[i, : -(-length // cache.block_size)].long()
-            ks, vs = (part.repeat_interleave(groups, 0) for part in cache.read(layer, table, length))
-            qs = seen[first:last].transpose(0, 1)
-            scores = qs @ ks.transpose(1, 2) * scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            at = batch.positions[first:last].unsqueeze(1)
-            key_at = torch.arange(length, device=q.device).unsqueeze(0)
-            hidden = key_at > at
-            if window is not None:
-                hidden |= key_at <= at - window
-            scores = scores.masked_fill(hidden, float("-inf"))
-            out[first:last] = (scores.softmax(-1) @ vs).transpose(0, 1).to(out.dtype)
-        return out
-
-
-class NativeAttention:
-    """The compiled kernel (kernels/attention.h): reads the arena in place, parallel over sequences, heads and
-    tiles of rows. A row's result does not depend on the other rows of the batch."""
-
-    __slots__ = ("batch", "cache")
-
-    def __init__(self, cache: KVCache, batch: FlatBatch) -> None:
-        self.cache = cache
-        self.batch = batch
-
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        return compiled.attention(self.batch, self.cache, layer, q, k, v, scale, window, softcap).to(q.dtype)
-
-
-def native_available(dtype: torch.dtype, head_dim: int, *, in_bytes: bool = False) -> bool:
-    """Whether the compiled kernel is there and takes this number format, head size and form of the cache."""
-    return compiled.takes_dtype(dtype) and head_dim % (4 if in_bytes else 2) == 0 and 2 <= head_dim <= 256
-
-
-AttentionKind = Literal["auto", "reference", "native", "triton"]
-
-
-def create_attention(kind: AttentionKind, cache: KVCache, batch: FlatBatch) -> Attention:
-    """The backend for one step. ``auto``: native where it is available, else the reference."""
-    if kind == "triton":
-        from inferd.engine.cuda.attention import TritonAttention  # with it comes Triton
-
-        return TritonAttention(cache, batch)
-    on_cpu = cache.keys[0].is_cpu and not cache.in_rows
-    if kind == "native" or (
-        kind == "auto" and on_cpu and native_available(cache.dtype, cache.head_dim, in_bytes=cache.in_bytes)
-    ):
-        return NativeAttention(cache, batch)
-    return ReferenceAttention(cache, batch)
