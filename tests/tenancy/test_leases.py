@@ -222,6 +222,16 @@ def test_the_share_of_a_limit_that_a_server_no_longer_has_is_free_for_the_others
     assert [row[0] for row in rows] == ["b"]
 
 
+def test_a_first_request_needs_no_time_to_be_heard_of(world: World) -> None:
+    idle, asking = Server(world, "a"), Server(world, "b")
+    for server in (idle, asking):
+        server.tick()
+    assert asking.ask(1)
+    for server in (asking, idle, asking):
+        server.tick()
+    assert asking.share("in_flight") > 0.9
+
+
 def test_a_limit_of_one_works_on_several_servers(world: World) -> None:
     limits = Limits(max_in_flight=1)
     servers = [Server(world, name, limits) for name in "abc"]

@@ -121,6 +121,23 @@ def test_a_worker_that_grows_tells_how_much_memory_it_has() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("source", "states"),
+    [
+        ("missing", ["starting", "loading", "failed"]),
+        ("die", [*["starting", "loading", "died"] * 5, "failed"]),
+    ],
+)
+def test_a_load_that_fails_is_told_once_and_each_death_before_it(source: str, states: list[str]) -> None:
+    async def scenario() -> None:
+        async with serving(source, until_ready=False) as (router, witness):
+            await router.settled()
+            assert witness.states() == states
+            assert router.load_failures()["tiny"].kind == "model_load"
+
+    asyncio.run(scenario())
+
+
 def test_stopping_kills_a_worker_that_does_not_leave() -> None:
     async def scenario() -> None:
         async with serving(patience=msgspec.structs.replace(IMPATIENT, stop_s=0.3)) as (router, witness):

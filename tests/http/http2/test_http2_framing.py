@@ -311,6 +311,35 @@ def test_who_breaks_the_rules_is_sent_away_with_the_reason(talk: bytes, code: in
     in_loop(check)
 
 
+PRIORITY = b"\0\0\0\3\7"
+
+
+@pytest.mark.parametrize("padding", [None, 0, 9])
+@pytest.mark.parametrize("priority", [b"", PRIORITY])
+@pytest.mark.parametrize("size", [0, 1, 1000])
+def test_headers_are_the_same_with_padding_and_a_priority_and_in_pieces(
+    padding: int | None, priority: bytes, size: int
+) -> None:
+    whole = block()
+    flags = f.END_STREAM | (f.WITH_PRIORITY if priority else 0) | (f.PADDED if padding is not None else 0)
+    head = b"" if padding is None else bytes((padding,))
+    content = head + priority + whole[:size] + bytes(padding or 0)
+    if size < len(whole):
+        talk = f.frame(f.HEADERS, flags, 1, content) + f.frame(f.CONTINUATION, f.END_HEADERS, 1, whole[size:])
+    else:
+        talk = f.frame(f.HEADERS, flags | f.END_HEADERS, 1, content)
+
+    def check() -> None:
+        found, plain = Peer(), Peer()
+        found.send(PREFACE, talk)
+        plain.send(PREFACE, asking(1, is_end=True))
+        assert found.host.seen == plain.host.seen
+        assert found.of(1) == plain.of(1)
+        assert len(found.host.seen) == 1
+
+    in_loop(check)
+
+
 @pytest.mark.parametrize("headers", ODD_HEADERS)
 def test_a_malformed_request_ends_its_stream_alone(headers: Sequence[Header]) -> None:
     peer = Peer()
