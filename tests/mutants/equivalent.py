@@ -129,7 +129,7 @@ EQUIVALENT: Final = (
         "The root logger of the server's process has no handler.",
     ),
     Equivalent(
-        "cli/status.py",
+        "cli/running/status.py",
         "beside = width >= _WIDE",
         "beside = width > _WIDE",
         "At the width where one layout follows the other both fit.",
@@ -165,7 +165,7 @@ EQUIVALENT: Final = (
         "It is assigned again before the process is reported as gone, and read only afterwards.",
     ),
     Equivalent(
-        "cli/predict_inputs.py",
+        "cli/predict/inputs.py",
         "return (spec.name in taken and len(specs) > 1, spec.is_optional)",
         "return (spec.name in taken and len(specs) >= 1, spec.is_optional)",
         "A single input comes first, whatever its rank.",

@@ -51,10 +51,10 @@ KNOWN: Final = (
     Known(
         "a second SIGTERM begins the grace period again",
         "app/root.py",
-        "    await departure.cut_short(site.router.drain(site.config.server.grace_s))\n",
+        "    await departure.wait_unless_interrupted(site.router.drain(site.config.server.grace_s))\n",
         "    while departure.leave.is_set():\n"
         "        departure.leave.clear()\n"
-        "        await departure.cut_short(site.router.drain(site.config.server.grace_s))\n",
+        "        await departure.wait_unless_interrupted(site.router.drain(site.config.server.grace_s))\n",
         ("tests/test_app.py",),
     ),
     Known(
