@@ -1,1 +1,6 @@
-"""The composition root: every part is built here once, wired, run, changed while it runs, and taken down."""
+"""The composition root: builds every part of a server once, wires and runs them, changes them and takes them down.
+
+Start with ``root.py``: the order in which everything starts and stops. ``reload.py`` and ``change.py`` adopt another
+configuration while the server runs, ``actions.py`` and ``control_socket.py`` are the operator's commands, and
+``departure.py`` is the way out. Knows which parts exist and how they fit together, and nothing of their work.
+"""

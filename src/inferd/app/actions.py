@@ -1,6 +1,6 @@
-"""What an operator may ask of a server that runs, carried out: the shape of ``gateway.control.ControlActions``.
+"""The operator's commands to a running server: implements ``gateway.control.ControlActions``.
 
-Knows the parts by what they offer. Who may ask is the gateway's to know.
+Calls the parts by their public methods. The gateway checks who may send a command.
 """
 
 from __future__ import annotations

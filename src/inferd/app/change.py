@@ -1,4 +1,4 @@
-"""What lies between two configurations: what changed, and what cannot change while a server runs. Pure."""
+"""The difference of two configurations: what changed, and what cannot change while a server runs. Pure."""
 
 from __future__ import annotations
 

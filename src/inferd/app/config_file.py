@@ -1,7 +1,7 @@
-"""A file that people, editors and orchestrators change: when it has changed, and is whole again.
+"""A configuration file on disk: whether it has changed, and whether it is complete again.
 
-Knows how files are replaced: in place, by renaming another one over them, by swapping a symbolic link
-somewhere on the way (Kubernetes' ConfigMaps). Does not know what is in them.
+Knows how files are replaced: by writing in place, by renaming another file over them, or by swapping a symbolic link in
+the path (Kubernetes' ConfigMaps). Does not know their contents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REPOSITORY_DEPTH = 3
 
 
 def version(path: Path) -> Version | None:
-    """What tells one content from the next, through every link; None while the file is not there.
+    """The identity of a file's content, through every link; None while the file does not exist.
 
     A folder's is that of its files and folders down to those of a model repository: model/version/file.
     """
@@ -49,7 +49,7 @@ def _folder_version(path: Path, folder: os.stat_result) -> Version:
 def is_being_written(path: Path) -> bool:
     """Whether some process has the file open for writing now; False where the system cannot tell.
 
-    Asks the kernel for a read lease, which it grants only while nobody writes, and gives it back.
+    Asks the kernel for a read lease, which it grants only while no process writes, and gives it back.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -58,7 +58,7 @@ def is_being_written(path: Path) -> bool:
     except OSError:
         return False
     try:
-        # A writer who comes in this moment must not send us SIGIO, which would end the process.
+        # A writer that opens the file in this moment must not send us SIGIO, which would end the process.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)

@@ -1,7 +1,7 @@
 """The Unix socket through which the operator talks to a server: ``<data_dir>/run/<port>.sock``.
 
-Whoever can open it may do everything, so the folder is 0700 and the socket 0600, both of the server's
-user. A socket left by a killed server is replaced; one that answers is another server's and is left alone.
+The permission to open the socket allows everything, so the folder is 0700 and the socket 0600, both of the server's user.
+A socket left by a killed server is replaced. One that answers belongs to another server and is left alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BACKLOG = 64
 
 
 class NoControlSocketError(Exception):
-    """The socket cannot be had, which a server survives; the message says why."""
+    """The socket could not be made; the message says why. A server works without it."""
 
 
 class ControlSocket:
@@ -77,7 +77,7 @@ def _bound(path: Path, directory: int, data_dir: Path) -> socket.socket:
     try:
         path.unlink(missing_ok=True)
         listener.bind(address)
-        path.chmod(0o600)  # the folder has kept others out until here
+        path.chmod(0o600)  # until here the mode of the folder has protected the socket
         listener.listen(_BACKLOG)
         listener.setblocking(False)
     except OSError:
@@ -87,7 +87,7 @@ def _bound(path: Path, directory: int, data_dir: Path) -> socket.socket:
 
 
 def _address(path: Path, directory: int) -> str:
-    """What to bind or connect to: the path, or a short way to it where it is too long for the kernel."""
+    """The address to bind or connect to: the path, or a short alias of a path that is too long for the kernel."""
     if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
         return str(path)
     short = f"/proc/self/fd/{directory}/{path.name}"
@@ -101,7 +101,7 @@ def _is_live(address: str) -> bool:
         probe.setblocking(False)
         try:
             probe.connect(address)
-        except BlockingIOError:  # its backlog is full: somebody listens
+        except BlockingIOError:  # its backlog is full, so a server listens
             return True
         except OSError:
             return False

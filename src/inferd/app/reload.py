@@ -1,7 +1,7 @@
-"""Follows the configuration file: reads it when it has changed, and has a good one adopted.
+"""Follows the configuration file: reads it when it has changed, and has a valid configuration adopted.
 
-A bad file changes nothing and is told with all its problems. Knows when to read and what came of it;
-what adopting a configuration takes is the caller's.
+An invalid file changes nothing, and all its problems are reported. Knows when to read the file and what came of it.
+Adopting a configuration is the caller's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inferd.gateway.control import ReloadReport
 from inferd.router.status import Applied
 
 POLL_S = 0.5
-SETTLE_S = 0.1  # between two looks at a file that is to be read: as it was, nobody is at it
+SETTLE_S = 0.1  # between two checks of a changed file: if both are equal, it is complete
 MAX_WRITING_S = 10.0  # a program that keeps the file open for writing for longer is no longer waited for
 
 _log = logging.getLogger("inferd.app")
@@ -51,7 +51,7 @@ class Reloader:
         self.since: float | None = None  # of the reload under way, in seconds since the epoch
 
     async def follow(self) -> None:
-        """Poll until cancelled. A version is read when two looks in a row saw it and nobody writes."""
+        """Poll until cancelled. A version is read when two checks in a row saw it and no process writes the file."""
         seen: Version | None = self._read_version
         writing_since: float | None = None
         while True:
@@ -96,10 +96,11 @@ class Reloader:
         return outcome
 
     async def _read_whole(self) -> Config:
-        """What the file says while nobody changes it: half of one is often valid as well. Raises InferdError."""
+        """The configuration in the file, read while no process changes it: half a file is often valid too. Raises
+        InferdError."""
         path, patient_until = self._source.path, clock.now() + MAX_WRITING_S
         while True:
-            # What is noted as read is the version before: a change that comes meanwhile is then read once more.
+            # The version before is recorded as read, so that a change during reading is read again.
             before = self._read_version = await asyncio.to_thread(version, path)
             self._is_gone = False
             await asyncio.sleep(self._settle_s)
@@ -116,7 +117,7 @@ class Reloader:
                     return config
 
     def _miss(self) -> None:
-        """The file is not there, for longer than replacing it takes. Said once."""
+        """Warn once that the file is missing for longer than a replacement takes."""
         if self._is_gone:
             return
         self._is_gone = True

@@ -59,21 +59,21 @@ _log = logging.getLogger("inferd.app")
 
 
 class Ready(NamedTuple):
-    """What a person needs to know once the server takes work."""
+    """What the operator is shown when the server accepts requests."""
 
     address: str  # for clients on this machine
     needs_key: bool
     grpc_address: str | None = None
     models: Mapping[str, ModelInfo] = {}  # those that are ready: what they say of themselves
     failed: Mapping[str, str] = {}  # those that could not be loaded, and why
-    away: Mapping[str, str] = {}  # those whose remote servers do not answer, and what was seen; they are asked again
+    away: Mapping[str, str] = {}  # those whose remote servers do not answer, and their errors; they are tried again
 
 
 class Listener(Protocol):
     """Something that clients connect to."""
 
     async def serve(self) -> None:
-        """Until ``stop``; then what is in flight ends, within the grace period."""
+        """Accept connections until ``stop``; then requests in flight finish, within the grace period."""
 
     def stop(self, *, now: bool = False) -> None: ...
 
@@ -97,7 +97,7 @@ def run(config: Config, options: ServeOptions = ServeOptions()) -> int:
         from uvloop import new_event_loop as factory
 
     def ready(found: Ready) -> None:
-        # The objects of a start live until the end, and requests are freed when they are over: little is left to collect.
+        # The objects of a start live until the end, and those of requests are freed by their reference counts.
         gc.freeze()
         gc.set_threshold(20_000, *gc.get_threshold()[1:])
         if options.on_ready is not None:
@@ -267,7 +267,7 @@ class Site:
                 raise ModelLoadError(" ".join(applied.failed))
 
     async def adopt(self, config: Config) -> Applied:
-        """Make another configuration the one in use, without a dropped request.
+        """Use another configuration from now on, without dropping a request.
 
         Raises InferdError, with nothing changed, where it cannot be done while the server runs.
         """
@@ -309,7 +309,8 @@ def _listening(tls: Tls | None, protocol: str) -> ssl.SSLContext | None:
 
 
 def _bound(config: Config) -> Config:
-    """The configuration with every model bound to its part of the memory budget. Raises ConfigError when they do not fit."""
+    """The configuration with every model bound to its part of the memory budget, if there is one. Raises ConfigError when
+    the models do not fit."""
     if config.server.memory_bytes is None:
         return config
     from inferd.planning.memory import bind  # most servers have no budget
@@ -401,7 +402,7 @@ def _silence(status: ModelStatus) -> str:
 
 
 def _refuse_if_all_failed(site: Site) -> None:
-    """A server that can serve nothing is a failed start; one bad model among others is not."""
+    """Raises ModelLoadError when no model could be loaded. One failed model among others does not end the start."""
     failures = site.router.load_failures()  # each is in the log, as its replica's
     if failures and len(failures) == len(site.config.models):
         raise ModelLoadError(
@@ -429,7 +430,7 @@ async def _leave(
 
 
 async def _close(servers: Sequence[Listener], serving: Sequence[asyncio.Task[None]], seconds: float) -> None:
-    """End the servers whatever state they are in."""
+    """End the servers, in any state."""
     for server in servers:
         server.stop()
     await asyncio.wait(serving, timeout=seconds)

@@ -1,4 +1,4 @@
-"""Where a configuration comes from, so that it can be had again."""
+"""Where a configuration was read from, so that it can be read again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inferd.config import Config
 
 
 class ConfigSource(msgspec.Struct, frozen=True):
-    """``read`` takes the file, the environment and the flags together.
+    """``read`` reads the file, the environment and the flags together.
 
     It may block, and raises InferdError with everything that is wrong.
     """

@@ -1,4 +1,4 @@
-"""What a load test sends: random token ids of given lengths, or prompts from a file."""
+"""The requests of a load test: random token ids of given lengths, or prompts from a file."""
 
 from __future__ import annotations
 

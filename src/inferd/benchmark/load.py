@@ -1,7 +1,7 @@
 """A load generator: raw HTTP/1.1 over asyncio streams, one connection per client, server-sent events.
 
-No HTTP library, so that what is measured is the server. Knows the OpenAI completion routes and
-nothing of inferd: any server that speaks them can be measured.
+It uses no HTTP library, so that the server is measured and not the client. It knows the OpenAI completion routes and
+nothing of inferd: any server with these routes can be measured.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Chunk(msgspec.Struct):
 class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
-    tasks: list[str] | None = None  # only inferd says so
+    tasks: list[str] | None = None  # only inferd has this field
 
 
 class _Models(msgspec.Struct):
@@ -82,7 +82,7 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         connect: Callable[[], socket.socket] | None = None,
     ) -> None:
-        """``connect`` makes the connection where it does not go to the URL's host."""
+        """``connect`` opens the connection when it does not go to the URL's host."""
         self._connect = connect
         parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
         self._host = parts.hostname or "127.0.0.1"
@@ -211,7 +211,7 @@ async def find_model(url: str, api_key: str | None = None, timeout_s: float = 10
 
 
 async def models_of(connection: Connection, url: str) -> list[str]:
-    """The names of a server's models, those that write text before the others. Closes the connection.
+    """The names of a server's models, generating ones first. Closes the connection.
 
     Raises Unauthenticated; Unavailable where the server does not answer or lists none.
     """

@@ -147,7 +147,7 @@ def _chart(
 ) -> str:
     width, height, left, right, top, bottom = 480, 260, 56, 16, 12, 40
     highest = _round_up(max((value(run) for run in runs for _, value in curves), default=0.0))
-    # Loads are evenly spaced: people choose 1, 8, 32.
+    # Loads are evenly spaced: usual ones are 1, 8, 32.
     step = (width - left - right) / max(len(runs) - 1, 1)
     xs = [left + i * step if len(runs) > 1 else (left + width - right) / 2 for i in range(len(runs))]
 

@@ -1,4 +1,4 @@
-"""From what each request measured to the figures of a load test. Pure; no clocks, no sockets.
+"""The figures of a load test, from the measurements of each request. Pure; no clocks, no sockets.
 
 TTFT is the time from sending a request to its first text; ITL the gap between two pieces of text;
 TPOT (E2E - TTFT) / (output tokens - 1); E2E the time to the end of the answer. Seconds throughout.
@@ -51,7 +51,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: a load and what came of it."""
+    """One run: its load and its results."""
 
     kind: Literal["closed", "open"]
     load: float  # clients at a time (closed loop), or requests per second (open loop)

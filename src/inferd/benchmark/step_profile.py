@@ -1,6 +1,6 @@
 """Where an engine's steps spent their time during a run: the difference of two readings of ``/metrics``.
 
-Knows the names of inferd's step metrics; of other servers it can tell nothing.
+Knows the names of inferd's step metrics, so it works for no other server.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def parse(lines: Iterable[str], model: str) -> Reading:
 
 
 async def read(target: Target) -> Reading:
-    """The counters now. Raises Unavailable where the server does not tell them."""
+    """The counters now. Raises Unavailable when the server has none of them."""
     connection = Connection(target.url, 10.0, target.api_key)
     try:
         lines = [line.decode("utf-8", "replace") async for line in connection.lines("GET", "/metrics")]

@@ -1,7 +1,7 @@
-"""How much memory models will take, from their files' headers, before anything is loaded.
+"""How much memory models need, from the headers of their files, before anything is loaded.
 
 The arithmetic is the engine's own (``inferd.engine.memory``), so a plan and a loaded model agree: weights to the
-byte, the KV cache to the byte where its size is configured. Opens no weights, asks no hub, imports no torch.
+byte, the KV cache to the byte where its size is configured. Reads no weights, sends no request to a hub, and does not import torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inferd.registry.source import blaming, find, is_remote
 from inferd.types import ModelKind, TensorSpec
 
 TYPICAL_TOKENS = 1024
-"""Prompt and answer of a conversation's turn, for the concurrency that people will see."""
+"""Tokens of a typical turn, prompt and answer, for the concurrency that is shown."""
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     max_concurrency: int = 0  # sequences of max_model_len that the cache holds, at most max_num_seqs
     typical_len: int = 0
-    typical_concurrency: int = 0  # sequences of typical_len, likewise
+    typical_concurrency: int = 0  # sequences of typical_len that fit
     # Of models that make predictions, as far as their files say before they are loaded:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
@@ -72,7 +72,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: int  # server.memory_bytes, or what is free
     startup_bytes: int  # of every replica that is loaded when the server starts
     all_bytes: int  # of every replica, also those loaded on demand
-    unknown: tuple[str, ...] = ()  # models whose files are not here yet
+    unknown: tuple[str, ...] = ()  # models whose files are not downloaded yet
     problems: tuple[str, ...] = ()  # sentences: what does not fit, and the remedy
 
     @property
@@ -152,7 +152,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
 
 
 def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
-    """What every local model takes, in the order of the configuration; each is given what those before it
+    """The memory of every local model, in the order of the configuration. Each gets what the models before it
     leave. Raises ModelLoadError when a model's files are at fault; what does not fit is in ``problems``."""
     free = available_bytes() if free_bytes is None else free_bytes
     budget = free if config.server.memory_bytes is None else config.server.memory_bytes
@@ -164,7 +164,7 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
     for name, model in sorted(config.models.items(), key=lambda item: item[1].load == "on_demand"):
         if model.num_local == 0:
             continue
-        # An on-demand model may have the others' room: they leave when it comes. Those of the start never do.
+        # A model that is loaded on demand may use the memory of other such models, which are unloaded for it.
         room = budget - startup
         try:
             estimate = plan_model(name, model, free_bytes=max(room, 0) // model.num_local)
@@ -192,11 +192,11 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
 
 
 def bind(config: Config) -> Config:
-    """The configuration with every model that is loaded at the start bound to what the plan gives it of
-    ``server.memory_bytes``, so that none takes another's; unchanged where there is no such budget.
+    """The configuration with every model that is loaded at the start bound to its part of ``server.memory_bytes``, so
+    that no model uses another one's. Unchanged when there is no such budget.
 
-    Raises ConfigError, with the plan, when they do not fit together. A model whose files are at fault is
-    left alone: it fails by itself when it loads, and no other with it.
+    Raises ConfigError, with the plan, when the models do not fit together. A model with invalid files is not bound: it
+    fails when it loads, and no other model with it.
     """
     budget = config.server.memory_bytes
     if budget is None:
@@ -241,7 +241,7 @@ def _told(outputs: Iterable[TensorSpec], sequence: SequenceConfig) -> Iterator[T
 
 
 def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -> MemoryEstimate:
-    """Likewise for a model that makes predictions."""
+    """The memory of one replica of a predictive model."""
     plan = plan_predictive(artifact, config)
     signature, declared = plan.signature, config.batching.max_batch_size
     estimate = MemoryEstimate(

@@ -1,7 +1,8 @@
-"""What a predictive model takes, and what it asks for, from its files alone.
+"""The memory of a predictive model, and its inputs and outputs, from its files alone.
 
-Weights come from the file's own tables where it has some, else from its size. What a batch takes beside them is an
-upper estimate: a model's layers are not known before it is loaded. Opens no model, imports no library of one.
+The size of the weights is read from the file's own tables, or is the file's size. The memory of a batch is an upper
+estimate, because the layers of a model are not known before it is loaded. No model is opened, and no runtime's library
+is imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The gateway's end of the wire to a worker, an asyncio protocol. Knows frames and messages, not what they mean."""
+"""The gateway's end of the channel to a worker, an asyncio protocol. Knows frames and messages, not their meaning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inferd.worker.messages import (
 
 HIGH_WATER_BYTES = 4 * 1024 * 1024
 MAX_UNSENT_BYTES = 1024 * 1024 * 1024
-LARGE_BYTES = 1024 * 1024  # of requests, which a frame need not go beyond
+LARGE_BYTES = 1024 * 1024  # of requests after which a frame ends
 
 
 class Channel(asyncio.Protocol):
@@ -49,7 +49,7 @@ class Channel(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: ToWorker) -> None:
-        """Queue a message; dropped when the channel is closed, as its peer is gone anyway."""
+        """Queue a message. Dropped when the channel is closed, because the worker is gone."""
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox.append(message)
@@ -111,7 +111,7 @@ class Channel(asyncio.Protocol):
 def _frames(messages: Sequence[ToWorker]) -> Iterator[bytes]:
     """The messages as few frames. Raises ChannelError for one message too large.
 
-    Large requests have frames of their own: whoever reads holds a frame twice, and must be able to stop between two.
+    Large requests have frames of their own: the reader holds a frame twice, and must be able to stop between two frames.
     """
     begin, num_bytes = 0, 0
     for at, message in enumerate(messages):

@@ -1,15 +1,15 @@
-"""The wire between gateway and worker: frames over an unnamed Unix socket.
+"""The channel between gateway and worker: frames over an unnamed Unix socket.
 
-The two ends are a ``socket.socketpair()`` made by the supervisor; the worker inherits its end by file
-descriptor. There is no path and no port, so nobody else can open it: stronger than mode 0600, and
-nothing is left behind in the file system. Across hosts the same frames travel over TCP.
+The supervisor makes the two ends with ``socket.socketpair()``, and the worker inherits its end by file descriptor. The
+socket has no path and no port, so no other process can open it, and nothing is left behind in the file system. Across
+hosts the same frames travel over TCP.
 
-A frame is a list of messages (``inferd.worker.messages``). A frame that is too large or that does not
-decode closes the channel: after it nothing on the wire can be trusted.
+A frame is a list of messages (``inferd.worker.messages``). A frame that is too large or that does not decode closes the
+channel, because nothing after it can be trusted.
 
-``BlockingChannel`` is the worker's end: its threads block in ``recv`` and ``send``, so a gateway that reads slowly slows
-the step loop down instead of filling memory. The gateway's is ``asynchronous.Channel``, in a file of its own: asyncio would be a
-tenth of what a small model's worker takes. Neither knows what the messages mean.
+``BlockingChannel`` is the worker's end. Its threads block in ``recv`` and ``send``, so a gateway that reads slowly slows
+the step loop down instead of filling memory. The gateway's end is ``asynchronous.Channel``. It has a file of its own,
+because asyncio would be a tenth of the memory of a small model's worker. Neither knows the meaning of a message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class ChannelError(Exception):
-    """What came over the wire cannot be trusted, or the peer does not take what is sent."""
+    """The bytes that were received cannot be trusted, or the peer does not read."""
 
 
 class Frames(Generic[T]):
@@ -87,7 +87,7 @@ class BlockingChannel:
         self._lock = threading.Lock()
 
     def send(self, messages: list[FromWorker]) -> None:
-        """Returns when the operating system has taken everything. Raises ChannelError or OSError."""
+        """Write messages; returns when the operating system has all bytes. Raises ChannelError or OSError."""
         self.write(self.frame(messages))
 
     def frame(self, messages: Sequence[FromWorker]) -> bytes:
@@ -108,8 +108,8 @@ class BlockingChannel:
             yield from self.frames.feed(data)
 
     def receive_until(self, taken_over: socket.socket) -> Iterator[list[ToWorker]]:
-        """Likewise, or until ``taken_over`` can be read: ``socket`` and ``frames``, with not a byte lost, are then
-        another thread's to receive with."""
+        """Frames until the peer closes or ``taken_over`` can be read. Then another thread may go on receiving with
+        ``socket`` and ``frames``, and no byte is lost."""
         waiting = select.poll()  # descriptors may be beyond select's set
         for end in (self.socket, taken_over):
             waiting.register(end, select.POLLIN)

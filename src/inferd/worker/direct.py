@@ -74,7 +74,8 @@ class DirectLoop:
         self.steps = 0
 
     def run(self) -> None:
-        """Until Stop. Raises ChannelClosedError when the gateway is gone, ChannelError for bytes that are no messages."""
+        """Run until Stop. Raises ChannelClosedError when the gateway is gone, and ChannelError for bytes that are no
+        messages."""
         backend, open_requests, inbox = self._backend, self._open, self._inbox
         while True:
             if not inbox and not (backend.is_full and self._is_due()):  # otherwise the rest waits in the gateway

@@ -1,7 +1,7 @@
-"""The environment variables of a worker: what computing takes, and what its model's settings name; no others.
+"""The environment variables of a worker: those that computing needs, and those that its model's settings name.
 
-The gateway's own environment holds keys of remote servers, passwords of databases and whatever else its start needed.
-A worker needs none of these, and its libraries, its model's code and their crash reports would all see them.
+The gateway's own environment holds keys of remote servers, passwords of databases and other secrets of its start. A
+worker needs none of them, and its libraries, its model's code and their crash reports would see them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES: Final = frozenset(
         *("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CC", "CXX"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
         *("GLIBC_TUNABLES", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
-        # Where a hub's files are kept, and that it is asked for nothing: huggingface_hub's older names.
+        # The hub's cache folder and its offline mode, by huggingface_hub's older names.
         *(
             "HUGGINGFACE_HUB_CACHE",
             "HUGGINGFACE_ASSETS_CACHE",

@@ -1,4 +1,4 @@
-"""Records of Python's logging as JSON lines: the same from a worker as from the gateway, into one log.
+"""Records of Python's logging as lines of the log, in the same form from a worker as from the gateway.
 
 Knows no file and no event; ``observe/logs.py`` has the lines of requests and replicas.
 """
@@ -30,8 +30,8 @@ _OURS: Final = str(Path(__file__).parents[1]) + os.sep
 
 
 def record_line(record: logging.LogRecord, worker: str | None = None) -> str:
-    """A record of Python's logging, of ``worker`` where it is one. Of an exception the type and the places, not its
-    message, which may quote a request; of the operator's own code what it raised and its lines."""
+    """A record of Python's logging; ``worker``: the worker that wrote it. An exception is shown by its type and its
+    places, without its message, which may quote a request. An exception of the operator's own code is shown in full."""
     line: JSON = {
         "ts": timestamp(record.created),
         "level": record.levelname.lower(),
@@ -53,8 +53,8 @@ def record_line(record: logging.LogRecord, worker: str | None = None) -> str:
 
 
 def trace_text(error: BaseException) -> str:
-    """What was raised and the lines that led to it, the innermost first: those of the operator's own files, then those of
-    libraries, without inferd's. What caused it follows likewise."""
+    """An exception and the lines that led to it, the innermost first: lines of the operator's own files, then of
+    libraries, none of inferd's. Its causes follow in the same form."""
     parts: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(parts) < MAX_CAUSES:
@@ -93,7 +93,7 @@ def _second(second: int) -> str:
 
 
 class Words(logging.Formatter):
-    """Formats a worker's records for people."""
+    """Formats a worker's records as text."""
 
     def __init__(self, worker: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)s worker {worker}: %(message)s")

@@ -1,14 +1,13 @@
 """The worker process: ``python -m inferd.worker --fd N``, started by the supervisor.
 
-Six threads for a model that generates: the main one loads the model and runs the step loop; one reads the channel and
-one writes what steps have to say; two prepare requests and answer calls of the tokenizer (``inferd.worker.intake``); one sends a heartbeat every second.
-Two for one that predicts: once it is loaded, the main thread reads and computes in turn (``inferd.worker.direct``).
-The process lives exactly as long as the other end of its channel: when the gateway is gone, however it went, so is the
-worker.
+A generating model has six threads. The main thread loads the model and runs the step loop. One thread reads the channel
+and one writes the outputs of steps. Two prepare requests and answer calls of the tokenizer (``inferd.worker.intake``).
+One sends a heartbeat every second. A predictive model has two: once it is loaded, the main thread reads and computes in
+turn (``inferd.worker.direct``). The process ends when the other end of its channel is closed, so it never outlives the
+gateway.
 
-Signals that people and service managers send to whole process groups (SIGINT, SIGTERM, SIGHUP) are
-ignored: the gateway gets them too and decides how long requests in flight may go on. SIGUSR1 writes
-every thread's stack to stderr.
+Signals to whole process groups (SIGINT, SIGTERM, SIGHUP) are ignored: the gateway gets them too, and decides how long
+requests in flight may go on. SIGUSR1 writes the stack of every thread to stderr.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ from inferd.worker.messages import (
     Tokenize,
     ToWorker,
 )
-from inferd.worker.niceness import settle
+from inferd.worker.niceness import set_niceness
 from inferd.worker.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -132,13 +131,13 @@ class Worker:
         self._is_taken_over = False
 
     def run(self) -> int:
-        """Load, serve until told to stop; the exit code."""
+        """Load the model and serve until Stop; the exit code."""
         reader = self._start("read", self._read)
         load = self._load.get()
         self._start("heartbeat", self._beat)
-        settle(load.model.priority)  # before the model's threads are there: they inherit it
+        set_niceness(load.model.priority)  # before the model starts threads, which inherit it
         try:
-            # Before they are read: files that change meanwhile are then other files at the next look.
+            # Before the files are read: a change while they are read is then seen as a change later.
             artifact = _identity(load.model)
             backend = self._create(load.name, load.model, self._progress())
         except InferdError as error:
@@ -201,7 +200,7 @@ class Worker:
             try:
                 target()
             except OSError:
-                _exit(EXIT_ORPHANED)  # nobody is at the other end
+                _exit(EXIT_ORPHANED)  # the gateway closed the channel
             except BaseException:
                 _log.critical("the %s thread failed", name, exc_info=True)
                 _exit(EXIT_DEFECT)
@@ -214,19 +213,19 @@ class Worker:
         try:
             for messages in self._channel.receive_until(self._taken_over):
                 for message in messages:
-                    self._take(message)
+                    self._handle(message)
         except ChannelError as error:
             _log.critical("the gateway's channel broke: %s", error)
         if not self._is_taken_over:
             _exit(EXIT_ORPHANED)
 
-    def _take(self, message: ToWorker) -> None:
+    def _handle(self, message: ToWorker) -> None:
         match message:
             case Load():
                 self._load.put(message)
                 return
             case Stop() if self._loop is None:
-                _exit(EXIT_DONE)  # in the middle of loading, where nobody can be asked to stop
+                _exit(EXIT_DONE)  # while loading, which cannot be interrupted otherwise
             case Stop():
                 self._inbox.put(Halt())
                 return
@@ -260,17 +259,17 @@ class Worker:
         self._channel.send([message])
 
     def _progress(self) -> Progress:
-        """Tell the gateway how far loading is, not oftener than anybody can see."""
-        told_phase, told_at = "", 0.0
+        """Report the progress of loading to the gateway, every PROGRESS_S at most."""
+        sent_phase, sent_at = "", 0.0
 
-        def tell(phase: str, done: int, total: int) -> None:
-            nonlocal told_phase, told_at
+        def report(phase: str, done: int, total: int) -> None:
+            nonlocal sent_phase, sent_at
             now = clock.now()
-            if phase != told_phase or done == total or now - told_at >= PROGRESS_S:
-                told_phase, told_at = phase, now
+            if phase != sent_phase or done == total or now - sent_at >= PROGRESS_S:
+                sent_phase, sent_at = phase, now
                 self._send(Loading(phase, done, total))
 
-        return tell
+        return report
 
 
 def _exit(code: int) -> NoReturn:
@@ -281,15 +280,15 @@ def _exit(code: int) -> NoReturn:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, even where the channel would not tell."""
+    """Have the kernel kill this process when its parent dies, also while it does not read the channel."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel was asked
+    if os.getppid() != parent:  # it died before the call above
         _exit(EXIT_ORPHANED)
 
 
 def _log_to_stderr(name: str, *, as_json: bool) -> None:
-    """The gateway's stderr is ours: what is written to it has the gateway's form."""
+    """The worker shares the gateway's stderr, so its log has the gateway's form."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines(name) if as_json else Words(name))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
@@ -300,7 +299,7 @@ def main(argv: Sequence[str] | None = None, create: Create = create_backend) -> 
     parser = argparse.ArgumentParser(prog="inferd.worker", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="this end of the channel")
     parser.add_argument("--parent", type=int, required=True, help="the supervisor's process id")
-    parser.add_argument("--name", required=True, help="model/replica, for people who read process lists and logs")
+    parser.add_argument("--name", required=True, help="model/replica, shown in process lists and logs")
     parser.add_argument("--json-log", action="store_true", help="write log records as JSON lines, not as words")
     options = parser.parse_args(argv)
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,7 +1,7 @@
-"""Everything that crosses the process border: a closed union, one file.
+"""All messages between gateway and worker: a closed union, in one file.
 
-Frames are a 4-byte little-endian length followed by a msgpack array of messages; all outputs of an
-engine step travel in one frame.
+A frame is a 4-byte little-endian length followed by a msgpack array of messages. All outputs of an engine step travel in
+one frame.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """The reader of several answers is slow: make no more of them for now; or do so again."""
+    """Stop making answers to a request that has several, because their reader is slow; or go on."""
 
     request_id: str
     is_paused: bool = True
@@ -41,7 +41,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True):
     call_id: int
     prompt: Chat | TextPrompt
     want_strings: bool = False
-    tenant: str = ""  # whose text it is: what is kept of it is found by no other
+    tenant: str = ""  # who pays; cached tokens of the text are found by this tenant alone
 
 
 class Detokenize(msgspec.Struct, frozen=True, tag=True):
@@ -50,14 +50,14 @@ class Detokenize(msgspec.Struct, frozen=True, tag=True):
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """Requests that belong together: say whether each can be prepared, before any of them is computed."""
+    """Whether each of several requests that belong together can be prepared, before any of them is computed."""
 
     call_id: int
     requests: list[GenerateRequest]
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Leave now: whatever runs is cancelled, one terminal output each, then the process exits."""
+    """Leave now: every open request is cancelled, with one terminal output, then the process exits."""
 
 
 ToWorker = Load | Submit | Cancel | Pause | Tokenize | Detokenize | Check | Stop
@@ -91,7 +91,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Sent every second by the worker's I/O thread about its loop thread.
 
     ``steps`` counts completed loop turns; ``busy`` says that work is pending. A busy worker whose
-    ``steps`` stands still is hung; a worker that sends nothing is stopped or gone.
+    ``steps`` stands still hangs; a worker that sends nothing is stopped or has ended.
     """
 
     steps: int

@@ -1,7 +1,7 @@
-"""How much of the cores a worker asks for beside others: by its model's class of priority.
+"""The share of contended cores that a worker gets, by its model's priority class.
 
-Only batch models yield. Less than the usual share needs no privileges, more would; and a model that is alone must
-lose nothing, so every other class keeps the share that the server itself has.
+Only batch models yield. A smaller share than the usual one needs no privileges, a larger one would. A model that runs
+alone must lose nothing, so every other class keeps the server's own share.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ NICE: dict[PriorityClass, int] = {"critical": 0, "interactive": 0, "normal": 0, 
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
-def settle(priority: PriorityClass) -> None:
+def set_niceness(priority: PriorityClass) -> None:
     """Give this thread, and those it starts from now on, the class's share of contended cores.
 
-    A worker leads a session of its own. Where Linux groups processes by session (autogroup), threads' nice
-    values count only within the group, and it is the group's that counts against others.
+    A worker leads a session of its own. Where Linux groups processes by session (autogroup), the nice values of threads
+    count only within the group, and the group's own value counts against other groups.
     """
     by = NICE[priority]
     if not by:

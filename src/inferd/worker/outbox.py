@@ -1,7 +1,7 @@
-"""Writes what the step loop has to say in a thread of its own.
+"""Writes the outputs of the step loop in a thread of its own.
 
-Every write wakes the gateway, often on the very core that wrote: where all cores are busy, the step loop would stand behind
-it with each step. Here the writer does, and what has gathered meanwhile leaves in one write.
+Every write wakes the gateway, often on the core of the writer. When all cores are busy, the step loop would wait for the
+gateway at each step. With a thread of its own only the writer waits, and the outputs of several steps leave in one write.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Outbox:
         self._frames: queue.Queue[bytes | None] = queue.Queue(MAX_FRAMES)
 
     def post(self, messages: Sequence[FromWorker]) -> None:
-        """Have them written in order. Waits where MAX_FRAMES are under way: a gateway that reads slowly slows the step
-        loop down instead of filling memory. Raises ChannelError for what fits no frame."""
+        """Queue messages to be written in order. Waits while MAX_FRAMES are queued, so that a gateway that reads slowly
+        slows the step loop down instead of filling memory. Raises ChannelError for messages that fit no frame."""
         self._frames.put(self._channel.frame(messages))
 
     def run(self) -> None:
-        """Until ``close``. Raises OSError when nobody is at the other end."""
+        """Write until ``close``. Raises OSError when the other end is closed."""
         frame = self._frames.get()
         while frame is not None:
             frames = [frame]
@@ -41,5 +41,5 @@ class Outbox:
             frame = self._frames.get() if following is not None else None
 
     def close(self) -> None:
-        """Nothing more comes; ``run`` returns when all is written."""
+        """Post nothing more. ``run`` returns when everything is written."""
         self._frames.put(None)

@@ -1,6 +1,6 @@
-"""A worker process seen from the gateway: start it, talk to it, know that it is gone, leave nothing behind.
+"""A worker process as the gateway handles it: start it, send it messages, notice its end, leave nothing behind.
 
-Knows processes and file descriptors, nothing of models or of when to restart.
+Knows processes and file descriptors, and nothing of models or of when to restart.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class WorkerProcess:
         self._channel.send(message)
 
     def signal(self, number: signal.Signals) -> None:
-        """Nothing happens to a process that is gone; its number is not anybody else's before it is reaped."""
+        """Send a signal. Nothing happens when the process has ended: its number is not used again before it is reaped."""
         if not self.gone.done():
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
@@ -88,12 +88,12 @@ class WorkerProcess:
         exited = loop.create_task(_exited(self._process))
         try:
             await loop.create_unix_connection(lambda: self._channel, sock=self._ours)
-        except OSError as error:  # no memory to watch it with: nobody would ever hear of this process
+        except OSError as error:  # no memory to watch it: the end of this process would never be noticed
             self._ours.close()
             self._on_closed(error)
         closed = loop.create_task(self._closed.wait())
         await asyncio.wait((exited, closed), return_when=asyncio.FIRST_COMPLETED)
-        # Who dies closes its channel a moment before it is gone: only of one who stays is it us who ended it.
+        # A dying process closes its channel a moment before its end. Only one that stays alive is ended by us.
         await asyncio.wait((exited,), timeout=LAST_BREATH_S)
         self.was_ended_here = not exited.done()
         self._process.poll()

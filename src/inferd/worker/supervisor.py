@@ -1,7 +1,7 @@
 """Keeps one replica's worker alive: start, load, watch, restart, stop.
 
-Runs in the gateway's event loop. Knows when a worker is ready, hung or dead and when to try again;
-knows nothing of queues: what was in flight in a lost worker is its owner's to settle.
+Runs in the gateway's event loop. Knows when a worker is ready, hangs or is dead, and when to start it again. Knows
+nothing of queues: the requests in flight in a lost worker are the owner's.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _log = logging.getLogger("inferd.supervisor")
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """How long to wait for what, in seconds."""
 
-    watch_s: float = 0.5  # between two looks at the clock
+    watch_s: float = 0.5  # between two checks of the clock
     silent_s: float = 5.0  # without a message from a ready worker
-    silent_loading_s: float = 60.0  # likewise while it loads, when one call may hold the interpreter for long
+    silent_loading_s: float = 60.0  # while it loads, when one call may hold the interpreter for long
     first_delay_s: float = 0.1  # before the first restart; doubles with each in a row
     longest_delay_s: float = 30.0
     useful_s: float = 5.0  # ready for this long, or having finished a request: a life that was of use
@@ -66,11 +66,11 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owner(Protocol):
-    """Who hears of it: the router's replica."""
+    """Receives the worker's events: the router's replica."""
 
     def worker_ready(self, info: ModelInfo) -> None: ...
     def worker_lost(self, reason: str) -> None:
-        """Whatever was in flight is gone. Called once for each life that was ready."""
+        """All requests in flight are lost. Called once for each life that was ready."""
 
     def worker_failed(self, failure: Failure) -> None:
         """The model cannot be loaded; there will be no other try."""
@@ -188,7 +188,7 @@ class Supervisor:
                 if ending.failure is not None
                 else restart_delay(self._patience, in_a_row)
             )
-            # From the third on it is a crash loop, and somebody should look.
+            # From the third on it is a crash loop, which is an error for the operator.
             level = logging.ERROR if in_a_row >= 3 else logging.WARNING
             when = f"in {delay:.1f} s" if delay >= 0.05 else "now"
             often = f" ({in_a_row} times in a row)" if in_a_row > 1 else ""
@@ -231,7 +231,7 @@ class Supervisor:
         self._process.send(Load(self._model, self._config))
 
     async def _live(self) -> Ending:
-        """The present process's life to its end. Afterwards nothing of it is left."""
+        """The life of the present process, to its end. Afterwards nothing of it is left."""
         process = self._process
         if process is None:
             self._change("died", self.reason)
@@ -275,13 +275,13 @@ class Supervisor:
             return hung
 
     def _what_hangs(self) -> str | None:
-        """Time is counted in looks at the clock, so that a pause of the gateway itself blames nobody."""
+        """Time is counted in checks of the clock, so that a pause of the gateway itself blames no worker."""
         watch, patience = self._watch, self._patience
         watch.pass_time(clock.now(), 2 * patience.watch_s)
         if self._info is None:
             if watch.alive_s > self._config.load_timeout_s:
                 said = f"loading took longer than load_timeout_s, {self._config.load_timeout_s:g} s"
-                # As long again would help nobody: what it waits for is to be mended, or the limit to be raised.
+                # Trying for as long again would not help: the cause must be removed, or the limit raised.
                 self._load_failure = ModelLoadError(
                     f"The model {self._model!r} could not be loaded: {said}; raise it if the model needs longer.",
                     param="load_timeout_s",
@@ -364,7 +364,7 @@ class Supervisor:
 
 
 class _Watch:
-    """What is known of a worker's liveliness."""
+    """What is known of a worker's progress: its heartbeats and its steps."""
 
     __slots__ = ("_looked_at", "_steps", "alive_s", "is_busy", "ready_at", "silent_s", "stuck_s")
 
