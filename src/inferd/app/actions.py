@@ -102,7 +102,8 @@ class Actions:
         if self._reloader is None:
             raise InvalidRequest(
                 "This server was started without a configuration file, so there is none to read again; "
-                "start it with inferd serve FILE.yaml. A model's own file that was replaced is taken by inferd models load NAME.",
+                "start it with inferd serve FILE.yaml. A model's own file that was replaced is taken by inferd models "
+                "load NAME.",
                 code="no_config_file",
             )
         return await self._reloader.reload()

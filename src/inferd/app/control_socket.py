@@ -1,7 +1,7 @@
 """The Unix socket through which the operator talks to a server: ``<data_dir>/run/<port>.sock``.
 
-The permission to open the socket allows everything, so the folder is 0700 and the socket 0600, both of the server's user.
-A socket left by a killed server is replaced. One that answers belongs to another server and is left alone.
+The permission to open the socket allows everything, so the folder is 0700 and the socket 0600, both of the server's
+user. A socket left by a killed server is replaced. One that answers belongs to another server and is left alone.
 """
 
 from __future__ import annotations

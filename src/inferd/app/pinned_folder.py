@@ -21,8 +21,8 @@ _log = logging.getLogger("inferd.app")
 
 @contextlib.contextmanager
 def pinned_folder(below: Path) -> Iterator[Path | None]:
-    """A new folder, locked for as long as the process lives. Folders of processes that were killed are removed. None: it
-    could not be made, and the server works without it."""
+    """A new folder, locked for as long as the process lives. Folders of processes that were killed are removed. None:
+    it could not be made, and the server works without it."""
     try:
         below.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = below / secrets.token_hex(8)

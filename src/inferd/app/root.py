@@ -309,8 +309,8 @@ def _listening(tls: Tls | None, protocol: str) -> ssl.SSLContext | None:
 
 
 def _bound(config: Config) -> Config:
-    """The configuration with every model bound to its part of the memory budget, if there is one. Raises ConfigError when
-    the models do not fit."""
+    """The configuration with every model bound to its part of the memory budget, if there is one. Raises ConfigError
+    when the models do not fit."""
     if config.server.memory_bytes is None:
         return config
     from inferd.planning.memory import bind  # most servers have no budget

@@ -225,7 +225,8 @@ async def models_of(connection: Connection, url: str) -> list[str]:
     except (OSError, ServerError, asyncio.IncompleteReadError, TimeoutError) as error:
         if isinstance(error, ServerError) and error.status in (401, 403):
             raise Unauthenticated(
-                f"The server at {url} asks for an API key that may list models; give it with --api-key or INFERD_API_KEY."
+                f"The server at {url} asks for an API key that may list models; give it with --api-key or "
+                "INFERD_API_KEY."
             ) from None
         raise Unavailable(
             f"No server answers at {url} ({str(error) or type(error).__name__}); start one with: inferd serve"

@@ -83,7 +83,8 @@ def render(report: Report) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Load test of {_e(report.model)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
-        f"<h1>Load test of {_e(report.model)}</h1><p>{_e(report.url)} · {_e(report.dataset)} · {_e(report.started_at)}</p>"
+        f"<h1>Load test of {_e(report.model)}</h1><p>{_e(report.url)} · {_e(report.dataset)} · "
+        f"{_e(report.started_at)}</p>"
         f"{''.join(sections)}</body></html>\n"
     )
 

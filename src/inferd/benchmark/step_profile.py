@@ -62,14 +62,16 @@ async def read(target: Target) -> Reading:
         lines = [line.decode("utf-8", "replace") async for line in connection.lines("GET", "/metrics")]
     except (OSError, ServerError, asyncio.IncompleteReadError, TimeoutError) as error:
         raise Unavailable(
-            f"{target.url}/metrics cannot be read ({str(error) or type(error).__name__}), which --profile needs; run without --profile."
+            f"{target.url}/metrics cannot be read ({str(error) or type(error).__name__}), which --profile needs; run "
+            "without --profile."
         ) from None
     finally:
         connection.close()
     reading = parse(lines, target.model)
     if not reading.parts_s:
         raise Unavailable(
-            f"{target.url}/metrics tells nothing of the steps of {target.model!r}; --profile is for models that an inferd server computes itself."
+            f"{target.url}/metrics tells nothing of the steps of {target.model!r}; --profile is for models that an "
+            "inferd server computes itself."
         )
     return reading
 

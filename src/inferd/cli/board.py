@@ -120,8 +120,8 @@ class Board:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Draw until the block ends, where a person watches; the last state stays on the screen, without the reasons: what
-        follows tells them."""
+        """Draw until the block ends, where a person watches; the last state stays on the screen, without the reasons:
+        what follows tells them."""
         with self._drawn() if is_live() else contextlib.nullcontext():
             try:
                 yield
@@ -208,7 +208,8 @@ class Board:
 
 
 def _progress(phase: str, done: int, total: int) -> Text:
-    """The phase and how far it is, of how many bytes where it counts bytes. Short enough for a terminal of 80 columns."""
+    """The phase and how far it is, of how many bytes where it counts bytes. Short enough for a terminal of 80
+    columns."""
     from rich.text import Text
 
     if total <= 1:  # it is done or not, which is no amount

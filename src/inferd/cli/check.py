@@ -65,7 +65,8 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--allow-code", is_flag=True, help="As for serve, of a model or a model repository: with their code.")
 @click.option("--allow-pickle", is_flag=True, help="Likewise with their pickles.")
 def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickle: bool) -> int:
-    """Say everything that is wrong with FILE (or a model, or a Triton model repository), and what serving it would take.
+    """Say everything that is wrong with FILE (or a model, or a Triton model repository), and what serving it would
+    take.
 
     Loads nothing and changes nothing. The plan is the engine's own arithmetic: weights, KV cache,
     headroom and how many requests fit at the same time. Of models that make predictions it shows

@@ -21,7 +21,8 @@ _NEEDS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def demo_models() -> tuple[dict[str, dict[str, object]], list[str]]:
-    """The settings of the models that can be served here, the chat model first; and a sentence about those that cannot."""
+    """The settings of the models that can be served here, the chat model first; and a sentence about those that
+    cannot."""
     found: dict[str, dict[str, object]] = {}
     left_out: dict[str, list[str]] = {}
     models = read_yaml(BUNDLE)["models"]

@@ -92,7 +92,8 @@ async def _converses(connection: Connection, model: str) -> bool:
 
 
 def find_endpoint(url: str | None, port: int | None, key: str | None) -> Endpoint | None:
-    """The server at the URL, or with the port, or the only one on this machine; None where none was named and none runs.
+    """The server at the URL, or with the port, or the only one on this machine; None where none was named and none
+    runs.
 
     Raises InferdError where the one that was named does not answer, or several run.
     """

@@ -211,15 +211,16 @@ _NAME: Final = "|".join(re.escape(name) for name in sorted(_NAMES, key=len, reve
 _OF_A_MODEL: Final = r"models\.(?:\"[^\"]*\"|[^\s:\"]+?)"
 # A setting of one word is taken for one only where the model stands before it: "seed" and "device" are words as well.
 _NAMED: Final = re.compile(
-    rf"(?<![\w.-])(?:(?P<prefix>{_OF_A_MODEL}\.)?(?P<name>{_NAME})(?!\w)(?P<entry>\.\w+)?(?P<value>: true\b(?: \(--[\w-]+\))?|: [^\s'\"]+)?)"
+    rf"(?<![\w.-])(?:(?P<prefix>{_OF_A_MODEL}\.)?(?P<name>{_NAME})(?!\w)(?P<entry>\.\w+)?(?P<value>: true\b(?: "
+    r"\(--[\w-]+\))?|: [^\s'\"]+)?)"
 )
 _PLACE: Final = re.compile(rf"(?<![\w.-]){_OF_A_MODEL}(?:\.source)?: ")
 
 
 def in_flags(sentence: str, *, is_alone: bool = False) -> str:
-    """A message with flags in the place of the settings' names: for a model that was named on the command line, where there
-    is no file to change. ``models.iris.kv_cache.memory_bytes`` is ``--kv-cache-memory``. ``is_alone``: there is one model, which need not be
-    named."""
+    """A message with flags in the place of the settings' names: for a model that was named on the command line, where
+    there is no file to change. ``models.iris.kv_cache.memory_bytes`` is ``--kv-cache-memory``. ``is_alone``: there is
+    one model, which need not be named."""
 
     def flagged(found: re.Match[str]) -> str:
         leaf, entry, value = _NAMES[found["name"]], found["entry"] or "", found["value"] or ""

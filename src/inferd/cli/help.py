@@ -40,8 +40,8 @@ class Commands(click.Group):
 
 
 class Sectioned(click.Command):
-    """A command that lists its options in sections. An option's ``section`` is the title. The common ones come first, by
-    their ``place``."""
+    """A command that lists its options in sections. An option's ``section`` is the title. The common ones come first,
+    by their ``place``."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, options in self._sections(ctx).items():

@@ -116,5 +116,6 @@ def main(args: list[str] | None = None) -> int:
 def _one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """What is said of a defect."""
     fail(
-        f"inferd met a defect of its own ({kind.__name__}: {error}); run it again with INFERD_DEBUG=1 and report what it says."
+        f"inferd met a defect of its own ({kind.__name__}: {error}); run it again with INFERD_DEBUG=1 and report what "
+        "it says."
     )

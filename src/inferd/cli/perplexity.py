@@ -64,8 +64,8 @@ def command(
 ) -> int:
     """Measure how well the model SOURCE foretells a text: perplexity, less is better.
 
-    The text is cut into windows; every token is scored once, given what stands before it in its window. The model computes
-    as it would when it is served. docs/quantisation.md has the definition.
+    The text is cut into windows; every token is scored once, given what stands before it in its window. The model
+    computes as it would when it is served. docs/quantisation.md has the definition.
 
     \b
     Examples:
@@ -99,7 +99,8 @@ def command(
         click.echo(json.dumps(row))
         return 0
     click.echo(
-        f"perplexity {found.value:.5g} of {source} on {data.name}: {found.num_scored:,} tokens in {found.num_windows:,} window{'s' * (found.num_windows != 1)} "
+        f"perplexity {found.value:.5g} of {source} on {data.name}: {found.num_scored:,} tokens in "
+        f"{found.num_windows:,} window{'s' * (found.num_windows != 1)} "
         f"of {found.context}, mean loss with a standard error of {found.error:.3f} nats"
     )
     return 0

@@ -33,8 +33,8 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
     "--method",
     type=click.Choice(["tuned", "gptq", "int4", "int8"]),
     default=None,
-    help="tuned (where there is --data) learns the integers that answer most like the model did; gptq rounds what a text shows to "
-    "matter with more care; int4 and int8 (where there is no --data) need no text.",
+    help="tuned (where there is --data) learns the integers that answer most like the model did; gptq rounds what a "
+    "text shows to matter with more care; int4 and int8 (where there is no --data) need no text.",
 )
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="The folder to write.")
 @click.option(
@@ -72,8 +72,8 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
     type=click.FloatRange(min=0, min_open=True),
     default=0.01,
     show_default=True,
-    help="Of gptq and tuned: added to what the text shows of each input, as a share of their mean; more steadies what little "
-    "text shows.",
+    help="Of gptq and tuned: added to what the text shows of each input, as a share of their mean; more steadies what "
+    "little text shows.",
 )
 @click.option(
     "--mixed",
@@ -84,13 +84,15 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
     "--tuning-tokens",
     type=click.IntRange(min=0),
     default=None,
-    help="Of tuned: tokens that are learned from. Without it a million; fewer for models that would take hours, none from some 760 million weights on.",
+    help="Of tuned: tokens that are learned from. Without it a million; fewer for models that would take hours, none "
+    "from some 760 million weights on.",
 )
 @click.option(
     "--act-order/--no-act-order",
     default=True,
     show_default=True,
-    help="Of gptq and tuned: inputs are rounded by size, the largest first. Groups stay where they are, so serving is no slower.",
+    help="Of gptq and tuned: inputs are rounded by size, the largest first. Groups stay where they are, so serving is "
+    "no slower.",
 )
 @click.pass_context
 def command(
@@ -165,7 +167,8 @@ def _refuse_unread(ctx: click.Context, method: str, bits: str) -> None:
         if is_unread and ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             what = f"{method} of {bits} bits" if method == "gptq" and is_wide else method
             raise click.UsageError(
-                f"--{name.replace('_', '-')} means nothing to the method {what}; leave it out, or choose another --method."
+                f"--{name.replace('_', '-')} means nothing to the method {what}; leave it out, or choose another "
+                "--method."
             )
 
 

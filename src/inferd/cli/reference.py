@@ -144,7 +144,8 @@ def architectures() -> str:
     lines += [f"| `{kind.architecture}` | {words[kind.head]} |" for kind in kinds if kind.family != "decoder"]
     lines += [
         "\n## Decoders as text encoders\n",
-        "With `task: embed` (or what else they answer), or with sentence-transformers' `modules.json` in their folder.\n",
+        "With `task: embed` (or what else they answer), or with sentence-transformers' `modules.json` in their "
+        "folder.\n",
         "| `architectures` | answers |",
         "| --- | --- |",
     ]

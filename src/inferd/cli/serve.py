@@ -52,10 +52,11 @@ _RELAYED: Final = frozenset(("generate", "embed", "rerank", "score"))
 def command(source: str, name: str | None, insecure_no_auth: bool, **flags: object) -> int:
     """Serve a model, or everything in a config file.
 
-    SOURCE is a folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class),
-    a Hugging Face Hub id (id@revision for a fixed version), 'demo' for the bundled models (the default: a chat model
-    and classifiers of digits and intents; --name and the flags are for the chat model), openai:https://host/v1
-    for a server elsewhere (all models that it lists, or the one that --name says), or a .yaml file or Triton model repository, whose changes are followed while serving.
+    SOURCE is a folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class), a Hugging
+    Face Hub id (id@revision for a fixed version), 'demo' for the bundled models (the default: a chat model and
+    classifiers of digits and intents; --name and the flags are for the chat model), openai:https://host/v1 for a server
+    elsewhere (all models that it lists, or the one that --name says), or a .yaml file or Triton model repository, whose
+    changes are followed while serving.
 
     \b
     Examples:
@@ -132,8 +133,8 @@ def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Con
 
 
 def _models_elsewhere(url: str) -> list[str]:
-    """The names of a remote server's models, as it lists them. Raises click.UsageError where they are not known, or are so
-    many that they must be chosen from."""
+    """The names of a remote server's models, as it lists them. Raises click.UsageError where they are not known, or are
+    so many that they must be chosen from."""
     from inferd.cli.running.control import find_server
 
     try:
@@ -302,8 +303,8 @@ def _with_draft(model: ModelConfig, showing: Callable[[str], AbstractContextMana
 
 
 def _recognised(model: ModelConfig, *, is_alone: bool) -> None:
-    """Raises ModelLoadError for a source that is not there or must not be opened. A file or folder that is there and no good is
-    its worker's to refuse, where other models can be served."""
+    """Raises ModelLoadError for a source that is not there or must not be opened. A file or folder that is there and no
+    good is its worker's to refuse, where other models can be served."""
     try:
         artifact_of(model)
     except ModelLoadError as error:

@@ -25,7 +25,8 @@ class KVCacheConfig(Section, frozen=True, kw_only=True):
     memory_bytes: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Size of the KV arena in bytes; unset: enough for max_num_seqs sequences of typical length, within a quarter of free memory."
+            description="Size of the KV arena in bytes; unset: enough for max_num_seqs sequences of typical length, "
+            "within a quarter of free memory."
         ),
     ] = None
     block_size: Annotated[int, Meta(description="Tokens per block.", ge=1, le=256)] = 16
@@ -35,18 +36,22 @@ class KVCacheConfig(Section, frozen=True, kw_only=True):
     dtype: Annotated[
         Literal["auto", "int8"],
         Meta(
-            description="Number format of keys and values. auto: the model's; int8: 8-bit integers with scales, which take about half the memory (docs/quantisation.md)."
+            description="Number format of keys and values. auto: the model's; int8: 8-bit integers with scales, which "
+            "take about half the memory (docs/quantisation.md)."
         ),
     ] = "auto"
 
 
 class SpeculationConfig(Section, frozen=True, kw_only=True):
-    """Tokens that a language model is guessed to say next, computed along with the last one (never changes an answer)."""
+    """Tokens that a language model is guessed to say next, computed along with the last one (never changes an
+    answer)."""
 
     method: Annotated[
         Literal["auto", "none", "prompt_lookup", "draft"],
         Meta(
-            description="Where guesses come from. auto: from the text itself, and from the draft model where there is one; prompt_lookup or draft: only so; none: no guesses. Whatever it is, guesses are made only while they measurably pay."
+            description="Where guesses come from. auto: from the text itself, and from the draft model where there is "
+            "one; prompt_lookup or draft: only so; none: no guesses. Whatever it is, guesses are made only "
+            "while they measurably pay."
         ),
     ] = "auto"
     draft: Annotated[
@@ -64,6 +69,7 @@ class ObjectivesConfig(Section, frozen=True, kw_only=True):
     tpot_ms: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="Time per output token: prompts are computed in pieces that leave it to the others; unset: as fast as they can be."
+            description="Time per output token: prompts are computed in pieces that leave it to the others; unset: as "
+            "fast as they can be."
         ),
     ] = None

@@ -79,7 +79,8 @@ def single_model_config(
 
 
 def model_name(source: str) -> str:
-    """The name clients use for a source given without one: a file's stem, a folder's own name, a class's, or the hub id."""
+    """The name clients use for a source given without one: a file's stem, a folder's own name, a class's, or the hub
+    id."""
     path = Path(source).expanduser()
     if path.is_file():
         return path.stem.removesuffix(".pkl").removesuffix(".joblib") or "model"  # classifier.pkl.onnx: classifier

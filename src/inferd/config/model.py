@@ -37,7 +37,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     source: Annotated[
         str,
         Meta(
-            description="A folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class), a Hugging Face Hub id (optionally id@revision), 'demo' for the bundled chat model, or openai:https://host/v1 for a remote server."
+            description="A folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class), "
+            "a Hugging Face Hub id (optionally id@revision), 'demo' for the bundled chat model, or "
+            "openai:https://host/v1 for a remote server."
         ),
     ]
     runtime: Annotated[
@@ -51,7 +53,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     allow_code: Annotated[
         bool,
         Meta(
-            description="Run code that comes with the model: a Python class, TorchScript, custom operators. Only for models you trust as you trust this server's own code."
+            description="Run code that comes with the model: a Python class, TorchScript, custom operators. Only for "
+            "models you trust as you trust this server's own code."
         ),
     ] = False
     allow_pickle: Annotated[
@@ -61,7 +64,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     environment: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
         Meta(
-            description="Variables of the server's environment that the model's workers get as well; others than those that computing takes they do not see."
+            description="Variables of the server's environment that the model's workers get as well; others than those "
+            "that computing takes they do not see."
         ),
     ] = ()
     options: Annotated[dict[str, Any], Meta(description="The runtime's or Python class's own options.")] = {}
@@ -69,19 +73,23 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     dtype: Annotated[
         DType,
         Meta(
-            description="Number format of weights and KV cache; auto: the checkpoint's own (float32 where the processor has no fast bfloat16)."
+            description="Number format of weights and KV cache; auto: the checkpoint's own (float32 where the "
+            "processor has no fast bfloat16)."
         ),
     ] = "auto"
     quantization: Annotated[
         Literal["auto", "none", "int8", "int4", "fp8"],
         Meta(
-            description="Weights as integers: int8 or int4 (CPU) made when the model loads, from any checkpoint; fp8: numbers of 8 bits (CUDA); auto: as the checkpoint has them; none: as numbers, whatever the checkpoint has."
+            description="Weights as integers: int8 or int4 (CPU) made when the model loads, from any checkpoint; fp8: "
+            "numbers of 8 bits (CUDA); auto: as the checkpoint has them; none: as numbers, whatever the "
+            "checkpoint has."
         ),
     ] = "auto"
     quantization_cache_bytes: Annotated[
         int,
         Meta(
-            description="Disk space for weights that were quantised at load, in the user's cache folder; those not used for longest go first. 0: none are kept.",
+            description="Disk space for weights that were quantised at load, in the user's cache folder; those not "
+            "used for longest go first. 0: none are kept.",
             ge=0,
         ),
     ] = 20 << 30
@@ -95,25 +103,30 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     rope_factors: Annotated[
         Literal["auto", "short", "long"],
         Meta(
-            description="Which of LongRoPE's factors (Phi-3) hold for all texts; auto: the long ones where max_model_len, or what the checkpoint allows, is beyond its original_max_position_embeddings. short: no longer texts are served."
+            description="Which of LongRoPE's factors (Phi-3) hold for all texts; auto: the long ones where "
+            "max_model_len, or what the checkpoint allows, is beyond its original_max_position_embeddings. "
+            "short: no longer texts are served."
         ),
     ] = "auto"
     max_rows: Annotated[
         Annotated[int, Meta(ge=1, le=16_777_216)] | None,
         Meta(
-            description="Rows that one request for predictions may have, texts likewise; unset: 65536, and 2048 texts. More than max_batch_size of them are computed in several batches."
+            description="Rows that one request for predictions may have, texts likewise; unset: 65536, and 2048 texts. "
+            "More than max_batch_size of them are computed in several batches."
         ),
     ] = None
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Compute threads of a replica; unset: the cores that the server may use (taskset, cpuset, a CPU limit), shared out among the replicas."
+            description="Compute threads of a replica; unset: the cores that the server may use (taskset, cpuset, a "
+            "CPU limit), shared out among the replicas."
         ),
     ] = None
     attention: Annotated[
         Literal["auto", "reference", "native", "triton"],
         Meta(
-            description="Attention backend; auto: the native kernels where they are built (CPU), Triton's where it is installed (CUDA), else plain torch."
+            description="Attention backend; auto: the native kernels where they are built (CPU), Triton's where it is "
+            "installed (CUDA), else plain torch."
         ),
     ] = "auto"
     chat_template: Annotated[
@@ -160,7 +173,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     resume_streams: Annotated[
         bool,
         Meta(
-            description="When a worker dies in the middle of a stream, another one continues it, token by token the same."
+            description="When a worker dies in the middle of a stream, another one continues it, token by token the "
+            "same."
         ),
     ] = False
     drain_s: Annotated[

@@ -1,7 +1,7 @@
 """How the steps of a pipeline hang together: references resolved, their order, cycles, and what nothing reads.
 
-Pure, over a pipeline's settings. Knows names, not tensors: ``inferd.predict.steps`` says which operations exist and what
-they take and give, and a model's inputs and outputs are known when it is loaded.
+Pure, over a pipeline's settings. Knows names, not tensors: ``inferd.predict.steps`` says which operations exist and
+what they take and give, and a model's inputs and outputs are known when it is loaded.
 """
 
 from __future__ import annotations

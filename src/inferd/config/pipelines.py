@@ -18,7 +18,8 @@ class StepConfig(Section, frozen=True, kw_only=True):
     name: Annotated[
         str,
         Meta(
-            description="Unique in the pipeline; its outputs are called name.output. Unset: the last word of the operation's name, or the model's.",
+            description="Unique in the pipeline; its outputs are called name.output. Unset: the last word of the "
+            "operation's name, or the model's.",
             pattern=r"^[\w-]*$",
         ),
     ] = ""
@@ -31,7 +32,8 @@ class StepConfig(Section, frozen=True, kw_only=True):
     inputs: Annotated[
         dict[str, str],
         Meta(
-            description="The step's inputs from the pipeline's inputs or other steps' outputs; unset: what the step before gives."
+            description="The step's inputs from the pipeline's inputs or other steps' outputs; unset: what the step "
+            "before gives."
         ),
     ] = {}
     options: Annotated[dict[str, Any], Meta(description="The operation's own options.")] = {}
@@ -43,7 +45,8 @@ class PipelineConfig(Section, frozen=True, kw_only=True):
     inputs: Annotated[
         dict[str, str],
         Meta(
-            description="What a request brings: names, each with a datatype and shape such as FP32 [-1, 30], or auto: what the steps that read it ask for."
+            description="What a request brings: names, each with a datatype and shape such as FP32 [-1, 30], or auto: "
+            "what the steps that read it ask for."
         ),
     ] = {}
     steps: tuple[StepConfig, ...] = ()
@@ -53,6 +56,7 @@ class PipelineConfig(Section, frozen=True, kw_only=True):
     models: Annotated[
         dict[str, Any],
         Meta(
-            description="Models that this pipeline alone uses, each with a model's settings; they are not served by themselves."
+            description="Models that this pipeline alone uses, each with a model's settings; they are not served by "
+            "themselves."
         ),
     ] = {}

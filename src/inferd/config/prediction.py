@@ -15,13 +15,17 @@ class BatchingConfig(Section, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["dynamic", "static", "off"],
         Meta(
-            description="dynamic: what has arrived, waiting at most max_delay_ms while waiting pays; static: always max_batch_size, however long that takes (a baseline for measurements); off: one request at a time, in one piece."
+            description="dynamic: what has arrived, waiting at most max_delay_ms while waiting pays; static: always "
+            "max_batch_size, however long that takes (a baseline for measurements); off: one request at a "
+            "time, in one piece."
         ),
     ] = "dynamic"
     max_batch_size: Annotated[
         Annotated[int, Meta(ge=1, le=65536)] | None,
         Meta(
-            description="Rows computed together; 2 or more declares that rows are independent. Unset: what the artifact allows and memory holds, probed at load, where there is a reason to compute rows together."
+            description="Rows computed together; 2 or more declares that rows are independent. Unset: what the "
+            "artifact allows and memory holds, probed at load, where there is a reason to compute rows "
+            "together."
         ),
     ] = None
     max_delay_ms: Annotated[
@@ -34,7 +38,8 @@ class BatchingConfig(Section, frozen=True, kw_only=True):
     latency_budget_ms: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="Batches are kept so small that the model's own time takes half of this budget, and nobody is held back when it does."
+            description="Batches are kept so small that the model's own time takes half of this budget, and nobody is "
+            "held back when it does."
         ),
     ] = None
     max_batch_tokens: Annotated[
@@ -48,7 +53,9 @@ class BatchingConfig(Section, frozen=True, kw_only=True):
     audit: Annotated[
         float,
         Meta(
-            description="Share of the requests computed with others of which a row is computed again alone while the model is idle; where it differs by more than rounding, requests are computed one by one from then on, with an alarm.",
+            description="Share of the requests computed with others of which a row is computed again alone while the "
+            "model is idle; where it differs by more than rounding, requests are computed one by one from "
+            "then on, with an alarm.",
             ge=0,
             le=1,
         ),

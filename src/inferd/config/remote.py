@@ -27,7 +27,8 @@ class RemoteSettings(Section, frozen=True, kw_only=True):
     first_byte_timeout_s: Annotated[
         float,
         Meta(
-            description="Longest time from the request's last byte, as it is sent, to the answer's first. The wait in the queue is no part of it.",
+            description="Longest time from the request's last byte, as it is sent, to the answer's first. The wait in "
+            "the queue is no part of it.",
             gt=0,
         ),
     ] = 120.0

@@ -42,7 +42,8 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     aging_every: Annotated[
         int,
         Meta(
-            description="Every so many dispatches the class that was served least recently goes first: no class starves.",
+            description="Every so many dispatches the class that was served least recently goes first: no class "
+            "starves.",
             ge=2,
         ),
     ] = 16
@@ -54,7 +55,8 @@ class RoutingConfig(Section, frozen=True, kw_only=True):
     prefix_affinity: Annotated[
         bool,
         Meta(
-            description="Prefer the replica, local or remote, that has seen the beginning of the prompt, while its load allows."
+            description="Prefer the replica, local or remote, that has seen the beginning of the prompt, while its "
+            "load allows."
         ),
     ] = True
     affinity_slack: Annotated[

@@ -124,7 +124,8 @@ def _model(name: str, model: ModelConfig, env: Mapping[str, str]) -> Iterator[Pr
     elif model.remote != _default(model, "remote"):
         yield Problem(
             (*here, "remote"),
-            "it belongs to a source such as openai:https://host/v1; list the servers beside a local model below 'remotes'.",
+            "it belongs to a source such as openai:https://host/v1; list the servers beside a local model below "
+            "'remotes'.",
         )
     for index, remote in enumerate(model.remotes):
         place: Place = (*here, "remotes", index)
@@ -137,7 +138,8 @@ def _model(name: str, model: ModelConfig, env: Mapping[str, str]) -> Iterator[Pr
     if model.speculation.method == "draft" and model.speculation.draft is None:
         yield Problem(
             (*here, "speculation", "method"),
-            "it is 'draft', and no draft model is named; set speculation.draft to a smaller model with the same tokenizer, or take 'auto'.",
+            "it is 'draft', and no draft model is named; set speculation.draft to a smaller model with the same "
+            "tokenizer, or take 'auto'.",
         )
     if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
         yield Problem((*here, "chat_template"), f"there is no file {model.chat_template!r}; check the path.")

@@ -18,7 +18,8 @@ class TlsConfig(Section, frozen=True, kw_only=True):
     certificate: Annotated[
         str | None,
         Meta(
-            description="PEM file with the server's certificate and those that vouch for it: clients speak https and gRPC over TLS. Read again by a reload."
+            description="PEM file with the server's certificate and those that vouch for it: clients speak https and "
+            "gRPC over TLS. Read again by a reload."
         ),
     ] = None
     key: Annotated[
@@ -42,7 +43,8 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     drain_delay_s: Annotated[
         float,
         Meta(
-            description="Seconds after SIGTERM during which readiness is already false and requests are still accepted.",
+            description="Seconds after SIGTERM during which readiness is already false and requests are still "
+            "accepted.",
             ge=0,
         ),
     ] = 0.0
@@ -64,7 +66,9 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     auth: Annotated[
         Literal["auto", "required", "off"],
         Meta(
-            description="Who needs an API key. auto: everybody as soon as one key exists, and always on an address other than loopback (such a server does not start without keys); required: everybody; off: nobody."
+            description="Who needs an API key. auto: everybody as soon as one key exists, and always on an address "
+            "other than loopback (such a server does not start without keys); required: everybody; off: "
+            "nobody."
         ),
     ] = "auto"
     public_metrics: Annotated[bool, Meta(description="Let /metrics be read without a key where keys are needed.")] = (
@@ -76,14 +80,16 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="Host names that requests may be addressed to; none: on loopback localhost and addresses, elsewhere any."
+            description="Host names that requests may be addressed to; none: on loopback localhost and addresses, "
+            "elsewhere any."
         ),
     ] = ()
     tls: TlsConfig = TlsConfig()
     memory_bytes: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Memory that all local models together may take; a model that does not fit is refused, or the least recently used on-demand model leaves. Unset: what the machine has."
+            description="Memory that all local models together may take; a model that does not fit is refused, or the "
+            "least recently used on-demand model leaves. Unset: what the machine has."
         ),
     ] = None
     send_timeout_s: Annotated[
@@ -93,7 +99,8 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     max_connections: Annotated[
         int,
         Meta(
-            description="Client connections at a time; a further one gets 503 and its end. Never more than half of the files that the process may open.",
+            description="Client connections at a time; a further one gets 503 and its end. Never more than half of "
+            "the files that the process may open.",
             ge=1,
         ),
     ] = 10_000
@@ -113,7 +120,8 @@ class StateConfig(Section, frozen=True, kw_only=True):
     url: Annotated[
         str | None,
         Meta(
-            description="postgresql://user@host/database, or sqlite:///path; unset: state.db in data_dir. Servers that share a database share keys and limits."
+            description="postgresql://user@host/database, or sqlite:///path; unset: state.db in data_dir. Servers that "
+            "share a database share keys and limits."
         ),
     ] = None
     data_dir: Annotated[

@@ -136,8 +136,8 @@ def _of_names_and_weights(models: Mapping[str, ModelConfig], name: str, versions
     for alias, number in versions.aliases.items():
         if not _ALIAS.fullmatch(alias):
             said.append(
-                f"models.{name}.versions.aliases: {alias!r} is no name for a version; begin it with a letter and go on with "
-                "letters, digits, '_', '-' and '.': stable."
+                f"models.{name}.versions.aliases: {alias!r} is no name for a version; begin it with a letter and go on "
+                "with letters, digits, '_', '-' and '.': stable."
             )
         if str(number) not in served:
             said.append(f"models.{name}.versions.aliases.{alias}: version {number} is not served; served are: {there}.")

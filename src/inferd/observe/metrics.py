@@ -384,7 +384,8 @@ STEP_S = Metric("inferd_step_seconds", "histogram", "Duration of an engine step.
 STEP_PART_S = Metric(
     "inferd_step_part_seconds_total",
     "counter",
-    "Time of engine steps by what was done in it: schedule, speculate, batch (the step as arrays), forward (the model's layers), logits, sample, text, send.",
+    "Time of engine steps by what was done in it: schedule, speculate, batch (the step as arrays), forward (the "
+    "model's layers), logits, sample, text, send.",
     (*_REPLICA, "part"),
     "StepDone",
 )

@@ -86,7 +86,8 @@ class RequestSeries:
         group.append(event)
 
     def enter(self) -> None:
-        """Count the waiting events. Idempotent, and never raises: a defect loses the numbers of the events that caused it."""
+        """Count the waiting events. Idempotent, and never raises: a defect loses the numbers of the events that caused
+        it."""
         self._num_new = 0
         for (model, replica), ended in self._ended.items():
             if ended:
@@ -99,7 +100,8 @@ class RequestSeries:
                 self._enter(functools.partial(self._enter_served, *key), http)
 
     def _enter(self, extract: Callable[[list[E], Todo], None], events: list[E]) -> None:
-        """Read all events, then add. When one of them cannot be read, nothing was added yet, and each is counted alone."""
+        """Read all events, then add. When one of them cannot be read, nothing was added yet, and each is counted
+        alone."""
         todo: Todo = []
         try:
             extract(events, todo)

@@ -392,7 +392,8 @@ class Observer:
         value(m.BREAKER_STATE, *labels, m.BREAKER_STATES[0]).set(1)
 
     def _defect(self, event: Event, error: Exception) -> None:
-        """Count the defect and name the defect without the event's contents. ``write`` cannot raise: the line is plain."""
+        """Count the defect and name the defect without the event's contents. ``write`` cannot raise: the line is
+        plain."""
         self._failures.add()
         self._log.write(
             f'{{"level":"error","event":"observer_failure","of":"{type(event).__name__}","error":"{type(error).__name__}"}}'

@@ -1,7 +1,8 @@
 """How much memory models need, from the headers of their files, before anything is loaded.
 
-The arithmetic is the engine's own (``inferd.engine.memory``), so a plan and a loaded model agree: weights to the
-byte, the KV cache to the byte where its size is configured. Reads no weights, sends no request to a hub, and does not import torch.
+The arithmetic is the engine's own (``inferd.engine.memory``), so a plan and a loaded model agree: weights to the byte,
+the KV cache to the byte where its size is configured. Reads no weights, sends no request to a hub, and does not import
+torch.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     if beside <= 0:
         raise ModelLoadError(
             f"A replica of {name} takes more than {bytes_text(weights_bytes + RUNTIME_BYTES)} (weights "
-            f"{bytes_text(weights_bytes)}, the process {bytes_text(RUNTIME_BYTES)}, and a KV cache), but {bytes_text(free)} may be used. "
-            "Give it more memory, or take a smaller model.",
+            f"{bytes_text(weights_bytes)}, the process {bytes_text(RUNTIME_BYTES)}, and a KV cache), but "
+            f"{bytes_text(free)} may be used. Give it more memory, or take a smaller model.",
             param="memory_bytes",
         )
     arena = plan_arena(
@@ -144,7 +145,8 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     if estimate.total_bytes > free:
         raise ModelLoadError(
             f"A replica of {name} takes {bytes_text(estimate.total_bytes)} (weights {bytes_text(weights_bytes)}, "
-            f"KV cache {bytes_text(estimate.kv_bytes)}, the process {bytes_text(estimate.headroom_bytes)}), but {bytes_text(free)} "
+            f"KV cache {bytes_text(estimate.kv_bytes)}, the process {bytes_text(estimate.headroom_bytes)}), but "
+            f"{bytes_text(free)} "
             "may be used. Lower kv_cache.memory_bytes or max_model_len, take a smaller model, or give it more memory.",
             param="memory_bytes",
         )
@@ -179,7 +181,8 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
             startup += estimate.total_bytes * estimate.replicas
     if config.server.memory_bytes is not None and config.server.memory_bytes > free:
         problems.append(
-            f"server.memory_bytes is {bytes_text(config.server.memory_bytes)}, but only {bytes_text(free)} are free on this machine. Lower it."
+            f"server.memory_bytes is {bytes_text(config.server.memory_bytes)}, but only {bytes_text(free)} are free on "
+            "this machine. Lower it."
         )
     return Plan(
         models=tuple(sorted(estimates, key=lambda estimate: in_order[estimate.name])),
@@ -213,7 +216,8 @@ def bind(config: Config) -> Config:
             taken = ", ".join(f"{e.name} {e.replicas} x {bytes_text(e.total_bytes)}" for e in plan.models) or "nothing"
             problem = next(problem for problem in plan.problems if problem.startswith(f"models.{name}: "))
             raise ConfigError(
-                f"The models do not fit into server.memory_bytes = {bytes_text(budget)} (planned so far: {taken}). {problem}",
+                f"The models do not fit into server.memory_bytes = {bytes_text(budget)} (planned so far: {taken}). "
+                f"{problem}",
                 param="server.memory_bytes",
             )
     return msgspec.structs.replace(config, models=models)
@@ -261,7 +265,8 @@ def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -
     allowed = free if config.memory_bytes is None else min(free, config.memory_bytes)
     if estimate.total_bytes > allowed:
         raise ModelLoadError(
-            f"A replica of {name} takes about {bytes_text(estimate.total_bytes)} (weights {bytes_text(estimate.weights_bytes)}, the "
+            f"A replica of {name} takes about {bytes_text(estimate.total_bytes)} (weights "
+            f"{bytes_text(estimate.weights_bytes)}, the "
             f"process and a batch {bytes_text(estimate.headroom_bytes)}), but {bytes_text(allowed)} may be used. "
             "Lower batching.max_batch_size, take a smaller model, or give it more memory.",
             param="memory_bytes",
@@ -270,7 +275,8 @@ def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -
 
 
 def _draft(config: ModelConfig) -> tuple[int, int]:
-    """Bytes of a draft model's weights, and of its KV cache for each token; 0 where there is none, or it is not here yet."""
+    """Bytes of a draft model's weights, and of its KV cache for each token; 0 where there is none, or it is not here
+    yet."""
     speculation = config.speculation
     if speculation.draft is None or speculation.method not in ("auto", "draft"):
         return 0, 0

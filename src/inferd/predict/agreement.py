@@ -40,8 +40,8 @@ def distance(contract: Contract, name: str, one: Array, other: Array) -> float:
 
 
 def agree(contract: Contract, name: str, expected: Array, found: Array, noise: float) -> bool:
-    """Whether an output is the expected one. ``noise``: its ``distance`` when the same is computed again. An output that
-    is drawn at random agrees with any."""
+    """Whether an output is the expected one. ``noise``: its ``distance`` when the same is computed again. An output
+    that is drawn at random agrees with any."""
     if np.shape(expected) != np.shape(found):
         return False
     kind = _kind(contract, name, found)

@@ -1,7 +1,7 @@
 """Rows that were computed with others are computed again alone, now and then, while nothing else waits.
 
-What a trial at load cannot see, a model's answers may show: rows that depend on each other for some values only. Knows a
-runtime and its items; knows no request and no dialect.
+What a trial at load cannot see, a model's answers may show: rows that depend on each other for some values only. Knows
+a runtime and its items; knows no request and no dialect.
 """
 
 from __future__ import annotations

@@ -280,7 +280,8 @@ class PredictBackend:
         )
 
     def _compute(self, items: Sequence[Item]) -> Sequence[_Answer]:
-        """One answer for each item. When the batch fails, each item is computed alone, so that one bad item fails alone."""
+        """One answer for each item. When the batch fails, each item is computed alone, so that one bad item fails
+        alone."""
         try:
             results = self._runtime.predict(items)
             if len(results) == len(items):

@@ -1,15 +1,15 @@
 """Which requests are computed together, and when. Pure: time is an argument, and nothing here computes.
 
-The dynamic mode batches what arrived while the model was busy. When the model is free, it waits for another request only
-while that is expected to pay. Let ``k`` requests be waiting, the next one be expected in ``gap`` seconds, and a batch
-take ``fixed + size * per_unit`` seconds. Waiting delays each of the ``k`` requests by ``gap`` and by the computing of the
-next one. It saves the next one a wait for a whole batch, less the gap. So it pays while
-``(k + 1) * gap + k * size * per_unit < fixed``. The next request of a lone client comes after its answer, later than
-``fixed``, so a lone client is never delayed. No request is delayed by more than ``max_delay_s``.
+The dynamic mode batches what arrived while the model was busy. When the model is free, it waits for another request
+only while that is expected to pay. Let ``k`` requests be waiting, the next one be expected in ``gap`` seconds, and a
+batch take ``fixed + size * per_unit`` seconds. Waiting delays each of the ``k`` requests by ``gap`` and by the
+computing of the next one. It saves the next one a wait for a whole batch, less the gap. So it pays while ``(k + 1) *
+gap + k * size * per_unit < fixed``. The next request of a lone client comes after its answer, later than ``fixed``, so
+a lone client is never delayed. No request is delayed by more than ``max_delay_s``.
 
 Items of one bucket may be computed together. Each bucket has four queues, one per priority class. A batch is from one
-bucket: better classes first, each in the order of arrival. Every ``aging_every`` batches the item that has waited longest
-goes first, whatever its class, so that no class starves.
+bucket: better classes first, each in the order of arrival. Every ``aging_every`` batches the item that has waited
+longest goes first, whatever its class, so that no class starves.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class Batcher:
     # -- when -------------------------------------------------------------------------------
 
     def due(self, now: float) -> float | None:
-        """When to call ``expire`` and ``next_batch``: ``now``, when a batch is ready or an item has expired, or later; None:
-        when something arrives."""
+        """When to call ``expire`` and ``next_batch``: ``now``, when a batch is ready or an item has expired, or later;
+        None: when something arrives."""
         due = self._next_expiry()
         for bucket in self._buckets.values():
             at = self._bucket_due(bucket, now)

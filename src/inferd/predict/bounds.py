@@ -88,8 +88,8 @@ def check_shape(name: str, datatype: str, shape: Sequence[int], contract: Contra
             most = min(most, most_elements(spec, contract))
     if count > most:
         raise InvalidRequest(
-            f"The input {name[:64]!r} has {_digits(count)} values of {datatype}; this model takes at most {most} of them "
-            "one by one in one request, by its shape and its setting max_rows. Send several requests"
+            f"The input {name[:64]!r} has {_digits(count)} values of {datatype}; this model takes at most {most} of "
+            "them one by one in one request, by its shape and its setting max_rows. Send several requests"
             f"{'' if is_text else ', or binary data'}.",
             param=f"inputs.{name[:64]}",
         )
@@ -133,8 +133,8 @@ def check_answered(count: int) -> None:
     """Likewise for values that are there."""
     if count > MAX_ANSWERED:
         raise InvalidRequest(
-            f"The answer would hold {count} values; at most {MAX_ANSWERED} are told in JSON. Ask for fewer rows or outputs, or "
-            "for binary data.",
+            f"The answer would hold {count} values; at most {MAX_ANSWERED} are told in JSON. Ask for fewer rows or "
+            "outputs, or for binary data.",
             param="outputs",
         )
 
@@ -196,8 +196,8 @@ def _too_large(has: str, contract: Contract) -> InvalidRequest:
     inputs = ", ".join(f"{spec.name!r} {spec.datatype} {list(spec.shape)}" for spec in contract.inputs[:8])
     return InvalidRequest(
         f"The body has {has}, which is more than this model can take in one request: {inputs}, of at most "
-        f"{contract.max_rows} rows (its setting max_rows) and {contract.max_elements} values. Send several requests, or "
-        "numbers as binary data.",
+        f"{contract.max_rows} rows (its setting max_rows) and {contract.max_elements} values. Send several requests, "
+        "or numbers as binary data.",
         param="inputs",
     )
 

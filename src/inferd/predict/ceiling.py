@@ -1,8 +1,8 @@
 """A ceiling on the memory that a process takes while a model is loaded and tried.
 
 A few bytes of a file can ask for a terabyte. The kernel would grant it and kill somebody later; below the ceiling the
-library is refused at once, and the refusal can be told with the limit's name. Linux alone counts what is written to apart
-from what is mapped, so elsewhere there is no ceiling. Knows no library.
+library is refused at once, and the refusal can be told with the limit's name. Linux alone counts what is written to
+apart from what is mapped, so elsewhere there is no ceiling. Knows no library.
 """
 
 from __future__ import annotations

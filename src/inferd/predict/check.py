@@ -119,7 +119,8 @@ def _uneven(name: str, inputs: Tensors) -> InvalidRequest:
     array = inputs[name]
     if not array.ndim or not array.shape[0]:
         return InvalidRequest(
-            f"The input {name!r} has the shape {_shape(array.shape)}; expected at least one row in its first dimension.",
+            f"The input {name!r} has the shape {_shape(array.shape)}; expected at least one row in its first "
+            "dimension.",
             param="inputs",
         )
     shapes = ", ".join(f"{other!r} {_shape(np.shape(value))}" for other, value in inputs.items())

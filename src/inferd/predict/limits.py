@@ -23,14 +23,14 @@ def limits_for(contract: Contract, config: ModelConfig) -> Limits:
     if able == 1 and wanted > 1 and (batching.mode != "off" or contract.max_batch_size):
         why = contract.not_batched or "its artifact has no batch dimension; export it with a dynamic first dimension"
         raise ModelLoadError(
-            f"batching.max_batch_size is {wanted}, but the model computes one request at a time: {why}. Leave the setting "
-            "out.",
+            f"batching.max_batch_size is {wanted}, but the model computes one request at a time: {why}. Leave the "
+            "setting out.",
             param="batching.max_batch_size",
         )
     if wanted > able > 1:
         raise ModelLoadError(
-            f"batching.max_batch_size is {wanted}, but the artifact computes at most {able} rows together. Lower it, or "
-            "export the model with a larger or dynamic batch dimension.",
+            f"batching.max_batch_size is {wanted}, but the artifact computes at most {able} rows together. Lower it, "
+            "or export the model with a larger or dynamic batch dimension.",
             param="batching.max_batch_size",
         )
     budget_ms = batching.latency_budget_ms

@@ -131,8 +131,9 @@ def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | N
 
 
 def rows_within(grown: Sequence[tuple[int, int]], row_bytes: int, allowed: float) -> int:
-    """How many rows keep within so many bytes. ``grown``: numbers of rows, each with the bytes that the process had grown
-    by since the first was tried; ``row_bytes``: of a row's inputs, which are there twice while a batch is put together."""
+    """How many rows keep within so many bytes. ``grown``: numbers of rows, each with the bytes that the process had
+    grown by since the first was tried; ``row_bytes``: of a row's inputs, which are there twice while a batch is put
+    together."""
     (first, least), (last, most) = grown[0], grown[-1]
     fixed, per_row = (least, (most - least) / (last - first)) if last > first else (0, most / last)
     bytes_per_row = max(per_row, 0.0) + 2 * row_bytes

@@ -59,8 +59,8 @@ class Sequences:
         is_tried: bool = False,
     ) -> None:
         """``rows``: whether those of several sequences may be computed together, each state along its own axis.
-        ``is_tried``: examples of them are computed first, because the artifact is a function of its inputs and nothing else.
-        Raises ModelLoadError with all that does not fit the artifact."""
+        ``is_tried``: examples of them are computed first, because the artifact is a function of its inputs and nothing
+        else. Raises ModelLoadError with all that does not fit the artifact."""
         self._name = name
         self._runtime = runtime
         self._config = config.sequence
@@ -98,7 +98,8 @@ class Sequences:
         )
 
     def _tried(self, rows: Verdict) -> Verdict:
-        """The verdict, unless sequences are seen to depend on each other, or could not be tried and have a name for a reason."""
+        """The verdict, unless sequences are seen to depend on each other, or could not be tried and have a name for a
+        reason."""
         axes = dict.fromkeys([*self._with_rows, *[spec.name for spec in self._told]], 0)
         for output, spec in self._states.items():
             axes[output] = axes[spec.name] = self._axes[spec.name] or 0
@@ -150,8 +151,9 @@ class Sequences:
             missing = [name for name in self._axes if name not in item.inputs]
             if missing:
                 raise InvalidRequest(
-                    f"The model {self._name!r} keeps a state between requests, and this one belongs to no sequence; send "
-                    f"parameters.sequence_id (and sequence_start with the first), or the state itself: {', '.join(missing)}.",
+                    f"The model {self._name!r} keeps a state between requests, and this one belongs to no sequence; "
+                    "send parameters.sequence_id (and sequence_start with the first), or the state itself: "
+                    f"{', '.join(missing)}.",
                     param="parameters.sequence_id",
                     code="missing_sequence",
                 )
@@ -159,8 +161,8 @@ class Sequences:
         elif item.sequence_start:
             if key not in self._sequences and len(self._sequences) >= self._config.max_sequences:
                 raise Overloaded(
-                    f"The model {self._name!r} keeps the state of {len(self._sequences)} sequences, and no more may be; "
-                    "end one with sequence_end, or raise sequence.max_sequences.",
+                    f"The model {self._name!r} keeps the state of {len(self._sequences)} sequences, and no more may "
+                    "be; end one with sequence_end, or raise sequence.max_sequences.",
                     code="too_many_sequences",
                 )
             sequence = self._sequences[key] = _Sequence(key, now)
@@ -318,8 +320,8 @@ def _axis_of(name: str, spec: TensorSpec) -> int | None:
     free = [axis for axis, size in enumerate(spec.shape) if size == -1]
     if len(free) > 1:
         raise ModelLoadError(
-            f"The state {spec.name!r} of {name} has the shape {list(spec.shape)}: more than one of its dimensions is free, "
-            "so it cannot be begun with zeros. Export the model with the others fixed.",
+            f"The state {spec.name!r} of {name} has the shape {list(spec.shape)}: more than one of its dimensions is "
+            "free, so it cannot be begun with zeros. Export the model with the others fixed.",
             param="sequence.states",
         )
     return free[0] if free else None

@@ -1,4 +1,5 @@
-"""Turns a plain function of stacked arrays into a runtime: rows of several requests in, their parts of the outputs back.
+"""Turns a plain function of stacked arrays into a runtime: rows of several requests in, their parts of the outputs
+back.
 
 ``compute`` is given every input with the rows of all items behind each other along the first dimension, and returns
 outputs with as many rows. Items whose other dimensions differ are not computed together, unless they are padded.
@@ -88,8 +89,8 @@ class Stacked:
         for name, output in outputs.items():
             if not output.ndim or output.shape[0] != rows:
                 raise InternalError(
-                    f"The output {name!r} has the shape {list(output.shape)} for {rows} rows; its first dimension must be "
-                    "the batch."
+                    f"The output {name!r} has the shape {list(output.shape)} for {rows} rows; its first dimension must "
+                    "be the batch."
                 )
         if len(items) == 1 and not self._pads:
             return [Result(outputs=outputs)]

@@ -57,8 +57,8 @@ _SUFFIXES: Final[dict[Content, tuple[str, ...]]] = {
     "torchscript": (".pt", ".pth", ".jit", ".ts", ".torchscript"),
 }
 _PICKLE_ADVICE: Final = (
-    "Save it with skops.io.dump, or convert it to ONNX; or set allow_pickle: true (--allow-pickle) if you made the file "
-    "yourself."
+    "Save it with skops.io.dump, or convert it to ONNX; or set allow_pickle: true (--allow-pickle) if you made the "
+    "file yourself."
 )
 _CODE_ADVICE: Final = (
     "Export it with torch.export.save to a .pt2, or to ONNX; or set allow_code: true (--allow-code) if you trust it as "
@@ -66,10 +66,10 @@ _CODE_ADVICE: Final = (
 )
 # What each content that is known and not served is, and what to do instead.
 _UNSUPPORTED: Final[dict[Content, str]] = {
-    "torch_pickle": "a PyTorch checkpoint (torch.save), which is a pickle of weights or objects without the program that "
-    "uses them. Export the model with torch.export.save to a .pt2, or to ONNX",
-    "torch_archive": "a TorchServe archive (.mar), which carries code. Export the model inside it with torch.export.save "
-    "to a .pt2, or to ONNX",
+    "torch_pickle": "a PyTorch checkpoint (torch.save), which is a pickle of weights or objects without the program "
+    "that uses them. Export the model with torch.export.save to a .pt2, or to ONNX",
+    "torch_archive": "a TorchServe archive (.mar), which carries code. Export the model inside it with "
+    "torch.export.save to a .pt2, or to ONNX",
     "safetensors": "a file of weights alone. Give the folder that holds it with config.json",
     "npz": "an archive of arrays, no model. Export the model to ONNX, or write a Python class that loads it "
     "(module:Class)",
@@ -80,15 +80,17 @@ _UNSUPPORTED: Final[dict[Content, str]] = {
     "llama-server or Ollama and give inferd that server (openai:http://host/v1)",
     "ort": "a model in onnxruntime's own format. Give the ONNX model it was made from",
     "tflite": "a TensorFlow Lite model. Convert it to ONNX (python -m tf2onnx.convert --tflite)",
-    "tensorrt": "a TensorRT plan, which holds for one GPU and one TensorRT version. Give the ONNX model it was built from",
+    "tensorrt": "a TensorRT plan, which holds for one GPU and one TensorRT version. Give the ONNX model it was built "
+    "from",
     "openvino": "an OpenVINO IR. Give the ONNX model it was converted from",
     "pmml": "a PMML document. Convert it to ONNX, or train it again and save it with skops.io.dump",
     "catboost": "a CatBoost model. Save it with save_model(..., format='onnx')",
-    "xgboost_binary": "an XGBoost model in the old binary format. Load it with the XGBoost that wrote it (before 3.1) and "
-    "save it as .ubj or .json",
+    "xgboost_binary": "an XGBoost model in the old binary format. Load it with the XGBoost that wrote it (before 3.1) "
+    "and save it as .ubj or .json",
     "archive": "a compressed archive. Unpack it and give what is inside",
     "zip": "a zip archive of no kind that inferd knows. Unpack it and give what is inside",
-    "json": "a JSON file, but not an XGBoost model (it has no 'learner'). Save one with booster.save_model('model.json')",
+    "json": "a JSON file, but not an XGBoost model (it has no 'learner'). Save one with "
+    "booster.save_model('model.json')",
     "empty": "an empty file. Copy the model again",
 }
 # Folders and names that say what they are where no content does.
@@ -155,8 +157,8 @@ def recognise(
     path = resolve(source, progress)
     if runtime == "triton_python" and not allow_code:
         raise ModelLoadError(
-            f"{path} is Python code for Triton's backend, which inferd runs only where code is allowed. Set allow_code: true "
-            "(--allow-code) if you trust it as you trust this server's own code.",
+            f"{path} is Python code for Triton's backend, which inferd runs only where code is allowed. Set "
+            "allow_code: true (--allow-code) if you trust it as you trust this server's own code.",
             param="allow_code",
         )
     if runtime in ("python", "triton_python"):
@@ -185,7 +187,8 @@ def _file(path: Path, *, allow_code: bool, allow_pickle: bool) -> Artifact:
     if allowed is not None and suffix not in allowed:
         what = "a pickle" if content != "torchscript" else "TorchScript"
         raise ModelLoadError(
-            f"{path} is {what}, whatever its name says; it was not opened, because {what} can run code when it is read. "
+            f"{path} is {what}, whatever its name says; it was not opened, because {what} can run code when it is "
+            "read. "
             f"{_PICKLE_ADVICE if content != 'torchscript' else _CODE_ADVICE} Its name must then end in {allowed[0]}.",
             param="source",
         )

@@ -1,7 +1,7 @@
 """Which content a model's files have: one short name for all of them, so that a replaced file is noticed.
 
-Small files are told apart by every byte of theirs, so a copy or a touched file is still the same model; of large ones
-a part of the bytes, the size, the inode and the time of change must do. Opens no model. Knows which settings name files.
+Small files are told apart by every byte of theirs, so a copy or a touched file is still the same model; of large ones a
+part of the bytes, the size, the inode and the time of change must do. Opens no model. Knows which settings name files.
 """
 
 from __future__ import annotations

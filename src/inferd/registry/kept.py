@@ -1,7 +1,8 @@
-"""A model's files as a worker loaded them, kept on disk, so that they can be loaded once more after others took their place.
+"""A model's files as a worker loaded them, kept on disk, so that they can be loaded once more after others took their
+place.
 
-Small files are copied, as those are often written over where they lie; of large ones a hard link is kept, which costs nothing
-and outlives a replacement by renaming. Knows nothing of workers.
+Small files are copied, as those are often written over where they lie; of large ones a hard link is kept, which costs
+nothing and outlives a replacement by renaming. Knows nothing of workers.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ MAX_COPIED_BYTES: Final = 256 << 20  # of one model; what is beyond is linked
 def keep(config: ModelConfig, artifact: str, folder: Path) -> ModelConfig | None:
     """Put the files that were loaded as ``artifact`` below the folder; settings that load them from there.
 
-    None, with nothing left behind, where that cannot be: code (it finds its neighbours by where it lies), large files on
-    another file system than the folder, a disk that is full, files that have been replaced since. Files that settings beside
-    the source name (labels, a chat template) stay where they are; when they change the rest alone brings nothing back.
+    None, with nothing left behind, where that cannot be: code (it finds its neighbours by where it lies), large files
+    on another file system than the folder, a disk that is full, files that have been replaced since. Files that
+    settings beside the source name (labels, a chat template) stay where they are; when they change the rest alone
+    brings nothing back.
     """
     if config.allow_code:
         return None

@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 
 class Value(msgspec.Struct, frozen=True):
-    """An input or output of the graph. ``type`` is in onnxruntime's words: tensor(float), seq(map(int64,tensor(float)))."""
+    """An input or output of the graph. ``type`` is in onnxruntime's words: tensor(float),
+    seq(map(int64,tensor(float)))."""
 
     name: str
     type: str
@@ -277,8 +278,8 @@ def check_external(path: Path, model: OnnxFile) -> tuple[Path, ...]:
             or inside.resolve() != inside
         ):
             raise ModelLoadError(
-                f"{path} refers to weights outside its folder ({location[:200]!r}), which inferd never opens. External data "
-                "must lie beside the model, without '..', absolute paths or links.",
+                f"{path} refers to weights outside its folder ({location[:200]!r}), which inferd never opens. External "
+                "data must lie beside the model, without '..', absolute paths or links.",
                 param="source",
             )
         try:

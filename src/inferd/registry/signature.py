@@ -59,7 +59,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
         return "" if found.because is not None else found.sentence
 
     def named_rows(self, declared: int | None = None) -> str:
-        """What calls the rows a batch, where that name is the only reason; empty where there is another one, or none."""
+        """What calls the rows a batch, where that name is the only reason; empty where there is another one, or
+        none."""
         found = claimed(self.rows, declared)
         return found.sentence if found.because == "named" else ""
 
@@ -116,8 +117,9 @@ def onnx_rows(path: Path, file: OnnxFile) -> Verdict:
 
 
 def onnx_state_rows(path: Path, states: Mapping[str, str]) -> Verdict:
-    """Likewise of a model with states, each of which has its rows along its one free dimension. ``states``: outputs, and
-    the inputs that they become. Inputs without a free first dimension are the same for all. Raises ModelLoadError."""
+    """Likewise of a model with states, each of which has its rows along its one free dimension. ``states``: outputs,
+    and the inputs that they become. Inputs without a free first dimension are the same for all. Raises
+    ModelLoadError."""
     file = read_onnx(path)
     into = set(states.values())
     axes: dict[str, tuple[tuple[int | None, ...], int | None]] = {}
@@ -157,8 +159,8 @@ def onnx_datatype(value: Value, what: str) -> str:
     found = ONNX_DATATYPES.get(value.type)
     if found is None:
         raise ModelLoadError(
-            f"The {what} {value.name!r} is a {value.type}, for which KServe v2 has no word. Export the model with tensors of "
-            "numbers or strings.",
+            f"The {what} {value.name!r} is a {value.type}, for which KServe v2 has no word. Export the model with "
+            "tensors of numbers or strings.",
             param="source",
         )
     return found

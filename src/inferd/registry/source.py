@@ -124,8 +124,8 @@ def resolve(source: str, progress: Progress = silent) -> Path:
     close = difflib.get_close_matches(source, _BUNDLED, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ModelLoadError(
-        f"{source!r} is no model source: there is no such file or folder, it is not a bundled model ({', '.join(_BUNDLED)}) "
-        f"and not a hub id such as Qwen/Qwen3-0.6B.{hint}",
+        f"{source!r} is no model source: there is no such file or folder, it is not a bundled model "
+        f"({', '.join(_BUNDLED)}) and not a hub id such as Qwen/Qwen3-0.6B.{hint}",
         param="source",
     )
 

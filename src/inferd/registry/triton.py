@@ -1,4 +1,5 @@
-"""A Triton model repository as inferd's configuration: a folder of models, each with config.pbtxt and numbered versions.
+"""A Triton model repository as inferd's configuration: a folder of models, each with config.pbtxt and numbered
+versions.
 
 Reads names and config.pbtxt; opens no model. What Triton does and inferd does not is refused with the reason where the
 answers would differ, and told as ignored where they would not.
@@ -58,7 +59,8 @@ _CONTROLS: Final[Mapping[str, str]] = {
 
 
 class Repository(msgspec.Struct, frozen=True):
-    """What a repository holds: settings as in a configuration file's ``models``, and sentences about what is ignored."""
+    """What a repository holds: settings as in a configuration file's ``models``, and sentences about what is
+    ignored."""
 
     models: dict[str, Tree]
     warnings: tuple[str, ...] = ()

@@ -111,7 +111,8 @@ class Channel(asyncio.Protocol):
 def _frames(messages: Sequence[ToWorker]) -> Iterator[bytes]:
     """The messages as few frames. Raises ChannelError for one message too large.
 
-    Large requests have frames of their own: the reader holds a frame twice, and must be able to stop between two frames.
+    Large requests have frames of their own: the reader holds a frame twice, and must be able to stop between two
+    frames.
     """
     begin, num_bytes = 0, 0
     for at, message in enumerate(messages):

@@ -7,9 +7,9 @@ hosts the same frames travel over TCP.
 A frame is a list of messages (``inferd.worker.messages``). A frame that is too large or that does not decode closes the
 channel, because nothing after it can be trusted.
 
-``BlockingChannel`` is the worker's end. Its threads block in ``recv`` and ``send``, so a gateway that reads slowly slows
-the step loop down instead of filling memory. The gateway's end is ``asynchronous.Channel``. It has a file of its own,
-because asyncio would be a tenth of the memory of a small model's worker. Neither knows the meaning of a message.
+``BlockingChannel`` is the worker's end. Its threads block in ``recv`` and ``send``, so a gateway that reads slowly
+slows the step loop down instead of filling memory. The gateway's end is ``asynchronous.Channel``. It has a file of its
+own, because asyncio would be a tenth of the memory of a small model's worker. Neither knows the meaning of a message.
 """
 
 from __future__ import annotations

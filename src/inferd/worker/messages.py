@@ -1,7 +1,7 @@
 """All messages between gateway and worker: a closed union, in one file.
 
-A frame is a 4-byte little-endian length followed by a msgpack array of messages. All outputs of an engine step travel in
-one frame.
+A frame is a 4-byte little-endian length followed by a msgpack array of messages. All outputs of an engine step travel
+in one frame.
 """
 
 from __future__ import annotations

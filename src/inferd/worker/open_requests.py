@@ -1,8 +1,8 @@
 """The requests that a worker's loop has accepted and that have not ended.
 
-Every output goes to the gateway through ``OpenRequests.send``. It guarantees for both loops that a request
-ends exactly once, and that an output that is too large for a frame ends its own request alone. It knows nothing of what a
-backend computes, nor of sockets.
+Every output goes to the gateway through ``OpenRequests.send``. It guarantees for both loops that a request ends exactly
+once, and that an output that is too large for a frame ends its own request alone. It knows nothing of what a backend
+computes, nor of sockets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Writes the outputs of the step loop in a thread of its own.
 
-Every write wakes the gateway, often on the core of the writer. When all cores are busy, the step loop would wait for the
-gateway at each step. With a thread of its own only the writer waits, and the outputs of several steps leave in one write.
+Every write wakes the gateway, often on the core of the writer. When all cores are busy, the step loop would wait for
+the gateway at each step. With a thread of its own only the writer waits, and the outputs of several steps leave in one
+write.
 """
 
 from __future__ import annotations

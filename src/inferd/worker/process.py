@@ -75,7 +75,8 @@ class WorkerProcess:
         self._channel.send(message)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal. Nothing happens when the process has ended: its number is not used again before it is reaped."""
+        """Send a signal. Nothing happens when the process has ended: its number is not used again before it is
+        reaped."""
         if not self.gone.done():
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)

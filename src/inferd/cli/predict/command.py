@@ -104,7 +104,8 @@ class _Chat(msgspec.Struct, frozen=True):
     "inputs",
     multiple=True,
     metavar="VALUE",
-    help="A file (picture, .json, .npy, .csv, .txt), text, numbers, - for stdin, or NAME=VALUE for one of several inputs; again for more rows.",
+    help="A file (picture, .json, .npy, .csv, .txt), text, numbers, - for stdin, or NAME=VALUE for one of several "
+    "inputs; again for more rows.",
 )
 @click.option("--output", "-o", "wanted", multiple=True, metavar="NAME", help="Show this output alone; again for more.")
 @click.option(

@@ -202,7 +202,8 @@ def _members(value: Mapping[str, object], by_name: Mapping[str, TensorSpec], ori
         return {numeric[0]: _cells([list(row) for row in zip(*value.values(), strict=True)], origin)}
     unknown = next(key for key in value if key not in by_name)
     raise InvalidRequest(
-        f"{origin} names the input {unknown!r}, which the model does not have; its inputs are {_listed(by_name.values())}."
+        f"{origin} names the input {unknown!r}, which the model does not have; its inputs are "
+        f"{_listed(by_name.values())}."
     )
 
 
@@ -232,7 +233,8 @@ def _column(part: object) -> object:
 
 
 def _taker(given: Given, specs: Sequence[TensorSpec], taken: Mapping[str, object]) -> TensorSpec:
-    """The input that something without a name is for: the first that can take it, required and free ones before others."""
+    """The input that something without a name is for: the first that can take it, required and free ones before
+    others."""
 
     def rank(spec: TensorSpec) -> tuple[bool, bool]:
         return (spec.name in taken and len(specs) > 1, spec.is_optional)
@@ -243,7 +245,8 @@ def _taker(given: Given, specs: Sequence[TensorSpec], taken: Mapping[str, object
     if not able:
         what = {"picture": "a file of bytes, such as a picture", "texts": "a text", "numbers": "numbers"}[given.kind]
         raise InvalidRequest(
-            f"No input of the model takes {what} ({given.origin}); its inputs are {_listed(specs)}. Try {example_input(specs)}."
+            f"No input of the model takes {what} ({given.origin}); its inputs are {_listed(specs)}. Try "
+            f"{example_input(specs)}."
         )
     return able[0]
 
@@ -291,7 +294,8 @@ def _shaped(spec: TensorSpec, array: Array, origin: str) -> Array:
     if len(frees) <= 1 and fixed and array.size % fixed == 0 and (frees or array.size == fixed):
         return array.reshape(wanted)
     raise InvalidRequest(
-        f"The input {spec.name!r} takes {_told_of(spec)}; {origin} has {array.size} values of the shape {list(array.shape)}."
+        f"The input {spec.name!r} takes {_told_of(spec)}; {origin} has {array.size} values of the shape "
+        f"{list(array.shape)}."
     )
 
 

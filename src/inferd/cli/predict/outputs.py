@@ -28,7 +28,8 @@ _BAR_WIDTH: Final = 24
 
 
 def table_of(outputs: Mapping[str, Array], specs: Mapping[str, TensorSpec], top: int | None) -> RenderableType:
-    """A line for each row of each output; of classes the ``top`` most likely (None: as many as are read at a glance)."""
+    """A line for each row of each output; of classes the ``top`` most likely (None: as many as are read at a
+    glance)."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

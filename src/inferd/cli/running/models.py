@@ -140,7 +140,8 @@ def _said(report: ModelReport) -> int:
     held = f", {bytes_text(report.memory_bytes)}" if report.memory_bytes else ""
     num_all = len(report.replicas)
     click.echo(
-        f"{report.name} is {report.state}: {report.replicas_ready} of {num_all} replica{'s' * (num_all != 1)} ready{held}."
+        f"{report.name} is {report.state}: {report.replicas_ready} of {num_all} replica{'s' * (num_all != 1)} "
+        f"ready{held}."
     )
     for replica in report.replicas:
         if replica.state != "ready":

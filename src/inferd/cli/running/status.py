@@ -114,8 +114,8 @@ def reload_lines(reload: ReloadReport) -> list[RenderableType]:
 
 
 def models_table(models: list[ModelReport], width: int) -> RenderableType:
-    """The models and their replicas. What there is to say beside the numbers is in the last column, or below the table on
-    a terminal that is narrow."""
+    """The models and their replicas. What there is to say beside the numbers is in the last column, or below the table
+    on a terminal that is narrow."""
     from rich import box
     from rich.console import Group
     from rich.table import Table

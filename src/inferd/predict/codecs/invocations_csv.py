@@ -1,7 +1,7 @@
 """``/invocations`` with a table as text/csv, as MLflow's scoring server takes it: a line of columns, then a row each.
 
-Every cell is a text; what it stands for is decided by the datatype of the input it becomes a part of. An empty cell is a
-missing value: NaN where the input has floats. Frames are ``invocations``' to turn into inputs.
+Every cell is a text; what it stands for is decided by the datatype of the input it becomes a part of. An empty cell is
+a missing value: NaN where the input has floats. Frames are ``invocations``' to turn into inputs.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ def _read(body: bytes, contract: Contract, *, has_header: bool) -> tuple[list[st
                 raise too_large(len(rows) + 1 - has_header, cells, contract)
             if rows and len(row) != len(rows[0][1]):
                 raise InvalidRequest(
-                    f"Line {reader.line_num} of the table has {len(row)} values; {len(rows[0][1])} are expected, one for "
-                    "each column.",
+                    f"Line {reader.line_num} of the table has {len(row)} values; {len(rows[0][1])} are expected, one "
+                    "for each column.",
                     param=_PARAM,
                 )
             rows.append((reader.line_num, row))
     except csv.Error as error:
         raise InvalidRequest(
-            f"Line {reader.line_num} of the table is no CSV ({error}); quote values that hold commas, quotes or ends of "
-            "lines.",
+            f"Line {reader.line_num} of the table is no CSV ({error}); quote values that hold commas, quotes or ends "
+            "of lines.",
             param=_PARAM,
         ) from None
     names = rows.pop(0)[1] if has_header and rows else None

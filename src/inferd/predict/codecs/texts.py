@@ -54,7 +54,8 @@ def inputs_of(value: str | list[str | int | list[int]], param: str, contract: Co
     for position, entry in enumerate(value):
         if type(entry) is not kind:
             raise InvalidRequest(
-                f"{param}[{position}] differs in kind from {param}[0]; send all texts, all token ids or all lists of ids.",
+                f"{param}[{position}] differs in kind from {param}[0]; send all texts, all token ids or all lists of "
+                "ids.",
                 param=f"{param}[{position}]",
             )
     if kind is str:

@@ -47,7 +47,8 @@ class V1Codec:
         wire = read(request.body, _decoder, contract)
         if wire.signature_name and wire.signature_name != DEFAULT_SIGNATURE:
             raise InvalidRequest(
-                f"signature_name must be {DEFAULT_SIGNATURE!r}, the only one there is, not {wire.signature_name[:64]!r}.",
+                f"signature_name must be {DEFAULT_SIGNATURE!r}, the only one there is, not "
+                f"{wire.signature_name[:64]!r}.",
                 param="signature_name",
             )
         in_columns = wire.inputs is not msgspec.UNSET

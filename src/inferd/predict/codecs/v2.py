@@ -131,7 +131,8 @@ class V2Codec:
                 if size > len(body) - at:
                     raise InvalidRequest(
                         f"The input {shown(name)} has {size} bytes of binary data; {len(body) - at} bytes are left of "
-                        f"the body behind its JSON part{'' if end >= 0 else f' (the header {HEADER_LENGTH} is missing)'}.",
+                        "the body behind its JSON "
+                        f"part{'' if end >= 0 else f' (the header {HEADER_LENGTH} is missing)'}.",
                         param=f"inputs.{name[:64]}",
                     )
                 inputs[name] = from_bytes(name, tensor.datatype, tensor.shape, body, at, size)
@@ -240,7 +241,8 @@ def _binary_size(tensor: WireInput) -> int | None:
         return None
     if type(size) is not int or size < 0:
         raise InvalidRequest(
-            f"The input {shown(tensor.name)} has the binary_data_size {shown(str(size))}; a number of bytes is expected.",
+            f"The input {shown(tensor.name)} has the binary_data_size {shown(str(size))}; a number of bytes is "
+            "expected.",
             param=f"inputs.{tensor.name[:64]}",
         )
     if tensor.data is not msgspec.UNSET:

@@ -1,4 +1,5 @@
-"""KServe v2 over gRPC: a ModelInferRequest's bytes become a decoded request, a result the bytes of a ModelInferResponse.
+"""KServe v2 over gRPC: a ModelInferRequest's bytes become a decoded request, a result the bytes of a
+ModelInferResponse.
 
 Knows the messages' field numbers (``inferd/gateway/grpc/inference.proto``). Tensors are views of the request's bytes
 where their alignment allows it, and answers are raw bytes, as Triton's are.
@@ -288,7 +289,8 @@ def _from_contents(tensor: _Tensor, contract: Contract) -> Array:
             )
     if given != count:
         raise InvalidRequest(
-            f"The input {shown(name)} is {datatype} of shape {shape[:8]}, which takes {count if count < 1 << 64 else 'too many'} "
+            f"The input {shown(name)} is {datatype} of shape {shape[:8]}, which takes "
+            f"{count if count < 1 << 64 else 'too many'} "
             f"values; {given} came in {_CONTENTS_NAMES[field]}.",
             param=f"inputs.{name[:64]}",
         )

@@ -138,7 +138,8 @@ def wanted_outputs(contract: Contract) -> tuple[str, ...]:
 
 
 def nested(result: Result, wanted: Sequence[str], info: ModelInfo) -> dict[str, object]:
-    """The outputs that are wanted, or all, as nested lists. Half precision becomes float32. Raises InvalidRequest for bytes that are no text."""
+    """The outputs that are wanted, or all, as nested lists. Half precision becomes float32. Raises InvalidRequest for
+    bytes that are no text."""
     specs = {spec.name: spec for spec in info.outputs}
     found: dict[str, object] = {}
     for name in wanted or result.outputs:

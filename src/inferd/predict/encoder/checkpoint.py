@@ -50,7 +50,8 @@ def read_checkpoint(
     rope_factors: Asked = "auto",
     options: EncoderOptions = EncoderOptions(),
 ) -> TextCheckpoint:
-    """What follows the folder are the operator's settings. Raises ModelLoadError naming the file and the field at fault."""
+    """What follows the folder are the operator's settings. Raises ModelLoadError naming the file and the field at
+    fault."""
     sentence = _as_asked(read_sentence(folder), options)
     source = Source(sentence.folder / "config.json")
     kind = kind_of(source)
@@ -61,8 +62,8 @@ def read_checkpoint(
         for name, wrong in (("is_causal", False), ("use_bidirectional_attention", True)):
             if source.data.get(name) is wrong:
                 raise ModelLoadError(
-                    f"{source.path}: {name} is {str(wrong).lower()}; a decoder whose tokens see those behind them is not "
-                    "supported.",
+                    f"{source.path}: {name} is {str(wrong).lower()}; a decoder whose tokens see those behind them is "
+                    "not supported.",
                     param=name,
                 )
         config = read_llama(source, f"{kind.stem}ForCausalLM")
@@ -118,8 +119,8 @@ def _task(source: Source, kind: Kind, asked: str, num_labels: int) -> Task:
     }
     if not fits[asked]:
         raise ModelLoadError(
-            f"{source.path}: {kind.architecture} with {num_labels} labels cannot {asked.replace('_', ' ')}; it was made "
-            f"to {made_for.replace('_', ' ')}. Leave task out, or give a checkpoint with such a head.",
+            f"{source.path}: {kind.architecture} with {num_labels} labels cannot {asked.replace('_', ' ')}; it was "
+            f"made to {made_for.replace('_', ' ')}. Leave task out, or give a checkpoint with such a head.",
             param="task",
         )
     return made_for if asked in ("auto", "predict") else asked  # type: ignore[return-value]

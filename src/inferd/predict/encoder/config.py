@@ -227,7 +227,8 @@ def _modernbert(source: Source, kind: Kind) -> EncoderConfig:
 def _checked(source: Source, config: EncoderConfig) -> EncoderConfig:
     if config.hidden_size % config.num_heads:
         raise ModelLoadError(
-            f"{source.path}: hidden_size is {config.hidden_size}, no multiple of num_attention_heads {config.num_heads}.",
+            f"{source.path}: hidden_size is {config.hidden_size}, no multiple of num_attention_heads "
+            f"{config.num_heads}.",
             param="hidden_size",
         )
     return config

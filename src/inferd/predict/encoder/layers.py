@@ -38,8 +38,8 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class Product:
-    """``x @ weight.T + bias``. Its format is that of the operands: float32, bfloat16, float16, or int8 where the kernels
-    have it and the rows have whole lanes of it (else float32)."""
+    """``x @ weight.T + bias``. Its format is that of the operands: float32, bfloat16, float16, or int8 where the
+    kernels have it and the rows have whole lanes of it (else float32)."""
 
     __slots__ = ("_linear",)
 

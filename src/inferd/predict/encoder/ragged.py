@@ -85,8 +85,8 @@ def attend(
 ) -> Tensor:
     """Every token attends to the tokens of its own text.
 
-    qkv [T, 3, heads, D] -> [T, heads * D] in the format ``dtype``. ``window``: only to those at most so far away, to either side.
-    ``distance_bias`` [heads, 2 * N - 1] is added to the scores by distance (key minus query, plus N - 1).
+    qkv [T, 3, heads, D] -> [T, heads * D] in the format ``dtype``. ``window``: only to those at most so far away, to
+    either side. ``distance_bias`` [heads, 2 * N - 1] is added to the scores by distance (key minus query, plus N - 1).
     """
     if compiled.takes_text_attention(qkv) and dtype in (torch.float32, torch.bfloat16):
         return compiled.text_attention(qkv, batch.starts, dtype, window, distance_bias)

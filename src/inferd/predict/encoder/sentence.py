@@ -87,7 +87,8 @@ def read_sentence(folder: Path) -> Sentence:
     default = told.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise ModelLoadError(
-            f"{folder / 'config_sentence_transformers.json'}: default_prompt_name is {default!r}, which prompts does not have."
+            f"{folder / 'config_sentence_transformers.json'}: default_prompt_name is {default!r}, which prompts does "
+            "not have."
         )
     return Sentence(
         folder=checkpoint,

@@ -59,7 +59,8 @@ class Texts:
     def encode(
         self, texts: list[str], cut: Cut = KEEP, *, offsets: bool = False, among: Among | None = None
     ) -> list[Encoded]:
-        """Raises ContextLengthExceeded that names the text and the limit. ``among``: of which texts these are a part."""
+        """Raises ContextLengthExceeded that names the text and the limit. ``among``: of which texts these are a
+        part."""
         if self._lower:
             texts = [text.lower() for text in texts]
         limit, among = self._limit(cut), among or Among(0, len(texts))
@@ -101,7 +102,8 @@ class Texts:
         for token in ids:
             if not 0 <= token < self._vocab_size:
                 raise InvalidRequest(
-                    f"input[{among.first + at}] holds the token id {token}; this model has the ids 0 to {self._vocab_size - 1}.",
+                    f"input[{among.first + at}] holds the token id {token}; this model has the ids 0 to "
+                    f"{self._vocab_size - 1}.",
                     param="input",
                 )
         limit = self._limit(cut)

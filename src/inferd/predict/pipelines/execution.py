@@ -1,9 +1,9 @@
 """The execution of a pipeline: operations and models as one model, run step by step in one worker.
 
-Tensors go from step to step by reference. Each request goes through the operations alone. At a step that is a model, and
-at operations that cost little more than their call, the rows of several requests are computed together as far as the step
-allows. Between two steps the requests that were cancelled or have expired leave. Knows operations and runtimes, and not
-how they were loaded.
+Tensors go from step to step by reference. Each request goes through the operations alone. At a step that is a model,
+and at operations that cost little more than their call, the rows of several requests are computed together as far as
+the step allows. Between two steps the requests that were cancelled or have expired leave. Knows operations and
+runtimes, and not how they were loaded.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class StepModel:
 class _Stage(NamedTuple):
     """Steps that run without interruption: a model, an operation, or several cheap operations.
 
-    ``reads``: the tensors of earlier steps that operations on several requests need; empty where each request is computed
-    alone. ``gives``: the tensors of these steps that are read later.
+    ``reads``: the tensors of earlier steps that operations on several requests need; empty where each request is
+    computed alone. ``gives``: the tensors of these steps that are read later.
     """
 
     places: tuple[int, ...]
@@ -180,8 +180,8 @@ class Pipeline:
                 flow.answer = error
 
     def _operate_together(self, stage: _Stage, flows: Sequence[_Flow]) -> bool:
-        """Run operations for several items in one call each. False: nothing was computed, and each item is to be computed
-        alone, as one of them may be invalid."""
+        """Run operations for several items in one call each. False: nothing was computed, and each item is to be
+        computed alone, as one of them may be invalid."""
         tensors = {tensor: np.concatenate([flow.tensors[tensor] for flow in flows]) for tensor in stage.reads}
         first = stage.reads[0]
         sizes = [len(flow.tensors[first]) for flow in flows]
@@ -248,8 +248,8 @@ class Pipeline:
             _add_time(flow, name, began)
 
     def _predict(self, name: str, model: StepModel, batch: Sequence[Item]) -> Sequence[Result | InferdError]:
-        """One answer for each item. The items of a batch that fails are computed one by one, at this step only: one bad item
-        fails alone, and earlier steps, which may have changed a state, are not computed twice."""
+        """One answer for each item. The items of a batch that fails are computed one by one, at this step only: one bad
+        item fails alone, and earlier steps, which may have changed a state, are not computed twice."""
         try:
             results = model.runtime.predict(batch)
             if len(results) == len(batch):

@@ -309,7 +309,8 @@ def describe(pipeline: PipelineConfig, wiring: Wiring, parts: Sequence[Part], pr
 
 
 def optional_inputs(wiring: Wiring, parts: Sequence[Part]) -> frozenset[str]:
-    """The pipeline's inputs that a request may leave out: all that is made of them ends where one of several is chosen."""
+    """The pipeline's inputs that a request may leave out: all that is made of them ends where one of several is
+    chosen."""
     inputs = {tensor for step in wiring.inputs for tensor in step.values() if tensor.step is None}
     return frozenset(tensor.name for tensor in inputs if _may_be_absent(tensor, wiring, parts))
 

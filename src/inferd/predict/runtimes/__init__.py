@@ -1,1 +1,2 @@
-"""One file per kind of artifact, each behind ``inferd.predict.runtime.Runtime``, imported only when a model needs it."""
+"""One file per kind of artifact, each behind ``inferd.predict.runtime.Runtime``, imported only when a model needs
+it."""

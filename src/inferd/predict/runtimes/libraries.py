@@ -26,7 +26,8 @@ def needs(module: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.partition(".")[0] == package:
             raise ModelLoadError(
-                f"{what} needs the package {package}, which is not installed; pip install 'inferd[{_EXTRAS[package]}]'.",
+                f"{what} needs the package {package}, which is not installed; pip install "
+                f"'inferd[{_EXTRAS[package]}]'.",
                 param="runtime",
             ) from None
         raise ModelLoadError(f"{package} cannot be imported: {error}; install it again.", param="runtime") from None

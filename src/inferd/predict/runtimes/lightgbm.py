@@ -33,8 +33,8 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
         booster = lightgbm.Booster(model_file=str(path))
     except (lightgbm.basic.LightGBMError, ValueError, KeyError, OSError) as error:
         raise ModelLoadError(
-            f"LightGBM {lightgbm.__version__} cannot load {path}: {str(error)[:300].rstrip('.')}. Save the model again with "
-            "booster.save_model.",
+            f"LightGBM {lightgbm.__version__} cannot load {path}: {str(error)[:300].rstrip('.')}. Save the model again "
+            "with booster.save_model.",
             param="source",
         ) from None
     threads = num_threads(config)
@@ -64,7 +64,8 @@ def _objective(header: Mapping[str, str]) -> Objective:
 
 
 def header_of(path: Path) -> dict[str, str]:
-    """What a LightGBM file says before its trees, and the quantile it was trained for. Raises ModelLoadError for one that is cut off."""
+    """What a LightGBM file says before its trees, and the quantile it was trained for. Raises ModelLoadError for one
+    that is cut off."""
     found: dict[str, str] = {}
     with path.open("rb") as file:
         text = file.read(_HEAD_BYTES)

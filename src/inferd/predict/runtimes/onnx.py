@@ -161,8 +161,8 @@ class OnnxModel:
                 self.contract = vetoed(contract, None)
                 return
             raise ModelLoadError(
-                f"The model does not compute an example of its inputs within hang_timeout_s = {patience_s:g} s, after which "
-                "a busy replica is restarted. Raise it if the model needs longer, or export the model again.",
+                f"The model does not compute an example of its inputs within hang_timeout_s = {patience_s:g} s, after "
+                "which a busy replica is restarted. Raise it if the model needs longer, or export the model again.",
                 param="hang_timeout_s",
             ) from None
         memory = ceiling.sentence(refusal) if refusal is not None else None
@@ -260,8 +260,8 @@ def _session(
         ) from None
     if config.device.startswith("cuda") and session.get_providers()[0] != "CUDAExecutionProvider":
         raise ModelLoadError(  # the library goes on with the CPU, and says so in a log that nobody reads
-            f"device is {config.device}, but onnxruntime could not use it; check that its CUDA and cuDNN are installed, or set "
-            "device: cpu.",
+            f"device is {config.device}, but onnxruntime could not use it; check that its CUDA and cuDNN are "
+            "installed, or set device: cpu.",
             param="device",
         )
     return session
@@ -308,8 +308,8 @@ def _custom_operators(name: str, path: Path, file: OnnxFile, config: ModelConfig
     for library in [libraries] if isinstance(libraries, str) else libraries:
         if not config.allow_code:
             raise ModelLoadError(
-                f"models.{name}.options.custom_ops loads the library {library!r}, which is code; set allow_code: true if "
-                "you trust it as you trust this server's own code.",
+                f"models.{name}.options.custom_ops loads the library {library!r}, which is code; set allow_code: true "
+                "if you trust it as you trust this server's own code.",
                 param="allow_code",
             )
         if not Path(library).is_file():

@@ -30,8 +30,8 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
         if step.model not in loaded:
             if step.model not in pipeline.models:
                 raise ModelLoadError(
-                    f"The pipeline {name!r} has no settings of the model {step.model!r}; list it in the same file or below "
-                    "pipeline.models.",
+                    f"The pipeline {name!r} has no settings of the model {step.model!r}; list it in the same file or "
+                    "below pipeline.models.",
                     param="pipeline.models",
                 )
             loaded[step.model] = _load_model(name, step.model, pipeline, config, progress)
@@ -46,8 +46,8 @@ def _load_model(name: str, model: str, pipeline: PipelineConfig, config: ModelCo
     artifact = artifact_of(settings, progress)
     if artifact.kind != "predict":
         raise ModelLoadError(
-            f"The pipeline {name!r} has the step {model!r}, which is a language model; a pipeline's steps make predictions. "
-            "Serve it beside the pipeline.",
+            f"The pipeline {name!r} has the step {model!r}, which is a language model; a pipeline's steps make "
+            "predictions. Serve it beside the pipeline.",
             param="pipeline",
         )
     return step_model(model, load_runtime(model, artifact, settings, progress), settings)

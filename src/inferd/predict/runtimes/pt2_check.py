@@ -2,9 +2,9 @@
 
 ``torch.export.load`` unpickles, evaluates expressions and looks operators up by any name under ``torch``; its own
 documentation says to trust the file. Here the archive is read first, with torch's own reader, so that both see the same
-records, and everything that would lead there is refused: pickled weights and objects, compiled libraries, operators that
-are none of torch's tensor operators, expressions that are no arithmetic over symbols, names that would become code.
-What passes is a graph of tensor operators over plain arrays. Knows the archive of torch 2.8 and newer.
+records, and everything that would lead there is refused: pickled weights and objects, compiled libraries, operators
+that are none of torch's tensor operators, expressions that are no arithmetic over symbols, names that would become
+code. What passes is a graph of tensor operators over plain arrays. Knows the archive of torch 2.8 and newer.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def check_archive(file: IO[bytes], name: str) -> None:
 
 def _refusal(name: str, what: str) -> ModelLoadError:
     return ModelLoadError(
-        f"{name} was not loaded: {what}. Export it again with torch.export.save from plain tensors, or export it to ONNX; "
-        "or set allow_code: true (--allow-code) if you trust it as you trust this server's own code.",
+        f"{name} was not loaded: {what}. Export it again with torch.export.save from plain tensors, or export it to "
+        "ONNX; or set allow_code: true (--allow-code) if you trust it as you trust this server's own code.",
         param="source",
     )
 

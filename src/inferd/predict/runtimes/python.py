@@ -194,8 +194,8 @@ def failed(error: Exception) -> CodeFailed:
 
 
 class _OperatorsCode:
-    """Within, code that came with a model is called. Raises CodeFailed for what it raises, but for inferd's own errors and
-    the ends of iterations. Not a generator, as it is entered for every prediction."""
+    """Within, code that came with a model is called. Raises CodeFailed for what it raises, but for inferd's own errors
+    and the ends of iterations. Not a generator, as it is entered for every prediction."""
 
     def __enter__(self) -> None: ...
 

@@ -1,4 +1,5 @@
-"""Whether the packages that a Python class declares are installed, in the versions it asks for. Imports none of them."""
+"""Whether the packages that a Python class declares are installed, in the versions it asks for. Imports none of
+them."""
 
 from __future__ import annotations
 

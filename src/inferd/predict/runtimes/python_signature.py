@@ -1,8 +1,8 @@
 """What a Python class takes and gives: read from its attributes or from the annotations of ``predict``.
 
-``inputs = {"x": "FP32[-1, 64]"}`` declares; without it every parameter of ``predict`` is an input, its datatype from the
-annotation: ``NDArray[np.float32]`` (any shape), ``Annotated[NDArray[np.float32], (-1, 64)]``, ``str``, ``int``, ``float``,
-``bool``, ``bytes`` (one value, given as such) and lists of these. What is not annotated is an FP32 array.
+``inputs = {"x": "FP32[-1, 64]"}`` declares; without it every parameter of ``predict`` is an input, its datatype from
+the annotation: ``NDArray[np.float32]`` (any shape), ``Annotated[NDArray[np.float32], (-1, 64)]``, ``str``, ``int``,
+``float``, ``bool``, ``bytes`` (one value, given as such) and lists of these. What is not annotated is an FP32 array.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def _annotated(parameter: inspect.Parameter, hint: object, source: str) -> Place
     place = _hinted(parameter.name, hint)
     if place is None:
         raise ModelLoadError(
-            f"{source}: the parameter {parameter.name} of predict is annotated with {hint!r}, which stands for no tensor. "
-            "Use NDArray[np.float32], str, int, float, bool, bytes or lists of these, or declare inputs.",
+            f"{source}: the parameter {parameter.name} of predict is annotated with {hint!r}, which stands for no "
+            "tensor. Use NDArray[np.float32], str, int, float, bool, bytes or lists of these, or declare inputs.",
             param="source",
         )
     if parameter.default is not inspect.Parameter.empty:

@@ -214,8 +214,8 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
             break
     if not hasattr(estimator, "predict") and not hasattr(estimator, "transform"):
         raise ModelLoadError(
-            f"{path} holds a {type(estimator).__name__}, which neither predicts nor transforms. Save a fitted estimator or "
-            "pipeline.",
+            f"{path} holds a {type(estimator).__name__}, which neither predicts nor transforms. Save a fitted "
+            "estimator or pipeline.",
             param="source",
         )
     _limit_threads(num_threads(config))
@@ -270,8 +270,8 @@ def _from_skops(name: str, path: Path, config: ModelConfig) -> Any:
         unknown = [one for one in skops.get_untrusted_types(file=path) if one not in allowed]
         if unknown:
             raise ModelLoadError(
-                f"{path} holds types that skops does not trust: {', '.join(unknown)}. If loading them is safe, name them: "
-                f"options.trusted: {','.join([*allowed, *unknown])}",
+                f"{path} holds types that skops does not trust: {', '.join(unknown)}. If loading them is safe, name "
+                f"them: options.trusted: {','.join([*allowed, *unknown])}",
                 param="options.trusted",
             )
         return skops.load(path, trusted=allowed)
@@ -310,8 +310,8 @@ def _from_pickle(path: Path, config: ModelConfig) -> Any:
         ) from None
     except _CORRUPT as error:
         raise ModelLoadError(
-            f"{path} cannot be unpickled here ({type(error).__name__}: {str(error)[:200]}); save it again with the installed "
-            "versions of its packages.",
+            f"{path} cannot be unpickled here ({type(error).__name__}: {str(error)[:200]}); save it again with the "
+            "installed versions of its packages.",
             param="source",
         ) from None
 
@@ -323,7 +323,8 @@ def _limit_threads(count: int) -> None:
 
 
 def _set_threads(estimator: Any, threads: int | None) -> None:
-    """Sets ``n_jobs`` of every part: for batches of a server's size, handing rows to threads costs more than it saves."""
+    """Sets ``n_jobs`` of every part: for batches of a server's size, handing rows to threads costs more than it
+    saves."""
     wanted = {name: threads or 1 for name in estimator.get_params(deep=True) if name.rpartition("__")[2] == "n_jobs"}
     if wanted:
         estimator.set_params(**wanted)

@@ -1,7 +1,7 @@
 """torch programs: archives of torch.export.save (.pt2), and TorchScript where the operator allows code.
 
-A .pt2 is looked at before torch loads it (``pt2_check.py``): what is left is a graph of tensor operators. Its contract is
-read from the exported signature; TorchScript says nothing of shapes, so the operator may (``options``).
+A .pt2 is looked at before torch loads it (``pt2_check.py``): what is left is a graph of tensor operators. Its contract
+is read from the exported signature; TorchScript says nothing of shapes, so the operator may (``options``).
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class TorchModel:
             outputs = self.compute({spec.name: example(spec, 8, has_rows=has_rows) for spec in self.contract.inputs})
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise ModelLoadError(
-                f"The program does not take an example of the inputs in options.inputs: {str(error)[:300]}. Correct them.",
+                f"The program does not take an example of the inputs in options.inputs: {str(error)[:300]}. Correct "
+                "them.",
                 param="options",
             ) from None
         is_open = any(-1 in spec.shape[1:] for spec in self.contract.inputs)
@@ -168,8 +169,8 @@ def _exported(torch: Any, path: Path, config: ModelConfig, device: Any) -> tuple
             exported = torch.export.load(file)
         except _load_failures() as error:
             raise ModelLoadError(
-                f"torch {torch.__version__} cannot load {path}: {type(error).__name__}: {str(error)[:300]}. Export it again "
-                "with this version of torch.",
+                f"torch {torch.__version__} cannot load {path}: {type(error).__name__}: {str(error)[:300]}. Export it "
+                "again with this version of torch.",
                 param="source",
             ) from None
     if device.type != "cpu":
@@ -326,7 +327,8 @@ def _told_inputs(name: str, config: ModelConfig) -> dict[str, TensorSpec]:
         matched = _SPEC.fullmatch(str(text))
         if matched is None or matched[1] not in _DATATYPES.values():
             raise ModelLoadError(
-                f"models.{name}.options.inputs.{key} is {text!r}; write a datatype and a shape, such as FP32 [-1, 3, 224, 224].",
+                f"models.{name}.options.inputs.{key} is {text!r}; write a datatype and a shape, such as FP32 [-1, 3, "
+                "224, 224].",
                 param="options",
             )
         sizes = tuple(int(size) for size in matched[2].split(",")) if matched[2].strip() else ()

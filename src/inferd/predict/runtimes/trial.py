@@ -1,7 +1,7 @@
 """Trying a model at load: the shapes of its outputs, its time, and whether its rows are seen to depend on each other.
 
-Three different rows are computed alone and together, in every order. A difference takes the batching away; that there is
-none gives no reason for it (``registry/rows``). Knows contracts and a function of stacked arrays; knows no library.
+Three different rows are computed alone and together, in every order. A difference takes the batching away; that there
+is none gives no reason for it (``registry/rows``). Knows contracts and a function of stacked arrays; knows no library.
 """
 
 from __future__ import annotations
@@ -83,10 +83,11 @@ def try_rows(contract: Contract, compute: Compute, failures: tuple[type[Exceptio
 
 
 def try_sequences(contract: Contract, compute: Compute, axes: Mapping[str, int]) -> str | None:
-    """How answers or states of sequences change when they are computed together; empty: they do not; None: the model took
-    none of the examples.
+    """How answers or states of sequences change when they are computed together; empty: they do not; None: the model
+    took none of the examples.
 
-    ``axes``: of inputs and outputs the dimension along which sequences lie beside each other. Other inputs are the same for all.
+    ``axes``: of inputs and outputs the dimension along which sequences lie beside each other. Other inputs are the same
+    for all.
     """
     specs = [_alone(spec, axes) for spec in _asked(contract)]
     is_chosen = any(spec.datatype not in _REAL for spec in specs)
@@ -165,8 +166,8 @@ def vetoed(contract: Contract, trial: Trial | None) -> Contract:
 
 
 def common_refusal(contract: Contract, compute: Compute, failures: tuple[type[Exception], ...]) -> str | None:
-    """What the model says to every example, word by word the same, whatever their values, their number of rows and their
-    sizes: then it will say so to every request. None where it computes one, or says different things.
+    """What the model says to every example, word by word the same, whatever their values, their number of rows and
+    their sizes: then it will say so to every request. None where it computes one, or says different things.
 
     A message that does not change with the sizes is not about them: a size that was guessed wrong is part of one.
     """

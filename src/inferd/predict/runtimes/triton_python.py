@@ -1,7 +1,7 @@
 """Models written for Triton's Python backend: ``TritonPythonModel`` with initialize, execute and finalize.
 
-The code is the operator's and runs only where ``allow_code`` says so, in the worker's own process. Its inputs and outputs
-are those that the configuration declares (config.pbtxt's), or that ``auto_complete_config`` adds.
+The code is the operator's and runs only where ``allow_code`` says so, in the worker's own process. Its inputs and
+outputs are those that the configuration declares (config.pbtxt's), or that ``auto_complete_config`` adds.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
     """The model in the folder (or its newest version's), initialized. Raises ModelLoadError."""
     if not config.allow_code:
         raise ModelLoadError(
-            f"The model {name} is Python code ({path}), and running it is not allowed. Set allow_code: true (--allow-code) "
-            "if you trust it as you trust this server's own code.",
+            f"The model {name} is Python code ({path}), and running it is not allowed. Set allow_code: true "
+            "(--allow-code) if you trust it as you trust this server's own code.",
             param="allow_code",
         )
     file = _file(Path(path))
@@ -208,8 +208,8 @@ def _settings(name: str, cls: type, config: ModelConfig) -> dict[str, object]:
         complete(Completed(settings))
     if triton_interface.using_decoupled_model_transaction_policy(settings):
         raise ModelLoadError(
-            f"The model {name} answers in several parts (decoupled), which the Python backend's interface does not do here; "
-            "write it as a Python class whose predict is a generator.",
+            f"The model {name} answers in several parts (decoupled), which the Python backend's interface does not do "
+            "here; write it as a Python class whose predict is a generator.",
             param="source",
         )
     return settings

@@ -36,8 +36,8 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
         said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
         reason = next((line for line in said.splitlines() if line.strip()), type(error).__name__)
         raise ModelLoadError(
-            f"XGBoost {xgboost.__version__} cannot load {path}: {_cut_off(reason, path) or _shortened(reason)}. Copy it again, or "
-            "save the model again with booster.save_model.",
+            f"XGBoost {xgboost.__version__} cannot load {path}: {_cut_off(reason, path) or _shortened(reason)}. Copy "
+            "it again, or save the model again with booster.save_model.",
             param="source",
         ) from None
     progress("model", 1, 1)

@@ -228,7 +228,8 @@ class Concat(Operation, frozen=True, kw_only=True):
 
 
 class Either(Operation, frozen=True, kw_only=True):
-    """The one of its inputs that the request brings: a picture that other steps have prepared, or the numbers themselves.
+    """The one of its inputs that the request brings: a picture that other steps have prepared, or the numbers
+    themselves.
 
     The pipeline's inputs that lead here alone may be left out; a request brings exactly one of them.
     """

@@ -60,8 +60,8 @@ class Boxes(Operation, frozen=True, kw_only=True):
 
     Takes ``boxes`` [rows, candidates, 4] and ``scores`` [rows, candidates, classes] (or without the last dimension),
     and ``transform`` of ``image.resize``, by which boxes become those of the original image. Gives for each row its
-    detections, best first: ``boxes`` [rows, n, 4] (left, top, right, bottom), ``scores`` and ``classes`` [rows, n], where n
-    is the largest ``count``; a row with fewer is filled with zeros and the class -1.
+    detections, best first: ``boxes`` [rows, n, 4] (left, top, right, bottom), ``scores`` and ``classes`` [rows, n],
+    where n is the largest ``count``; a row with fewer is filled with zeros and the class -1.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("boxes", "scores")
@@ -105,7 +105,8 @@ class Boxes(Operation, frozen=True, kw_only=True):
             scores = scores[..., np.newaxis]
         if boxes.shape[:2] != scores.shape[:2]:
             raise InternalError(
-                f"The model answered {list(boxes.shape)} boxes and {list(scores.shape)} scores, which do not belong together."
+                f"The model answered {list(boxes.shape)} boxes and {list(scores.shape)} scores, which do not belong "
+                "together."
             )
         transform = inputs.get("transform")
         found = [self._row(boxes[row], scores[row]) for row in range(len(boxes))]
@@ -178,8 +179,8 @@ def suppress(
     """Places of the boxes that stay, best first; of equal scores the first comes first.
 
     Greedy non-maximum suppression: the best box stays and takes away every other of its group (None: of all) whose
-    intersection over union with it is above the threshold. Only the best ``max_candidates`` are looked at, so that time is
-    bounded whatever an image shows. ``boxes`` [n, 4] are left, top, right, bottom; ``scores`` and ``groups`` [n].
+    intersection over union with it is above the threshold. Only the best ``max_candidates`` are looked at, so that time
+    is bounded whatever an image shows. ``boxes`` [n, 4] are left, top, right, bottom; ``scores`` and ``groups`` [n].
     """
     left = np.argsort(-scores, kind="stable")[:max_candidates]
     areas = np.maximum(boxes[:, 2] - boxes[:, 0], 0) * np.maximum(boxes[:, 3] - boxes[:, 1], 0)

@@ -1,4 +1,5 @@
-"""Operations on images: decoding, sizes, encoding. Pixels are uint8 with channels last: [rows, height, width, channels].
+"""Operations on images: decoding, sizes, encoding. Pixels are uint8 with channels last: [rows, height, width,
+channels].
 
 Knows Pillow (the extra ``vision``), imported when a model with such an operation is loaded. The bytes come from
 anybody: only the listed formats are opened, and no pixel is decoded before the size in the header has been checked.
@@ -251,8 +252,8 @@ class Crop(Operation, frozen=True, kw_only=True):
         top = (height - self.height) // 2 if self.top is None else self.top
         if min(left, top) < 0 or left + self.width > width or top + self.height > height:
             raise InvalidRequest(
-                f"An image of {width} x {height} pixels is too small; expected one that holds {self.width} x {self.height} "
-                f"from ({max(left, 0)}, {max(top, 0)}).",
+                f"An image of {width} x {height} pixels is too small; expected one that holds {self.width} x "
+                f"{self.height} from ({max(left, 0)}, {max(top, 0)}).",
                 param="inputs",
             )
         return image[top : top + self.height, left : left + self.width]
@@ -260,8 +261,9 @@ class Crop(Operation, frozen=True, kw_only=True):
 
 class Ink(Operation, frozen=True, kw_only=True):
     """What is drawn, written or printed on one background, as ink alone: 0 for the background (what most of the image's
-    border looks like), 255 for what differs from it most, whichever of the two is the darker. Cut to the ink and widened
-    to a square, so that its place and size in the image do not matter. An empty image stays as large as it is, and 0.
+    border looks like), 255 for what differs from it most, whichever of the two is the darker. Cut to the ink and
+    widened to a square, so that its place and size in the image do not matter. An empty image stays as large as it is,
+    and 0.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("image",)

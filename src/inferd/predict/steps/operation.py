@@ -43,8 +43,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         raise NotImplementedError
 
     def is_by_rows(self, ndim: int) -> bool:
-        """Whether rows of several requests may be computed in one call: it is so cheap that the call itself is what it costs,
-        and each row of inputs with so many dimensions is computed by itself."""
+        """Whether rows of several requests may be computed in one call: it is so cheap that the call itself is what it
+        costs, and each row of inputs with so many dimensions is computed by itself."""
         return False
 
     def load(self) -> Function:

@@ -1,8 +1,8 @@
 """The proof over a program of torch.export: torch's operators as the rules of this package.
 
-The program is the JSON of the archive, which says the shape of each tensor in symbols. An operator that is not named here
-gives a tensor of which nothing is known, unless all its inputs are constants. Each node is looked at once.
-The operators: https://docs.pytorch.org/docs/stable/torch.compiler_ir.html.
+The program is the JSON of the archive, which says the shape of each tensor in symbols. An operator that is not named
+here gives a tensor of which nothing is known, unless all its inputs are constants. Each node is looked at once. The
+operators: https://docs.pytorch.org/docs/stable/torch.compiler_ir.html.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The proof over an ONNX graph: its operators, with their attributes and versions, as the rules of this package.
 
-An operator that is not named here gives a tensor of which nothing is known, unless all its inputs are constants. The work
-is bounded by the size of the file: each node is looked at once, and a value's description has a bounded length.
+An operator that is not named here gives a tensor of which nothing is known, unless all its inputs are constants. The
+work is bounded by the size of the file: each node is looked at once, and a value's description has a bounded length.
 The operators: https://onnx.ai/onnx/operators/.
 """
 
@@ -154,8 +154,8 @@ _GATES: Final = {"LSTM": 2, "GRU": 1, "RNN": 1}
 def prove(model: OnnxGraph, axes: Mapping[str, tuple[tuple[int | None, ...], int | None]]) -> dict[str, Value]:
     """The values of the graph's outputs.
 
-    ``axes``: for each input that a request brings its shape, None for a dimension of any size, and the axis of its rows,
-    None for an input that is the same for all requests of a batch.
+    ``axes``: for each input that a request brings its shape, None for a dimension of any size, and the axis of its
+    rows, None for an input that is the same for all requests of a batch.
     """
     proof = _Proof(model)
     scope: dict[str, Value] = {}

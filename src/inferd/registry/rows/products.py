@@ -140,7 +140,8 @@ class Window(NamedTuple):
 
 
 def convolution(value: Value, weight: Value | None, channels: Size | None, window: Window, symbols: Symbols) -> Value:
-    """Over [batch, channels, space...]: also pooling, where there is no weight. ``channels`` None: those of the input."""
+    """Over [batch, channels, space...]: also pooling, where there is no weight. ``channels`` None: those of the
+    input."""
     plain(value, weight)
     dims, axis = dims_of(value), axis_of(value)
     if weight is not None and not isinstance(weight, Fixed):

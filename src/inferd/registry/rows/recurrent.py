@@ -29,8 +29,8 @@ def recurrent(
     batch_first: bool,
     kind: str,
 ) -> tuple[Value, Value]:
-    """ONNX's LSTM, GRU and RNN. ``value``: [time, batch, features], or [batch, time, features]. The whole output and the
-    last state, as ONNX lays them out."""
+    """ONNX's LSTM, GRU and RNN. ``value``: [time, batch, features], or [batch, time, features]. The whole output and
+    the last state, as ONNX lays them out."""
     plain(value, lengths, *weights, *states)
     dims, axis = dims_of(value), axis_of(value)
     if len(dims) != 3:

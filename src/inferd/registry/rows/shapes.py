@@ -241,7 +241,8 @@ def split(value: Value, axis: int, sizes: Sequence[Size] | None, count: int, sym
 
 
 def keeps(value: Value, changed: Sequence[int], sizes: Sequence[Size], action: str) -> Value:
-    """The tensor with other sizes along the ``changed`` axes, along which elements move. ``action``: told of the rows."""
+    """The tensor with other sizes along the ``changed`` axes, along which elements move. ``action``: told of the
+    rows."""
     dims = list(dims_of(value))
     plain(value)
     for one, size in zip(changed, sizes, strict=True):

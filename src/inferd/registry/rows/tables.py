@@ -33,8 +33,8 @@ CLASSIFIERS: Final = frozenset({"LinearClassifier", "SVMClassifier", "TreeEnsemb
 
 
 def table(value: Value) -> tuple[Size, ...]:
-    """The dimensions of a table [row, feature]. Raises UnknownRuleError for a tensor of another rank, which the operators
-    take as one row."""
+    """The dimensions of a table [row, feature]. Raises UnknownRuleError for a tensor of another rank, which the
+    operators take as one row."""
     plain(value)
     dims = dims_of(value)
     if len(dims) != 2 or axis_of(value) not in (0, None):

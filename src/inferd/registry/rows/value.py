@@ -1,7 +1,8 @@
 """The abstract values of a proof that rows are independent, and the arithmetic of sizes.
 
-The number of rows of a batch is a symbol. All other sizes are equal for the requests of one batch, which the batcher sees
-to. A value says how a tensor depends on the rows; the rules of operators map values to values and raise what they cannot.
+The number of rows of a batch is a symbol. All other sizes are equal for the requests of one batch, which the batcher
+sees to. A value says how a tensor depends on the rows; the rules of operators map values to values and raise what they
+cannot.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ ONE: Final = Size(1)
 class Fixed(msgspec.Struct, frozen=True):
     """A tensor that does not depend on the values in any row.
 
-    ``dims`` hold no number of rows; None: not known. ``items`` are the elements where they are few integers; the elements,
-    and they alone, may hold the number of rows.
+    ``dims`` hold no number of rows; None: not known. ``items`` are the elements where they are few integers; the
+    elements, and they alone, may hold the number of rows.
     """
 
     dims: tuple[Size, ...] | None
@@ -72,7 +73,8 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class Places(Rows, frozen=True):
-    """The number of its row at each place: it says where a row lies in the batch, so only indexing by rows may take it."""
+    """The number of its row at each place: it says where a row lies in the batch, so only indexing by rows may take
+    it."""
 
 
 class Inner(Rows, frozen=True):
@@ -83,12 +85,12 @@ class Inner(Rows, frozen=True):
 
 
 class Mixed(msgspec.Struct, frozen=True):
-    """A tensor in which one row may depend on another. ``is_certain``: the operator is known to carry data along the rows,
-    in place of not being known to keep them apart.
+    """A tensor in which one row may depend on another. ``is_certain``: the operator is known to carry data along the
+    rows, in place of not being known to keep them apart.
 
-    ``refutes_name``: the exporter's name of the dimension is no reason any more, because the operator's own definition is not
-    read, or because it carries data along the rows if those before it leave the rows where they are. ``supposed``: the
-    value, if the operators that are not known leave the rows where they are.
+    ``refutes_name``: the exporter's name of the dimension is no reason any more, because the operator's own definition
+    is not read, or because it carries data along the rows if those before it leave the rows where they are.
+    ``supposed``: the value, if the operators that are not known leave the rows where they are.
     """
 
     reason: str
@@ -107,7 +109,8 @@ def worst(values: Iterable[Value | None]) -> Mixed | None:
 
 
 def supposed(values: Iterable[Value | None], symbols: Symbols) -> Rows | None:
-    """What an operator that is not known gives, if it leaves the rows where they are; None: there is no saying where."""
+    """What an operator that is not known gives, if it leaves the rows where they are; None: there is no saying
+    where."""
     given = {(len(value.dims), value.axis) for value in values if type(value) is Rows}
     if len(given) != 1:
         return None

@@ -52,8 +52,8 @@ def is_batch_name(name: str) -> bool:
 
 
 def proof(outputs: Mapping[str, Value], axes: Mapping[str, int | None] = {}) -> Verdict:
-    """What the values of a graph's outputs say: proved, or not known with the reason. ``axes``: of the rows, where it is
-    not the first."""
+    """What the values of a graph's outputs say: proved, or not known with the reason. ``axes``: of the rows, where it
+    is not the first."""
     mixed = worst(outputs.values())
     if mixed is not None:
         return Verdict(None, mixed.reason)
@@ -77,8 +77,8 @@ def refutes_name(outputs: Mapping[str, Value]) -> bool:
 
 
 def judged(outputs: Mapping[str, Value], names: Sequence[str], axes: Mapping[str, int | None] = {}) -> Verdict:
-    """By the graph, else by the names of the dimensions of the rows, unless the graph refutes them. A name counts once a
-    trial has computed rows alone and together (``predict/runtimes/trial.py``)."""
+    """By the graph, else by the names of the dimensions of the rows, unless the graph refutes them. A name counts once
+    a trial has computed rows alone and together (``predict/runtimes/trial.py``)."""
     found = proof(outputs, axes)
     if found.because is not None:
         return msgspec.structs.replace(found, is_open=True)
