@@ -25,6 +25,15 @@ from inferd.events import (
 from inferd.observe import Observer
 from inferd.types import StepParts, Timings, Usage
 
+# Of these the labels are not known beforehand, or not every model has them.
+_MADE_WHEN_FIRST_TOLD = (
+    "http_",
+    "replica_load_seconds",
+    "cache_config_info",
+    "pipeline_step",
+    "prediction_stage",
+    "response_cache_bytes",
+)
 _OF_EVERY_SERIES = ("model", "replica")
 
 
@@ -47,6 +56,8 @@ def told(*events: Event) -> dict[str, float]:
     before = page(observer)
     observer.emit(events[-1])
     after = page(observer)
+    new = {name for name in after.keys() - before.keys() if not name.startswith(_MADE_WHEN_FIRST_TOLD)}
+    assert new == set(), "a rate is right from the first event on"
     observer.close()
     assert not any(math.isnan(value) for value in after.values())
     return {name: value for name, value in after.items() if value != before.get(name, 0.0)}
