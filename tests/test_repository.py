@@ -115,7 +115,7 @@ def _raises_again(node: ast.ExceptHandler) -> bool:
 def test_only_the_clock_asks_what_time_it_is_in_the_rooms_that_decide() -> None:
     """Elsewhere ``now`` is an argument, or comes from inferd.clock, so that tests can turn it."""
     asking = re.compile(r"\btime\.(time|monotonic|perf_counter)(_ns)?\(")
-    rooms = ("gateway/", "http/", "observe/", "router/", "engine/scheduler", "engine/blocks", "window")
+    rooms = ("gateway/", "http/", "observe/", "router/", "engine/scheduling/", "window")
     found = [
         str(path.relative_to(ROOT))
         for path in SOURCES
