@@ -10,7 +10,7 @@ import torch
 from inferd.checkpoints.architecture import read_config
 from inferd.checkpoints.decoder_config import FAMILIES, Source
 from inferd.engine.calibrate.rounding import Form, nearest
-from inferd.engine.calibrate.student import Around, Handed, floating, on_grid
+from inferd.engine.calibrate.student import Around, Handed, floating, on_grid, through
 from inferd.engine.calibrate.tuning import Tuned, tuned
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.native import ops
@@ -187,3 +187,12 @@ def _answers(model: LlamaDecoder, windows: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             found.append(model.logits(model.forward(batch, create_attention("auto", cache, batch))).log_softmax(-1))
     return torch.stack(found)
+
+
+def test_a_value_stands_for_another_with_the_gradients_of_the_first() -> None:
+    x = torch.tensor([0.2, 1.7, -3.4], requires_grad=True)
+    found = through(x, x.round() * 2)
+    assert torch.equal(found, torch.tensor([0.0, 4.0, -6.0]))
+    (found * torch.tensor([1.0, 2.0, 3.0])).sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.tensor([1.0, 2.0, 3.0]))
