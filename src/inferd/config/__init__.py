@@ -1,10 +1,9 @@
 """The configuration: file < environment < flags. No other room reads any of the three.
 
-Every field carries its own documentation and limits; ``docs/configuration.md``, the JSON schema and the command line's
-flags are derived from these structs. Each room receives only its own section. One file per subject: ``model.py`` is one
-model, made of the sections in ``generation.py``, ``prediction.py``, ``pipelines.py``, ``routing.py``, ``remote.py`` and
-``versions.py``; ``server.py`` is everything else; ``load.py`` reads, and ``rules.py`` says what must hold between
-settings.
+Start with ``config.py`` and ``model.py``: the sections. Each field carries its documentation and its limits, and the
+page of settings, the JSON schema and the command line's flags are derived from them. ``load.py`` reads the three
+sources, ``tree.py`` checks every field, and ``rules.py`` checks what must hold between settings. Each room is given its
+own section; this room knows none of them, no socket and no model's files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole configuration: its sections, which each room gets by themselves."""
+"""The whole configuration: its sections, each of which is given to its own room."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inferd.config.server import CacheConfig, ServerConfig, StateConfig, TenantC
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """Everything ``inferd serve`` can be told."""
+    """All settings of ``inferd serve``."""
 
     server: ServerConfig = ServerConfig()
     state: StateConfig = StateConfig()

@@ -1,4 +1,4 @@
-"""Settings among environment variables, and variables that look like settings and are none."""
+"""The settings among the environment variables, and variables that look like settings but are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model that generates text is computed: steps, the memory of keys and values, speculation."""
+"""How a generating model is computed: the scheduler's steps, the KV cache, speculation."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ class KVCacheConfig(Section, frozen=True, kw_only=True):
 
 
 class SpeculationConfig(Section, frozen=True, kw_only=True):
-    """Tokens that a language model is guessed to say next, computed along with the last one (never changes an
-    answer)."""
+    """Speculative decoding: guessed tokens are computed together with the last one, and never change an answer."""
 
     method: Annotated[
         Literal["auto", "none", "prompt_lookup", "draft"],

@@ -29,7 +29,7 @@ def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[st
     ``env`` is the whole environment: ``INFERD_SERVER__PORT=9000`` sets ``server.port``,
     ``INFERD_MODELS__CHAT__DTYPE=bfloat16`` the ``dtype`` of the model ``chat`` (case and punctuation of
     names do not matter) and ``INFERD_MODELS__CHAT__REMOTES__0__URL`` the ``url`` of its first remote.
-    Names without a double underscore are not settings (``stray_variables`` tells which look as if).
+    Names without a double underscore are not settings (``stray_variables`` finds those that look like settings).
     ``overrides`` is a nested mapping in the shape of the tree. Sizes may be written as '4GiB'.
 
     Raises one ConfigError that lists every problem with its path, its value and what is allowed.
@@ -79,8 +79,8 @@ def single_model_config(
 
 
 def model_name(source: str) -> str:
-    """The name clients use for a source given without one: a file's stem, a folder's own name, a class's, or the hub
-    id."""
+    """The name of a model that was given by its source alone: the stem of a file, the name of a folder or a class, or
+    the hub id."""
     path = Path(source).expanduser()
     if path.is_file():
         return path.stem.removesuffix(".pkl").removesuffix(".joblib") or "model"  # classifier.pkl.onnx: classifier
@@ -92,7 +92,7 @@ def model_name(source: str) -> str:
 
 
 def _names(*trees: Mapping[str, object]) -> dict[str, list[str]]:
-    """What the sections are called whose names people choose."""
+    """The names of models and tenants, which the operator chooses."""
     found: dict[str, list[str]] = {"models": [], "tenants": []}
     for tree in trees:
         for section, names in found.items():

@@ -1,4 +1,4 @@
-"""One model: where it comes from, how it runs, and the sections of which its settings consist.
+"""One model: where it comes from, how it runs, and the sections of its settings.
 
 Does not know how settings are read, nor what must hold between them (``rules.py``).
 """
@@ -220,12 +220,12 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether it consists of steps, so that ``source`` names no files."""
+        """Whether the model consists of steps, so that ``source`` names no files."""
         return bool(self.pipeline.steps)
 
     @property
     def has_steps(self) -> bool:
-        """Whether operations are part of it."""
+        """Whether operations are part of the model."""
         return bool(self.pipeline.steps or self.preprocess or self.postprocess)
 
     @property

@@ -1,7 +1,7 @@
-"""How the steps of a pipeline hang together: references resolved, their order, cycles, and what nothing reads.
+"""The graph of a pipeline's steps: references, order, cycles, and inputs or outputs that no step reads.
 
-Pure, over a pipeline's settings. Knows names, not tensors: ``inferd.predict.steps`` says which operations exist and
-what they take and give, and a model's inputs and outputs are known when it is loaded.
+Pure, over a pipeline's settings. Knows names and not tensors: ``inferd.predict.steps`` defines the operations with
+their inputs and outputs, and those of a model are known when it is loaded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reference(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """A declared datatype and shape; None: the steps that read it know."""
+    """A declared datatype and shape; None: they are those of the steps that read it."""
 
     datatype: str
     shape: tuple[int, ...] | None
@@ -51,7 +51,7 @@ def read_spec(text: str) -> Spec | None:
 
 
 def step_names(steps: tuple[StepConfig, ...]) -> tuple[str, ...]:
-    """The steps' names: their own, or one made of what they do, numbered where it comes again."""
+    """The steps' names: given ones, or made of the operation or the model, with a number when repeated."""
     taken = {step.name for step in steps if step.name}
     names = []
     for step in steps:
@@ -67,7 +67,7 @@ def step_names(steps: tuple[StepConfig, ...]) -> tuple[str, ...]:
 
 
 def resolve(text: str, inputs: Mapping[str, str], names: tuple[str, ...]) -> Reference | None:
-    """What ``image``, ``decode`` or ``decode.image`` refers to; None: nothing has that name."""
+    """The tensor that ``image``, ``decode`` or ``decode.image`` refers to; None: no tensor has that name."""
     if text in inputs:
         return Reference(None, text)
     step, _, output = text.partition(".")
@@ -87,7 +87,7 @@ def needs(pipeline: PipelineConfig, names: tuple[str, ...]) -> list[set[int]]:
 
 
 def order(waits: list[set[int]]) -> list[int]:
-    """An order in which every step comes after those it waits for: of several the one that is listed first.
+    """An order in which every step comes after those it waits for. Among several, the first in the list comes first.
 
     Steps on a cycle, and those behind them, are left out. Kahn's algorithm.
     """
@@ -102,7 +102,7 @@ def order(waits: list[set[int]]) -> list[int]:
 
 
 def connections(here: Place, pipeline: PipelineConfig, names: tuple[str, ...]) -> Iterator[Problem]:
-    """Cycles, and what nobody reads."""
+    """Problems of the graph: cycles, and steps and inputs that nothing reads."""
     waits = needs(pipeline, names)
     sound = order(waits)
     stuck = [names[place] for place in _on_cycles(waits) if place not in sound]
@@ -138,7 +138,7 @@ def connections(here: Place, pipeline: PipelineConfig, names: tuple[str, ...]) -
 
 
 def _on_cycles(waits: list[set[int]]) -> list[int]:
-    """The steps that wait for themselves, by whatever way."""
+    """The steps that wait for themselves, directly or through other steps."""
     found = []
     for start in range(len(waits)):
         seen: set[int] = set()

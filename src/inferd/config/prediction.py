@@ -1,4 +1,4 @@
-"""How a predictive model is computed: batches, states of sequences, tensors by other names or shapes."""
+"""How a predictive model is computed: batches, states of sequences, and declared inputs and outputs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class SequenceConfig(Section, frozen=True, kw_only=True):
 
 
 class TensorConfig(Section, frozen=True, kw_only=True):
-    """One input or output as clients see it, where that is not, or not all of, what the artifact says."""
+    """One input or output as clients see it, when the artifact does not declare it, or not completely."""
 
     name: Annotated[
         str, Meta(description="The artifact's own, or one that ends in __ and its place: INPUT__0.", min_length=1)

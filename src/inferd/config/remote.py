@@ -1,4 +1,4 @@
-"""Servers elsewhere that compute a model."""
+"""Remote servers as replicas of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's requests before and between its replicas: waiting, choosing, failing, trying again, kept answers."""
+"""A model's requests in the router: queue, choice of a replica, circuit breakers, retries and the response cache."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What must hold between settings, and between them and this machine: the rules that types cannot say.
+"""What must hold between settings, and between settings and this machine: rules that no type can express.
 
-Gets a configuration whose fields each have an allowed value. Does not know how it was read. Never
-repeats a secret, nor anything that may be one by mistake.
+Given a configuration in which each field has an allowed value. Does not know how it was read. A problem never repeats a
+secret, nor a value that may be one by mistake.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _state(config: Config) -> Iterator[Problem]:
 
 
 def _unwritable(folder: Path) -> str | None:
-    """Why a folder cannot be made or written to; None where it can."""
+    """Why a folder cannot be made or written to; None: it can."""
     for existing in (folder, *folder.parents):
         try:
             if not existing.exists():
@@ -150,7 +150,7 @@ def _default(struct: msgspec.Struct, field: str) -> object:
 
 
 def _url_problem(url: str) -> str | None:
-    """What is wrong with the base URL of a remote server."""
+    """The problems of a remote server's base URL."""
     try:
         parts = urlsplit(url)
         has_port = parts.port != 0
@@ -195,7 +195,7 @@ def _unreadable(path: str, what: str) -> str | None:
 
 
 def _memory(config: Config) -> Iterator[Problem]:
-    """Budgets that contradict each other whatever the models are."""
+    """Memory budgets that contradict each other for any models."""
     whole = config.server.memory_bytes
     for name, model in config.models.items():
         if model.memory_fraction is None:

@@ -1,4 +1,4 @@
-"""The server itself: where it listens, what outlives it, where answers are kept, who its tenants are.
+"""The server itself: its ports, its state, the response cache and the tenants.
 
 Settings of models are in ``model.py``.
 """
@@ -137,7 +137,7 @@ class StateConfig(Section, frozen=True, kw_only=True):
 
 
 class CacheConfig(Section, frozen=True, kw_only=True):
-    """Where answers are kept that were computed before; a model says whether its answers are."""
+    """Where answers are cached; each model's settings say whether its answers are cached."""
 
     url: Annotated[
         str | None, Meta(description="redis://host:port/0 of a Redis or Valkey server; unset: this process's memory.")

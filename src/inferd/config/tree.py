@@ -1,7 +1,7 @@
-"""Walking a tree of msgspec structs: what each field allows, and everything wrong with a document.
+"""Walking a tree of msgspec structs: what each field allows, and every problem of a document.
 
-Knows struct types, paths and sentences. Does not know files, the environment, flags or which tree
-it walks. msgspec's own decoder stops at the first problem; a person fixing a file wants them all.
+Knows struct types, paths and messages. Does not know files, the environment, flags or which tree it walks. msgspec's
+own decoder stops at the first problem; the operator needs all of them at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Text(str):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a document: where, and a sentence saying what and what is allowed."""
+    """One problem of a document: its place, and a sentence with the value and what is allowed."""
 
     path: Path
     sentence: str
@@ -76,8 +76,8 @@ class Branch:
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it: ``models.chat.remotes[1].url``; names that would be ambiguous are quoted, and
-    what would move a terminal's cursor is escaped."""
+    """A path in the form ``models.chat.remotes[1].url``. Ambiguous names are quoted, and control characters of
+    terminals are escaped."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -123,7 +123,7 @@ def check(cls: type[msgspec.Struct], document: object) -> tuple[object, list[Pro
 
 
 def parse(leaf: Leaf, value: object) -> object:
-    """The value a leaf holds when told ``value``. Raises NotAllowedError with what is allowed."""
+    """The value of a leaf that was given as ``value``. Raises NotAllowedError with what is allowed."""
     if leaf.optional and _is_nothing(value):
         return None
     problems: list[Problem] = []
@@ -171,7 +171,7 @@ def _check(node: inspect.Type, value: object, path: Path, problems: list[Problem
 
 
 def _check_bare(node: inspect.Type, value: object, path: Path, problems: list[Problem]) -> object:
-    """The value where it is neither a section nor left unset."""
+    """The value, when it is neither a section nor unset."""
     if isinstance(node, inspect.DictType):
         if not _is_mapping(value):
             problems.append(_bad(path, value, "names, each with its own section"))

@@ -1,4 +1,4 @@
-"""Numbers as people write them: sizes such as 4GiB, counts such as 200k, and which settings may be written so."""
+"""Numbers with units: sizes such as 4GiB, counts such as 200k, and which settings may be written in this form."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def bytes_text(num_bytes: float) -> str:
-    """A number of bytes for people, in three digits: 512 B, 1.50 GiB."""
+    """A number of bytes in three digits and a unit: 512 B, 1.50 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1000:
             digits = 0 if unit == "B" or abs(num_bytes) >= 100 else 1 if abs(num_bytes) >= 10 else 2

@@ -27,7 +27,7 @@ _ENTRY: Final = re.compile(r"(?P<name>.+)@(?P<version>[1-9][0-9]{0,17})", re.DOT
 
 
 def entry_of(name: str, version: str) -> str:
-    """What an older version's entry is called."""
+    """The name of an older version's entry."""
     return f"{name}@{version}"
 
 
@@ -50,7 +50,7 @@ def versions_of(models: Mapping[str, ModelConfig], name: str) -> dict[str, str]:
 
 
 def entry_named(models: Mapping[str, ModelConfig], name: str) -> str | None:
-    """The entry of ``model@alias`` or ``model@3``; None where it is neither, or an entry's own name."""
+    """The entry of ``model@alias`` or ``model@3``; None: the name is neither, or is an entry's own."""
     base, at, word = name.rpartition("@")
     if not at or name in models or base not in models:
         return None
@@ -59,7 +59,7 @@ def entry_named(models: Mapping[str, ModelConfig], name: str) -> str | None:
 
 
 def names_of_entries(models: Mapping[str, ModelConfig]) -> dict[str, list[str]]:
-    """All names of each entry: its own, and those that ``entry_named`` takes for it."""
+    """All names of each entry: its own, and those for which ``entry_named`` finds it."""
     versions = {name: {config.version: name} for name, config in models.items()}
     for entry, config in models.items():
         match = _ENTRY.fullmatch(entry)
@@ -81,8 +81,8 @@ def entry_drawn(
 ) -> str:
     """The entry that serves a request for the model ``name``, by its versions' weights; without weights its own.
 
-    Equal ``unit``s (a session, a user) get equal versions. Versions lie side by side from the oldest on, so that
-    a change of weights moves only those for whom it must. ``is_able`` leaves out versions that cannot serve at all.
+    Equal ``unit``s (a session, a user) get equal versions. The versions divide an interval in order of age, so that a
+    change of weights moves as few units as possible. ``is_able`` leaves out versions that cannot serve at all.
     """
     config = models.get(name)
     if config is None or not config.versions.weights:
@@ -122,14 +122,14 @@ def expand_versions(config: Config) -> Config:
                 problems.append(f"models.{entry}: the name is that of a version of {name}; rename one of them.")
             models[entry] = msgspec.structs.replace(model, source=str(found[number]), version=str(number))
     for name, model in config.models.items():
-        problems += _of_names_and_weights(models, name, model.versions)
+        problems += _version_problems(models, name, model.versions)
     if problems:
         raise ConfigError("\n".join(problems), param="models")
     return msgspec.structs.replace(config, models=models)
 
 
-def _of_names_and_weights(models: Mapping[str, ModelConfig], name: str, versions: VersionsConfig) -> list[str]:
-    """What is wrong with aliases and weights, given the versions that are served."""
+def _version_problems(models: Mapping[str, ModelConfig], name: str, versions: VersionsConfig) -> list[str]:
+    """The problems of aliases and weights, given the versions that are served."""
     served = versions_of(models, name)
     there = ", ".join(served) or "none"
     said = []
@@ -152,14 +152,14 @@ def _of_names_and_weights(models: Mapping[str, ModelConfig], name: str, versions
         if number not in served
     ]
     if versions.weights and not sum(versions.weights.values()):
-        said.append(f"models.{name}.versions.weights: all of them are 0, so nobody would serve; give one a share.")
+        said.append(f"models.{name}.versions.weights: all of them are 0, so no version would serve; give one a share.")
     if versions.weights and any(models[entry].is_remote for entry in served.values()):
         said.append(f"models.{name}.versions.weights: they are for versions that run here, and one is a remote server.")
     return said
 
 
 def _folders(source: str) -> dict[int, Path]:
-    """The numbered subfolders of a model's folder that hold something; none where it is a model itself."""
+    """The numbered subfolders of a model's folder that are not empty; none when the folder is a model itself."""
     folder = Path(source).expanduser()
     try:
         entries = sorted(folder.iterdir()) if folder.is_dir() else []

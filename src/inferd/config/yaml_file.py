@@ -1,4 +1,4 @@
-"""A YAML file as plain data. Does not know what is in it."""
+"""A YAML file as plain data. Does not know its meaning."""
 
 from __future__ import annotations
 

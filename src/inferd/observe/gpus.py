@@ -1,6 +1,6 @@
-"""What the GPUs of this machine are doing, from NVIDIA's management library where its driver brings it.
+"""The state of this machine's GPUs, from NVIDIA's management library, which comes with its driver.
 
-Through ctypes: five functions are no reason for a package. Knows no metric's name.
+The library is called through ctypes: five functions need no package. Knows no metric's name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UUID_BYTES = 96
 
 
 class Library(Protocol):
-    """The functions of NVML by name; each returns 0 where it succeeded."""
+    """The functions of NVML by name; each returns 0 on success."""
 
     def __getattr__(self, name: str) -> Callable[..., int]: ...
 
@@ -34,7 +34,7 @@ class _Memory(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as it is now; None: it does not tell."""
+    """The state of one GPU; None: the library does not report it."""
 
     index: int
     uuid: str
@@ -46,7 +46,7 @@ class Gpu:
 
 
 class Gpus:
-    """The machine's GPUs, as far as the library tells."""
+    """The machine's GPUs that the library reports."""
 
     __slots__ = ("_handles", "_library")
 

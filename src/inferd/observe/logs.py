@@ -1,8 +1,8 @@
 """One JSON line per HTTP request, change of a replica and log record; never a prompt's or an answer's text.
 
-Lines go through a bounded queue to a thread of their own, so that a log reader that stops reading
-stops nothing else: when the queue is full, lines are dropped and counted. The thread wakes up for many
-lines at once: to be woken for each would cost the event loop more than the request itself.
+Lines go through a bounded queue to a thread of their own, so that a log reader that stops reading stops nothing else.
+When the queue is full, lines are dropped and counted. The thread is woken for many lines at once: waking it for each
+would cost the event loop more than the request itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_BATCH = 1024
 """Lines that are written at once."""
 
 GATHER_S = 0.05
-"""How long a line waits for others to be written with it."""
+"""How long a line waits for more lines to be written with it."""
 
 MAX_CHARACTERS = 256
 """Of a text field that a client chose; the rest is cut off."""
@@ -39,7 +39,7 @@ _LEVELS: dict[str, str] = {"hung": "error", "died": "error", "failed": "error"}
 
 
 def http_line(event: HttpServed, wall_s: float) -> str:
-    """The access log's line. ASCII only: whatever a client put in an id, it is one line of plain JSON."""
+    """A line of the access log. ASCII only: any id of a client results in one line of plain JSON."""
     usage, timings = event.usage, event.timings
     line = _HttpLine(
         timestamp(wall_s),
@@ -70,7 +70,7 @@ def http_line(event: HttpServed, wall_s: float) -> str:
         text = ""
     if text and text.isascii() and "\x7f" not in text:
         return text
-    # Not plain printable ASCII: what is not is escaped, which takes longer and is rare.
+    # Characters other than printable ASCII are escaped, which is slower and rare.
     return json.dumps(msgspec.to_builtins(line), separators=(",", ":"))
 
 
@@ -148,7 +148,7 @@ def replica_line(event: ReplicaChanged, wall_s: float) -> str:
 
 
 class LogHandler(logging.Handler):
-    """Python's logging, into the same log: one JSON line per record, and it waits for nobody either."""
+    """Sends Python's logging into the same log: one JSON line per record, without blocking the caller."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class LineWriter:
         self._on_drop = on_drop
         self._max_lines = max_lines
         self._lines: deque[str] = deque()
-        self._num_in_hand = 0  # taken out, and not yet written
+        self._num_in_hand = 0  # out of the queue, and not yet written
         self._is_closed = False
         self._is_asleep = False
         self._wake = threading.Event()
@@ -243,7 +243,7 @@ class LineWriter:
             return
         try:
             self._write_out("\n".join(shown) + "\n")
-        except (OSError, ValueError):  # the reader is gone, or the stream was closed
+        except (OSError, ValueError):  # the reader has ended, or the stream was closed
             for _ in shown:
                 self._on_drop()
 
@@ -265,7 +265,7 @@ def write_all(fd: int, text: str) -> None:
 def _write_some(fd: int, data: memoryview) -> int:
     try:
         return os.write(fd, data)
-    except BlockingIOError:  # somebody made the descriptor non-blocking: wait here, in the log's own thread
+    except BlockingIOError:  # another program made the descriptor non-blocking: wait here, in the log's own thread
         import select
 
         poll = select.poll()

@@ -1,7 +1,7 @@
 """The one table of metrics: every name, label, bucket and meaning, and the event each comes from.
 
-Only this file names metrics. A row has inferd's own name and the names that other servers' dashboards
-ask for; all of a row's names show the same values, because there is one value.
+Only this file names metrics. A row has inferd's own name, and the names that dashboards of other servers use. All names
+of a row show the same values, because there is one value.
 """
 
 from __future__ import annotations

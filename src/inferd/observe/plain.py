@@ -1,7 +1,6 @@
-"""The log for a person who watches a terminal: the same entries, short and readable.
+"""The log as text for a terminal: the same entries, short and readable.
 
-Knows the JSON lines of ``logs`` and says them in words. Probes and scrapes that went well are left out;
-nothing else is.
+Knows the JSON lines of ``logs``. Successful probes and scrapes are left out, and nothing else is.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ _PROBES = ("/health", "/livez", "/readyz", "/ping", "/metrics", "/admin/status")
 
 
 def is_plain(log_format: str) -> bool:
-    """Whether the log on stderr is words, as where a person watches, or JSON lines for programs."""
+    """Whether the log on stderr is text, as on a terminal, or JSON lines."""
     return log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
 
 
 def plain(line: str) -> str | None:
-    """One JSON line as a person reads it, or None when it is not worth their while."""
+    """A JSON line as text; None for a successful probe or scrape."""
     entry: JSON = json.loads(line)
     at = entry["ts"][11:19]
     match entry["event"]:

@@ -1,4 +1,4 @@
-"""The values behind the table's rows, and their text in Prometheus' exposition format.
+"""The values of the metrics, and their text in Prometheus' exposition format.
 
 A series is a row and the values of its labels. This file knows kinds (counter, gauge, histogram,
 summary), not what any metric means. One thread writes and renders.
@@ -101,7 +101,7 @@ class Distribution:
 
 
 class Store:
-    """All series, by row and labels; a series is made when it is first asked for."""
+    """All series, by row and labels. A series is made when it is first used."""
 
     def __init__(self, table: Iterable[Metric]) -> None:
         self._values: dict[Metric, dict[Labels, Value]] = {}
@@ -128,7 +128,7 @@ class Store:
         return found
 
     def clear(self, metric: Metric, *labels: str) -> None:
-        """Drop a gauge's series whose labels start with these, as they describe nothing any more."""
+        """Drop a gauge's series whose labels start with these, because what they describe is gone."""
         assert metric.kind == "gauge", f"{metric.name} must not go back. This is a bug."
         series = self._values[metric]
         for key in [key for key in series if key[: len(labels)] == labels]:

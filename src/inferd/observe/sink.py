@@ -1,7 +1,7 @@
-"""The end of the flow: events come in, numbers and log lines go out.
+"""The sink of all events: it turns them into metrics and log lines.
 
-What an event means for the metrics is written here and nowhere else. ``emit`` never raises and never
-waits: a defect in here is counted and costs a number, not a request.
+Only this file knows what an event means for the metrics. ``emit`` never raises and never blocks: a defect in it is
+counted and loses a number, and no request.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Observer:
         self._store.value(m.TURNED_AWAY)
         form = plain_line if plain else None
         self._log = LineWriter(sys.stderr if stream is None else stream, self._dropped.add, form=form)
-        # For logging.getLogger(...).addHandler: what Python's logging says joins the same log.
+        # For logging.getLogger(...).addHandler: Python's logging goes into the same log.
         self.log_handler: logging.Handler = LogHandler(self._log.write)
 
     # -- the border -------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Observer:
                 self._requests.ended(event, self._now())  # type: ignore[arg-type]
             else:
                 self._take(event)
-        except Exception as error:  # the sink: whatever is wrong here must not reach the room that emits
+        except Exception as error:  # the sink: a defect here must not reach the room that emits the event
             self._defect(event, error)
 
     def configure(self, models: Mapping[str, int], *, access_log: bool) -> None:
@@ -214,7 +214,7 @@ class Observer:
             case ClientTurnedAway():
                 self._store.value(m.TURNED_AWAY).add()
             case LoadProgress():
-                pass  # for whoever watches the start; the phases' seconds come with ReplicaChanged
+                pass  # shown during the start; the seconds of the phases come with ReplicaChanged
 
     def _queue_changed(self, event: QueueChanged) -> None:
         model = self._model(event.model)

@@ -1,6 +1,6 @@
-"""What each model has done since the server started, counted and timed: KServe v2's statistics.
+"""KServe v2's statistics: the counts and times of each model since the server started.
 
-Cumulative, in nanoseconds where it is time. Knows events; who shows the numbers, and in which form, is not known here.
+Cumulative; times are in nanoseconds. Knows events, and not how the numbers are shown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inferd.types import Timings
 
 
 class Span(msgspec.Struct):
-    """How often something happened, and how long it took in all."""
+    """A number of events and their total duration."""
 
     count: int = 0
     ns: int = 0
@@ -57,7 +57,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self._models: dict[str, ModelTally] = {}
-        self._decoded_s: dict[tuple[str, int], float] = {}  # a worker's seconds of decoding, as last told
+        self._decoded_s: dict[tuple[str, int], float] = {}  # a worker's seconds of decoding, as last reported
 
     def of(self, model: str) -> ModelTally:
         tally = self._models.get(model)
@@ -66,7 +66,7 @@ class Statistics:
         return tally
 
     def keep(self, models: Sequence[str]) -> None:
-        """Forget the others: they left."""
+        """Forget all other models, which were removed."""
         for name in self._models.keys() - set(models):
             del self._models[name]
 
