@@ -1,8 +1,8 @@
-"""What a model's files are: which runtime computes them, told from their content before their name.
+"""Recognising a model's files: which runtime computes them, by their content first and their name second.
 
-Reads first bytes, archives' tables and ``config.json``; opens no model, runs nothing, unpickles nothing. A file's
-content outweighs its name: a pickle that is called ``.onnx`` is a pickle, and is refused as one. Formats that are
-known and not served are refused with what to do instead.
+Reads first bytes, tables of archives and ``config.json``. Opens no model, runs no code and unpickles nothing. The
+content of a file counts more than its name: a pickle with the name ``.onnx`` is refused as a pickle. Formats that are
+known and not served are refused with the remedy.
 """
 
 from __future__ import annotations
@@ -139,11 +139,11 @@ def recognise(
     allow_pickle: bool = False,
     progress: Progress = silent,
 ) -> Artifact:
-    """What ``source`` is: a file, a folder, ``module:Class``, a bundled model or a hub id, which is downloaded first.
+    """The kind of ``source``: a file, a folder, ``module:Class``, a bundled model or a hub id, which is downloaded
+    first.
 
-    ``runtime``: what the operator says computes it; a contradiction to the files is refused. ``task``: what a
-    checkpoint of text is asked for; anything but auto makes it an encoder's.
-    Raises ModelLoadError that says what the source is and what to do.
+    ``runtime``: the operator's setting; a contradiction to the files is refused. ``task``: the task of a checkpoint for
+    texts; every value but auto makes it an encoder's. Raises ModelLoadError with the kind of the source and the remedy.
     """
     if runtime == "pipeline":
         return Artifact("pipeline", source, "ensemble", "predict")
@@ -244,7 +244,7 @@ def _folder(folder: Path, runtime: Runtime, task: str) -> Artifact | Path:
         inside = _one_model(newest)
         if inside is not None:
             return inside
-    check_folder(folder)  # says what a checkpoint would need
+    check_folder(folder)  # its message names what a checkpoint needs
     return _checkpoint(folder, runtime, task)
 
 
@@ -284,7 +284,7 @@ def _checkpoint(folder: Path, runtime: Runtime, task: str) -> Artifact:
 
 
 def _architectures(folder: Path) -> list[str]:
-    """What config.json calls the model; empty where it does not say so (the loader then complains)."""
+    """The architecture in config.json; empty when it has none (the loader then refuses the model)."""
     try:
         document = json.loads((folder / "config.json").read_bytes())
         named = document.get("architectures") if isinstance(document, dict) else None

@@ -1,6 +1,6 @@
-"""What a file is by its content: first bytes, a zip's table of contents, a protobuf's outermost fields.
+"""The kind of a file by its content: first bytes, a zip's table of contents, a protobuf's outermost fields.
 
-Reads a few kilobytes and never more than a table says; decodes no model and runs nothing. Knows no runtime.
+Reads a few kilobytes, and never more than a table allows. Decodes no model and runs no code. Knows no runtime.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_ENTRIES = 100_000
 
 
 def content_of(path: Path) -> Content:
-    """What the file at ``path`` is. Raises ModelLoadError where it cannot be read."""
+    """The kind of the file at ``path``. Raises ModelLoadError when it cannot be read."""
     try:
         with path.open("rb") as file:
             return _content(file)

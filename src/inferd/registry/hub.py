@@ -1,7 +1,7 @@
 """Downloading a checkpoint from the Hugging Face Hub, or any server that speaks its protocol.
 
-Only the files a server needs, never pickles. Knows the hub's client library and its failures;
-imported only when a hub id is asked for.
+Downloads the files that a server needs, and never pickles. Knows the hub's client library and its failures. Imported
+only when a hub id is used.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ IGNORED = ("[!0-9]*/*", "consolidated*.safetensors")
 
 
 def download(repo: str, revision: str | None, progress: Callable[[str, int, int], None]) -> Path:
-    """The local snapshot of ``repo`` at ``revision`` (default: its main branch), from the cache
-    where it is complete. ``progress`` is told ('download', bytes done, bytes in total).
+    """The local snapshot of ``repo`` at ``revision`` (default: its main branch), from the cache when it is complete.
+    ``progress`` is called with ('download', bytes done, bytes in total).
 
     Raises ModelLoadError with the remedy when the hub, the repository, the revision or the disk
     does not allow it.
@@ -111,8 +111,8 @@ def download(repo: str, revision: str | None, progress: Callable[[str, int, int]
 
 
 def cached(repo: str, revision: str | None) -> Path | None:
-    """The snapshot that earlier downloads left, by the cache's documented layout; the hub is not asked, and its
-    library, which takes a third of a second to import, is not needed."""
+    """The snapshot that earlier downloads left, by the documented layout of the cache. No request goes to the hub, and
+    its library, whose import takes a third of a second, is not needed."""
     home = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
     hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or home) / "hub"
     folder = Path(hub).expanduser() / f"models--{repo.replace('/', '--')}"
@@ -143,10 +143,10 @@ def _disk_or_network(error: OSError, spelled: str) -> str:
 
 
 def _bar_class(progress: Callable[[str, int, int], None]) -> type[Any]:
-    """A tqdm that draws nothing and tells ``progress`` of bytes.
+    """A tqdm that draws nothing and calls ``progress`` with bytes.
 
-    The client library opens one bar for files and one or two for bytes (received and written); the
-    furthest of the latter is told.
+    The client library opens one bar for files and one or two for bytes (received and written). The furthest bar of
+    bytes counts.
     """
     from tqdm.std import tqdm  # type: ignore[import-untyped]
 

@@ -1,7 +1,7 @@
-"""Which content a model's files have: one short name for all of them, so that a replaced file is noticed.
+"""The identity of a model's files: one short name for their content, so that a replaced file is noticed.
 
-Small files are told apart by every byte of theirs, so a copy or a touched file is still the same model; of large ones a
-part of the bytes, the size, the inode and the time of change must do. Opens no model. Knows which settings name files.
+Small files count with every byte, so a copy or a touched file is still the same model. Large files count with a part of
+their bytes, their size, their inode and their time of change. Opens no model. Knows which settings name files.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class _Digest(Protocol):
 
 
 def identity_of(config: ModelConfig) -> str:
-    """Twelve hexadecimal digits, equal for equal files; empty where none of the model's files are known here: a remote
-    server, a hub id (whose files do not change), a module that Python finds elsewhere."""
+    """Twelve hexadecimal digits, equal for equal files. Empty when no files of the model are known: a remote server, a
+    hub id (whose files do not change), or a module elsewhere on Python's path."""
     digest = hashlib.blake2b(digest_size=6)
     is_known = False
     for label, path in _files(config):
-        is_known = _note(digest, label, path) or is_known
+        is_known = _add_file(digest, label, path) or is_known
     return digest.hexdigest() if is_known else ""
 
 
@@ -45,7 +45,7 @@ def identity_of_files(files: Iterable[Path]) -> str:
     """Forty hexadecimal digits, equal for equal files of equal names."""
     digest = hashlib.blake2b(digest_size=20)
     for path in files:
-        _note(digest, path.name, path)
+        _add_file(digest, path.name, path)
     return digest.hexdigest()
 
 
@@ -70,7 +70,7 @@ def _files(config: ModelConfig) -> Iterator[tuple[str, Path]]:
 
 
 def source_files(source: str) -> Iterator[tuple[str, Path]]:
-    """A source's own files, each under its name below the source's folder; none of what is not known here."""
+    """A source's files, each under its name below the source's folder; none for a source without known files."""
     if is_code(source):
         path = _code_file(source.rpartition(":")[0])
         if path is not None:
@@ -80,7 +80,7 @@ def source_files(source: str) -> Iterator[tuple[str, Path]]:
         return
     try:
         path = resolve(source)
-    except ModelLoadError:  # the loader says what is wrong with it
+    except ModelLoadError:  # the loader reports the problem
         return
     if path.is_file():
         yield path.name, path
@@ -112,7 +112,7 @@ def _beside(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """A folder's files, in an order of their names; hidden ones and Python's caches are nobody's model."""
+    """A folder's files in the order of their names, without hidden files and Python's caches."""
     count = 0
     for parent, folders, files in os.walk(folder, followlinks=True):
         here = Path(parent)
@@ -149,7 +149,7 @@ def _as_file(place: str | None) -> Path | None:
         return None
 
 
-def _note(digest: _Digest, label: str, path: Path) -> bool:
+def _add_file(digest: _Digest, label: str, path: Path) -> bool:
     """Whether there was a file to note."""
     try:
         with path.open("rb") as file:

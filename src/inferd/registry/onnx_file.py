@@ -1,7 +1,8 @@
-"""What an ONNX file says of itself, read without onnx or onnxruntime: inputs, outputs, and the files it refers to.
+"""The header of an ONNX file, read without onnx or onnxruntime: inputs, outputs, and references to other files.
 
-Walks the protobuf's fields within the bounds of the file; never reads a weight. Knows the few fields of ``onnx.proto3``
-that are needed here and skips the others. References to other files are checked before anybody opens them.
+Walks the protobuf's fields within the bounds of the file and never reads a weight. Knows the few fields of
+``onnx.proto3`` that are needed here and skips the others. References to other files are checked before a file is
+opened.
 
 The wire format: https://protobuf.dev/programming-guides/encoding/; the messages: onnx/onnx.proto.
 """
@@ -38,7 +39,7 @@ class External(msgspec.Struct, frozen=True):
     tensor: str
     location: str
     offset: int = 0
-    length: int = 0  # 0: not said
+    length: int = 0  # 0: not given
 
 
 class OnnxFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ _BELOW: Final[Mapping[_Message, Mapping[int, _Message]]] = {
 
 
 def read_onnx(path: Path) -> OnnxFile:
-    """What the file says. Raises ModelLoadError for a file that is no complete ONNX model."""
+    """The header of the file. Raises ModelLoadError for a file that is no complete ONNX model."""
     return read_mapped(path, lambda data: _Reader(data).model())
 
 
@@ -208,7 +209,7 @@ class _Reader(Wire):
         if is_weight:
             self._parameters += count
             self._bits += count * _BITS.get(kind, 8)
-        # Whoever looks for the word alone, or for the entries alone, finds both here.
+        # A search for the key alone, or for the entries alone, finds both here.
         if is_external or entries:
             numbers = [entries.get(key, "0") or "0" for key in ("offset", "length")]
             if not all(number.isascii() and number.isdecimal() and len(number) < 19 for number in numbers):
@@ -226,7 +227,7 @@ class _Reader(Wire):
         return Value(name, kind, shape)
 
     def _type(self, field: Field, depth: int) -> tuple[str, tuple[int | str | None, ...]]:
-        """A TypeProto in onnxruntime's words, with its shape where it is a tensor's."""
+        """A TypeProto in onnxruntime's names, with the shape of a tensor."""
         if depth > 8:
             raise Malformed("a type is nested too deeply")
         for sub in self.fields(field.begin, field.end):

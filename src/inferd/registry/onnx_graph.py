@@ -1,6 +1,6 @@
 """The nodes of an ONNX file, read without onnx or onnxruntime: operators, attributes, shapes and small constants.
 
-Weights are never read, only their shapes. What the file may make this reader keep is bounded by the file's own size.
+Weights are never read, only their shapes. The memory of this reader is bounded by the file's own size.
 The messages: onnx/onnx.proto.
 """
 
@@ -27,7 +27,7 @@ Numbers = tuple[int | float, ...]
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """A constant: its shape (None: not known), and its elements where they are few numbers."""
+    """A constant: its shape (None: not known), and its elements when they are few numbers."""
 
     dims: tuple[int, ...] | None
     items: Numbers | None = None

@@ -1,6 +1,7 @@
-"""What a model file says of its inputs and outputs before it is loaded, in the words of KServe v2.
+"""The inputs and outputs of a model file before it is loaded, in the terms of KServe v2.
 
-Reads headers and tails alone. Knows the formats that say so; of the others nothing is known until they are loaded.
+Reads only headers and tails of files. Knows the formats that describe their inputs and outputs; those of other formats
+are known when the model is loaded.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
         return ANY_ROWS if claimed(self.rows, declared).because is not None else 0
 
     def not_batched(self, declared: int | None = None) -> str:
-        """Why requests are computed one by one; empty where they are not."""
+        """Why requests are computed one by one; empty when they are not."""
         found = claimed(self.rows, declared)
         return "" if found.because is not None else found.sentence
 
@@ -66,7 +67,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_signature(artifact: Artifact) -> Signature | None:
-    """None for a format that says nothing before it is loaded. Raises ModelLoadError for a file at fault."""
+    """None for a format that does not describe itself. Raises ModelLoadError for an invalid file."""
     path = artifact.path
     if not isinstance(path, Path) or not path.is_file():
         return None
@@ -117,8 +118,8 @@ def onnx_rows(path: Path, file: OnnxFile) -> Verdict:
 
 
 def onnx_state_rows(path: Path, states: Mapping[str, str]) -> Verdict:
-    """Likewise of a model with states, each of which has its rows along its one free dimension. ``states``: outputs,
-    and the inputs that they become. Inputs without a free first dimension are the same for all. Raises
+    """The verdict for a model with states, each of which has its rows along its one free dimension. ``states``:
+    outputs, and the inputs that they become. Inputs without a free first dimension are the same for all rows. Raises
     ModelLoadError."""
     file = read_onnx(path)
     into = set(states.values())
@@ -137,7 +138,7 @@ def onnx_state_rows(path: Path, states: Mapping[str, str]) -> Verdict:
 
 
 def _why_closed(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
-    """Why a model has no batch dimension, as its shapes tell; empty where they do not."""
+    """Why a model has no batch dimension, by its shapes; empty when the shapes give no reason."""
     if not inputs:
         return "it has no inputs"
     for noun, values in (("input", inputs), ("output", outputs)):
@@ -215,7 +216,7 @@ def _judged(document: Mapping[str, Any]) -> Verdict:
 
 
 def _program(path: Path) -> dict[str, Any] | None:
-    """The program in the archive; None where it is not found."""
+    """The program in the archive; None when there is none."""
     import zipfile  # most models are no archives
 
     try:

@@ -1,7 +1,7 @@
-"""Where a model's files are: a source as people write it becomes a file or folder that can be loaded.
+"""Where a model's files are: from the setting ``source`` to a file or folder that can be loaded.
 
-Knows the bundled models, files, folders and the name of the hub. Does not know what is inside the files:
-``registry/artifact.py`` looks, and the loader checks.
+Knows the bundled models, files, folders and the name of the hub. Does not know the contents of the files:
+``registry/artifact.py`` recognises them, and the loader checks them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _PATH_SUFFIXES: Final = frozenset(
 
 
 def silent(phase: str, done: int, total: int) -> None:
-    """A progress that nobody watches."""
+    """A progress function that shows nothing."""
 
 
 def is_code(source: str) -> bool:
@@ -81,10 +81,10 @@ def check_code(source: str) -> None:
 
 
 def is_path(source: str) -> bool:
-    """Whether the source names a place in the file system, also where nothing is there.
+    """Whether the source is a path in the file system, also one that does not exist.
 
-    Decides between a path and a hub id of the same spelling: what exists, what is written like a path, what ends
-    like a model's file, and what lies in a folder that exists is a path. A revision (``@main``) makes it a hub id.
+    Decides between a path and a hub id of the same spelling. A path exists, is written like one, ends like a model's
+    file, or is in a folder that exists. A revision (``@main``) makes it a hub id.
     """
     path = Path(source).expanduser()
     if path.exists() or source.startswith((".", "/", "~")):
@@ -104,7 +104,7 @@ def is_bundled(source: str) -> bool:
 
 
 def resolve(source: str, progress: Progress = silent) -> Path:
-    """The file or folder that is the model, downloaded first where ``source`` is a hub id.
+    """The file or folder that is the model, downloaded first when ``source`` is a hub id.
 
     ``source`` is 'demo', a file, a folder, or ``organisation/name[@revision]``. A path (``is_path``) wins over
     a hub id of the same spelling. Raises ModelLoadError that names what is missing and the remedy.
@@ -143,7 +143,7 @@ def _path_advice(source: str, path: Path) -> str:
 
 @contextmanager
 def blaming(setting: str) -> Iterator[None]:
-    """A ModelLoadError inside names ``setting``: the one that names this source, where it is not the model's own."""
+    """A ModelLoadError raised in the block names ``setting``, the setting that this source comes from."""
     try:
         yield
     except ModelLoadError as error:

@@ -1,8 +1,8 @@
 """A Triton model repository as inferd's configuration: a folder of models, each with config.pbtxt and numbered
 versions.
 
-Reads names and config.pbtxt; opens no model. What Triton does and inferd does not is refused with the reason where the
-answers would differ, and told as ignored where they would not.
+Reads names and config.pbtxt; opens no model. A setting that inferd does not support is refused with the reason if the
+answers would differ, and reported as ignored otherwise.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _CONTROLS: Final[Mapping[str, str]] = {
 
 
 class Repository(msgspec.Struct, frozen=True):
-    """What a repository holds: settings as in a configuration file's ``models``, and sentences about what is
-    ignored."""
+    """The contents of a repository: settings as in a configuration file's ``models``, and warnings about ignored
+    settings."""
 
     models: dict[str, Tree]
     warnings: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ def _model(name: str, folder: Path, warnings: list[str]) -> Tree:
             raise _RefusedError(f"{CONFIG} cannot be read: {error}") from None
         unknown: list[str] = []
         config = parse(text, TritonModel, unknown)
-        _tell_unknown(folder, unknown, warnings)
+        _warn_of_unknown(folder, unknown, warnings)
     if config.name not in ("", name):
         raise _RefusedError(f"{CONFIG} calls the model {config.name!r}, but its folder is called {name!r}")
     if config.max_batch_size < 0:
@@ -155,7 +155,7 @@ def _model(name: str, folder: Path, warnings: list[str]) -> Tree:
     return tree
 
 
-def _tell_unknown(folder: Path, unknown: list[str], warnings: list[str]) -> None:
+def _warn_of_unknown(folder: Path, unknown: list[str], warnings: list[str]) -> None:
     for path in unknown:
         if path in ("batch_input", "batch_output", "model_repository_agents"):
             raise _RefusedError(f"{path} is not supported; make what it adds a part of the model, or of a pipeline")

@@ -1,7 +1,7 @@
-"""The fields of Triton's model configuration (model_config.proto) that mean something here, as structs.
+"""The fields of Triton's model configuration (model_config.proto) that inferd uses, as structs.
 
-Names are Triton's, and so is the order of an enum's words, which gives them their numbers. What is not listed is
-unknown, and told as ignored.
+Names are Triton's, and so is the order of an enum's words, which gives them their numbers. Fields that are not listed
+are reported as ignored.
 """
 
 from __future__ import annotations

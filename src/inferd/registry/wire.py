@@ -71,7 +71,7 @@ class Wire:
         return self.raw(field).decode()
 
     def named(self, field: Field, number: int) -> str:
-        """The text of one field of a message; empty where it has none."""
+        """The text of one field of a message; empty when the field is missing."""
         return next((self.text(sub) for sub in self.fields(field.begin, field.end) if sub.number == number), "")
 
     def varints(self, field: Field) -> Iterator[int]:

@@ -37,10 +37,10 @@ class Keepsake:
         self._keeping = asyncio.get_running_loop().create_task(self._keep(artifact, self._below / secrets.token_hex(8)))
 
     async def _keep(self, artifact: str, folder: Path) -> None:
-        from inferd.registry.kept import keep  # when the model serves: nobody waits for it
+        from inferd.registry.pinned import pin_files  # when the model serves, so that no request waits for the import
 
         try:
-            before, self._kept = self._folder, await asyncio.to_thread(keep, self._config, artifact, folder)
+            before, self._kept = self._folder, await asyncio.to_thread(pin_files, self._config, artifact, folder)
             self._folder = folder
             if before is not None:
                 await asyncio.to_thread(shutil.rmtree, before, True)

@@ -23,7 +23,7 @@ from inferd.registry.rows.value import (
 
 
 def broadcast(values: Sequence[Value], symbols: Symbols) -> Value:
-    """What an operator over elements gives, whatever it computes. Raises UnknownRuleError."""
+    """The value of an operator over elements, independent of what it computes. Raises UnknownRuleError."""
     plain(*values)
     if any(not isinstance(value, Rows) and dims_of_or_none(value) is None for value in values):
         if any(isinstance(value, Rows) for value in values):
@@ -136,7 +136,7 @@ def opaque(symbols: Symbols, *key: object) -> Size:
 
 
 def on_items(values: Sequence[Value], operation: Operation, symbols: Symbols) -> Value:
-    """Two tensors of few integers, element by element; else what ``broadcast`` says."""
+    """Two tensors of few integers, element by element; otherwise the value of ``broadcast``."""
     one, other = values
     if not (isinstance(one, Fixed) and isinstance(other, Fixed)) or one.items is None or other.items is None:
         return broadcast(values, symbols)

@@ -1,8 +1,8 @@
 """The proof over a program of torch.export: torch's operators as the rules of this package.
 
-The program is the JSON of the archive, which says the shape of each tensor in symbols. An operator that is not named
-here gives a tensor of which nothing is known, unless all its inputs are constants. Each node is looked at once. The
-operators: https://docs.pytorch.org/docs/stable/torch.compiler_ir.html.
+The program is the JSON of the archive, which gives the shape of each tensor in symbols. Nothing is known of the result
+of an operator without a rule, unless all its inputs are constants. Each node is visited once. The operators:
+https://docs.pytorch.org/docs/stable/torch.compiler_ir.html.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def user_inputs(document: Mapping[str, Any]) -> list[str]:
 
 
 def why_closed(document: Mapping[str, Any]) -> str:
-    """Why a program has no batch dimension, as its shapes tell; empty where they do not."""
+    """Why a program has no batch dimension, by its shapes; empty when the shapes give no reason."""
     tensors = document["graph_module"]["graph"]["tensor_values"]
     names = user_inputs(document)
     for name in names:
@@ -242,7 +242,7 @@ class _Sizes:
         return tuple(self.of(size) for size in self._tensors[name]["sizes"])
 
     def of(self, told: Mapping[str, Any]) -> Size:
-        """A number that is told as an integer, by an expression or by a name."""
+        """A number that is given as an integer, by an expression or by a name."""
         if "as_int" in told:
             return Size(int(told["as_int"]))
         if "as_name" in told:
@@ -340,7 +340,7 @@ class _Node:
 
     @property
     def first(self) -> Value:
-        """The tensor that comes first, whatever it is called."""
+        """The first tensor among the arguments, by any name."""
         given = self.tensors()
         if not given:
             raise UnknownRuleError("is given no tensor")
@@ -353,7 +353,7 @@ class _Node:
                 raise UnknownRuleError("takes its weights from the rows")
 
     def size(self, name: str) -> Size | None:
-        """An integer; None where it is left out."""
+        """An integer; None when it is left out."""
         argument = self._arguments.get(name, {})
         if "as_int" in argument:
             return Size(int(argument["as_int"]))
@@ -378,7 +378,7 @@ class _Node:
         return None
 
     def number(self, name: str) -> float:
-        """A real number; 0 where it is left out."""
+        """A real number; 0 when it is left out."""
         argument = self._arguments.get(name, {})
         return float(argument.get("as_float", argument.get("as_int", 0)))
 
@@ -401,7 +401,7 @@ class _Node:
                 raise UnknownRuleError("computes with the number of rows")
 
     def shape(self, number: int = 0) -> tuple[Size, ...]:
-        """The shape of an output, as the program says it."""
+        """The shape of an output in the program."""
         return self.sizes.tensor(self.outputs[number])
 
     def made(self, axis: int | None) -> list[Value]:
@@ -428,7 +428,7 @@ class _Proof:
     def __init__(self, graph: Mapping[str, Any], names: Sequence[str]) -> None:
         self._graph = graph
         self._sizes = _Sizes(graph, row_symbol(graph, names))
-        self.broken: Mixed | None = None  # a tensor was changed in place, and with it whatever shares its memory
+        self.broken: Mixed | None = None  # a tensor was changed in place, and so were all tensors that share its memory
 
     def run(self, names: Sequence[str]) -> Mapping[str, Value]:
         """The values of all tensors."""
@@ -467,7 +467,7 @@ class _Proof:
         try:
             found = self._ruled(at)
             for number, value in enumerate(found):
-                if isinstance(value, Rows):  # the program's own shape says where the rows lie, too
+                if isinstance(value, Rows):  # the program's own shape also shows which dimension has the rows
                     made([ONE if size.rows == 0 else ROWS for size in at.shape(number)], value.axis)
             return found
         except MixedRowsError as error:
@@ -567,7 +567,7 @@ def _unsqueeze(at: _Node) -> list[Value]:
 
 
 def _squeeze(at: _Node) -> list[Value]:
-    """Only dimensions of 1 are dropped, and the rows stay: they are told to be of any number."""
+    """Only dimensions of 1 are dropped. The rows stay, because their number is free."""
     dims = dims_of(at.first)
     axes = at.integers("dim")
     if axes is None:

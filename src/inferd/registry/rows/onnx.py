@@ -1,8 +1,8 @@
 """The proof over an ONNX graph: its operators, with their attributes and versions, as the rules of this package.
 
-An operator that is not named here gives a tensor of which nothing is known, unless all its inputs are constants. The
-work is bounded by the size of the file: each node is looked at once, and a value's description has a bounded length.
-The operators: https://onnx.ai/onnx/operators/.
+Nothing is known of the result of an operator without a rule, unless all its inputs are constants. The work is bounded
+by the size of the file: each node is visited once, and the description of a value has a bounded length. The operators:
+https://onnx.ai/onnx/operators/.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class _Node:
         raise UnknownRuleError("takes its parameters from the rows")
 
     def numbers(self, number: int) -> tuple[int, ...] | None:
-        """The integers of a parameter; None where it is left out. Raises UnknownRuleError where they are not known."""
+        """The integers of a parameter; None when it is left out. Raises UnknownRuleError when they are not known."""
         found = self.fixed(number)
         if found is None:
             return None
@@ -218,7 +218,7 @@ class _Node:
         return known
 
     def sizes(self, number: int) -> tuple[Size, ...]:
-        """Likewise sizes, known or not."""
+        """The sizes of a parameter, known or not; None when it is left out."""
         found = self.fixed(number)
         if found is None or found.items is None:
             raise UnknownRuleError("has a shape that is computed")
@@ -276,8 +276,8 @@ class _Proof:
     def _after(
         self, mixed: Mixed, node: Node, values: Sequence[Value | None], scope: Mapping[str, Value], depth: int
     ) -> Sequence[Value]:
-        """The outputs of a node behind one that is not known. That one hides no operator behind it which carries data
-        along the rows: it is looked for as if the unknown ones left the rows where they are."""
+        """The outputs of a node behind one without a rule. An operator that carries data along the rows is found also
+        behind it, as if the operators without a rule left the rows where they are."""
         count = len(node.outputs)
         if mixed.is_certain or mixed.refutes_name:
             return [mixed] * count

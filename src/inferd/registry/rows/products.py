@@ -61,7 +61,7 @@ def _batches(one: Value, other: Value, symbols: Symbols) -> tuple[tuple[Size, ..
 def gemm(
     one: Value, other: Value, bias: Value | None, symbols: Symbols, *, turns_one: bool, turns_other: bool
 ) -> Value:
-    """Two matrices and what is added. The bias is broadcast, so its rows must be the product's."""
+    """Two matrices and a bias. The bias is broadcast, so its rows must be those of the product."""
     for value in (one, other):
         if len(dims_of(value)) != 2:
             raise UnknownRuleError("multiplies tensors that are no matrices")
@@ -157,7 +157,7 @@ def convolution(value: Value, weight: Value | None, channels: Size | None, windo
 
 
 def _moved(size: Size, number: int, count: int, window: Window) -> Size | None:
-    """The size of one dimension of the space behind the window; None where it is not known."""
+    """The size of one dimension after the window; None when it is not known."""
     length, kernel, strides, dilations = size.number, window.kernel, window.strides, window.dilations
     if length is None or window.is_open or len(kernel) != count:
         return None

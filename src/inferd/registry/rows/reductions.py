@@ -1,4 +1,4 @@
-"""Rules of operators that look along whole axes: sums, norms, orders."""
+"""Rules of operators that read whole axes: sums, norms, orders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reduce(value: Value, axes: Sequence[int] | None, *, keeps_dims: bool) -> Val
 
 
 def along(value: Value, axes: Sequence[int], action: str) -> Value:
-    """The shape stays; each element depends on all along ``axes``. ``action``: told of the rows."""
+    """The shape stays; each element depends on all along ``axes``. ``action``: the words for it in a reason."""
     dims = dims_of(value)
     plain(value)
     if axis_of(value) in {place(axis, len(dims)) for axis in axes}:

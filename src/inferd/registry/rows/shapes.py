@@ -89,7 +89,7 @@ def reshape(value: Value, target: Sequence[Size], symbols: Symbols, *, zero_copi
 
 
 def _known_shape(target: Sequence[Size]) -> Value:
-    """Of a tensor without rows whose own shape is not known."""
+    """The value of a tensor without rows whose own shape is not known."""
     if any(size.rows or size.factor < 1 for size in target):
         return Fixed(None)
     return Fixed(tuple(target))
@@ -101,7 +101,7 @@ def _guessed(dims: Sequence[Size], others: Sequence[Size], symbols: Symbols) -> 
     exact = quotient(total, known)
     if exact is not None:
         return exact
-    if known.rows == total.rows:  # so it does not depend on the number of rows, whatever it is
+    if known.rows == total.rows:  # so it does not depend on the number of rows
         return symbols.size()
     raise UnknownRuleError("reshapes to sizes that nothing is known of")
 
@@ -241,8 +241,8 @@ def split(value: Value, axis: int, sizes: Sequence[Size] | None, count: int, sym
 
 
 def keeps(value: Value, changed: Sequence[int], sizes: Sequence[Size], action: str) -> Value:
-    """The tensor with other sizes along the ``changed`` axes, along which elements move. ``action``: told of the
-    rows."""
+    """The tensor with other sizes along the ``changed`` axes, along which elements move. ``action``: the words for it
+    in a reason."""
     dims = list(dims_of(value))
     plain(value)
     for one, size in zip(changed, sizes, strict=True):

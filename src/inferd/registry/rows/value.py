@@ -1,8 +1,8 @@
 """The abstract values of a proof that rows are independent, and the arithmetic of sizes.
 
 The number of rows of a batch is a symbol. All other sizes are equal for the requests of one batch, which the batcher
-sees to. A value says how a tensor depends on the rows; the rules of operators map values to values and raise what they
-cannot.
+guarantees. A value states how a tensor depends on the rows. The rules of operators map values to values, and raise an
+error for what they cannot express.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Size(NamedTuple):
 
     @property
     def number(self) -> int | None:
-        """The value where it is known."""
+        """The value, when it is known."""
         return self.factor if not self.symbols and not self.rows else None
 
 
@@ -50,8 +50,8 @@ ONE: Final = Size(1)
 class Fixed(msgspec.Struct, frozen=True):
     """A tensor that does not depend on the values in any row.
 
-    ``dims`` hold no number of rows; None: not known. ``items`` are the elements where they are few integers; the
-    elements, and they alone, may hold the number of rows.
+    ``dims`` do not contain the number of rows; None: not known. ``items`` are the elements when they are few integers.
+    Only elements may contain the number of rows.
     """
 
     dims: tuple[Size, ...] | None
@@ -73,8 +73,8 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class Places(Rows, frozen=True):
-    """The number of its row at each place: it says where a row lies in the batch, so only indexing by rows may take
-    it."""
+    """A tensor with the number of its row at each place. It depends on the place of a row in the batch, so it may be
+    used only to index rows."""
 
 
 class Inner(Rows, frozen=True):
@@ -89,8 +89,8 @@ class Mixed(msgspec.Struct, frozen=True):
     rows, in place of not being known to keep them apart.
 
     ``refutes_name``: the exporter's name of the dimension is no reason any more, because the operator's own definition
-    is not read, or because it carries data along the rows if those before it leave the rows where they are.
-    ``supposed``: the value, if the operators that are not known leave the rows where they are.
+    is not read, or because it carries data along the rows if earlier operators leave the rows where they are.
+    ``supposed``: the value, if the operators without a rule leave the rows where they are.
     """
 
     reason: str
@@ -109,8 +109,7 @@ def worst(values: Iterable[Value | None]) -> Mixed | None:
 
 
 def supposed(values: Iterable[Value | None], symbols: Symbols) -> Rows | None:
-    """What an operator that is not known gives, if it leaves the rows where they are; None: there is no saying
-    where."""
+    """The value of an operator without a rule, if it leaves the rows where they are; None: their place is not known."""
     given = {(len(value.dims), value.axis) for value in values if type(value) is Rows}
     if len(given) != 1:
         return None
@@ -163,7 +162,7 @@ def times(*sizes: Size) -> Size:
 
 
 def quotient(size: Size, by: Size) -> Size | None:
-    """The exact quotient, where it is a product as well."""
+    """The exact quotient of a product."""
     if by.factor == 0 or size.factor % by.factor or by.rows > size.rows:
         return None
     left = list(size.symbols)
@@ -196,7 +195,7 @@ def made(dims: Sequence[Size], axis: int | None) -> Value:
 
 
 def dims_of(value: Value) -> tuple[Size, ...]:
-    """Raises UnknownRuleError where they are not known."""
+    """Raises UnknownRuleError when they are not known."""
     if isinstance(value, Mixed) or value.dims is None:
         raise UnknownRuleError("takes a tensor of unknown shape")
     return value.dims

@@ -25,7 +25,8 @@ _EXACT_NAMES: Final = frozenset({"N", "B"})
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Why the rows of a model are a batch; ``because`` None: they are not known to be one. ``sentence`` says it."""
+    """Why the rows of a model are a batch; ``because`` None: they are not known to be one. ``sentence`` is the reason
+    in words."""
 
     because: Because | None = None
     sentence: str = ""
@@ -45,15 +46,15 @@ def claimed(found: Verdict, max_batch_size: int | None) -> Verdict:
 
 
 def is_batch_name(name: str) -> bool:
-    """Whether a symbolic dimension's name says that it is the batch."""
+    """Whether a symbolic dimension has a usual name of the batch."""
     if len(name) == 1:
         return name in _EXACT_NAMES
     return bool(_BATCH_NAMES.fullmatch(name)) and not _TIME_NAMES.fullmatch(name)
 
 
 def proof(outputs: Mapping[str, Value], axes: Mapping[str, int | None] = {}) -> Verdict:
-    """What the values of a graph's outputs say: proved, or not known with the reason. ``axes``: of the rows, where it
-    is not the first."""
+    """The verdict from the values of a graph's outputs: proved, or not known with the reason. ``axes``: the axis of the
+    rows when it is not the first."""
     mixed = worst(outputs.values())
     if mixed is not None:
         return Verdict(None, mixed.reason)
@@ -71,7 +72,7 @@ def is_refuted(outputs: Mapping[str, Value]) -> bool:
 
 
 def refutes_name(outputs: Mapping[str, Value]) -> bool:
-    """Whether the exporter's name of the dimension is no reason, by what the graph says."""
+    """Whether the graph refutes the exporter's name of the dimension as a reason."""
     mixed = worst(outputs.values())
     return mixed is not None and (mixed.is_certain or mixed.refutes_name)
 

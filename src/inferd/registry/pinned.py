@@ -1,8 +1,7 @@
-"""A model's files as a worker loaded them, kept on disk, so that they can be loaded once more after others took their
-place.
+"""Pinning a model's files as a worker loaded them, so that they can be loaded again after they were replaced.
 
-Small files are copied, as those are often written over where they lie; of large ones a hard link is kept, which costs
-nothing and outlives a replacement by renaming. Knows nothing of workers.
+Small files are copied, because these are often overwritten in place. Large files get a hard link, which needs no space
+and survives a replacement by renaming. Knows nothing of workers.
 """
 
 from __future__ import annotations
@@ -19,35 +18,34 @@ from inferd.config import ModelConfig
 from inferd.registry.identity import WHOLE_BYTES, identity_of, source_files
 from inferd.registry.source import is_bundled, is_code, is_remote, resolve
 
-MAX_COPIED_BYTES: Final = 256 << 20  # of one model; what is beyond is linked
+MAX_COPIED_BYTES: Final = 256 << 20  # of one model; further files are linked
 
 
-def keep(config: ModelConfig, artifact: str, folder: Path) -> ModelConfig | None:
-    """Put the files that were loaded as ``artifact`` below the folder; settings that load them from there.
+def pin_files(config: ModelConfig, artifact: str, folder: Path) -> ModelConfig | None:
+    """Pin the files that were loaded as ``artifact`` below the folder. Returns settings that load them from there.
 
-    None, with nothing left behind, where that cannot be: code (it finds its neighbours by where it lies), large files
-    on another file system than the folder, a disk that is full, files that have been replaced since. Files that
-    settings beside the source name (labels, a chat template) stay where they are; when they change the rest alone
-    brings nothing back.
+    None, with nothing left behind, when that is impossible: code (it imports its neighbours by their place), large
+    files on another file system than the folder, a full disk, files that were replaced since. Files that other settings
+    name (labels, a chat template) are not pinned; when one of them changes, the rest alone restores nothing.
     """
     if config.allow_code:
         return None
-    kept = None
+    pinned = None
     with contextlib.suppress(OSError):
-        kept = _Keeping().kept(config, folder)
-    if kept is None or identity_of(kept) != artifact:
+        pinned = _Pinning().pin(config, folder)
+    if pinned is None or identity_of(pinned) != artifact:
         shutil.rmtree(folder, ignore_errors=True)
         return None
-    return kept
+    return pinned
 
 
-class _Keeping:
-    """One model's, with all its parts."""
+class _Pinning:
+    """The pinning of one model with all its parts."""
 
     def __init__(self) -> None:
         self._num_copied = 0
 
-    def kept(self, config: ModelConfig, folder: Path) -> ModelConfig:
+    def pin(self, config: ModelConfig, folder: Path) -> ModelConfig:
         changes: dict[str, object] = {"source": self._source(config.source, folder / "source")}
         draft = config.speculation.draft
         if draft is not None:
@@ -57,13 +55,13 @@ class _Keeping:
         parts = {}
         for number, (name, below) in enumerate(config.pipeline.models.items()):
             part = below if isinstance(below, ModelConfig) else msgspec.convert(below, ModelConfig)
-            parts[name] = self.kept(part, folder / f"part-{number}")
+            parts[name] = self.pin(part, folder / f"part-{number}")
         if parts:
             changes["pipeline"] = msgspec.structs.replace(config.pipeline, models=parts)
         return msgspec.structs.replace(config, **changes)
 
     def _source(self, source: str, folder: Path) -> str:
-        """Where its files are now: below the folder, or where they were when they are nobody's to replace."""
+        """The source of the pinned files; the old source for files that are never replaced."""
         if is_bundled(source) or is_code(source) or is_remote(source):
             return source
         files = list(source_files(source))

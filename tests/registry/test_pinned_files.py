@@ -13,9 +13,9 @@ from onnx.external_data_helper import convert_model_to_external_data
 from tests.predict.small_onnx import identity as small_model
 
 from inferd.config import ModelConfig, PipelineConfig, SpeculationConfig
-from inferd.registry import identity, kept
+from inferd.registry import identity, pinned
 from inferd.registry.identity import identity_of
-from inferd.registry.kept import keep
+from inferd.registry.pinned import pin_files
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def kept_of(config: ModelConfig, place: Path) -> ModelConfig:
-    found = keep(config, identity_of(config), place)
+    found = pin_files(config, identity_of(config), place)
     assert found is not None
     return found
 
@@ -50,7 +50,7 @@ def test_what_is_kept_outlives_files_that_are_written_over_where_they_lie(tmp_pa
 def test_large_files_are_linked_and_outlive_a_replacement_by_renaming(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (identity, kept):
+    for module in (identity, pinned):
         monkeypatch.setattr(module, "WHOLE_BYTES", 1000)
     monkeypatch.setattr(identity, "_PART_BYTES", 100)
     config = ModelConfig(source=str(folder))
@@ -67,7 +67,7 @@ def test_large_files_are_linked_and_outlive_a_replacement_by_renaming(
 
 
 def test_copies_are_bounded(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "MAX_COPIED_BYTES", 9000)
+    monkeypatch.setattr(pinned, "MAX_COPIED_BYTES", 9000)
     ours = Path(kept_of(ModelConfig(source=str(folder)), tmp_path / "kept").source)
     linked = [
         path.name for path in folder.rglob("*") if path.is_file() and path.samefile(ours / path.relative_to(folder))
@@ -103,13 +103,13 @@ def test_what_could_not_be_loaded_again_is_not_kept(
     config = ModelConfig(source=str(folder))
     loaded = identity_of(config)
     (folder / "config.json").write_bytes(b"replaced meanwhile")
-    assert keep(config, loaded, place) is None
+    assert pin_files(config, loaded, place) is None
     code = ModelConfig(source=str(folder), allow_code=True)
-    assert keep(code, identity_of(code), place) is None
+    assert pin_files(code, identity_of(code), place) is None
 
     def full(source: Path, to: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfile", full)
-    assert keep(config, identity_of(config), place) is None
+    assert pin_files(config, identity_of(config), place) is None
     assert not place.exists()
