@@ -57,11 +57,11 @@ class RandomWeights(Weights):
 
     def __init__(self, dtype: torch.dtype, device: torch.device, rule: Rule) -> None:
         self.folder, self.dtype, self.device = Path("random"), dtype, device
-        self._rule, self._keep, self.kept, self.around = rule, None, None, None
-        self._layouts, self._where, self._taken = {}, {}, set()
+        self._rule, self._keep, self.weight_cache, self.around = rule, None, None, None
+        self._layouts, self._where, self._read = {}, {}, set()
         self._forms = Counter()
         self._asked = self._prefix = ""
-        self.num_taken = self.taken_bytes = 0
+        self.num_parameters = self.num_bytes = 0
 
     def __contains__(self, name: str) -> bool:
         return True
@@ -70,8 +70,8 @@ class RandomWeights(Weights):
         count = 1
         for size in shape:
             count *= size
-        self.num_taken += count
-        self.taken_bytes += count * self.dtype.itemsize
+        self.num_parameters += count
+        self.num_bytes += count * self.dtype.itemsize
         if len(shape) == 1:
             return torch.ones(shape, dtype=self.dtype, device=self.device)
         return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(std=0.02)

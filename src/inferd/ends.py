@@ -35,23 +35,21 @@ def failed(request_id: str, arrived_at: float, error: Exception, usage: Usage = 
     known = public_error(request_id, error)
     timings = Timings(finished=clock.now() - arrived_at)
     is_refused = isinstance(known, InvalidRequest | Overloaded)
-    return _ended(request_id, End("refused" if is_refused else "failed", usage, timings, known.to_failure()))
+    return Output.ended(request_id, End("refused" if is_refused else "failed", usage, timings, known.to_failure()))
 
 
 def cancelled(request_id: str, arrived_at: float, now: float, usage: Usage = NO_USAGE) -> Output:
     """The last output of a request that its client or the server's end cancelled."""
-    return _ended(request_id, End("cancelled", usage, Timings(finished=now - arrived_at)))
+    return Output.ended(request_id, End("cancelled", usage, Timings(finished=now - arrived_at)))
 
 
 def refused(output: Output, error: InvalidRequest) -> Output:
     """An end in place of ``output``, the last of its request: it keeps the usage and the times."""
     assert output.end is not None, "only the last output of a request says how it ended"
     end = output.end
-    return _ended(output.request_id, End("refused", end.usage, end.timings, error.to_failure(), end.num_preemptions))
-
-
-def _ended(request_id: str, end: End) -> Output:
-    return Output(request_id, (), None, end)
+    return Output.ended(
+        output.request_id, End("refused", end.usage, end.timings, error.to_failure(), end.num_preemptions)
+    )
 
 
 def is_late(request: Request, now: float) -> bool:

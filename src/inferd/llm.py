@@ -247,12 +247,12 @@ class LLM:
                 raise
         waiting = deque(prepared)
         runnings: list[_Collected] = []
-        room = 2 * self.info.max_num_seqs  # enough to keep the engine full, within any bounded queue
+        capacity = 2 * self.info.max_num_seqs  # enough to keep the engine full, within any bounded queue
         try:
             with _Bar(len(prompts), progress) as bar:
                 active: list[_Collected] = []
                 while waiting or active:
-                    while waiting and len(self._running) < room:
+                    while waiting and len(self._running) < capacity:
                         runnings.append(self._submit(*waiting.popleft()))
                         active.append(runnings[-1])
                     self._turn()
@@ -451,12 +451,12 @@ def _load(name: str, config: ModelConfig, progress: bool) -> PreparingBackend:
         def tell(phase: str, done: int, total: int) -> None:
             bar.update(task, description=f"Loading {name}: {phase}", completed=done, total=total if total > 1 else None)
 
-        from inferd.engine.room import weights_room
+        from inferd.engine.weight_memory import reserve_weight_memory
 
-        room = weights_room(config, with_cache=True)  # the system finds it while torch is imported
+        weight_memory = reserve_weight_memory(config, with_cache=True)  # the system finds it while torch is imported
         from inferd.engine.load import create_backend  # some seconds, which the bar shows
 
-        return create_backend(name, config, tell, room)
+        return create_backend(name, config, tell, weight_memory)
 
 
 def _end(ahead: threading.Thread, is_leaving: threading.Event, is_idle: threading.Event) -> None:

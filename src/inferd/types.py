@@ -294,6 +294,11 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     end: End | None = None
     prediction: Prediction | None = None
 
+    @staticmethod
+    def ended(request_id: str, end: End) -> Output:
+        """The end of a request, without any more news of it."""
+        return Output(request_id, (), None, end)
+
 
 class Relayed(msgspec.Struct, frozen=True):
     """News of a relayed answer: bytes to be forwarded as they are. The first has ``head``, the last ``end``."""

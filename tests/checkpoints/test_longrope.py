@@ -11,7 +11,7 @@ import torch
 
 from inferd.checkpoints.architecture import read_config
 from inferd.checkpoints.decoder_config import Source
-from inferd.checkpoints.longrope import Asked, factors_of, factors_told, with_factors
+from inferd.checkpoints.longrope import Asked, factors_of, factors_text, with_factors
 from inferd.cli.check import examine
 from inferd.config import ModelConfig
 from inferd.engine.load import _fingerprint
@@ -85,7 +85,7 @@ def test_the_longest_text_that_is_served_decides_unless_the_operator_does(
     assert factors_of(config) == factors
     assert config.max_position_embeddings == longest
     assert len({id(rope) for rope in config.ropes}) == 1, "layers share their table"
-    told = factors_told(config)
+    told = factors_text(config)
     assert f"{factors} factors" in told if (factors, longest) != ("short", ORIGINAL) else told == ""
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from inferd.checkpoints.weight_cache import KeptWeights
+from inferd.checkpoints.weight_cache import WeightCache
 
 
 def tensors() -> dict[str, Tensor]:
@@ -26,7 +26,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 def keep(at: Path, key: str = "k", limit: int = 1 << 20) -> Path:
-    kept = KeptWeights(at, key, limit)
+    kept = WeightCache(at, key, limit)
     for name, tensor in tensors().items():
         assert kept.find(name) is None
         kept.hold(name, tensor)
@@ -37,12 +37,12 @@ def keep(at: Path, key: str = "k", limit: int = 1 << 20) -> Path:
 
 def test_what_was_kept_is_found_byte_for_byte_under_its_own_key_only(tmp_path: Path) -> None:
     path = keep(tmp_path)
-    kept = KeptWeights(tmp_path, "k", 1 << 20)
+    kept = WeightCache(tmp_path, "k", 1 << 20)
     for name, tensor in tensors().items():
         found = kept.find(name)
         assert found is not None
         assert torch.equal(found, tensor)
-    assert KeptWeights(tmp_path, "another", 1 << 20).find("a.data") is None
+    assert WeightCache(tmp_path, "another", 1 << 20).find("a.data") is None
     assert set(load_file(path)) >= set(tensors())  # a safetensors file for everybody
     assert [path] == list(tmp_path.iterdir())
 
@@ -50,7 +50,7 @@ def test_what_was_kept_is_found_byte_for_byte_under_its_own_key_only(tmp_path: P
 def test_a_file_that_has_everything_is_not_written_again(tmp_path: Path) -> None:
     path = keep(tmp_path)
     before = path.stat().st_ino
-    kept = KeptWeights(tmp_path, "k", 1 << 20)
+    kept = WeightCache(tmp_path, "k", 1 << 20)
     for name, tensor in tensors().items():
         assert kept.find(name) is not None
         kept.hold(name, tensor)
@@ -68,7 +68,7 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path, at: float, bit: int) 
     content = bytearray(path.read_bytes())
     content[int(at * (len(content) - 1))] ^= 1 << bit
     path.write_bytes(content)
-    kept = KeptWeights(tmp_path, "k", 1 << 20)
+    kept = WeightCache(tmp_path, "k", 1 << 20)
     for name, tensor in tensors().items():
         found = kept.find(name)
         assert found is None or torch.equal(found, tensor)
@@ -82,7 +82,7 @@ def test_a_file_that_was_cut_off_is_said_and_replaced(
     whole = path.read_bytes()
     path.write_bytes(whole[:left])
     with caplog.at_level(logging.WARNING):
-        kept = KeptWeights(tmp_path, "k", 1 << 20)
+        kept = WeightCache(tmp_path, "k", 1 << 20)
         found = [kept.find(name) for name in tensors()]
     if left != -1:  # the last byte is padding
         assert found == [None, None, None]
@@ -99,7 +99,7 @@ def test_a_damaged_tensor_makes_the_whole_file_new_and_later_starts_find_it(tmp_
     whole = path.read_bytes()
     found = whole.find(tensors()["b.total"].numpy().tobytes())
     path.write_bytes(whole[:found] + b"\xff" * 8 + whole[found + 8 :])
-    kept = KeptWeights(tmp_path, "k", 1 << 20)
+    kept = WeightCache(tmp_path, "k", 1 << 20)
     assert kept.find("a.data") is not None
     assert kept.find("b.total") is None
     for name, tensor in tensors().items():
@@ -117,7 +117,7 @@ def test_the_folder_is_bounded_and_loses_what_was_not_used_for_longest(tmp_path:
     for i, key in enumerate("abc"):
         paths.append(keep(tmp_path, key, limit=10 * size))
         os.utime(paths[-1], (1000 + i, 1000 + i))
-    KeptWeights(tmp_path, "a", 1 << 20)  # used: now the newest
+    WeightCache(tmp_path, "a", 1 << 20)  # used: now the newest
     keep(tmp_path, "d", limit=3 * size)
     left = {path.name for path in tmp_path.iterdir()}
     assert paths[0].name in left

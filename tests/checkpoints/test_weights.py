@@ -39,7 +39,7 @@ def test_tensors_come_back_as_they_were_saved(dtype: torch.dtype, tmp_path: Path
     save_file(saved, tmp_path / "model.safetensors")
     weights = opened(tmp_path, dtype)
     for name, tensor in saved.items():
-        assert torch.equal(weights.take(name, *tensor.shape), tensor)
+        assert torch.equal(weights.read(name, *tensor.shape), tensor)
         assert torch.equal(weights.lend(name, *tensor.shape), tensor)
 
 
@@ -47,12 +47,12 @@ def test_data_at_an_odd_address_is_read(tmp_path: Path) -> None:
     header = json.dumps({"a": entry([2], 0, 8)}).encode()
     header += b" " * ((2 - len(header)) % 4 + 1)
     write_raw(tmp_path, header, struct.pack("<2f", 1.5, -2.0))
-    assert opened(tmp_path).take("a", 2).tolist() == [1.5, -2.0]
+    assert opened(tmp_path).read("a", 2).tolist() == [1.5, -2.0]
 
 
 def test_what_is_taken_outlives_the_file(tmp_path: Path) -> None:
     save_file({"a": torch.arange(4.0)}, tmp_path / "model.safetensors")
-    taken = opened(tmp_path).take("a", 4)
+    taken = opened(tmp_path).read("a", 4)
     with (tmp_path / "model.safetensors").open("r+b") as file:
         file.seek(-16, 2)
         file.write(b"\xff" * 16)
@@ -150,17 +150,17 @@ def test_a_tensor_that_is_missing_mis_shaped_or_too_many_is_named(tmp_path: Path
     save_file({"a": torch.ones(4), "b": torch.ones(2)}, tmp_path / "model.safetensors")
     weights = opened(tmp_path)
     with pytest.raises(ModelLoadError, match="no tensor 'c'"):
-        weights.take("c", 4)
+        weights.read("c", 4)
     with pytest.raises(
         ModelLoadError, match=r"model\.safetensors: tensor 'a' has shape \[4\], but config\.json asks for \[2, 2\]"
     ):
-        weights.take("a", 2, 2)
-    weights.take("a", 4)
+        weights.read("a", 2, 2)
+    weights.read("a", 4)
     with pytest.raises(
         ModelLoadError, match=r"1 tensors that config\.json's architecture does not know, for example b"
     ):
-        weights.check_all_taken(lambda name: False)
-    weights.check_all_taken(lambda name: name == "b")
+        weights.check_all_read(lambda name: False)
+    weights.check_all_read(lambda name: name == "b")
 
 
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
         device=CPU,
         progress=lambda phase, done, total: told.append((phase, done, total)),
     )
-    weights.take("a", 4)
-    weights.take("b", 2, 3)
+    weights.read("a", 4)
+    weights.read("b", 2, 3)
     assert told == [("weights", 16, 40), ("weights", 40, 40)]
-    assert weights.num_taken == 10
-    assert weights.taken_bytes == 20
+    assert weights.num_parameters == 10
+    assert weights.num_bytes == 20

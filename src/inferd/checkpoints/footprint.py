@@ -15,7 +15,7 @@ from inferd.errors import ModelLoadError
 from inferd.native.forms import Rule
 
 
-def taken_bytes(folder: Path, source: Source, dims: DecoderConfig, itemsize: int, asked: str) -> int:
+def weight_bytes(folder: Path, source: Source, dims: DecoderConfig, itemsize: int, asked: str) -> int:
     """Bytes of the tensors the model takes: in its own number format, as the integers they are stored as, or as those that
     ``asked`` makes of them. Raises ModelLoadError."""
     tables = {}

@@ -53,7 +53,7 @@ def factors_of(config: DecoderConfig) -> Asked:
     return next((rope.factors for rope in config.ropes if rope is not None and rope.factors is not None), "auto")
 
 
-def factors_told(config: DecoderConfig) -> str:
+def factors_text(config: DecoderConfig) -> str:
     """A sentence for operators about the set that was chosen; empty where there is no choice."""
     original, factors = _original(config), factors_of(config)
     if original is None or (original >= config.max_position_embeddings and factors == "short"):

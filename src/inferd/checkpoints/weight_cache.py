@@ -42,7 +42,7 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "inferd" / "quantized"
 
 
-class KeptWeights:
+class WeightCache:
     """The tensors of one quantised model by name: found in its file, or made and then kept."""
 
     def __init__(self, at: Path, key: str, limit_bytes: int) -> None:

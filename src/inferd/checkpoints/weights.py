@@ -19,7 +19,7 @@ from inferd.checkpoints.safetensors import Entry, read_table, weight_files
 from inferd.checkpoints.stored.declared import Quantization
 from inferd.checkpoints.stored.layout import UNUSED, Layout, layouts
 from inferd.checkpoints.stored.reading import read_fp8, read_integers
-from inferd.checkpoints.weight_cache import KeptWeights
+from inferd.checkpoints.weight_cache import WeightCache
 from inferd.errors import ModelLoadError
 from inferd.native.forms import UNTOUCHED, Form, Rule
 from inferd.native.quantized import QuantizedWeight
@@ -64,7 +64,7 @@ class _File:
 
 
 class Weights:
-    """The tensors of a checkpoint folder by name. ``take`` hands each out once, checked and cast."""
+    """The tensors of a checkpoint folder by name. ``read`` hands each out once, checked and cast."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class Weights:
         quantization: Quantization | None = None,
         keep_integers: Callable[[Layout], bool] | None = None,
         rule: Rule = UNTOUCHED,
-        kept: KeptWeights | None = None,
+        weight_cache: WeightCache | None = None,
     ) -> None:
         """``quantization``: what the checkpoint's configuration says of it. ``keep_integers``: of which weights
         ``integers`` hands out the integers (None: of all); the others are numbers in the model's format. ``rule``: what
-        products of numbers are to become, and ``kept`` has those made before."""
+        products of numbers are to become, and ``weight_cache`` has those made before."""
         self.folder = folder
         self.dtype = dtype
         self.device = device
@@ -93,12 +93,12 @@ class Weights:
                 raise ModelLoadError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
             for name in file.table:
                 self._where[name] = file
-        self._taken: set[str] = set()
+        self._read: set[str] = set()
         self._layouts: dict[str, Layout] = {}
         self._zero_offset = 0
         self._keep = keep_integers
         self._rule = rule
-        self.kept = kept
+        self.weight_cache = weight_cache
         if quantization is not None:
             table: dict[str, Entry] = {name: file.table[name] for name, file in self._where.items()}
             self._layouts = layouts(quantization, table, str(folder))
@@ -109,8 +109,8 @@ class Weights:
         # What is put around each product that is made of these weights (names and rows, biases, product): calibration.
         self.around: Callable[[list[tuple[str, int]], list[Tensor] | None, ops.Linear], ops.Linear] | None = None
         self._forms: Counter[str] = Counter()  # of integers: parameters
-        self.num_taken = 0  # parameters
-        self.taken_bytes = 0  # as the model holds them
+        self.num_parameters = 0  # parameters
+        self.num_bytes = 0  # as the model holds them
 
     def rename(self, asked: str, stored: str) -> None:
         """From here on, the name ``asked`` + x stands for the stored tensor ``stored`` + x."""
@@ -127,12 +127,12 @@ class Weights:
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def read(self, name: str, *shape: int) -> Tensor:
         """Tensor ``name`` of exactly ``shape``, in the model's dtype. Raises ModelLoadError."""
         return self._cast(self._numbers(name, shape))
 
     def lend(self, name: str, *shape: int) -> Tensor:
-        """Like ``take``, but possibly the mapped file itself: for callers that copy what they keep."""
+        """Like ``read``, but possibly the mapped file itself: for callers that copy what they keep."""
         return self._numbers(name, shape).to(device=self.device, dtype=self.dtype)
 
     def form(self, names: Sequence[str]) -> Form | None:
@@ -142,9 +142,9 @@ class Weights:
 
     def lend_for(self, form: Form, name: str, shape: tuple[int, int], width: int) -> Tensor:
         """The matrix that becomes integers of ``form``, with ``width`` inputs, as it is stored and where it lies."""
-        before = self.taken_bytes
+        before = self.num_bytes
         tensor = self._numbers(name, shape)
-        self.taken_bytes = before + form.nbytes(tensor.numel() // width, width)
+        self.num_bytes = before + form.nbytes(tensor.numel() // width, width)
         self._forms[form.name] += tensor.numel()
         return tensor
 
@@ -206,13 +206,13 @@ class Weights:
     def _count(self, layout: Layout, held_bytes: int) -> None:
         for part in layout.parts:
             name = layout.tensor(part)
-            self._taken.add(name)
+            self._read.add(name)
             self._done_bytes += self._where[name].table[name].nbytes
-        self.num_taken += layout.out_features * layout.in_features
-        self.taken_bytes += held_bytes
-        self._tell()
+        self.num_parameters += layout.out_features * layout.in_features
+        self.num_bytes += held_bytes
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._progress is not None:
             self._progress("weights", self._done_bytes, self.total_bytes)
 
@@ -228,11 +228,11 @@ class Weights:
             raise ModelLoadError(
                 f"{file.path}: tensor {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}."
             )
-        self._taken.add(name)
-        self.num_taken += tensor.numel()
-        self.taken_bytes += tensor.numel() * self.dtype.itemsize
+        self._read.add(name)
+        self.num_parameters += tensor.numel()
+        self.num_bytes += tensor.numel() * self.dtype.itemsize
         self._done_bytes += tensor.numel() * tensor.element_size()
-        self._tell()
+        self._report_progress()
         return tensor
 
     def _is_spare(self, name: str) -> bool:
@@ -242,9 +242,9 @@ class Weights:
             return True
         return part == "bias" and module in self._layouts and not bool(self._part(name).any())
 
-    def check_all_taken(self, ignored: Callable[[str], bool]) -> None:
+    def check_all_read(self, ignored: Callable[[str], bool]) -> None:
         """Raises ModelLoadError for tensors that the model did not use: it would compute something else."""
-        left = sorted(n for n in self._where if n not in self._taken and not ignored(n))
+        left = sorted(n for n in self._where if n not in self._read and not ignored(n))
         if self._layouts:
             left = [name for name in left if not self._is_spare(name)]
         if left:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inferd import clock, ends
 from inferd.checkpoints.text.tokenizer import Owner
-from inferd.engine.beam import BeamState
+from inferd.engine.beam_search import BeamSearch
 from inferd.engine.generation import Choice, Generation
 from inferd.engine.prepare import Prepared, Preparer
 from inferd.engine.runner import Runner
@@ -29,21 +29,6 @@ from inferd.errors import InferdError, InvalidRequest
 from inferd.types import Chat, GenerateRequest, ModelInfo, Output, StepStats, TextPrompt
 
 _PROMPT_LOGITS_ROWS = 64  # rows of prompt logits held at a time: 64 x 151,936 x 4 bytes = 39 MB
-
-
-class Beams:
-    """A beam search under way: its state, and the candidates of the beams that are ready.
-
-    Beams advance in lockstep: all of them must have been computed before any is extended.
-    """
-
-    __slots__ = ("live", "num_made", "ready", "state")
-
-    def __init__(self, state: BeamState, root: Sequence) -> None:
-        self.state = state
-        self.live: list[Sequence] = [root]
-        self.ready: dict[Sequence, list[tuple[int, float]]] = {}
-        self.num_made = 1
 
 
 class Engine:
@@ -66,13 +51,13 @@ class Engine:
         self._sampler = sampler
         self._speculation = speculation
         self._generations: dict[str, Generation] = {}
-        self._beams: dict[str, Beams] = {}
+        self._beams: dict[str, BeamSearch] = {}
         self._cancelled: list[Generation] = []  # their ends are due with the next step
         self._completed: list[Generation] = []  # likewise: continuations that had nothing left to say
         self._with_deadline: set[str] = set()
         self._next_deadline = math.inf  # none of them is due before
         self._current: Step | None = None  # the step being computed
-        self._said: list[Output] = []  # what it has to say so far; what is left of one that failed comes first
+        self._outputs: list[Output] = []  # of the step so far; those that a failed step left come first
         self._clock = StepClock()
 
     @property
@@ -140,19 +125,13 @@ class Engine:
             self._with_deadline.add(request.id)
             self._next_deadline = min(self._next_deadline, generation.deadline_at)
         if sampling.use_beam_search and sampling.max_tokens:
-            state = BeamState(
-                width=sampling.width,
-                max_tokens=sampling.max_tokens,
-                eos_token_ids=prepared.eos_ids,
-                length_penalty=sampling.length_penalty,
-            )
-            self._beams[request.id] = Beams(state, root)
+            self._beams[request.id] = BeamSearch(prepared, root, self._scheduler)
         self._scheduler.add(root)
 
     def cancel(self, request_id: str) -> None:
         generation = self._generations.get(request_id)
         if generation is not None:
-            self._forget(generation)
+            self._end_generation(generation)
             self._cancelled.append(generation)
 
     def due(self, now: float) -> float | None:
@@ -160,55 +139,45 @@ class Engine:
 
     def step(self, now: float) -> tuple[list[Output], StepStats]:
         self._clock.start()
-        self._said += self._expire(now) + self._end_cancelled(now)
+        self._outputs += self._expire(now) + self._end_cancelled(now)
         self._current = step = self._scheduler.schedule()
         if step.slices:
-            self._note_scheduled(step, now)
-            began = clock.now()
             with torch.inference_mode():
-                self._clock.lap("schedule")
-                if self._speculation is not None:
-                    self._speculation.extend(step)
-                self._clock.lap("speculate")
-                batch = self._runner.prepare(step, _looked_at(step))
-                self._clock.lap("batch")
-                hidden = self._runner.compute(batch)
-                self._clock.lap("forward")
-                self._scheduler.commit(step)
-                self._clock.lap("schedule")
-                self._score_prompts(step, hidden)
-                # Tokens are there when they have been computed, not when the step began.
-                self._extend(step, hidden, lambda: now + clock.now() - began)
-            self._clock.lap("text")
-            self._scheduler.note_cost(step, clock.now() - began)
-            if self._speculation is not None:
-                self._speculation.note()
+                self._compute(step, now)
         self._current = None
-        outputs, self._said = self._said, []
-        return outputs, self._stats(step)
+        return self._take_outputs(), self._stats(step)
+
+    def _compute(self, step: Step, now: float) -> None:
+        began = clock.now()
+        self._mark_scheduled(step, now)
+        self._add_guesses(step)
+        hidden = self._forward(step)
+        self._commit(step)
+        self._score_prompts(step, hidden)
+        # A token's time is when it has been computed, not when the step began.
+        self._extend_sequences(step, hidden, lambda: now + clock.now() - began)
+        self._record_cost(step, clock.now() - began)
 
     def abort_step(self, error: Exception, now: float) -> list[Output]:
         """``step`` raised: end the requests that were in it, keep the others. What had ended before it raised is told too."""
         step, self._current = self._current, None
         failure = error if isinstance(error, InferdError) else ends.model_failed()
         ids = {part.sequence.request_id for part in step.slices} if step is not None else set(self._generations)
-        said, self._said = self._said, []
-        outputs = said + self._end_cancelled(now)
+        outputs = self._take_outputs() + self._end_cancelled(now)
         for request_id in sorted(ids & self._generations.keys()):
             generation = self._generations[request_id]
-            self._forget(generation)
+            self._end_generation(generation)
             outputs.append(generation.failed(failure, now))
         return outputs
 
     def halt(self, now: float) -> list[Output]:
         for request_id in tuple(self._generations):
             self.cancel(request_id)
-        said, self._said = self._said, []
-        return said + self._end_cancelled(now)
+        return self._take_outputs() + self._end_cancelled(now)
 
     def close(self) -> None:
         for generation in list(self._generations.values()):
-            self._forget(generation)
+            self._end_generation(generation)
 
     # -- parts of the step ------------------------------------------------------------------
 
@@ -218,10 +187,8 @@ class Engine:
         outputs = [generation.cancelled(now) for generation in cancelled]
         for generation in completed:
             if self._generations.get(generation.id) is generation:
-                self._forget(generation)
-                output = generation.news(list(generation.choices.values()), now)
-                assert output is not None
-                outputs.append(output)
+                self._end_generation(generation)
+                outputs.append(_all_news(generation, now))
         return outputs
 
     def _expire(self, now: float) -> list[Output]:
@@ -233,7 +200,7 @@ class Engine:
             deadline_at = generation.deadline_at
             assert deadline_at is not None
             if deadline_at <= now:
-                self._forget(generation)
+                self._end_generation(generation)
                 has_begun = generation.scheduled_at is not None
                 error = ends.too_late(generation.prepared.request, has_begun=has_begun)
                 expired.append(generation.failed(error, now))
@@ -241,12 +208,40 @@ class Engine:
                 self._next_deadline = min(self._next_deadline, deadline_at)
         return expired
 
-    def _note_scheduled(self, step: Step, now: float) -> None:
+    def _mark_scheduled(self, step: Step, now: float) -> None:
         for part in step.slices:
             generation = self._generations[part.sequence.request_id]
             if generation.scheduled_at is None:
                 generation.scheduled_at = now
                 generation.num_cached = part.sequence.num_cached
+        self._clock.lap("schedule")
+
+    def _add_guesses(self, step: Step) -> None:
+        if self._speculation is not None:
+            self._speculation.extend(step)
+        self._clock.lap("speculate")
+
+    def _forward(self, step: Step) -> Tensor:
+        """The hidden states of the step's ``_output_rows``."""
+        batch = self._runner.prepare(step, _output_rows(step))
+        self._clock.lap("batch")
+        hidden = self._runner.compute(batch)
+        self._clock.lap("forward")
+        return hidden
+
+    def _commit(self, step: Step) -> None:
+        self._scheduler.commit(step)
+        self._clock.lap("schedule")
+
+    def _record_cost(self, step: Step, seconds: float) -> None:
+        self._clock.lap("text")
+        self._scheduler.record_cost(step, seconds)
+        if self._speculation is not None:
+            self._speculation.record_step()
+
+    def _take_outputs(self) -> list[Output]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def _score_prompts(self, step: Step, hidden: Tensor) -> None:
         """Log-probabilities of prompt tokens, for requests that want them. Row p predicts token p + 1."""
@@ -271,7 +266,7 @@ class Engine:
                     known += [generation.describe(s, sampling.prompt_logprobs) for s in scored]
             row += part.count
 
-    def _extend(self, step: Step, hidden: Tensor, tell_time: Callable[[], float]) -> None:
+    def _extend_sequences(self, step: Step, hidden: Tensor, tell_time: Callable[[], float]) -> None:
         """Sample every sequence that has caught up, and collect the news."""
         rows: list[int] = []  # of hidden; a sequence with tentative tokens has one more than there are of them
         plain: list[Slice] = []
@@ -303,23 +298,23 @@ class Engine:
         self._clock.lap("logits")
         now = tell_time()
         for generation in scored:
-            self._said.append(self._finish_unsampled(generation, now))
+            self._outputs.append(self._finish_unsampled(generation, now))
         if not rows:
             return
         changed: dict[str, list[Choice]] = {}
         if plain:
             self._sample(plain, logits[plain_rows] if beams else logits, changed, now)
         for row, sequence in beams:
-            self._widen(sequence, logits[row : row + 1], now)
+            self._extend_beam(sequence, logits[row : row + 1], now)
         for request_id, choices in changed.items():
             changed_one = self._generations.get(request_id)
             if changed_one is None:
                 continue
             if changed_one.is_finished:
-                self._forget(changed_one)
+                self._end_generation(changed_one)
             output = changed_one.news(choices, now)
             if output is not None:
-                self._said.append(output)
+                self._outputs.append(output)
 
     def _fork(self, part: Slice, generation: Generation) -> list[Sequence]:
         """When the prompt of a request with several choices is computed, the others share it."""
@@ -338,13 +333,17 @@ class Engine:
         The row behind a tentative token counts only where that token is the one that was drawn before it. What is
         drawn depends on nothing but the tokens before it, so these are the tokens that single steps would have given.
         """
-        rows = [self._row(part.sequence, part.draft[:count]) for part in parts for count in range(len(part.draft) + 1)]
+        rows = [
+            self._sample_row(part.sequence, part.draft[:count])
+            for part in parts
+            for count in range(len(part.draft) + 1)
+        ]
         drawn = iter(self._sampler.sample(logits, rows))
         self._clock.lap("sample")
         for part in parts:
-            self._take(part, [next(drawn) for _ in range(len(part.draft) + 1)], changed, now)
+            self._append_drawn(part, [next(drawn) for _ in range(len(part.draft) + 1)], changed, now)
 
-    def _row(self, sequence: Sequence, tentative: Seq[int]) -> SampleRow:
+    def _sample_row(self, sequence: Sequence, tentative: Seq[int]) -> SampleRow:
         """How a sequence is sampled after tokens of which it does not know yet."""
         prepared = self._generations[sequence.request_id].prepared
         said = sequence.output_ids
@@ -359,7 +358,7 @@ class Engine:
             prepared.bad_words,
         )
 
-    def _take(
+    def _append_drawn(
         self, part: Slice, drawn: list[Sampled | InferdError], changed: dict[str, list[Choice]], now: float
     ) -> None:
         """Append to a sequence what was drawn, up to the first token that was not expected."""
@@ -370,8 +369,8 @@ class Engine:
         num_right, was_wrong = 0, False
         for expected, sampled in zip((*part.draft, None), drawn, strict=True):
             if isinstance(sampled, InferdError):
-                self._forget(generation)
-                self._said.append(generation.failed(sampled, now))
+                self._end_generation(generation)
+                self._outputs.append(generation.failed(sampled, now))
                 return
             choice = generation.push(sequence, sampled, now)
             if sampled.token_id != expected:
@@ -382,88 +381,49 @@ class Engine:
                 break
         changed.setdefault(generation.id, []).append(choice)
         if part.draft:
-            self._scheduler.settle(part, num_right)
+            self._scheduler.accept_guesses(part, num_right)
             if self._speculation is not None:
-                self._speculation.settle(part, num_right, was_wrong)
+                self._speculation.record_outcome(part, num_right, was_wrong)
         if choice.finish_reason is not None:
             generation.num_preemptions += sequence.num_preemptions
-            self._leave(sequence)
+            self._remove_sequence(sequence)
 
     def _finish_unsampled(self, generation: Generation, now: float) -> Output:
         for choice in generation.choices.values():
             choice.finish_reason = "length"
-        self._forget(generation)
-        output = generation.news(list(generation.choices.values()), now)
-        assert output is not None
-        return output
+        self._end_generation(generation)
+        return _all_news(generation, now)
 
     # -- beam search ------------------------------------------------------------------------
 
-    def _widen(self, sequence: Sequence, logits: Tensor, now: float) -> None:
-        """A beam is ready; when all are, extend them together."""
-        beams = self._beams[sequence.request_id]
-        generation = self._generations[sequence.request_id]
-        (best,) = self._sampler.prompt_logprobs(logits, [0], beams.state.candidates_per_beam)
-        beams.ready[sequence] = list(best.top)
-        if len(beams.ready) < len(beams.live):
+    def _extend_beam(self, sequence: Sequence, logits: Tensor, now: float) -> None:
+        beams, generation = self._beams[sequence.request_id], self._generations[sequence.request_id]
+        (best,) = self._sampler.prompt_logprobs(logits, [0], beams.candidates_per_beam)
+        num_extended = beams.extend(sequence, list(best.top))
+        if not num_extended:
             return
         generation.first_token_at = generation.first_token_at or now
-        parents = beams.live
-        extended = beams.state.advance([beams.ready[parent] for parent in parents])
-        generation.num_generated += len(parents)
-        beams.live, beams.ready = [], {}
-        for parent_at, token_id, cumulative in extended:
-            child = self._scheduler.fork(parents[parent_at], beams.num_made)
-            beams.num_made += 1
-            child.tokens.append(token_id)
-            child.cumulative_logprob = cumulative
-            beams.live.append(child)
-        for parent in parents:
-            self._scheduler.remove(parent)
-        if beams.state.is_done:
-            self._said.append(self._finish_beams(generation, beams, now))
-
-    def _finish_beams(self, generation: Generation, beams: Beams, now: float) -> Output:
-        """Play the best hypotheses through fresh choices: text, stops and log-probabilities as ever."""
-        prepared = generation.prepared
-        self._forget(generation)
-        generation.choices.clear()
-        for index, hypothesis in enumerate(beams.state.best(prepared.sampling.n)):
-            sequence = Sequence(
-                request_id=generation.id,
-                index=index,
-                prompt_ids=prepared.prompt_ids,
-                sampling=prepared.sampling,
-                seed=prepared.seed,
-            )
-            choice = generation.open_choice(sequence)
-            generated = generation.num_generated
-            for token_id in hypothesis.token_ids:
-                if choice.finish_reason is None:
-                    generation.push(sequence, Sampled(token_id, 0.0, 0, ()), now)
-            generation.num_generated = generated
-            sequence.cumulative_logprob = hypothesis.cumulative_logprob
-            choice.finish_reason = choice.finish_reason or "length"
-        output = generation.news(list(generation.choices.values()), now)
-        assert output is not None
-        return output
+        generation.num_generated += num_extended
+        if beams.is_done:
+            self._end_generation(generation)
+            beams.play_best(generation, now)
+            self._outputs.append(_all_news(generation, now))
 
     # -- books ------------------------------------------------------------------------------
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _remove_sequence(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         if self._speculation is not None:
             self._speculation.forget(sequence)
 
-    def _forget(self, generation: Generation) -> None:
+    def _end_generation(self, generation: Generation) -> None:
         """End a request: its sequences leave the scheduler and their blocks are free at once."""
         for choice in generation.choices.values():
             generation.num_preemptions += choice.sequence.num_preemptions if choice.finish_reason is None else 0
-            self._leave(choice.sequence)
+            self._remove_sequence(choice.sequence)
         beams = self._beams.pop(generation.id, None)
         if beams is not None:
-            for sequence in beams.live:
-                self._scheduler.remove(sequence)
+            beams.close()
         self._generations.pop(generation.id, None)
         self._with_deadline.discard(generation.id)
         self._sampler.forget(generation.prepared.prompt_ids)
@@ -492,7 +452,14 @@ class Engine:
         )
 
 
-def _looked_at(step: Step) -> list[int]:
+def _all_news(generation: Generation, now: float) -> Output:
+    """The output of a generation whose choices have all ended."""
+    output = generation.news(list(generation.choices.values()), now)
+    assert output is not None
+    return output
+
+
+def _output_rows(step: Step) -> list[int]:
     """The step's rows whose hidden states are wanted: of those that catch up the last ones, of prompts that are scored all."""
     rows: list[int] = []
     at = 0

@@ -77,7 +77,7 @@ class Choice:
         ):
             self._finish("length", None)
 
-    def forget_news(self) -> None:
+    def skip_sent(self) -> None:
         """What was taken so far was sent before, by another worker."""
         self.text, self.token_ids = [], []
 
@@ -94,7 +94,7 @@ class Choice:
             self.text.append(self._stops.flush())
             self.finish_reason, self.stop_reason = reason, stop_reason
 
-    def take(self, index: int, want_logprobs: bool) -> Delta:
+    def news(self, index: int, want_logprobs: bool) -> Delta:
         """What is new since the last take, as choice ``index`` of the answer."""
         delta = Delta(
             index,
@@ -183,7 +183,7 @@ class Generation:
                 sequence.tokens.append(token_id)
                 self.num_generated += 1
                 choice.push(token_id, self.prepared, self.max_model_len)
-        choice.forget_news()
+        choice.skip_sent()
         self._report_sent = True
 
     def push(self, sequence: Sequence, sampled: Sampled, now: float) -> Choice:
@@ -219,9 +219,9 @@ class Generation:
         want_logprobs = self.prepared.sampling.logprobs is not None
         deltas: list[Delta] = []
         if not self.is_collected:
-            deltas = [choice.take(choice.index, want_logprobs) for choice in changed]
+            deltas = [choice.news(choice.index, want_logprobs) for choice in changed]
         elif finished:
-            deltas = [choice.take(i, want_logprobs) for i, choice in enumerate(self._best())]
+            deltas = [choice.news(i, want_logprobs) for i, choice in enumerate(self._best())]
         if not deltas and not finished:
             return None
         return Output(self.id, tuple(deltas), self._report(), self.end("done", now) if finished else None)
@@ -252,10 +252,10 @@ class Generation:
         )
 
     def failed(self, error: InferdError, now: float) -> Output:
-        return Output(self.id, (), None, self.end("failed", now, error))
+        return Output.ended(self.id, self.end("failed", now, error))
 
     def cancelled(self, now: float) -> Output:
-        return Output(self.id, (), None, self.end("cancelled", now))
+        return Output.ended(self.id, self.end("cancelled", now))
 
     def end(self, outcome: str, now: float, error: InferdError | None = None) -> End:
         """What was computed is charged, whatever ended the request. To be called when no sequence of it runs any more."""

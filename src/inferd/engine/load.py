@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,32 +17,34 @@ import torch
 
 from inferd import clock
 from inferd.checkpoints.generation_config import GenerationDefaults, load_generation_defaults
-from inferd.checkpoints.longrope import factors_of, factors_told
+from inferd.checkpoints.longrope import factors_of, factors_text
 from inferd.checkpoints.text.chat_template import ChatTemplate
 from inferd.checkpoints.text.tokenizer import Tokenizer
+from inferd.checkpoints.weight_cache import WeightCache
 from inferd.config import ModelConfig
 from inferd.engine.engine import Engine
 from inferd.engine.memory import (
     FREE_SHARE,
     RUNTIME_BYTES,
+    Arena,
     headroom_bytes,
     memory_plan,
     plan_arena,
     refuse_more_than_is_free,
 )
-from inferd.engine.model.load import Decoder, kept_weights, load_model
+from inferd.engine.model.load import Decoder, load_model, open_weight_cache
 from inferd.engine.prepare import Limits, Preparer
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampler
 from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.scheduling.scheduler import Scheduler
 from inferd.engine.scheduling.sequence import Sequence
-from inferd.engine.speculation.draft_load import load_draft
+from inferd.engine.speculation.draft_load import LoadedDraft, load_draft
 from inferd.engine.speculation.speculation import Speculation
 from inferd.errors import ModelLoadError
 from inferd.machine.memory import available_bytes
 from inferd.machine.placement import num_threads, usable_cores
-from inferd.machine.weight_memory import Room
+from inferd.machine.weight_memory import WeightMemory
 from inferd.native import compiled
 from inferd.native.kv_cache import KVCache
 from inferd.native.paged_attention import AttentionKind, native_available
@@ -62,12 +65,38 @@ _log = logging.getLogger("inferd.engine")
 _WORTH_SHARING_BYTES = 64 * 1024 * 1024
 
 
-def create_backend(name: str, config: ModelConfig, progress: Progress, room: Room | None = None) -> Engine:
-    """Load the model ``config.source`` names and make it ready to serve.
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """What was read from a model's folder."""
 
-    ``progress(phase, done, total)`` is told how far it is. ``room``: memory for the weights, where it was asked for before.
-    Raises ModelLoadError with the file or
-    field at fault and the remedy.
+    decoder: Decoder
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    digest: bytes  # of the files
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that can be sampled: an embedding may have more rows than the tokenizer has tokens."""
+        return min(self.tokenizer.vocab_size, self.decoder.config.vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Where a model's KV cache goes, and how large it is."""
+
+    attention: AttentionKind
+    gpu: DeviceLoad | None  # None: the CPU, or a device without Triton
+    arena: Arena
+    weights_bytes: int  # with the draft model's
+
+
+def create_backend(
+    name: str, config: ModelConfig, progress: Progress, weight_memory: WeightMemory | None = None
+) -> Engine:
+    """Load the model that ``config.source`` names and make it ready to serve.
+
+    ``progress(phase, done, total)`` reports how far loading is. ``weight_memory``: memory for the weights that was
+    reserved in advance. Raises ModelLoadError with the file or field at fault and the remedy.
     """
     phases = _Phases()
     device = _device(config.device)
@@ -75,10 +104,48 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
     folder = check_folder(resolve(config.source, progress))
     phases.done("resolve")
     defaults = load_generation_defaults(folder)
-    on_cpu = device.type == "cpu"
-    kept = kept_weights(folder, config.quantization, config.quantization_cache_bytes) if on_cpu else None
-    # A large vocabulary takes a second to read, as long as the weights: side by side.
-    with ThreadPoolExecutor(2, "inferd-read") as pool, compiled.packing_into(room):
+    weight_cache = (
+        open_weight_cache(folder, config.quantization, config.quantization_cache_bytes)
+        if device.type == "cpu"
+        else None
+    )
+    checkpoint = _read_checkpoint(folder, config, device, progress, weight_memory, weight_cache, phases)
+    if config.threads is None and checkpoint.decoder.weights_bytes < _WORTH_SHARING_BYTES:
+        torch.set_num_threads(1)
+    draft = load_draft(config, folder, checkpoint.num_tokens, device, progress)
+    memory = _plan_memory(config, checkpoint.decoder, draft, device)
+    runner = _runner(config, checkpoint.decoder, memory, device, weight_memory)
+    scheduler = _scheduler(config, memory.arena.num_blocks)
+    phases.done("kv_cache")
+    progress("warm-up", 0, 1)
+    _warm_up(runner, scheduler, checkpoint.decoder.config.vocab_size, memory.arena.max_model_len)
+    progress("warm-up", 1, 1)
+    phases.done("warm_up")
+    eos_ids = _eos_ids(checkpoint, defaults)
+    engine = Engine(
+        info=_info(name, config, checkpoint, memory, eos_ids, device, phases),
+        preparer=_preparer(config, checkpoint, memory.arena, defaults, eos_ids),
+        runner=runner,
+        scheduler=scheduler,
+        sampler=Sampler(checkpoint.num_tokens),
+        speculation=_speculation(config, scheduler, memory.arena, draft, checkpoint.num_tokens, device),
+    )
+    if weight_cache is not None:
+        weight_cache.finish()  # writes in the background; before this point it would take cores from loading
+    return engine
+
+
+def _read_checkpoint(
+    folder: Path,
+    config: ModelConfig,
+    device: torch.device,
+    progress: Progress,
+    weight_memory: WeightMemory | None,
+    weight_cache: WeightCache | None,
+    phases: _Phases,
+) -> _Checkpoint:
+    # A large vocabulary takes a second to read, as long as the weights: both are read at the same time.
+    with ThreadPoolExecutor(2, "inferd-read") as pool, compiled.packing_into(weight_memory):
         reading = pool.submit(_read_text_parts, folder, config.chat_template)
         digesting = pool.submit(_digest_of_files, folder)
         decoder = load_model(
@@ -89,28 +156,27 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
             num_positions=config.max_model_len,
             rope_factors=config.rope_factors,
             quantization=config.quantization,
-            kept=kept,
+            weight_cache=weight_cache,
         )
         phases.done("weights")
         tokenizer, template = reading.result()
         digest = digesting.result()
     phases.done("tokenizer_after_weights")
     _check_tokenizer(tokenizer, decoder, folder)
-    if config.threads is None and decoder.weights_bytes < _WORTH_SHARING_BYTES:
-        torch.set_num_threads(1)
+    if factors := factors_text(decoder.config):
+        _log.info("%s", factors)
+    return _Checkpoint(decoder, tokenizer, template, digest)
 
-    dims = decoder.config
-    if told := factors_told(dims):
-        _log.info("%s", told)
-    num_tokens = min(tokenizer.vocab_size, dims.vocab_size)
-    draft = load_draft(config, folder, num_tokens, device, progress)
+
+def _plan_memory(config: ModelConfig, decoder: Decoder, draft: LoadedDraft | None, device: torch.device) -> _Memory:
+    """Raises ModelLoadError where the KV cache does not fit."""
     weights_bytes = decoder.weights_bytes + (draft.decoder.weights_bytes if draft is not None else 0)
     attention = _attention(config, decoder, device)
     gpu = _device_load(config, decoder, attention, device) if attention == "triton" else None
     free_bytes = _free_bytes(device) if gpu is None else gpu.free_bytes()
     arena = plan_arena(
         config,
-        dims,
+        decoder.config,
         itemsize=decoder.dtype.itemsize,
         weights_bytes=weights_bytes,
         free_bytes=free_bytes,
@@ -118,10 +184,17 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
         draft_bytes_per_token=draft.kv_bytes_per_token if draft is not None else 0,
     )
     refuse_more_than_is_free(arena, config, free_bytes)
-    max_model_len, num_blocks = arena.max_model_len, arena.num_blocks
+    return _Memory(attention, gpu, arena, weights_bytes)
+
+
+def _runner(
+    config: ModelConfig, decoder: Decoder, memory: _Memory, device: torch.device, weight_memory: WeightMemory | None
+) -> Runner:
+    dims, gpu = decoder.config, memory.gpu
     cache = KVCache(
         num_layers=dims.num_layers,
-        num_blocks=num_blocks + (gpu is not None),  # the last is nobody's: rows that fill a graph up write to it
+        # One block more on a GPU: the rows that fill up a recorded graph write to it.
+        num_blocks=memory.arena.num_blocks + (gpu is not None),
         block_size=config.kv_cache.block_size,
         num_kv_heads=dims.num_kv_heads,
         head_dim=dims.head_dim,
@@ -130,45 +203,58 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
         in_bytes=config.kv_cache.dtype == "int8",
         in_rows=gpu is not None,
     )
-    # Before the system has told its host that they are free: then each of them costs a tenth.
-    spare = 0 if room is None else room.spare_bytes
+    # Pages that were touched for weights and not used are touched again at once: later the system would have returned
+    # them to its host, and each would cost ten times as much.
+    spare = 0 if weight_memory is None else weight_memory.spare_bytes
     while spare > 0 and (touched := cache.touch_more()):
         spare -= touched
-    on_device = None if gpu is None else gpu.steps(cache, max_model_len)
-    runner = Runner(decoder, cache, attention, device, config.scheduler.max_num_batched_tokens, on_device)
-    blocks = BlockPool(num_blocks)
-    tpot_ms = config.objectives.tpot_ms
-    scheduler = Scheduler(
-        config.scheduler, blocks, config.kv_cache.block_size, tpot_s=None if tpot_ms is None else tpot_ms / 1000
-    )
-    phases.done("kv_cache")
-    progress("warm-up", 0, 1)
-    _warm_up(runner, scheduler, dims.vocab_size, max_model_len)
-    progress("warm-up", 1, 1)
-    phases.done("warm_up")
+    on_device = None if gpu is None else gpu.steps(cache, memory.arena.max_model_len)
+    return Runner(decoder, cache, memory.attention, device, config.scheduler.max_num_batched_tokens, on_device)
 
-    eos_ids = frozenset(defaults.eos_token_ids) | frozenset(dims.eos_token_ids)
-    if tokenizer.eos_token_id is not None:
-        eos_ids |= {tokenizer.eos_token_id}
-    info = ModelInfo(
+
+def _scheduler(config: ModelConfig, num_blocks: int) -> Scheduler:
+    tpot_ms = config.objectives.tpot_ms
+    tpot_s = None if tpot_ms is None else tpot_ms / 1000
+    return Scheduler(config.scheduler, BlockPool(num_blocks), config.kv_cache.block_size, tpot_s=tpot_s)
+
+
+def _eos_ids(checkpoint: _Checkpoint, defaults: GenerationDefaults) -> frozenset[int]:
+    """Tokens that end an answer, by any of the checkpoint's files."""
+    ids = frozenset(defaults.eos_token_ids) | frozenset(checkpoint.decoder.config.eos_token_ids)
+    own = checkpoint.tokenizer.eos_token_id
+    return ids if own is None else ids | {own}
+
+
+def _info(
+    name: str,
+    config: ModelConfig,
+    checkpoint: _Checkpoint,
+    memory: _Memory,
+    eos_ids: frozenset[int],
+    device: torch.device,
+    phases: _Phases,
+) -> ModelInfo:
+    decoder, arena = checkpoint.decoder, memory.arena
+    dims = decoder.config
+    return ModelInfo(
         name=name,
         source=config.source,
         architecture=dims.architecture,
         dtype=str(decoder.dtype).removeprefix("torch."),
         quantization=decoder.quantization,
-        max_model_len=max_model_len,
+        max_model_len=arena.max_model_len,
         vocab_size=dims.vocab_size,
         num_parameters=decoder.num_parameters,
-        num_blocks=num_blocks,
+        num_blocks=arena.num_blocks,
         block_size=config.kv_cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         eos_token_ids=tuple(sorted(eos_ids)),
-        has_chat_template=template is not None,
-        fingerprint=_fingerprint(digest, decoder, attention, config.kv_cache.dtype),
-        attention=attention,
+        has_chat_template=checkpoint.template is not None,
+        fingerprint=_fingerprint(checkpoint.digest, decoder, memory.attention, config.kv_cache.dtype),
+        attention=memory.attention,
         memory=memory_plan(
             arena,
-            weights_bytes=weights_bytes,
+            weights_bytes=memory.weights_bytes,
             activations=headroom_bytes(config, dims, itemsize=decoder.dtype.itemsize) - RUNTIME_BYTES,
         ),
         load_s=phases.seconds,
@@ -176,34 +262,36 @@ def create_backend(name: str, config: ModelConfig, progress: Progress, room: Roo
         cores=usable_cores(),
         kernels=compiled.level() if device.type == "cpu" else "",
     )
+
+
+def _preparer(
+    config: ModelConfig, checkpoint: _Checkpoint, arena: Arena, defaults: GenerationDefaults, eos_ids: frozenset[int]
+) -> Preparer:
     limits = Limits(
-        vocab_size=dims.vocab_size,
-        max_model_len=max_model_len,
+        vocab_size=checkpoint.decoder.config.vocab_size,
+        max_model_len=arena.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
-        num_blocks=num_blocks,
+        num_blocks=arena.num_blocks,
         block_size=config.kv_cache.block_size,
     )
-    preparer = Preparer(
-        tokenizer,
-        template,
-        defaults if config.use_generation_config else GenerationDefaults(),
-        eos_ids,
-        limits,
-        config.seed,
-    )
-    sampler = Sampler(num_tokens)
-    speculation = None
-    if config.speculation.method != "none":
-        guesser = draft.with_cache(config, num_blocks, num_tokens) if draft is not None else None
-        # One thread's own time is steadier than the clock's; where several compute it would leave out the others.
-        is_alone = device.type == "cpu" and torch.get_num_threads() == 1
-        tell_time = clock.computing if is_alone else clock.now
-        speculation = Speculation(config, scheduler, max_model_len, guesser, tell_time)
-    if kept is not None:
-        kept.finish()  # in the background, from now on: before, it would take cores from what must be done
-    return Engine(
-        info=info, preparer=preparer, runner=runner, scheduler=scheduler, sampler=sampler, speculation=speculation
-    )
+    used = defaults if config.use_generation_config else GenerationDefaults()
+    return Preparer(checkpoint.tokenizer, checkpoint.template, used, eos_ids, limits, config.seed)
+
+
+def _speculation(
+    config: ModelConfig,
+    scheduler: Scheduler,
+    arena: Arena,
+    draft: LoadedDraft | None,
+    num_tokens: int,
+    device: torch.device,
+) -> Speculation | None:
+    if config.speculation.method == "none":
+        return None
+    draft_model = draft.with_cache(config, arena.num_blocks, num_tokens) if draft is not None else None
+    # One thread's processor time is steadier than the wall clock; of several threads it would leave out the others.
+    is_alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return Speculation(config, scheduler, arena.max_model_len, draft_model, clock.computing if is_alone else clock.now)
 
 
 def _read_text_parts(folder: Path, override: str | None) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -86,7 +86,7 @@ class NativeDecoder:
         """Hidden states [T, hidden] of the batch's rows, after the final norm; NaN in rows that are not wanted."""
         rows, wanted, shape = (
             len(batch.token_ids),
-            batch.wanted,
+            batch.output_rows,
             (len(batch.token_ids), self._decoder.config.hidden_size),
         )
         embedding = self._decoder.embedding

@@ -61,7 +61,7 @@ class Runner:
         self.cache.copy_blocks(step.copies)
         batch = self._flatten(step)
         if wanted is not None and self._on_device is None and len(wanted) < len(batch.token_ids):
-            batch.wanted = self._tensor(np.array(wanted, dtype=np.int64))
+            batch.output_rows = self._tensor(np.array(wanted, dtype=np.int64))
         return batch
 
     def compute(self, batch: FlatBatch) -> Tensor:

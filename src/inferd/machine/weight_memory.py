@@ -17,14 +17,14 @@ _ALIGNED = 64  # bytes: a cache line, and the kernels' vectors
 _AT_ONCE = 16  # large pages that are asked for in one call
 
 
-class Room:
+class WeightMemory:
     """Cleared memory that is handed out from its beginning to its end. It lives as long as somebody holds a part of it."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._size = nbytes
-        self._taken = 0  # bytes from the beginning that are somebody's
+        self._reserved = 0  # bytes from the beginning that are somebody's
         self._touching = (0, 0)  # bytes that the thread may write to just now
         self._touched = 0  # where it has come to
         self._changed = threading.Condition()
@@ -32,29 +32,29 @@ class Room:
         self._thread = threading.Thread(target=self._touch, name="inferd-room", daemon=True)
         self._thread.start()
 
-    def take(self, nbytes: int) -> tuple[mmap.mmap, int] | None:
+    def reserve(self, nbytes: int) -> tuple[mmap.mmap, int] | None:
         """Where ``nbytes`` begin; None where there are not so many left. What lies there is 0."""
         with self._changed:
-            begin = -(-self._taken // _ALIGNED) * _ALIGNED
+            begin = -(-self._reserved // _ALIGNED) * _ALIGNED
             if self._is_closed or begin + nbytes > self._size:
                 return None
-            self._taken = begin + nbytes
+            self._reserved = begin + nbytes
             # The thread writes zeros, which must not meet what is written here.
-            self._changed.wait_for(lambda: self._touching[0] >= self._taken or self._touching[1] <= begin)
+            self._changed.wait_for(lambda: self._touching[0] >= self._reserved or self._touching[1] <= begin)
         return self._memory, begin
 
     @property
     def spare_bytes(self) -> int:
         """What was touched and nobody took."""
         with self._changed:
-            return max(self._touched - self._taken, 0)
+            return max(self._touched - self._reserved, 0)
 
     def close(self) -> None:
         """Nothing more is taken: the rest goes back to the system."""
         with self._changed:
             self._is_closed = True
         self._thread.join()
-        rest = -(-self._taken // mmap.PAGESIZE) * mmap.PAGESIZE
+        rest = -(-self._reserved // mmap.PAGESIZE) * mmap.PAGESIZE
         if rest < self._size:
             self._memory.madvise(mmap.MADV_DONTNEED, rest, self._size - rest)
 
@@ -65,7 +65,7 @@ class Room:
         try:
             while True:
                 with self._changed:
-                    begin = max(begin, self._taken)
+                    begin = max(begin, self._reserved)
                     end = min(begin + _AT_ONCE * _PAGE, self._size)
                     if self._is_closed or begin >= end:
                         return

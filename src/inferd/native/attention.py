@@ -26,7 +26,7 @@ class FlatBatch:
     block_table: Tensor  # [S, max_blocks] int32, padded with 0
     slots: Tensor  # [T] int64: block * block_size + offset where the row's K and V are written
     num_sequences: int
-    wanted: Tensor | None = None  # [W] int64, ascending: rows whose hidden states will be looked at; None: all
+    output_rows: Tensor | None = None  # [W] int64, ascending: rows whose hidden states are needed; None: all
 
 
 @dataclass(frozen=True, slots=True)

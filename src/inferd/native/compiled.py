@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch  # before the kernels, which then share its OpenMP threads
 from torch import Tensor
 
-from inferd.machine.weight_memory import Room
+from inferd.machine.weight_memory import WeightMemory
 from inferd.native.forms import Form
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
 class _Switch:
     """Whether the kernels are used, turned off by ``using_level("none")`` only; and where weights are put."""
 
-    __slots__ = ("on", "room")
+    __slots__ = ("on", "weight_memory")
 
     def __init__(self, on: bool) -> None:
         self.on = on
-        self.room: Room | None = None
+        self.weight_memory: WeightMemory | None = None
 
 
 _switch = _Switch(BUILT)
@@ -117,7 +117,7 @@ class PackedWeight:
         self.dtype = first.dtype
         self._code = CODES[first.dtype]
         panels = -(-self.out_features // kernels.PANEL)
-        self.data = room_for(panels * kernels.PANEL * self.in_features * self.dtype.itemsize).view(self.dtype)
+        self.data = allocate_packed(panels * kernels.PANEL * self.in_features * self.dtype.itemsize).view(self.dtype)
         row = 0
         for w in weights:
             w = w if w.stride(1) == 1 else w.contiguous()
@@ -277,7 +277,7 @@ class PackedInts:
         """Packs a matrix [out, in] that comes some rows at a time: multiples of ``PANEL_ROWS``, but for the last."""
         sizes = cls.sizes(shape, form)
         parts = {name: torch.zeros(count, dtype=dtype) for name, (dtype, count) in sizes.items() if name != "data"}
-        parts["data"] = room_for(sizes["data"][1])
+        parts["data"] = allocate_packed(sizes["data"][1])
         panel_bytes = form.packed_bytes(PANEL_ROWS, shape[1], PANEL_ROWS)
         first = 0
         for piece in pieces:
@@ -322,24 +322,24 @@ class PackedInts:
 
 
 @contextmanager
-def packing_into(room: Room | None) -> Iterator[None]:
-    """Weights that are packed meanwhile lie in ``room``, as long as it lasts."""
-    if room is None or not _switch.on or level() == "generic":  # whose products are torch's
-        if room is not None:
-            room.close()
+def packing_into(memory: WeightMemory | None) -> Iterator[None]:
+    """Weights that are packed meanwhile lie in ``memory``, as long as it lasts."""
+    if memory is None or not _switch.on or level() == "generic":  # whose products are torch's
+        if memory is not None:
+            memory.close()
         yield
         return
-    _switch.room = room
+    _switch.weight_memory = memory
     try:
         yield
     finally:
-        _switch.room = None
-        room.close()
+        _switch.weight_memory = None
+        memory.close()
 
 
-def room_for(count: int) -> Tensor:
+def allocate_packed(count: int) -> Tensor:
     """uint8 [count], not cleared, in large pages where the system has them."""
-    place = None if _switch.room is None else _switch.room.take(count)
+    place = None if _switch.weight_memory is None else _switch.weight_memory.reserve(count)
     if place is not None and count:
         memory, begin = place
         return torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=begin)

@@ -14,8 +14,8 @@ import msgspec
 
 from inferd.checkpoints.architecture import ITEM_BYTES, dtype_name, read_config
 from inferd.checkpoints.decoder_config import Source
-from inferd.checkpoints.footprint import taken_bytes
-from inferd.checkpoints.longrope import factors_told, with_factors
+from inferd.checkpoints.footprint import weight_bytes
+from inferd.checkpoints.longrope import factors_text, with_factors
 from inferd.config import Config, ModelConfig, SequenceConfig
 from inferd.config.units import bytes_text
 from inferd.engine.memory import RUNTIME_BYTES, headroom_bytes, plan_arena
@@ -100,7 +100,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     dims = with_factors(read_config(source), config.rope_factors, config.max_model_len)
     dtype = dtype_name(config.dtype, dims.dtype, on_cpu=not config.device.startswith("cuda"), source=source)
     itemsize = ITEM_BYTES[dtype]
-    weights_bytes = taken_bytes(folder, source, dims, itemsize, config.quantization)
+    weights_bytes = weight_bytes(folder, source, dims, itemsize, config.quantization)
     draft_weights, draft_per_token = _draft(config)
     weights_bytes += draft_weights
     beside = free - weights_bytes - RUNTIME_BYTES
@@ -128,7 +128,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
         name=name,
         folder=str(folder),
         dtype=dtype,
-        rope_factors=factors_told(dims),
+        rope_factors=factors_text(dims),
         checkpoint="" if source.quantization is None else source.quantization.label,
         weights_bytes=weights_bytes,
         kv_bytes=arena.nbytes,
@@ -292,7 +292,7 @@ def _draft(config: ModelConfig) -> tuple[int, int]:
     per_token = kv_bytes_per_token(
         num_layers=dims.num_layers, num_kv_heads=dims.num_kv_heads, head_dim=dims.head_dim, itemsize=itemsize
     )
-    return taken_bytes(folder, source, dims, itemsize, "auto"), per_token
+    return weight_bytes(folder, source, dims, itemsize, "auto"), per_token
 
 
 def _loads_alone(name: str, model: ModelConfig) -> bool:

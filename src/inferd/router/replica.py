@@ -464,4 +464,4 @@ class LocalReplica:
 
 def _failed(request_id: str) -> Output:
     error = InternalError("The server met an internal error; the log has the details.")
-    return Output(request_id, (), None, End("failed", failure=error.to_failure()))
+    return Output.ended(request_id, End("failed", failure=error.to_failure()))

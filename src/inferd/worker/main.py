@@ -109,12 +109,12 @@ def _created(name: str, artifact: Artifact, config: ModelConfig, progress: Progr
         from inferd.predict.load import load_predictor
 
         return load_predictor(name, artifact, config, progress)
-    from inferd.engine.room import weights_room
+    from inferd.engine.weight_memory import reserve_weight_memory
 
-    room = weights_room(config)  # the system finds it while torch is imported
+    weight_memory = reserve_weight_memory(config)  # the system finds it while torch is imported
     from inferd.engine.load import create_backend as create
 
-    return create(name, config, progress, room)
+    return create(name, config, progress, weight_memory)
 
 
 class Worker:

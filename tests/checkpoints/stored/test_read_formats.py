@@ -51,7 +51,7 @@ def check(weights: Weights, expected: Tensor, *, bits: int, name: str = "m.x") -
     assert found[0].bits == bits
     assert torch.allclose(found[0].dense(), expected, rtol=1e-6, atol=1e-8)
     assert torch.allclose(weights.lend(f"{name}.weight", out, inputs), expected, rtol=1e-6, atol=1e-8)
-    weights.check_all_taken(lambda _: False)
+    weights.check_all_read(lambda _: False)
 
 
 @given(
@@ -158,7 +158,7 @@ def test_fp8(tmp_path: Path, part: str, shape: tuple[int, ...], config: dict[str
     weights = opened(tmp_path, {"weight": weight, part: scale}, config)
     assert weights.integers([("m.x", 8)], inputs) is None
     assert torch.allclose(weights.lend("m.x.weight", 8, inputs), expected)
-    weights.check_all_taken(lambda _: False)
+    weights.check_all_read(lambda _: False)
 
 
 def test_mixed_bits_are_told_apart_by_the_closest_target(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_parts_of_one_form_are_read_together_and_others_are_not(tmp_path: Path) 
     save_file(tensors, tmp_path / "model.safetensors")
     weights = Weights(tmp_path, dtype=torch.float32, device=torch.device("cpu"), quantization=declared(GPTQ))
     assert weights.integers([("m.a", 8), ("m.c", 8)], 16) is None
-    assert weights.num_taken == 0
+    assert weights.num_parameters == 0
     found = weights.integers([("m.a", 8), ("m.b", 8)], 16)
     assert found is not None
     assert [torch.allclose(one.dense(), g.weight()) for one, g in zip(found, grids, strict=False)] == [
@@ -189,7 +189,7 @@ def test_parts_of_one_form_are_read_together_and_others_are_not(tmp_path: Path) 
         True,
     ]
     # 4 bits a weight, and a float32 scale and an int8 zero point for each of two groups.
-    assert weights.taken_bytes == 2 * (8 * 16 // 2 + 8 * 2 * 5)
+    assert weights.num_bytes == 2 * (8 * 16 // 2 + 8 * 2 * 5)
 
 
 def _without(part: str) -> Any:
@@ -254,11 +254,11 @@ def test_a_bias_of_zeros_that_a_quantiser_left_is_no_stranger_but_another_is(tmp
     tensors = slow.gptq(slow.random_grid(16, 32, 2, 4, seed=13), version=1) | {"bias": torch.zeros(16)}
     weights = opened(tmp_path, tensors, GPTQ)
     weights.integers([("m.x", 16)], 32)
-    weights.check_all_taken(lambda _: False)
+    weights.check_all_read(lambda _: False)
     weights = opened(tmp_path, tensors | {"bias": torch.ones(16)}, GPTQ)
     weights.integers([("m.x", 16)], 32)
     with pytest.raises(ModelLoadError, match=r"m\.x\.bias"):
-        weights.check_all_taken(lambda _: False)
+        weights.check_all_read(lambda _: False)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_modules_of_other_widths_and_none_are_told_by_their_tensors(tmp_path: Pa
         assert found[0].bits == bits
         assert torch.allclose(found[0].dense(), expected, rtol=1e-6, atol=1e-8)
     assert weights.integers([("m.c", 16)], 32) is None
-    assert torch.equal(weights.take("m.c.weight", 16, 32), torch.ones(16, 32))
+    assert torch.equal(weights.read("m.c.weight", 16, 32), torch.ones(16, 32))
 
 
 @pytest.mark.parametrize("is_beside", [False, True])

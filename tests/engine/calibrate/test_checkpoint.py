@@ -240,7 +240,7 @@ def test_shards_are_files_that_the_formats_library_reads(tmp_path: Path) -> None
         assert torch.equal(load_file(tmp_path / file)[name], tensors[name])
         header = int.from_bytes((tmp_path / file).read_bytes()[:8], "little")
         assert header % 8 == 0, "tensors begin where a mapped file can be read as numbers"
-    assert torch.equal(Weights(tmp_path, dtype=torch.float32, device=CPU).take("t3", 3, 5), tensors["t3"].float())
+    assert torch.equal(Weights(tmp_path, dtype=torch.float32, device=CPU).read("t3", 3, 5), tensors["t3"].float())
 
 
 def test_the_commands_write_and_measure(

@@ -107,11 +107,11 @@ def check(decoder: Decoder, steps: list[list[int]], *, in_bytes: bool = False) -
 
 def check_wanted(one: NativeDecoder, batch: FlatBatch, plain: torch.Tensor) -> None:
     """Again, for the last row of each sequence but the first: the same bits there, and nothing that could be mistaken elsewhere."""
-    batch.wanted = batch.query_start[2:].long() - 1
+    batch.output_rows = batch.query_start[2:].long() - 1
     found = one.forward(batch)
-    assert torch.equal(found[batch.wanted], plain[batch.wanted])
+    assert torch.equal(found[batch.output_rows], plain[batch.output_rows])
     others = torch.ones(len(found), dtype=torch.bool)
-    others[batch.wanted] = False
+    others[batch.output_rows] = False
     assert found[others].isnan().all()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from inferd.checkpoints.weight_cache import folder
 from inferd.config import ModelConfig
 from inferd.engine.model import products
-from inferd.engine.model.load import Decoder, kept_weights, load_model
+from inferd.engine.model.load import Decoder, load_model, open_weight_cache
 from inferd.native import compiled
 from inferd.planning.memory import plan_model
 
@@ -34,8 +34,8 @@ def logits(families: ModuleType, decoder: Decoder) -> Tensor:
 
 
 def load(at: Path, quantization: Any, *, kept_bytes: int = 0) -> Decoder:
-    kept = kept_weights(at, quantization, kept_bytes)
-    decoder = load_model(at, dtype="float32", device=torch.device("cpu"), quantization=quantization, kept=kept)
+    kept = open_weight_cache(at, quantization, kept_bytes)
+    decoder = load_model(at, dtype="float32", device=torch.device("cpu"), quantization=quantization, weight_cache=kept)
     if kept is not None:
         kept.finish()
         kept.join()

@@ -90,7 +90,7 @@ class Simulation:
             decodes = sum(part.count == 1 for part in step.slices)
             seconds = self.fixed + self.per_token * (step.num_tokens - decodes) + self.per_decode * decodes
             self.now += seconds
-            scheduler.note_cost(step, seconds)
+            scheduler.record_cost(step, seconds)
             scheduler.commit(step)
             for part in step.slices:
                 if part.catches_up:

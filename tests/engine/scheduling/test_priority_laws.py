@@ -9,8 +9,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.engine.scheduling.simulated import Fate, Job, Simulation, p95
 
+from inferd.engine.scheduling.batch_guard import SHARE_EVERY
 from inferd.engine.scheduling.cost import StepCost
-from inferd.engine.scheduling.scheduler import AGING_EVERY, MAX_PREEMPTIONS, SHARE_EVERY
+from inferd.engine.scheduling.scheduler import AGING_EVERY, MAX_PREEMPTIONS
 from inferd.types import PriorityClass
 
 QUICK = (Phase.explicit, Phase.reuse, Phase.generate)  # an example takes too long to be shrunk
@@ -218,7 +219,7 @@ def test_the_fit_of_what_steps_cost_predicts_steps_like_those_there_were(
     cost = StepCost()
     steps = [step for step in steps if any(step)]
     for tokens, decodes in steps:
-        cost.note(tokens, decodes, fixed + prefill * tokens + decode * decodes)
+        cost.record(tokens, decodes, fixed + prefill * tokens + decode * decodes)
     a, b, c = cost.plane()
     assert min(a, b, c) >= 0
     spread = {tokens for tokens, _ in steps}, {decodes for _, decodes in steps}

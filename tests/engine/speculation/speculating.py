@@ -100,7 +100,7 @@ class Prophet(DraftModel):
     def _sureness(self) -> float:
         return 1.0
 
-    def settle(self, sequence: Sequence, num_right: int) -> None:
+    def accept_guesses(self, sequence: Sequence, num_right: int) -> None:
         pass
 
     def forget(self, sequence: Sequence) -> None:

@@ -101,7 +101,7 @@ def test_one_call_guesses_what_single_passes_guess(
                 found.append((passes, [guess.tokens for guess in guesses]))
                 surenesses = [guess.surenesses for guess in guesses]
                 for guess in guesses:  # some are right, and their keys and values stay
-                    draft.settle(guess.sequence, len(guess.tokens) * 2 // 3)
+                    draft.accept_guesses(guess.sequence, len(guess.tokens) * 2 // 3)
             assert found[0] == found[1]
             for guess, sure in zip(guesses, surenesses, strict=True):
                 assert len(guess.tokens) <= len(sure) <= len(guess.tokens) + 1

@@ -92,7 +92,7 @@ class World:
             tokens = 0
             for part in step.slices:
                 tokens += self._take(part.sequence, part)
-            self.speculation.note()
+            self.speculation.record_step()
             if is_decoding:
                 self.num_tokens += tokens
                 plain_s = max(self.fixed + self.per_row * len(step.slices), self.least) * grown
@@ -108,8 +108,8 @@ class World:
         new = [*part.draft[:right], next(self.words)]
         sequence.tokens += new
         if part.draft:
-            self.scheduler.settle(part, right)
-            self.speculation.settle(part, right, right < len(part.draft))
+            self.scheduler.accept_guesses(part, right)
+            self.speculation.record_outcome(part, right, right < len(part.draft))
         if sequence.num_outputs >= ANSWER:
             self.scheduler.remove(sequence)
             self.speculation.forget(sequence)
@@ -218,13 +218,13 @@ def test_a_plain_step_is_measured_as_often_as_costs_a_hundredth_of_what_is_gaine
     for seconds, least, most in ((0.0098, 7, 10), (0.0085, 14, 18), (0.005, 31, 33)):
         cost = Costs().at(4, is_random=False)
         for _ in range(4):
-            cost.note_plain(4, 0.01)
+            cost.record_plain(4, 0.01)
         tries = 0
         for _ in range(40):
             while cost.may_try():
-                cost.note_try(4, 4, seconds)
+                cost.record_try(4, 4, seconds)
                 tries += 1
-            cost.note_plain(4, 0.01)
+            cost.record_plain(4, 0.01)
         assert least * 40 * 0.9 <= tries <= most * 40
 
 
@@ -232,18 +232,18 @@ def test_the_rarer_a_plain_step_is_the_more_it_counts() -> None:
     often, seldom = (Costs().at(4, is_random=False) for _ in range(2))
     for cost in (often, seldom):
         for _ in range(8):
-            cost.note_plain(4, 0.01)
-    often.note_plain(4, 0.014)
+            cost.record_plain(4, 0.01)
+    often.record_plain(4, 0.014)
     for _ in range(32):
         assert seldom.may_try()
-        seldom.note_try(4, 8, 0.01)
+        seldom.record_try(4, 8, 0.01)
     assert not seldom.may_try()
-    seldom.note_plain(4, 0.014)
+    seldom.record_plain(4, 0.014)
     assert 0.010 < often.plain_s(4) < 0.011 < 0.0118 < seldom.plain_s(4) < 0.0125
     for _ in range(33):
         if seldom.may_try():
-            seldom.note_try(4, 8, 0.01)
-    seldom.note_plain(4, 10.0)
+            seldom.record_try(4, 8, 0.01)
+    seldom.record_plain(4, 10.0)
     assert seldom.plain_s(4) < 0.016, "another program had the processor"
 
 
@@ -265,7 +265,7 @@ def test_what_was_found_and_not_tried_teaches_all_the_same() -> None:
     for _ in world.run(4):
         pass
     for is_random in (False, True):
-        world.speculation.costs.at(1, is_random=is_random).note_rows(1, 1, 0.041)
+        world.speculation.costs.at(1, is_random=is_random).record_rows(1, 1, 0.041)
     assert all(drafted == 0 for drafted, _ in world.run(150)), "no row is worth it"
     assert world.speculation._chance_of(Found(2, [7], [0]), 0).chance > before + 0.2
 
@@ -310,11 +310,11 @@ def test_what_gains_nothing_for_few_is_not_tried_for_more_meanwhile() -> None:
     other = costs.at(16, is_random=True)
     for cost in (few, more, gaining, other):
         for _ in range(4):
-            cost.note_plain(cost.least, 0.01)
+            cost.record_plain(cost.least, 0.01)
     for _ in range(4):
-        assert not gaining.note_try(37, 74, 0.01)
+        assert not gaining.record_try(37, 74, 0.01)
     tries = 1
-    while not few.note_try(2, 2, 0.013):
+    while not few.record_try(2, 2, 0.013):
         tries += 1
     assert tries < 30
     costs.pause_above(few)
@@ -328,12 +328,12 @@ def test_what_gains_nothing_for_few_is_not_tried_for_more_meanwhile() -> None:
 def test_chances_are_learned_by_class_and_follow_change() -> None:
     chances = Chances((2, 5), (0.2, 0.5, 0.8))
     for _ in range(400):
-        chances[3].note(True)
-        chances[7].note(False)
+        chances[3].record(True)
+        chances[7].record(False)
     assert chances[4] is chances[2]
     assert chances[1].chance == 0.2
     assert chances[3].chance > 0.95
     assert chances[5].chance < 0.1
     for _ in range(400):
-        chances[3].note(False)
+        chances[3].record(False)
     assert chances[3].chance < 0.1

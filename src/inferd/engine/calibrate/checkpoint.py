@@ -235,17 +235,19 @@ def _write(
     scale_dtype = stored_scales(weights.stored(products[0]).dtype)
     form = replace(form, scale_dtype=scale_dtype)
 
-    def note(names: tuple[str, ...], loss: Loss) -> None:
+    def record_loss(names: tuple[str, ...], loss: Loss) -> None:
         counts.losses[names] = loss
 
     if texts is None or wish.method in ("int8", "int4"):
         fitted = rounded_products(weights, products, form, progress)
     else:
 
-        def note_tuned(found: Tuned) -> None:
+        def record_tuned(found: Tuned) -> None:
             counts.tuned = found
 
-        job = Job(config, open_weights, texts.windows, texts.spread, form, wide, wish, note, note_tuned, progress)
+        job = Job(
+            config, open_weights, texts.windows, texts.spread, form, wide, wish, record_loss, record_tuned, progress
+        )
         fitted = tuned_products(job, weights) if wish.method == "tuned" else gptq_products(job, weights)
     for name, quantised in fitted:
         for part, tensor in stored_parts(name, quantised, scale_dtype, packed=name in wide).items():
@@ -273,11 +275,11 @@ def _measured(folder: Path, texts: _Texts, context: int, progress: Progress, whi
     """Of the model as it is served: the same number format, kernels and activations."""
     decoder = load_model(folder, dtype="auto", device=torch.device("cpu"))
 
-    def tell(phase: str, done: int, total: int) -> None:
+    def report(phase: str, done: int, total: int) -> None:
         progress(f"{phase} {which}", done, total)
 
     runner = measuring(decoder, num_tokens=max(2048, 2 * context))
-    return perplexity(runner, texts.held_out, context=context, leading=texts.leading, progress=tell)
+    return perplexity(runner, texts.held_out, context=context, leading=texts.leading, progress=report)
 
 
 def _weights_bytes(folder: Path) -> int:

@@ -50,8 +50,8 @@ class Job:
     form: Form
     wide: frozenset[str]  # products that have 8 bits instead
     wish: Wish
-    note: Callable[[tuple[str, ...], Loss], None]  # told each product's loss, by the names of its parts
-    note_tuned: Callable[[Tuned], None]  # told what was learned, where something was
+    record_loss: Callable[[tuple[str, ...], Loss], None]  # told each product's loss, by the names of its parts
+    record_tuned: Callable[[Tuned], None]  # told what was learned, where something was
     progress: Progress
 
     def form_of(self, name: str) -> Form:
@@ -88,7 +88,7 @@ def gptq_products(job: Job, weights: Weights) -> Fitted:
                 lost += float(((off @ product.moments) * off).sum())
                 of += float(((weight @ product.moments) * weight).sum())
             names = tuple(name for name, _ in product.parts)
-            job.note(names, Loss(lost / max(of, 1e-30), sum(part.numel() for part in numbers)))
+            job.record_loss(names, Loss(lost / max(of, 1e-30), sum(part.numel() for part in numbers)))
             product.replace(numbers)
         job.progress("calibrating", done + 1, job.config.num_layers)
 
@@ -129,5 +129,5 @@ def tuned_products(job: Job, weights: Weights) -> Fitted:
             progress=lambda done, total: job.progress("tuning", done, total),
         )
         quantised = found.products
-        job.note_tuned(found)
+        job.record_tuned(found)
     yield from quantised.items()

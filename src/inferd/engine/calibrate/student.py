@@ -114,8 +114,8 @@ class Handed(Weights):
         super().__init__(folder, dtype=dtype, device=device)
         self.norms: dict[str, Tensor] = {}
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        tensor = super().take(name, *shape)
+    def read(self, name: str, *shape: int) -> Tensor:
+        tensor = super().read(name, *shape)
         if name.endswith("norm.weight"):
             self.norms[name] = tensor
         return tensor

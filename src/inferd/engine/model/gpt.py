@@ -79,7 +79,7 @@ class _Norm:
     __slots__ = ("bias", "eps", "weight")
 
     def __init__(self, weights: Weights, at: str, size: int, eps: float) -> None:
-        self.weight, self.bias, self.eps = weights.take(f"{at}.weight", size), weights.take(f"{at}.bias", size), eps
+        self.weight, self.bias, self.eps = weights.read(f"{at}.weight", size), weights.read(f"{at}.bias", size), eps
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
@@ -99,7 +99,7 @@ class _Layer:
 
         def linear(name: str, out: int, into: int, *, bias: bool = True) -> ops.Linear:
             shape = (into, out) if transposed else (out, into)
-            held = weights.take(f"{at}.{name}.bias", out) if bias else None
+            held = weights.read(f"{at}.{name}.bias", out) if bias else None
             return product(
                 weights, [(f"{at}.{name}.weight", shape)], into, held, _turned if transposed else Tensor.contiguous
             )
@@ -160,7 +160,7 @@ def _deinterleave(config: DecoderConfig, weights: Weights, at: str) -> ops.Linea
         return weight.view(heads, 3, dim, width).transpose(0, 1).reshape(3 * width, width)
 
     bias = (
-        weights.take(f"{at}.bias", 3 * width).view(heads, 3, dim).transpose(0, 1).reshape(3 * width)
+        weights.read(f"{at}.bias", 3 * width).view(heads, 3, dim).transpose(0, 1).reshape(3 * width)
         if config.qkv_bias
         else None
     )
@@ -179,7 +179,7 @@ class GPTDecoder:
         shape, width = (config.vocab_size, config.hidden_size), config.hidden_size
         self._embedding = product(weights, [(f"{names.embedding}.weight", shape)], width)
         self._positions = (
-            weights.take(f"{names.positions}.weight", config.max_position_embeddings, config.hidden_size)
+            weights.read(f"{names.positions}.weight", config.max_position_embeddings, config.hidden_size)
             if names.positions
             else None
         )
@@ -188,7 +188,7 @@ class GPTDecoder:
         head = f"{names.head}.weight"
         tied = config.tie_word_embeddings or head not in weights
         self._head = self._embedding if tied else product(weights, [(head, shape)], width)
-        self.num_parameters, self.weights_bytes = weights.num_taken, weights.taken_bytes
+        self.num_parameters, self.weights_bytes = weights.num_parameters, weights.num_bytes
         self.quantization = weights.quantization
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:

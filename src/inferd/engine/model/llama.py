@@ -56,7 +56,7 @@ class Experts:
             at, names = at.removesuffix("mlp") + "block_sparse_moe", ("w1", "w3", "w2")
         else:
             names = ("gate_proj", "up_proj", "down_proj")
-        self.router = weights.take(f"{at}.gate.weight", moe.num_experts, hidden)
+        self.router = weights.read(f"{at}.gate.weight", moe.num_experts, hidden)
         self.gate_up: list[ops.Linear] = []
         self.down: list[ops.Linear] = []
         for i in range(moe.num_experts):
@@ -115,7 +115,7 @@ class Layer:
         self.k_norm: Tensor | None = None
 
         def norm(name: str, size: int) -> Tensor:
-            weight = weights.take(f"{at}.{name}.weight", size)
+            weight = weights.read(f"{at}.{name}.weight", size)
             # w + 1 in float32, as Gemma computes it.
             return weight.float() + family.norm_offset if family.norm_offset else weight
 
@@ -229,12 +229,12 @@ class LlamaDecoder:
         self.embedding = embedding_of(config, weights)
         self.embedding_scale = embedding_scale(config, family, self.dtype)
         self.layers = [Layer(config, family, weights, i, layer_tables[i]) for i in range(config.num_layers)]
-        norm = weights.take("model.norm.weight", config.hidden_size)
+        norm = weights.read("model.norm.weight", config.hidden_size)
         self.norm = norm.float() + family.norm_offset if family.norm_offset else norm
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
         head = [("lm_head", config.vocab_size)]
         self._head = self.embedding if tied else merge(weights, head, config.hidden_size, bias=False)
-        self.num_parameters, self.weights_bytes = weights.num_taken, weights.taken_bytes
+        self.num_parameters, self.weights_bytes = weights.num_parameters, weights.num_bytes
         self.quantization = weights.quantization
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:

@@ -13,8 +13,8 @@ from inferd.checkpoints.architecture import GPT, DTypeName, dtype_name, is_ignor
 from inferd.checkpoints.decoder_config import FAMILIES, DecoderConfig, Source
 from inferd.checkpoints.longrope import Asked, with_factors
 from inferd.checkpoints.safetensors import weight_files
-from inferd.checkpoints.weight_cache import KeptWeights
-from inferd.checkpoints.weight_cache import folder as kept_folder
+from inferd.checkpoints.weight_cache import WeightCache
+from inferd.checkpoints.weight_cache import folder as cache_folder
 from inferd.checkpoints.weights import Weights
 from inferd.engine.model.gpt import GPTDecoder
 from inferd.engine.model.llama import LlamaDecoder
@@ -54,14 +54,14 @@ def load_model(
     num_positions: int | None = None,
     rope_factors: Asked = "auto",
     quantization: Literal["auto", "none", "int8", "int4", "fp8"] = "auto",
-    kept: KeptWeights | None = None,
+    weight_cache: WeightCache | None = None,
 ) -> Decoder:
     """Read a checkpoint. ``num_positions``: length of the rotary tables; None: the checkpoint's maximum.
     ``rope_factors``: of LongRoPE (``longrope``).
 
     ``quantization``: what becomes of the integers of a quantised checkpoint. auto: they are computed with as they are;
-    none: they are made numbers; int8, int4: those of so many bits are kept, and all others are quantised here (``forms``); fp8:
-    all are numbers of 8 bits, on CUDA. ``kept``: what was quantised before (``kept_weights``); whoever gives it ends it.
+    none: they are made numbers; int8, int4: those of so many bits are weight_cache, and all others are quantised here (``forms``); fp8:
+    all are numbers of 8 bits, on CUDA. ``weight_cache``: what was quantised before (``open_weight_cache``); whoever gives it ends it.
 
     Raises ModelLoadError naming the file, the field or the tensor at fault.
     """
@@ -78,16 +78,16 @@ def load_model(
         quantization=source.quantization,
         keep_integers=None if quantization == "auto" else lambda layout: f"int{layout.bits}" == quantization,
         rule=Rule(quantization, config.hidden_size),
-        kept=kept,
+        weight_cache=weight_cache,
     )
-    _settle_prefix(weights, architecture)
+    _find_prefix(weights, architecture)
     longest = min(num_positions or config.max_position_embeddings, config.max_position_embeddings)
     decoder: Decoder
     if architecture in GPT:
         decoder = GPTDecoder(config, weights, longest)
     else:
         decoder = LlamaDecoder(config, FAMILIES[architecture], weights, longest)
-    weights.check_all_taken(is_ignorable(config))
+    weights.check_all_read(is_ignorable(config))
     return decoder
 
 
@@ -107,16 +107,16 @@ def _check_quantization(asked: str, device: torch.device) -> None:
     raise ModelLoadError(f"quantization is {asked!r}, {problem}", param="quantization")
 
 
-def kept_weights(folder: Path, asked: str, limit_bytes: int) -> KeptWeights | None:
+def open_weight_cache(folder: Path, asked: str, limit_bytes: int) -> WeightCache | None:
     """Weights of this checkpoint that were quantised before, and room on disk for them; None where nothing is quantised or
-    kept, and where there are no kernels, whose layout they have."""
+    weight_cache, and where there are no kernels, whose layout they have."""
     if not compiled.BUILT or asked not in ("int8", "int4") or not limit_bytes:
         return None
     key = f"{identity_of_files(weight_files(folder))} {asked} {rounding.VERSION} {compiled.ints_layout()}"
-    return KeptWeights(kept_folder(), key, limit_bytes)
+    return WeightCache(cache_folder(), key, limit_bytes)
 
 
-def _settle_prefix(weights: Weights, architecture: str) -> None:
+def _find_prefix(weights: Weights, architecture: str) -> None:
     """Multimodal wrappers keep their text decoder's tensors under a prefix of their own, and the first GPT-2
     checkpoints have none."""
     if architecture == "Gemma3ForConditionalGeneration":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from inferd.checkpoints.weight_cache import KeptWeights
+from inferd.checkpoints.weight_cache import WeightCache
 from inferd.checkpoints.weights import Weights
 from inferd.native import compiled, ops
 from inferd.native.forms import Form
@@ -39,12 +39,12 @@ def product(
         pieces = [rounded_weight(change(tensor), form.bits, form.group_size) for tensor in stored]
         return ops.Linear.quantized(pieces, bias, dtype=weights.dtype)
     label = f"{form.name} {[*shape]} {'+'.join(name for name, _ in parts)}"
-    packed = None if weights.kept is None else _found(weights.kept, label, shape, form, bias)
+    packed = None if weights.weight_cache is None else _found(weights.weight_cache, label, shape, form, bias)
     if packed is None:
         packed = compiled.PackedInts.of_rows(_rounded([change(tensor) for tensor in stored], form), shape, form, bias)
-    if weights.kept is not None:
+    if weights.weight_cache is not None:
         for part, tensor in packed.parts.items():
-            weights.kept.hold(f"{label}.{part}", tensor)
+            weights.weight_cache.hold(f"{label}.{part}", tensor)
     return ops.Linear.packed(packed, weights.dtype)
 
 
@@ -69,15 +69,15 @@ def _rounded(matrices: list[Tensor], form: Form) -> Iterator[QuantizedWeight]:
 
 
 def _found(
-    kept: KeptWeights, label: str, shape: tuple[int, int], form: Form, bias: Tensor | None
+    weight_cache: WeightCache, label: str, shape: tuple[int, int], form: Form, bias: Tensor | None
 ) -> compiled.PackedInts | None:
     """A matrix that was packed before; None where a part of it is missing or of another size."""
     parts: dict[str, Tensor] = {}
     for part, (dtype, count) in compiled.PackedInts.sizes(shape, form).items():
-        found = kept.find(f"{label}.{part}")
+        found = weight_cache.find(f"{label}.{part}")
         if found is None or (found.dtype, found.numel()) != (dtype, count):
             return None
-        parts[part] = compiled.room_for(found.nbytes).view(dtype).copy_(found)
+        parts[part] = compiled.allocate_packed(found.nbytes).view(dtype).copy_(found)
     return compiled.PackedInts(parts, shape, form, bias)
 
 
@@ -86,7 +86,7 @@ def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: b
 
     Integers of a quantised checkpoint stay integers where all parts are and are of one form; else they are made numbers.
     """
-    biases = [weights.take(f"{name}.bias", rows) for name, rows in parts] if bias else None
+    biases = [weights.read(f"{name}.bias", rows) for name, rows in parts] if bias else None
     integers = weights.integers(parts, width)
     if integers is None:
         together = torch.cat(biases) if biases else None

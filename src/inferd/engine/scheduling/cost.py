@@ -15,7 +15,7 @@ _RIDGE = 1e-6  # of each regressor's own square: what never varied is told apart
 
 
 class StepCost:
-    """``note`` steps as they are done; ask for ``prefill_within`` a time."""
+    """``record`` steps as they are done; ask for ``prefill_within`` a time."""
 
     __slots__ = ("_decode", "_fixed", "_fresh", "_n", "_p", "_pd", "_pp", "_prefill", "_py", "_q", "_qq", "_qy", "_y")
 
@@ -26,7 +26,7 @@ class StepCost:
         self._fixed = self._prefill = self._decode = 0.0
         self._fresh = True
 
-    def note(self, prefill_tokens: int, decodes: int, seconds: float) -> None:
+    def record(self, prefill_tokens: int, decodes: int, seconds: float) -> None:
         if seconds <= 0.0 or not (prefill_tokens or decodes):
             return
         keep = _KEEP

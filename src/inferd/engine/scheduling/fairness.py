@@ -63,7 +63,7 @@ class Shares:
             self._counters[tenant] += cost
 
 
-class Line:
+class WaitingQueue:
     """The waiting sequences. ``discard`` is O(1): an entry that lost its meaning is dropped when met."""
 
     __slots__ = ("_pushes", "_queues", "_tickets", "counts", "shares")

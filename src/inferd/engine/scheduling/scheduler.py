@@ -8,7 +8,7 @@ preemption-by-recompute are all this one rule.
     schedule() -> Step      decide, and take the blocks that the step writes to
     speculate(part, ...)    add tentative tokens to a decode, where there is room that nobody else wants
     commit(step)            the step was computed: move ``num_computed`` on, publish full blocks
-    settle(part, ...)       so many of a decode's tentative tokens were right: they count as computed too
+    accept_guesses(part, ...)       so many of a decode's tentative tokens were right: they count as computed too
 
 Who goes first: class, then the tenant that has had least for its weight, then arrival (``fairness``). Who
 gives way is the same order from its other end.
@@ -29,19 +29,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferd.config import SchedulerConfig
+from inferd.engine.scheduling.batch_guard import LEAST_BATCH, SHARE_EVERY, BatchGuard
 from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.scheduling.cost import StepCost
-from inferd.engine.scheduling.fairness import BATCH, OUTPUT_COST, Line, Rank, Shares
+from inferd.engine.scheduling.fairness import BATCH, OUTPUT_COST, Rank, Shares, WaitingQueue
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.types import class_index
 
 MAX_PREEMPTIONS = 4
 AGING_EVERY = 16
-SHARE_EVERY = 8
 LEAST_CHUNK = 16  # tokens of prefill that a step has room for, whatever the objective says
-LEAST_BATCH = 8  # likewise tokens of batch work
-_REMEMBERED = 16_384  # steps after which classes that have not been seen need no protection any more
-_FORGET = 1.0 - 1.0 / 4096  # per step
 _OBJECTIVE_SHARE = 0.9  # of the objective, for what the fit does not know
 
 _MANY = 2**31
@@ -117,7 +114,7 @@ class _Budget:
 class Scheduler:
     """Owns the waiting and running sequences and their blocks.
 
-    ``tpot_s``: what a decode step should take at most; prefill beside it is cut to fit, once ``note_cost``
+    ``tpot_s``: what a decode step should take at most; prefill beside it is cut to fit, once ``record_cost``
     has told what steps cost. None: prefill fills the token budget.
     """
 
@@ -131,22 +128,19 @@ class Scheduler:
         self.cost = StepCost()
         self.running: list[Sequence] = []  # in order of class and arrival
         self._shares = [Shares() for _ in range(BATCH + 1)]
-        self._line = Line(self._shares)
+        self._waiting = WaitingQueue(self._shares)
         self._ranks: dict[Sequence, Rank] = {}
         self._num_running = [0] * (BATCH + 1)  # by class
         self._arrivals = 0
         self._steps = 0
         self._admissions = 0  # since the last that was due to age
-        self._guarded_until = 0  # the step after which batch work is not limited
-        self._usual_prefill = 0.0  # tokens computed for a first token of another class than batch, smoothed
-        self._usual_length = 0.0  # tokens such a sequence had at its end, smoothed
-        self._usual_company = 0.0  # how many of them there were at the same time at most, slowly forgotten
+        self._guard = BatchGuard()
 
     # -- membership -------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
-        return len(self._line)
+        return len(self._waiting)
 
     @property
     def has_work(self) -> bool:
@@ -157,7 +151,7 @@ class Scheduler:
         rank = (class_index(sequence.priority), sequence.arrived_at, self._arrivals, sequence.index)
         self._ranks[sequence] = rank
         self._shares[rank[0]].enter(sequence.tenant)
-        self._line.push(sequence, rank)
+        self._waiting.push(sequence, rank)
 
     def fork(self, parent: Sequence, index: int) -> Sequence:
         """A new sequence that knows what ``parent`` knows and shares its blocks.
@@ -192,7 +186,7 @@ class Scheduler:
             child.num_hashed = parent.num_hashed
             self._run(child)
         else:
-            self._line.push(child, rank)
+            self._waiting.push(child, rank)
         return child
 
     def remove(self, sequence: Sequence) -> None:
@@ -202,12 +196,11 @@ class Scheduler:
             return
         self._shares[rank[0]].leave(sequence.tenant)
         if rank[0] != BATCH:
-            length = len(sequence.tokens)
-            self._usual_length += (length - self._usual_length) * (0.1 if self._usual_length else 1.0)
+            self._guard.record_length(len(sequence.tokens))
         if sequence.is_running:
             self._halt(sequence, rank)
         else:
-            self._line.discard(sequence)
+            self._waiting.discard(sequence)
 
     # -- the step ---------------------------------------------------------------------------
 
@@ -222,8 +215,8 @@ class Scheduler:
                 budget.batch = budget.batch_limit
                 self._continue_running(step, budget)
                 self._admit_waiting(step, budget)
-            if not step.slices and len(self._line):
-                self._make_room(step)
+            if not step.slices and len(self._waiting):
+                self._break_deadlock(step)
         return step
 
     def speculate(self, part: Slice, tokens: tuple[int, ...]) -> None:
@@ -241,7 +234,7 @@ class Scheduler:
         for part in step.slices:
             self._advance(part.sequence, part.start + part.count - len(part.draft))
 
-    def settle(self, part: Slice, num_right: int) -> None:
+    def accept_guesses(self, part: Slice, num_right: int) -> None:
         """The first ``num_right`` tentative tokens, known by now, are computed as well; blocks that only the others
         needed are free again."""
         sequence = part.sequence
@@ -251,33 +244,36 @@ class Scheduler:
         self.pool.release(sequence.blocks[kept:])
         del sequence.blocks[kept:]
 
-    def note_cost(self, step: Step, seconds: float) -> None:
+    def record_cost(self, step: Step, seconds: float) -> None:
         """What computing a step took."""
         decodes = sum(1 for part in step.slices if part.count - len(part.draft) == 1)
-        self.cost.note(step.num_tokens - decodes, decodes, seconds)
+        self.cost.record(step.num_tokens - decodes, decodes, seconds)
 
     def _budget(self) -> _Budget:
         budget = _Budget(self.config.max_num_batched_tokens)
-        others_wait = len(self._line) > self._line.counts[BATCH]
-        others = len(self._ranks) - self._num_running[BATCH] - self._line.counts[BATCH]
-        self._usual_company = max(self._usual_company * _FORGET, others)
-        if others:
-            self._guarded_until = self._steps + _REMEMBERED
+        num_batch = self._num_running[BATCH] + self._waiting.counts[BATCH]
+        self._guard.record_step(self._steps, len(self._ranks) - num_batch)
         if self.tpot_s is not None and self.cost.is_known:
-            decodes = sum(1 for s in self.running if len(s.tokens) - s.num_computed == 1)
-            if decodes:
-                room = self.cost.prefill_within(self.tpot_s * _OBJECTIVE_SHARE, decodes=decodes)
-                budget.prefill = max(room, LEAST_CHUNK)
-        if self._steps < self._guarded_until and (self._num_running[BATCH] or self._line.counts[BATCH]):
-            limit = max(self._usual_prefill / 2 + self.cost.fixed_in_prefill / 20, LEAST_BATCH)
+            budget.prefill = self._prefill_within_objective(self.tpot_s)
+        if num_batch and self._guard.is_active(self._steps):
             budget.decode_cost = self.cost.decode_in_prefill
-            first_token_due = others_wait or any(
-                self._ranks[s][0] != BATCH and not s.num_outputs and len(s.tokens) > s.num_computed
-                for s in self.running
+            budget.batch_limit = self._guard.limit(self.cost.fixed_in_prefill)
+            budget.batch = self._guard.allowance(
+                self._steps, budget.batch_limit, first_token_due=self._is_first_token_due()
             )
-            budget.batch_limit = limit
-            budget.batch = 0 if first_token_due and self._steps % SHARE_EVERY else limit
         return budget
+
+    def _prefill_within_objective(self, tpot_s: float) -> int:
+        decodes = sum(1 for s in self.running if len(s.tokens) - s.num_computed == 1)
+        if not decodes:
+            return _MANY
+        return max(self.cost.prefill_within(tpot_s * _OBJECTIVE_SHARE, decodes=decodes), LEAST_CHUNK)
+
+    def _is_first_token_due(self) -> bool:
+        """Whether a sequence of another class than batch waits, or computes its prompt."""
+        return len(self._waiting) > self._waiting.counts[BATCH] or any(
+            self._ranks[s][0] != BATCH and not s.num_outputs and len(s.tokens) > s.num_computed for s in self.running
+        )
 
     # -- running sequences ------------------------------------------------------------------
 
@@ -356,7 +352,7 @@ class Scheduler:
         sequence.num_preemptions += 1
         step.num_preempted += 1
         step.best_preempted = min(step.best_preempted, rank[0])
-        self._line.push(sequence, rank)
+        self._waiting.push(sequence, rank)
 
     def _standing(self, sequence: Sequence) -> tuple[int, float, Rank]:
         """Less is better. Dynamic but for the pinned, whose order never changes: the first of them gets through."""
@@ -371,13 +367,13 @@ class Scheduler:
     # -- waiting sequences ------------------------------------------------------------------
 
     def _admit_waiting(self, step: Step, budget: _Budget) -> None:
-        while budget.tokens > 0 and len(self._line):
-            best = self._line.best_class
+        while budget.tokens > 0 and len(self._waiting):
+            best = self._waiting.best_class
             full = len(self.running) >= self.config.max_num_seqs
             aged = self._aged(best, budget) if not full else None
             if aged is None and full and not any(self._num_running[best + 1 :]):
                 return
-            sequence = aged or self._line.best()
+            sequence = aged or self._waiting.best()
             assert sequence is not None
             if self._ranks[sequence][0] >= step.best_preempted:
                 return  # what was just preempted does not come back in the same step
@@ -388,14 +384,14 @@ class Scheduler:
             if aged is not None:
                 aged.is_pinned = True
                 self._admissions = 0
-            elif any(self._line.counts[best + 1 :]):  # somebody was overtaken by class
+            elif any(self._waiting.counts[best + 1 :]):  # somebody was overtaken by class
                 self._admissions += 1
 
     def _aged(self, best: int, budget: _Budget) -> Sequence | None:
         """The sequence of a worse class whose turn it is."""
-        if self._admissions < AGING_EVERY or not any(self._line.counts[best + 1 :]):
+        if self._admissions < AGING_EVERY or not any(self._waiting.counts[best + 1 :]):
             return None
-        sequence = self._line.longest_below(best)
+        sequence = self._waiting.longest_below(best)
         if sequence is None or self._ranks[sequence][0] < BATCH or budget.batch > 0:
             return sequence
         # It could compute nothing now. The others may go on, unless it has been held up for too long.
@@ -417,7 +413,7 @@ class Scheduler:
             if not may_displace or not self._displace(sequence, hits, step, budget):
                 return False
             count = max(count, budget.grant(gap, is_batch=place == BATCH))
-        self._line.discard(sequence)
+        self._waiting.discard(sequence)
         if sequence.num_preemptions == 0 and sequence.use_cache:
             step.prefix_query_tokens += len(sequence.tokens)
             step.prefix_hit_tokens += num_hit
@@ -426,7 +422,7 @@ class Scheduler:
             self._shares[place].charge(sequence.tenant, gap / sequence.weight)
             sequence.num_charged = len(sequence.tokens)
             if place != BATCH:
-                self._usual_prefill += (gap - self._usual_prefill) * (0.1 if self._usual_prefill else 1.0)
+                self._guard.record_prefill(gap)
         self.pool.reuse(hits)
         sequence.blocks = hits
         sequence.num_computed = num_hit
@@ -448,20 +444,17 @@ class Scheduler:
         return needed + revived + len(step.slices) <= self.pool.num_available
 
     def _leaves_room(self, sequence: Sequence, step: Step) -> bool:
-        """Whether batch work may come in: slots and blocks for as many others as there usually are stay free,
-        up to half of all, so that these need not displace anybody. Without this, batch sequences would be
-        displaced over and over until none of them may be."""
-        if self._steps >= self._guarded_until or not self.running:
-            return True
-        company = min(self._usual_company + 1, self.config.max_num_seqs / 2)
-        slots = company - (len(self.running) - self._num_running[BATCH])
-        if slots <= 0:
-            return True
-        if len(self.running) + slots >= self.config.max_num_seqs:
-            return False
-        held = min(slots * self._usual_length / self.block_size, self.pool.num_blocks / 2)
-        needed = len(sequence.tokens) // self.block_size + 1 + len(step.slices)
-        return needed + held <= self.pool.num_available
+        """Whether a batch sequence may be admitted beside what other classes usually need."""
+        return self._guard.admits(
+            self._steps,
+            needed_blocks=len(sequence.tokens) // self.block_size + 1 + len(step.slices),
+            available_blocks=self.pool.num_available,
+            num_blocks=self.pool.num_blocks,
+            block_size=self.block_size,
+            num_running=len(self.running),
+            num_others_running=len(self.running) - self._num_running[BATCH],
+            max_num_seqs=self.config.max_num_seqs,
+        )
 
     def _displace(self, sequence: Sequence, hits: list[int], step: Step, budget: _Budget) -> bool:
         """Preempt sequences of worse classes until this one fits; nobody, when all of them are not enough."""
@@ -491,18 +484,18 @@ class Scheduler:
             hits.append(block)
         return hits
 
-    def _make_room(self, step: Step) -> None:
+    def _break_deadlock(self, step: Step) -> None:
         """Nothing could be scheduled although something waits: running sequences that wait for
         others (beams in lockstep) hold the blocks. The last of them gives way; the first to have
         arrived always gets through, so no two groups can block each other for ever."""
-        first = self._line.first()
+        first = self._waiting.first()
         while first is not None and self.running and not step.slices:
             last = self.running[-1]
             if self._ranks[last] < self._ranks[first]:
                 return
             budget = _Budget(self.config.max_num_batched_tokens)
             self._preempt(last, step, budget)
-            first = self._line.first()
+            first = self._waiting.first()
             assert first is not None
             self._admit(first, step, budget, may_displace=False)
 

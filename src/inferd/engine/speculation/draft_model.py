@@ -90,7 +90,7 @@ class DraftModel:
             self._computed(mirror, len(mirror.tokens))
         return passes
 
-    def settle(self, sequence: Sequence, num_right: int) -> None:
+    def accept_guesses(self, sequence: Sequence, num_right: int) -> None:
         """So many of the guesses were right: their KV stays."""
         mirror = self._mirrors.get(sequence)
         if mirror is not None:

@@ -49,7 +49,7 @@ class Acceptance:
     def chance(self) -> float:
         return self._chance
 
-    def note(self, was_right: bool) -> None:
+    def record(self, was_right: bool) -> None:
         self._weight += 1.0
         self._chance += (was_right - self._chance) * max(1.0 / self._weight, self._FORGET)
 
@@ -142,7 +142,7 @@ class BatchCost:
         every = 100.0 * (1.0 - 1.0 / max(self.gain, 1.0))
         return self._since_plain <= min(max(every, _PLAIN_LEAST), _PLAIN_EVERY)
 
-    def note_plain(self, num_decodes: int, seconds: float) -> None:
+    def record_plain(self, num_decodes: int, seconds: float) -> None:
         seconds *= (self.least / num_decodes) ** 0.5
         share = 1.0 / min(self.num_plain + 1, 8)
         if self.num_plain >= _ENOUGH:  # a hiccup of the machine counts for little
@@ -152,13 +152,13 @@ class BatchCost:
         self._since_plain = 0
         self._plain_s += (seconds - self._plain_s) * share
 
-    def note_rows(self, num_decodes: int, num_rows: int, seconds: float) -> None:
+    def record_rows(self, num_decodes: int, num_rows: int, seconds: float) -> None:
         """A step with so many tentative rows took ``seconds``, drafting left out."""
         plain_s = self.plain_s(num_decodes)
         self._rows_s = self._rows_s * _KEEP + num_rows * (min(seconds, _HICCUP * plain_s) - plain_s)
         self._rows_rows = self._rows_rows * _KEEP + num_rows * num_rows
 
-    def note_try(self, num_decodes: int, num_tokens: int, seconds: float) -> bool:
+    def record_try(self, num_decodes: int, num_tokens: int, seconds: float) -> bool:
         """A step that might speculate gave so many tokens in ``seconds``, everything included. Whether a pause begins."""
         step_s = self.plain_s(num_decodes)
         plain_s = step_s * num_tokens / num_decodes

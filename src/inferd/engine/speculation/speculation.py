@@ -118,20 +118,20 @@ class Speculation:
             self._guess(rest, outlook)
         self._drafting_s = self.tell_time() - began
 
-    def settle(self, part: Slice, num_right: int, was_wrong: bool) -> None:
+    def record_outcome(self, part: Slice, num_right: int, was_wrong: bool) -> None:
         """Of the slice's tentative tokens the first ``num_right`` were drawn; ``was_wrong``: and the next was not."""
         drafted = self._drafted.pop(part.sequence)
         for acceptance in drafted.chances[:num_right]:
-            acceptance.note(True)
+            acceptance.record(True)
         if was_wrong and num_right < len(drafted.chances):
-            drafted.chances[num_right].note(False)
+            drafted.chances[num_right].record(False)
         if drafted.by_model and self.draft is not None:
-            self._any_guess.note(num_right > 0)
-            self.draft.settle(part.sequence, num_right)
+            self._any_guess.record(num_right > 0)
+            self.draft.accept_guesses(part.sequence, num_right)
         self.num_accepted += num_right
         self._num_taken += num_right
 
-    def note(self) -> None:
+    def record_step(self) -> None:
         """The step that ``extend`` began is over."""
         cost = self._cost
         if cost is None:
@@ -139,10 +139,10 @@ class Speculation:
         seconds = self.tell_time() - self._began
         computing_s = seconds - self._drafting_s if self._is_try else seconds
         if self.num_drafted:
-            cost.note_rows(self._num_decodes, self.num_drafted, computing_s)
+            cost.record_rows(self._num_decodes, self.num_drafted, computing_s)
         else:
-            cost.note_plain(self._num_decodes, computing_s)
-        if self._is_try and cost.note_try(self._num_decodes, self._num_taken, seconds):
+            cost.record_plain(self._num_decodes, computing_s)
+        if self._is_try and cost.record_try(self._num_decodes, self._num_taken, seconds):
             self.costs.pause_above(cost)
 
     def forget(self, sequence: Sequence) -> None:
@@ -202,7 +202,7 @@ class Speculation:
         untried = self._untried.pop(sequence, None)
         if untried is not None and untried[0] < len(sequence.tokens):
             at, token, acceptance = untried
-            acceptance.note(sequence.tokens[at] == token)
+            acceptance.record(sequence.tokens[at] == token)
 
     def _guess(self, parts: list[Slice], outlook: Outlook) -> None:
         assert self.draft is not None
@@ -233,7 +233,7 @@ class Speculation:
         began = self.tell_time()
         passes = self.draft.guess(guesses, rule)
         if passes:
-            self._note_pass(len(level), (self.tell_time() - began) / passes)
+            self._record_pass(len(level), (self.tell_time() - began) / passes)
         for part, guess in zip(level, guesses, strict=True):
             if guess.tokens:
                 classes = [self._surenesses[sureness] for sureness in guess.surenesses[: len(guess.tokens)]]
@@ -247,7 +247,7 @@ class Speculation:
         self._num_found_unworthy += 1
         return self._num_found_unworthy % _EXPLORE_EVERY == 0
 
-    def _note_pass(self, count: int, seconds: float) -> None:
+    def _record_pass(self, count: int, seconds: float) -> None:
         size = _size(count)
         self._pass_s[size] = _usual(self._pass_s.get(size), seconds)
 

@@ -96,18 +96,18 @@ class Bert:
     def __init__(self, config: EncoderConfig, weights: Weights, dtype: torch.dtype) -> None:
         self.hidden_size = config.hidden_size
         hidden, at = config.hidden_size, "model.embeddings."
-        self._words = weights.take(at + "word_embeddings.weight", config.vocab_size, hidden)
+        self._words = weights.read(at + "word_embeddings.weight", config.vocab_size, hidden)
         table = config.max_positions + config.first_position
-        self._positions = weights.take(at + "position_embeddings.weight", table, hidden).float()
+        self._positions = weights.read(at + "position_embeddings.weight", table, hidden).float()
         self._positions = self._positions[config.first_position :]
         self._types: Tensor | None = None
         if config.type_vocab_size:
-            self._types = weights.take(at + "token_type_embeddings.weight", config.type_vocab_size, hidden).float()
+            self._types = weights.read(at + "token_type_embeddings.weight", config.type_vocab_size, hidden).float()
         self._norm = Norm(weights, at + "LayerNorm", hidden, config.norm_eps, dtype)
         self._bias: Tensor | None = None
         if config.num_buckets:
             name = "model.encoder.relative_attention_bias.weight"
-            table_of_bias = weights.take(name, config.num_buckets, config.num_heads).float()
+            table_of_bias = weights.read(name, config.num_buckets, config.num_heads).float()
             self._bias = _by_distance(table_of_bias, config.max_positions)
         self._layers = [_Layer(config, weights, dtype, i) for i in range(config.num_layers)]
 

@@ -47,7 +47,7 @@ class Product:
         self, weights: Weights, parts: list[tuple[str, int]], width: int, dtype: torch.dtype, *, bias: bool = True
     ) -> None:
         """Several projections (name, rows) of the same rows are computed as one."""
-        biases = [weights.take(f"{name}.bias", rows) for name, rows in parts] if bias else None
+        biases = [weights.read(f"{name}.bias", rows) for name, rows in parts] if bias else None
         matrices = [weights.lend(f"{name}.weight", rows, width) for name, rows in parts]
         is_int8 = dtype == torch.int8 and width % 4 == 0
         dtype = between(dtype)
@@ -85,8 +85,8 @@ class Norm:
         self, weights: Weights, name: str, size: int, eps: float, dtype: torch.dtype, *, bias: bool = True
     ) -> None:
         named = ("gamma", "beta") if f"{name}.gamma" in weights else ("weight", "bias")
-        self._weight = weights.take(f"{name}.{named[0]}", size).float()
-        self._bias = weights.take(f"{name}.{named[1]}", size).float() if bias else None
+        self._weight = weights.read(f"{name}.{named[0]}", size).float()
+        self._bias = weights.read(f"{name}.{named[1]}", size).float() if bias else None
         self._eps, self._dtype = eps, between(dtype)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:

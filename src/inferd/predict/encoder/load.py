@@ -107,7 +107,7 @@ def load_text_model(
     else:
         body = Bert(config, weights, products)
     head, size = _head(source, chosen, kind, config, weights, sentence, body, len(labels))
-    weights.check_all_taken(lambda name: _OTHER.search(name) is not None)
+    weights.check_all_read(lambda name: _OTHER.search(name) is not None)
     return TextModel(
         task=chosen,
         kind=kind,
@@ -122,7 +122,7 @@ def load_text_model(
         normalize=sentence.normalize is not False,
         dtype=products,
         device=device,
-        num_parameters=weights.num_taken,
+        num_parameters=weights.num_parameters,
     )
 
 

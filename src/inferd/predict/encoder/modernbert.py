@@ -48,7 +48,7 @@ class ModernBert:
 
     def __init__(self, config: EncoderConfig, weights: Weights, dtype: torch.dtype, num_positions: int) -> None:
         self.hidden_size = config.hidden_size
-        self._words = weights.take("model.embeddings.tok_embeddings.weight", config.vocab_size, config.hidden_size)
+        self._words = weights.read("model.embeddings.tok_embeddings.weight", config.vocab_size, config.hidden_size)
         bias = config.norm_bias
         self._norm = Norm(weights, "model.embeddings.norm", config.hidden_size, config.norm_eps, dtype, bias=bias)
         made: dict[int, Table] = {}

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from inferd.checkpoints.architecture import ITEM_BYTES, dtype_name, read_config
 from inferd.checkpoints.decoder_config import DecoderConfig, Source
-from inferd.checkpoints.footprint import taken_bytes
+from inferd.checkpoints.footprint import weight_bytes
 from inferd.config import ModelConfig
 from inferd.engine.memory import FREE_SHARE
 from inferd.errors import ModelLoadError
 from inferd.machine.memory import available_bytes
-from inferd.machine.weight_memory import Room
+from inferd.machine.weight_memory import WeightMemory
 from inferd.native.kv_sizes import ahead_bytes, kv_bytes_per_token
 from inferd.registry.source import check_folder, resolve
 
@@ -22,8 +22,8 @@ _LEAST_BYTES = 64 << 20  # less is there at once
 _SECOND_NODE = Path("/sys/devices/system/node/node1")
 
 
-def weights_room(config: ModelConfig, *, with_cache: bool = False) -> Room | None:
-    """Room for the weights of a model that generates; None where it would not be used, or brings nothing.
+def reserve_weight_memory(config: ModelConfig, *, with_cache: bool = False) -> WeightMemory | None:
+    """WeightMemory for the weights of a model that generates; None where it would not be used, or brings nothing.
 
     ``with_cache``: more by the part of its KV cache that is used first, for as far as the thread comes meanwhile. For a process
     that computes as soon as the model is loaded: a worker gets these pages when it has nothing to do.
@@ -39,13 +39,13 @@ def weights_room(config: ModelConfig, *, with_cache: bool = False) -> Room | Non
         source = Source(folder / "config.json")
         dims = read_config(source)
         itemsize = ITEM_BYTES[dtype_name(config.dtype, dims.dtype, on_cpu=True, source=source)]
-        nbytes = taken_bytes(folder, source, dims, itemsize, config.quantization)
+        nbytes = weight_bytes(folder, source, dims, itemsize, config.quantization)
     except (ModelLoadError, OSError):  # the loader says what is wrong with it
         return None
     if nbytes < _LEAST_BYTES:
         return None
     nbytes += nbytes // 256  # what begins at whole lines takes a little more
-    return Room(nbytes + (_used_first_bytes(config, dims, itemsize) if with_cache else 0))
+    return WeightMemory(nbytes + (_used_first_bytes(config, dims, itemsize) if with_cache else 0))
 
 
 def _used_first_bytes(config: ModelConfig, dims: DecoderConfig, itemsize: int) -> int:

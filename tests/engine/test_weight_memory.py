@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.config import KVCacheConfig, ModelConfig
-from inferd.engine import room as room_module
+from inferd.engine import weight_memory as weight_memory_module
 from inferd.engine.load import create_backend
-from inferd.engine.room import weights_room
-from inferd.machine.weight_memory import Room
+from inferd.engine.weight_memory import reserve_weight_memory
+from inferd.machine.weight_memory import WeightMemory
 from inferd.native import compiled
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no large pages to ask for")
@@ -27,11 +27,11 @@ MB = 1 << 20
 @given(st.lists(st.integers(1, 9 * MB), max_size=12), st.integers(0, 40 * MB))
 @settings(max_examples=15, deadline=None)
 def test_parts_are_cleared_and_apart_and_what_is_written_stays(sizes: list[int], total: int) -> None:
-    room = Room(total)
+    reserved = WeightMemory(total)
     parts: list[tuple[int, int]] = []
     end = 0
     for size in sizes:
-        place = room.take(size)
+        place = reserved.reserve(size)
         if place is None:
             assert end + size + 64 > total  # only where it does not fit
             continue
@@ -42,34 +42,34 @@ def test_parts_are_cleared_and_apart_and_what_is_written_stays(sizes: list[int],
         assert memory[begin:end:4096] == bytes(-(-size // 4096))
         memory[begin:end] = b"\xff" * size
         parts.append((begin, end))
-    room.close()
-    assert room.take(1) is None
+    reserved.close()
+    assert reserved.reserve(1) is None
     for first, last in parts:
         assert memory[first:last] == b"\xff" * (last - first)
 
 
 def test_what_is_taken_while_pages_are_touched_is_not_cleared_afterwards() -> None:
-    room = Room(128 * MB)
+    reserved = WeightMemory(128 * MB)
     written = []
-    while (place := room.take(MB)) is not None:
+    while (place := reserved.reserve(MB)) is not None:
         memory, begin = place
         memory[begin : begin + MB] = b"\xff" * MB
         written.append(begin)
-    room.close()
+    reserved.close()
     assert len(written) == 128
     assert memory[:] == b"\xff" * (128 * MB)
 
 
 def test_the_rest_goes_back_and_what_was_taken_outlives_the_room() -> None:
-    room = Room(64 * MB)
-    with compiled.packing_into(room):
+    reserved = WeightMemory(64 * MB)
+    with compiled.packing_into(reserved):
         weight = compiled.PackedWeight([torch.eye(64)]) if compiled.BUILT and compiled.level() != "generic" else None
     if weight is None:
         pytest.skip("weights are not packed here")
     rows = torch.arange(64)
     before = weight.rows(rows)
-    memory, size = room._memory, 64 * MB
-    del room
+    memory, size = reserved._memory, 64 * MB
+    del reserved
     assert memory[size - 8 :] == bytes(8)  # readable, and not resident: see below
     with open("/proc/self/smaps") as file:
         resident = _resident(file.read(), weight.data.data_ptr())
@@ -79,12 +79,12 @@ def test_the_rest_goes_back_and_what_was_taken_outlives_the_room() -> None:
 
 
 def test_pages_that_were_found_beside_the_weights_go_to_the_cache() -> None:
-    room = Room(128 * MB)
-    room._thread.join()  # it has come to its end
-    assert room.spare_bytes == 128 * MB
-    engine = create_backend("demo", ModelConfig(source="demo", threads=1), lambda *_: None, room)
-    taken = room._taken
-    assert room.spare_bytes == 128 * MB - taken
+    reserved = WeightMemory(128 * MB)
+    reserved._thread.join()  # it has come to its end
+    assert reserved.spare_bytes == 128 * MB
+    engine = create_backend("demo", ModelConfig(source="demo", threads=1), lambda *_: None, reserved)
+    taken = reserved._reserved
+    assert reserved.spare_bytes == 128 * MB - taken
     assert not engine.use_idle_time()
     engine.close()
 
@@ -120,29 +120,31 @@ def test_a_large_model_gets_room_for_its_weights_unless_the_machine_has_several_
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + size)  # a hole: nobody reads it here
     asked = ModelConfig(source=os.fspath(tmp_path), dtype="float32")
-    monkeypatch.setattr(room_module, "_SECOND_NODE", tmp_path / "none")
-    room = weights_room(asked)
+    monkeypatch.setattr(weight_memory_module, "_SECOND_NODE", tmp_path / "none")
+    reserved = reserve_weight_memory(asked)
     if not compiled.BUILT:
-        assert room is None
+        assert reserved is None
         return
-    assert room is not None
-    assert room.take(size) is not None
-    room.close()
+    assert reserved is not None
+    assert reserved.reserve(size) is not None
+    reserved.close()
     of_a_token = 2 * 1024 * 4
     for cache, used_first in (
         (KVCacheConfig(), 10_240 * of_a_token),
         (KVCacheConfig(num_blocks=100), 1600 * of_a_token),
         (KVCacheConfig(memory_bytes=MB), MB),
     ):
-        larger = weights_room(ModelConfig(source=asked.source, dtype="float32", kv_cache=cache), with_cache=True)
+        larger = reserve_weight_memory(
+            ModelConfig(source=asked.source, dtype="float32", kv_cache=cache), with_cache=True
+        )
         assert larger is not None
-        assert larger._size - room._size == used_first
+        assert larger._size - reserved._size == used_first
         larger.close()
-    monkeypatch.setattr(room_module, "_SECOND_NODE", tmp_path)
-    assert weights_room(asked) is None
+    monkeypatch.setattr(weight_memory_module, "_SECOND_NODE", tmp_path)
+    assert reserve_weight_memory(asked) is None
 
 
 def test_small_models_and_those_that_are_not_there_get_no_room(tmp_path: Path) -> None:
-    assert weights_room(ModelConfig(source="demo")) is None
-    assert weights_room(ModelConfig(source=os.fspath(tmp_path))) is None
-    assert weights_room(ModelConfig(source="demo", device="cuda")) is None
+    assert reserve_weight_memory(ModelConfig(source="demo")) is None
+    assert reserve_weight_memory(ModelConfig(source=os.fspath(tmp_path))) is None
+    assert reserve_weight_memory(ModelConfig(source="demo", device="cuda")) is None
