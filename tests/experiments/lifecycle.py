@@ -62,7 +62,7 @@ def is_served(client: Client, **options: Any) -> str | None:
     "F01",
     injects="kill -9 of one of two workers in the middle of streams",
     holds="its streams end with an error event within 2 s, the other's go on, one restart, ready within 5 s",
-    control="SIGSTOP instead, which nobody is told of",
+    control="SIGSTOP instead, which causes no notification",
     red="error event",
     quick=True,
 )
@@ -371,7 +371,7 @@ def triple_interrupt(field: Field) -> None:
     "F19",
     injects="half a minute of clients that crash, leave and ask nonsense, while workers are killed",
     holds="books, descriptors, memory and golden answers as before",
-    control="connections that nobody closes (--leak)",
+    control="connections that are never closed (--leak)",
     red="FAILED",
 )
 def short_soak(field: Field) -> None:

@@ -564,7 +564,7 @@ class Confused:
 @experiment(
     "SEC-22",
     injects="10,000 requests with canaries from 32 clients, streamed and not, some left half-way, two servers behind",
-    holds="nobody sees another one's canary",
+    holds="no client sees the canary of another one",
     control="a remote server that mixes up its answers",
     red="foreign",
 )

@@ -39,7 +39,7 @@ def guarded(field: Field, config: JSON | None = None, **options: bool) -> Iterat
 
 @experiment(
     "F44",
-    injects="the database is locked by somebody else for 3 s",
+    injects="the database is locked by another process for 3 s",
     holds="known keys are served as before; unknown ones are refused; changing keys fails within bounded time; all is well after it",
     control="every request asks the database",
     red="known key",
@@ -78,7 +78,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @experiment(
     "F54",
-    injects="nobody reads the log's pipe",
+    injects="the log's pipe is not read",
     holds="requests are served as fast as before; lines are dropped and counted",
     control="lines are written when they are said",
     red="blocked",
@@ -189,7 +189,7 @@ def one_budget(field: Field) -> None:
 @experiment(
     "F58b",
     injects="waiting until the refill that a 429 names, and a restart",
-    holds="the next request passes after Retry-After; a restart gives nobody a new quota",
+    holds="the next request passes after Retry-After; a restart gives no new quota",
     control="a key with a larger limit",
     red="was not refused",
 )

@@ -32,8 +32,8 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
     ),
     Elsewhere(
         "F27b",
-        "the port for gRPC: cancels, deadlines, floods of every frame, messages that are too large once opened, windows that do not open, a server that leaves",
-        "each call has its status, its request leaves queue and worker, who floods is sent away, work in flight finishes",
+        "the port for gRPC: cancels, deadlines, floods of every frame, messages that are too large once decompressed, windows that do not open, a server that leaves",
+        "each call has its status, its request leaves queue and worker, a flooding connection is ended, work in flight finishes",
         (
             "tests/gateway/grpc/test_grpc_calls.py::test_a_request_ends_when_its_client_cancels",
             "tests/gateway/grpc/test_grpc_calls.py::test_a_request_ends_with_its_deadline",
@@ -160,11 +160,12 @@ SECURITY = tuple(f"SEC-{number:02}" for number in (*range(1, 8), *range(11, 26),
 HEAD = """\
 # Experiments
 
-What is done to whole servers on purpose, what must hold, and the defect with which the check was seen to fail. Each runs
-twice: as it is, and with the defect. `make soak` runs all of them; those marked *everyday* run with `make test` as well, without the defect.
-After each one the books must balance: blocks, queues, descriptors, threads, children, outcomes, usage, golden answers,
-health, and no traceback without a metric (`tests/experiments/books.py`). What each fault looks like to an operator is on
-the page of [failure modes](../failure-modes.md); what is defended how, on that of [security](../security.md).
+These faults and attacks are applied to whole servers. Each row states what must hold, and the defect with which the
+check was seen to fail. Each experiment runs twice: as it is, and with the defect. `make soak` runs all of them; those
+marked *everyday* run with `make test` as well, without the defect. After each one the books must balance: blocks,
+queues, descriptors, threads, children, outcomes, usage, golden answers, health, and no traceback without a metric
+(`tests/experiments/books.py`). [Failure modes](../failure-modes.md) shows each fault as an operator sees it, and
+[security](../security.md) lists the defences.
 
 This page is generated from `tests/experiments/`.
 

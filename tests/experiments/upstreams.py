@@ -199,7 +199,7 @@ def garbage(field: Field) -> None:
 @experiment(
     "F37",
     injects="a remote server resets the connection after three tokens",
-    holds="the stream ends with an error event, and nobody else is asked for it",
+    holds="the stream ends with an error event, and no other server is asked for it",
     control="a broken stream ends as if it were whole",
     red="without an error|I6",
     quick=True,

@@ -20,14 +20,14 @@ _HEAD = """# Configuration
 
 <!-- Made by `python -m inferd.cli.reference configuration`; edit the structs in src/inferd/config/ instead. -->
 
-A setting comes from a YAML file, is overridden by the environment, and that by a flag:
-`inferd serve inferd.yaml`, `INFERD_SERVER__PORT=9000`, `--port 9000`. The variable's name is the path in capitals with
-two underscores for each dot; the case and punctuation of a model's or tenant's name do not matter in it, and places in
-lists are numbers: `INFERD_MODELS__CHAT__REMOTES__0__URL`. An unknown key or a bad value stops the start, with all
-problems listed at once. Sizes may be written as `4GiB`, `512MB` or a number of bytes, counts as `200k` or `2M`.
-`inferd check FILE` explains mistakes and shows the memory plan, `inferd config show` prints the result, and
-`inferd config schema` prints a JSON schema for editors. [Operations](operations.md) tells what a change of the file does
-to a server that runs.
+A setting comes from a YAML file. The environment overrides the file, and a flag overrides both:
+`inferd serve inferd.yaml`, `INFERD_SERVER__PORT=9000`, `--port 9000`. The name of a variable is the path in capitals
+with two underscores for each dot. The case and punctuation of a model's or tenant's name do not matter in it, and
+positions in lists are numbers: `INFERD_MODELS__CHAT__REMOTES__0__URL`. An unknown key or an invalid value stops the
+start, with all errors listed at once. Sizes may be written as `4GiB`, `512MB` or a number of bytes, counts as `200k` or
+`2M`. `inferd check FILE` explains errors and shows the memory plan, `inferd config show` prints the result, and
+`inferd config schema` prints a JSON schema for editors. [Operations](operations.md#change) describes the effect of a
+change of the file on a running server.
 
 ```yaml
 server:
@@ -118,12 +118,14 @@ def schema() -> str:
 
 _ARCHITECTURES = """# Architectures
 
-<!-- Made by `python -m inferd.cli.reference architectures`; edit the tables in src/inferd/checkpoints/ and src/inferd/predict/encoder/ instead. -->
+<!-- Made by `python -m inferd.cli.reference architectures`; edit the tables in checkpoints/ and predict/encoder/. -->
 
-A checkpoint is served if `architectures` in its config.json has one of these names. The first name of a family says little: `LlamaForCausalLM` is Llama 2,
-3 and everything in their form (SmolLM 1 and 2, many others), `Llama4ForCausalLM` is not here. `inferd check FOLDER` reads the same tables as the
-loader, and every number in config.json that the loader reads: what it calls good is not refused for its architecture. `inferd models` prints this list.
-Other models are served as [ONNX, torch.export, Python classes](models.md) or behind [their own servers](remote-servers.md).
+A checkpoint is served if `architectures` in its config.json has one of these names. Names stand for whole families:
+`LlamaForCausalLM` is Llama 2, Llama 3 and every model in their form (SmolLM 1 and 2, many others), and
+`Llama4ForCausalLM` is not listed. `inferd check FOLDER` reads the same tables as the loader, and every number in
+config.json that the loader reads. So a checkpoint that it accepts is not refused for its architecture. `inferd models`
+prints this list. Other models are served as [ONNX, torch.export, Python classes](models.md) or behind
+[their own servers](remote-servers.md).
 """
 
 

@@ -48,27 +48,28 @@ class SpeculationConfig(Section, frozen=True, kw_only=True):
     method: Annotated[
         Literal["auto", "none", "prompt_lookup", "draft"],
         Meta(
-            description="Where guesses come from. auto: from the text itself, and from the draft model where there is "
-            "one; prompt_lookup or draft: only so; none: no guesses. Whatever it is, guesses are made only "
-            "while they measurably pay."
+            description=(
+                "Source of guesses. auto: the text itself, and the draft model if there is one; prompt_lookup or "
+                "draft: only that source; none: no guesses. Guesses are made only while they measurably pay."
+            )
         ),
     ] = "auto"
     draft: Annotated[
         str | None,
         Meta(description="A smaller model with the same tokenizer: a folder, a Hugging Face Hub id, or 'demo-draft'."),
     ] = None
-    max_tokens: Annotated[
-        int, Meta(description="Tokens guessed for one sequence in one step, at most.", ge=1, le=64)
-    ] = 16
+    max_tokens: Annotated[int, Meta(description="Most tokens guessed for one sequence in one step.", ge=1, le=64)] = 16
 
 
 class ObjectivesConfig(Section, frozen=True, kw_only=True):
-    """What clients of a model that generates should see."""
+    """Objectives of a model that generates."""
 
     tpot_ms: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="Time per output token: prompts are computed in pieces that leave it to the others; unset: as "
-            "fast as they can be."
+            description=(
+                "Time per output token: prompts are computed in chunks that keep it for running answers; unset: as "
+                "fast as possible."
+            )
         ),
     ] = None

@@ -44,11 +44,11 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     ]
     runtime: Annotated[
         Runtime,
-        Meta(description="What computes the model; auto: what its files ask for."),
+        Meta(description="The runtime of the model; auto: by its files."),
     ] = "auto"
     task: Annotated[
         Literal["auto", "predict", "embed", "rerank", "classify", "token_classify"],
-        Meta(description="What a text encoder is asked for; auto: what its checkpoint was made for."),
+        Meta(description="The task of a text encoder; auto: the task that its checkpoint was made for."),
     ] = "auto"
     allow_code: Annotated[
         bool,
@@ -64,8 +64,10 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     environment: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
         Meta(
-            description="Variables of the server's environment that the model's workers get as well; others than those "
-            "that computing takes they do not see."
+            description=(
+                "Further variables of the server's environment for the model's workers, besides those that computing "
+                "needs."
+            )
         ),
     ] = ()
     options: Annotated[dict[str, Any], Meta(description="The runtime's or Python class's own options.")] = {}
@@ -80,16 +82,19 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     quantization: Annotated[
         Literal["auto", "none", "int8", "int4", "fp8"],
         Meta(
-            description="Weights as integers: int8 or int4 (CPU) made when the model loads, from any checkpoint; fp8: "
-            "numbers of 8 bits (CUDA); auto: as the checkpoint has them; none: as numbers, whatever the "
-            "checkpoint has."
+            description=(
+                "Weights as integers: int8 or int4 (CPU) made when the model loads, from any checkpoint; fp8: numbers "
+                "of 8 bits (CUDA); auto: the checkpoint's format; none: numbers, for any checkpoint."
+            )
         ),
     ] = "auto"
     quantization_cache_bytes: Annotated[
         int,
         Meta(
-            description="Disk space for weights that were quantised at load, in the user's cache folder; those not "
-            "used for longest go first. 0: none are kept.",
+            description=(
+                "Disk space for weights that were quantised at load, in the user's cache folder; the least recently "
+                "used are removed first. 0: none are stored."
+            ),
             ge=0,
         ),
     ] = 20 << 30
@@ -103,9 +108,10 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     rope_factors: Annotated[
         Literal["auto", "short", "long"],
         Meta(
-            description="Which of LongRoPE's factors (Phi-3) hold for all texts; auto: the long ones where "
-            "max_model_len, or what the checkpoint allows, is beyond its original_max_position_embeddings. "
-            "short: no longer texts are served."
+            description=(
+                "LongRoPE's factors (Phi-3) for all texts; auto: the long ones if max_model_len, or the checkpoint's "
+                "limit, is above its original_max_position_embeddings. short: longer texts are refused."
+            )
         ),
     ] = "auto"
     max_rows: Annotated[
@@ -119,27 +125,27 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(
             description="Compute threads of a replica; unset: the cores that the server may use (taskset, cpuset, a "
-            "CPU limit), shared out among the replicas."
+            "CPU limit), divided among the replicas."
         ),
     ] = None
     attention: Annotated[
         Literal["auto", "reference", "native", "triton"],
         Meta(
-            description="Attention backend; auto: the native kernels where they are built (CPU), Triton's where it is "
-            "installed (CUDA), else plain torch."
+            description=(
+                "Attention backend; auto: the native kernels if they are built (CPU), Triton's if it is installed "
+                "(CUDA), else plain torch."
+            )
         ),
     ] = "auto"
     chat_template: Annotated[
         str | None, Meta(description="Path of a Jinja chat template that replaces the checkpoint's own.")
     ] = None
     use_generation_config: Annotated[
-        bool, Meta(description="Take sampling defaults from the checkpoint's generation_config.json.")
+        bool, Meta(description="Use the sampling defaults of the checkpoint's generation_config.json.")
     ] = True
     seed: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(
-            description="Makes requests that bring no seed repeatable from one start to the next; unset: they differ."
-        ),
+        Meta(description="Makes requests without a seed repeatable from one start to the next; unset: they differ."),
     ] = None
     hang_timeout_s: Annotated[
         float, Meta(description="A busy replica that completes no step for this long is restarted.", gt=0)
@@ -149,7 +155,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     ] = 1800.0
     load: Annotated[
         Literal["startup", "on_demand"],
-        Meta(description="Load when the server starts, or when the first request comes (which waits meanwhile)."),
+        Meta(description="Load when the server starts, or when the first request arrives (which waits meanwhile)."),
     ] = "startup"
     idle_after_s: Annotated[
         Annotated[float, Meta(gt=0)] | None,
@@ -157,7 +163,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     ] = None
     memory_bytes: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Memory that one replica may take; the KV arena gets what weights and headroom leave of it."),
+        Meta(
+            description="Memory that one replica may take; the KV arena gets the part that weights and headroom leave."
+        ),
     ] = None
     memory_fraction: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
@@ -165,10 +173,11 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     ] = None
     priority: Annotated[
         PriorityClass,
-        Meta(description="Against other models on the same cores: batch yields, and is unloaded first."),
+        Meta(description="Priority against other models on the same cores: batch yields, and is unloaded first."),
     ] = "normal"
     region: Annotated[
-        str | None, Meta(description="Where its local replicas run; requests of a tenant with another region do not.")
+        str | None,
+        Meta(description="Region of its local replicas; requests of a tenant with another region do not run there."),
     ] = None
     resume_streams: Annotated[
         bool,
@@ -183,7 +192,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     version: Annotated[
         str,
         Meta(
-            description="What KServe v2 calls this version; a version from a numbered folder has the folder's number.",
+            description="Version number in KServe v2; a version from a numbered folder has the folder's number.",
             pattern=r"^[1-9][0-9]{0,17}$",
         ),
     ] = "1"

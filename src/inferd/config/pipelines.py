@@ -32,8 +32,10 @@ class StepConfig(Section, frozen=True, kw_only=True):
     inputs: Annotated[
         dict[str, str],
         Meta(
-            description="The step's inputs from the pipeline's inputs or other steps' outputs; unset: what the step "
-            "before gives."
+            description=(
+                "The step's inputs from the pipeline's inputs or other steps' outputs; unset: the outputs of the step "
+                "before."
+            )
         ),
     ] = {}
     options: Annotated[dict[str, Any], Meta(description="The operation's own options.")] = {}
@@ -45,8 +47,10 @@ class PipelineConfig(Section, frozen=True, kw_only=True):
     inputs: Annotated[
         dict[str, str],
         Meta(
-            description="What a request brings: names, each with a datatype and shape such as FP32 [-1, 30], or auto: "
-            "what the steps that read it ask for."
+            description=(
+                "Inputs of a request: names, each with a datatype and shape such as FP32 [-1, 30], or auto: as the "
+                "steps that read it need."
+            )
         ),
     ] = {}
     steps: tuple[StepConfig, ...] = ()
@@ -56,7 +60,8 @@ class PipelineConfig(Section, frozen=True, kw_only=True):
     models: Annotated[
         dict[str, Any],
         Meta(
-            description="Models that this pipeline alone uses, each with a model's settings; they are not served by "
-            "themselves."
+            description=(
+                "Models that this pipeline alone uses, each with a model's settings; they are not served separately."
+            )
         ),
     ] = {}

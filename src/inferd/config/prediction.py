@@ -15,21 +15,24 @@ class BatchingConfig(Section, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["dynamic", "static", "off"],
         Meta(
-            description="dynamic: what has arrived, waiting at most max_delay_ms while waiting pays; static: always "
-            "max_batch_size, however long that takes (a baseline for measurements); off: one request at a "
-            "time, in one piece."
+            description=(
+                "dynamic: the requests that have arrived, waiting at most max_delay_ms while waiting pays; static: "
+                "always max_batch_size, without a limit of time (a baseline for measurements); off: one request at a "
+                "time, in one piece."
+            )
         ),
     ] = "dynamic"
     max_batch_size: Annotated[
         Annotated[int, Meta(ge=1, le=65536)] | None,
         Meta(
-            description="Rows computed together; 2 or more declares that rows are independent. Unset: what the "
-            "artifact allows and memory holds, probed at load, where there is a reason to compute rows "
-            "together."
+            description=(
+                "Rows computed together; 2 or more declares that rows are independent. Unset: the limit of artifact "
+                "and memory, probed at load, if there is a reason to compute rows together."
+            )
         ),
     ] = None
     max_delay_ms: Annotated[
-        float, Meta(description="No request is held back for company longer than this.", ge=0, le=60_000)
+        float, Meta(description="No request waits longer than this for others to be computed with.", ge=0, le=60_000)
     ] = 2.0
     preferred_sizes: Annotated[
         tuple[Annotated[int, Meta(ge=1)], ...],
@@ -38,8 +41,10 @@ class BatchingConfig(Section, frozen=True, kw_only=True):
     latency_budget_ms: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="Batches are kept so small that the model's own time takes half of this budget, and nobody is "
-            "held back when it does."
+            description=(
+                "Batches are kept so small that the model's own time takes half of this budget; no request is held "
+                "back when it does."
+            )
         ),
     ] = None
     max_batch_tokens: Annotated[
@@ -53,9 +58,10 @@ class BatchingConfig(Section, frozen=True, kw_only=True):
     audit: Annotated[
         float,
         Meta(
-            description="Share of the requests computed with others of which a row is computed again alone while the "
-            "model is idle; where it differs by more than rounding, requests are computed one by one from "
-            "then on, with an alarm.",
+            description=(
+                "Share of the batched requests of which a row is computed again alone while the model is idle; if it "
+                "differs by more than rounding, requests are computed one by one from then on, with an alarm."
+            ),
             ge=0,
             le=1,
         ),
@@ -89,18 +95,18 @@ class TensorConfig(Section, frozen=True, kw_only=True):
     """One input or output as clients see it, when the artifact does not declare it, or not completely."""
 
     name: Annotated[
-        str, Meta(description="The artifact's own, or one that ends in __ and its place: INPUT__0.", min_length=1)
+        str, Meta(description="The artifact's name, or one that ends in __ and its position: INPUT__0.", min_length=1)
     ]
-    datatype: Annotated[str, Meta(description="KServe v2's word: FP32, INT64, BYTES, ...")]
+    datatype: Annotated[str, Meta(description="KServe v2's datatype: FP32, INT64, BYTES, ...")]
     shape: Annotated[
         tuple[Annotated[int, Meta(ge=-1)], ...],
-        Meta(description="With the batch dimension where there is one; -1 stands for any size."),
+        Meta(description="Including the batch dimension, if there is one; -1 is any size."),
     ]
     reshape: Annotated[
         tuple[Annotated[int, Meta(ge=-1)], ...] | None,
-        Meta(description="The artifact's shape, where it is another one."),
+        Meta(description="The artifact's shape, if it differs."),
     ] = None
     optional: Annotated[bool, Meta(description="A request may leave the input out.")] = False
     labels_file: Annotated[
-        str | None, Meta(description="Names of the last dimension's places, one on each line: classes.")
+        str | None, Meta(description="Names of the positions of the last dimension, one per line: classes.")
     ] = None

@@ -10,9 +10,11 @@ from inferd.config.section import Section
 
 
 class RemoteSettings(Section, frozen=True, kw_only=True):
-    """How a remote server is talked to."""
+    """How requests are sent to a remote server."""
 
-    model: Annotated[str | None, Meta(description="The model's name over there; unset: the name it has here.")] = None
+    model: Annotated[str | None, Meta(description="The model's name on the remote server; unset: its name here.")] = (
+        None
+    )
     api_key_env: Annotated[str | None, Meta(description="Environment variable that holds the API key.")] = None
     api_key_file: Annotated[
         str | None, Meta(description="File that holds the API key; read again when it changes.")
@@ -21,22 +23,24 @@ class RemoteSettings(Section, frozen=True, kw_only=True):
     fallback: Annotated[bool, Meta(description="Used only while no other replica can take a request.")] = False
     max_in_flight: Annotated[int, Meta(description="Requests it gets at the same time.", ge=1)] = 256
     region: Annotated[
-        str | None, Meta(description="Where it runs; requests of a tenant with another region do not go there.")
+        str | None, Meta(description="Its region; requests of a tenant with another region do not go there.")
     ] = None
     connect_timeout_s: Annotated[float, Meta(description="Longest time for a connection.", gt=0)] = 5.0
     first_byte_timeout_s: Annotated[
         float,
         Meta(
-            description="Longest time from the request's last byte, as it is sent, to the answer's first. The wait in "
-            "the queue is no part of it.",
+            description=(
+                "Longest time from the last byte of the sent request to the first byte of the answer. The wait in the "
+                "queue does not count."
+            ),
             gt=0,
         ),
     ] = 120.0
     idle_timeout_s: Annotated[float, Meta(description="Longest pause within an answer.", gt=0)] = 60.0
     ca_file: Annotated[str | None, Meta(description="Certificates to trust instead of the system's.")] = None
-    probe: Annotated[
-        bool, Meta(description="Ask GET /models whether the server is there: at the start, and while it fails.")
-    ] = True
+    probe: Annotated[bool, Meta(description="Check the server by GET /models: at the start, and while it fails.")] = (
+        True
+    )
 
 
 class RemoteConfig(RemoteSettings, frozen=True, kw_only=True):

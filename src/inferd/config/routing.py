@@ -30,9 +30,11 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     max_wait_s: Annotated[
         float,
         Meta(
-            description="Longest time a request may wait behind others, or twice an answer's time where that is more; "
-            "one that would wait longer is refused with 503. Batch work and requests for a model that loads may wait "
-            "for timeout_s.",
+            description=(
+                "Longest time that a request may wait behind others, or twice an answer's time if that is more; a "
+                "request that would wait longer is refused with 503. Batch work and requests for a model that loads "
+                "may wait for timeout_s."
+            ),
             gt=0,
         ),
     ] = 10.0
@@ -42,8 +44,9 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     aging_every: Annotated[
         int,
         Meta(
-            description="Every so many dispatches the class that was served least recently goes first: no class "
-            "starves.",
+            description=(
+                "After this many dispatches the class that was served least recently goes first: no class starves."
+            ),
             ge=2,
         ),
     ] = 16
@@ -64,17 +67,22 @@ class RoutingConfig(Section, frozen=True, kw_only=True):
         Meta(description="A preferred replica may have this many times the average outstanding work, plus one.", ge=1),
     ] = 1.5
     slow_start_s: Annotated[
-        float, Meta(description="Seconds over which a replica that came back gets its full share again.", ge=0)
+        float, Meta(description="Seconds until a replica that came back has its full share again.", ge=0)
     ] = 10.0
     eject_factor: Annotated[
         float,
-        Meta(description="A replica so many times slower than the median of its peers is set aside; 0: never.", ge=0),
+        Meta(
+            description="A replica that is this many times slower than the median of its peers is ejected; 0: never.",
+            ge=0,
+        ),
     ] = 3.0
-    eject_s: Annotated[float, Meta(description="Seconds that a slow replica is set aside, at first.", gt=0)] = 10.0
+    eject_s: Annotated[float, Meta(description="Seconds that a slow replica is ejected for the first time.", gt=0)] = (
+        10.0
+    )
 
 
 class BreakerConfig(Section, frozen=True, kw_only=True):
-    """When a replica that fails is left alone, and how it is tried again."""
+    """When a failing replica gets no requests, and how it is probed."""
 
     enabled: Annotated[bool, Meta(description="Whether failures open the breaker.")] = True
     failures: Annotated[int, Meta(description="Failures within window_s that open it.", ge=1)] = 5
@@ -85,23 +93,27 @@ class BreakerConfig(Section, frozen=True, kw_only=True):
 
 
 class RetryConfig(Section, frozen=True, kw_only=True):
-    """Trying again elsewhere, before anything of an answer was sent."""
+    """Retries on other replicas, before any part of an answer was sent."""
 
     max_attempts: Annotated[
         int,
-        Meta(description="Replicas that a request may be given to, each of them once; 1: no retries.", ge=1, le=10),
+        Meta(description="Replicas that a request may be sent to, each once; 1: no retries.", ge=1, le=10),
     ] = 3
     budget: Annotated[float, Meta(description="Retries and hedges as a part of live traffic, at most.", ge=0, le=1)] = (
         0.2
     )
     hedge_after_s: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="Ask a second replica when the first has said nothing for this long; unset: never."),
+        Meta(
+            description=(
+                "Send the request to a second replica if the first has not answered for this long; unset: never."
+            )
+        ),
     ] = None
 
 
 class ModelCacheConfig(Section, frozen=True, kw_only=True):
-    """Whether a model's answers are kept for equal requests."""
+    """Whether a model's answers are stored for equal requests."""
 
     enabled: Annotated[bool, Meta(description="Keep answers of deterministic requests (temperature 0, or a seed).")] = (
         False

@@ -13,13 +13,15 @@ from inferd.config.section import Section
 
 
 class TlsConfig(Section, frozen=True, kw_only=True):
-    """The certificate that the listeners show; without one they speak plainly."""
+    """The listeners' certificate; without one they do not use TLS."""
 
     certificate: Annotated[
         str | None,
         Meta(
-            description="PEM file with the server's certificate and those that vouch for it: clients speak https and "
-            "gRPC over TLS. Read again by a reload."
+            description=(
+                "PEM file with the server's certificate and the intermediate ones: clients use https and gRPC over "
+                "TLS. Read again by a reload."
+            )
         ),
     ] = None
     key: Annotated[
@@ -54,7 +56,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     v2_name: Annotated[
         str,
         Meta(
-            description="The server's name in KServe v2's metadata; Triton's own example clients insist on 'triton'.",
+            description="The server's name in KServe v2's metadata; Triton's example clients expect 'triton'.",
             min_length=1,
         ),
     ] = "inferd"
@@ -66,12 +68,13 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     auth: Annotated[
         Literal["auto", "required", "off"],
         Meta(
-            description="Who needs an API key. auto: everybody as soon as one key exists, and always on an address "
-            "other than loopback (such a server does not start without keys); required: everybody; off: "
-            "nobody."
+            description=(
+                "When requests need an API key. auto: as soon as one key exists, and always on an address other than "
+                "loopback (such a server does not start without keys); required: always; off: never."
+            )
         ),
     ] = "auto"
-    public_metrics: Annotated[bool, Meta(description="Let /metrics be read without a key where keys are needed.")] = (
+    public_metrics: Annotated[bool, Meta(description="Allow reading /metrics without a key where keys are needed.")] = (
         False
     )
     cors_origins: Annotated[
@@ -89,17 +92,17 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(
             description="Memory that all local models together may take; a model that does not fit is refused, or the "
-            "least recently used on-demand model leaves. Unset: what the machine has."
+            "least recently used on-demand model leaves. Unset: the machine's memory."
         ),
     ] = None
     send_timeout_s: Annotated[
         float,
-        Meta(description="A client that takes no byte of its answer for this long is cut off.", gt=0),
+        Meta(description="A client that reads no byte of its answer for this long is disconnected.", gt=0),
     ] = 60.0
     max_connections: Annotated[
         int,
         Meta(
-            description="Client connections at a time; a further one gets 503 and its end. Never more than half of "
+            description="Concurrent client connections; a further one gets 503 and is closed. Never more than half of "
             "the files that the process may open.",
             ge=1,
         ),
@@ -107,7 +110,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     body_timeout_s: Annotated[
         float,
         Meta(
-            description="Longest time for the whole body of a request, to which every 16 KiB that arrive add a second.",
+            description="Longest time for the whole body of a request; every 16 KiB that arrive add a second.",
             gt=0,
         ),
     ] = 120.0
@@ -147,7 +150,7 @@ class CacheConfig(Section, frozen=True, kw_only=True):
 
 
 class TenantConfig(Section, frozen=True, kw_only=True):
-    """One tenant: what all its keys together may use."""
+    """One tenant: the limits of all its keys together."""
 
     weight: Annotated[float, Meta(description="Its share of a busy model, relative to the others'.", gt=0, le=1000)] = (
         1.0

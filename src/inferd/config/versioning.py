@@ -27,7 +27,9 @@ class VersionsConfig(Section, frozen=True, kw_only=True):
     weights: Annotated[
         dict[str, Annotated[float, Meta(ge=0)]],
         Meta(
-            description="Which part of the requests for the model's own name each version gets: {3: 90, 4: 10}. "
-            "Requests of one session or user stay with one version. Unset: the newest gets all."
+            description=(
+                "Share of each version in the requests for the model's own name: {3: 90, 4: 10}. Requests of one "
+                "session or user stay with one version. Unset: the newest gets all."
+            )
         ),
     ] = {}

@@ -91,14 +91,14 @@ def _vllm(name: str, *more: str) -> tuple[Alias, ...]:
 REQUESTS = Metric(
     "inferd_requests_total",
     "counter",
-    "Requests that entered a model's queue and ended, by how.",
+    "Requests that entered a model's queue and ended, by outcome.",
     (*_REPLICA, "outcome"),
     "RequestEnded",
 )
 FINISHED = Metric(
     "inferd_finished_total",
     "counter",
-    "Answers that ended, by why; a request for n answers counts n times.",
+    "Answers that ended, by reason; a request for n answers counts n times.",
     (*_REPLICA, "finished_reason"),
     "RequestEnded",
     _vllm("request_success_total", "finished_reason"),
@@ -109,7 +109,7 @@ ERRORS = Metric(
 REFUSED = Metric(
     "inferd_refused_total",
     "counter",
-    "Requests refused at a model's queue, by why.",
+    "Requests refused at a model's queue, by reason.",
     (*_MODEL, "reason"),
     "RequestRefused",
     (Alias("vllm:admission_rejections_total", ("model_name", "reason")),),
@@ -328,7 +328,7 @@ REPLICA_WAITING = Metric(
 WAITING = Metric(
     "inferd_waiting",
     "gauge",
-    "Waiting anywhere: in the engine and, in the first replica's series, in the model's queue.",
+    "Waiting requests: in the engine and, in the first replica's series, in the model's queue.",
     _REPLICA,
     "QueueChanged, StepDone",
     _vllm("num_requests_waiting"),
@@ -336,7 +336,7 @@ WAITING = Metric(
 WAITING_BY_REASON = Metric(
     "inferd_waiting_by_reason",
     "gauge",
-    "Waiting, by what for; everything that waits here waits for capacity.",
+    "Waiting requests by reason; the reason is always capacity.",
     (*_REPLICA, "reason"),
     "QueueChanged, StepDone",
     _vllm("num_requests_waiting_by_reason", "reason"),
@@ -384,7 +384,7 @@ STEP_S = Metric("inferd_step_seconds", "histogram", "Duration of an engine step.
 STEP_PART_S = Metric(
     "inferd_step_part_seconds_total",
     "counter",
-    "Time of engine steps by what was done in it: schedule, speculate, batch (the step as arrays), forward (the "
+    "Time of engine steps by part: schedule, speculate, batch (the step as arrays), forward (the "
     "model's layers), logits, sample, text, send.",
     (*_REPLICA, "part"),
     "StepDone",
@@ -410,7 +410,7 @@ BATCH_S = Metric(
 PADDED_ROWS = Metric(
     "inferd_padded_rows_total",
     "counter",
-    "What padding had models compute for nothing: rows, or tokens where rows are padded to one length.",
+    "Computed padding: rows, or tokens where rows are padded to one length.",
     _REPLICA,
     "StepDone",
 )
@@ -424,7 +424,7 @@ AUDITED_ROWS = Metric(
 AUDIT_DIFFERENCES = Metric(
     "inferd_audit_differences_total",
     "counter",
-    "Audited rows that differed from what they were in a batch; requests are computed one by one from then on.",
+    "Audited rows that differed from their result in a batch; requests are computed one by one from then on.",
     _REPLICA,
     "StepDone",
 )
@@ -545,7 +545,7 @@ _WHEN_READ = "driver"  # NVIDIA's library, when the page is asked for
 GPU_DUTY = Metric(
     "inferd_gpu_duty_cycle",
     "gauge",
-    "Part of the driver's last sampling period in which a GPU computed, 0 to 1.",
+    "Share of the driver's last sampling period in which a GPU computed, 0 to 1.",
     _GPU,
     _WHEN_READ,
     (Alias("nv_gpu_utilization", _GPU_IN_TRITON),),
@@ -553,7 +553,7 @@ GPU_DUTY = Metric(
 GPU_MEMORY_USED = Metric(
     "inferd_gpu_memory_used_bytes",
     "gauge",
-    "Memory of a GPU that is taken, by whomever.",
+    "Memory of a GPU in use by all processes.",
     _GPU,
     _WHEN_READ,
     (Alias("nv_gpu_memory_used_bytes", _GPU_IN_TRITON),),
@@ -579,7 +579,7 @@ GPU_POWER = Metric(
 MODEL_UNLOADS = Metric(
     "inferd_model_unloads_total",
     "counter",
-    "Times that a model left memory, by why.",
+    "Times that a model left memory, by reason.",
     (*_MODEL, "reason"),
     "ModelUnloaded",
 )
@@ -589,21 +589,21 @@ MODEL_UNLOADS = Metric(
 BREAKER_STATE = Metric(
     "inferd_breaker_state",
     "gauge",
-    "1 for the state that a replica's breaker is in (ejected: set aside for slowness), 0 for the others.",
+    "1 for the state that a replica's breaker is in (ejected: too slow), 0 for the others.",
     (*_REPLICA, "state"),
     "BreakerChanged",
 )
 BREAKER_CHANGES = Metric(
     "inferd_breaker_changes_total",
     "counter",
-    "Times that a replica's breaker went into a state.",
+    "Times that a replica's breaker entered a state.",
     (*_REPLICA, "state"),
     "BreakerChanged",
 )
 RETRIES = Metric(
     "inferd_retries_total",
     "counter",
-    "Requests given to another replica (granted), or not because the budget was used up (refused).",
+    "Requests sent to another replica (granted), or not sent because the budget was used up (refused).",
     (*_MODEL, "kind", "result"),
     "Retried",
 )
@@ -613,7 +613,7 @@ RETRIES = Metric(
 CACHE_LOOKUPS = Metric(
     "inferd_response_cache_total",
     "counter",
-    "What the response cache was asked and how that ended; errors of its server belong to no model.",
+    "Accesses to the response cache by result; errors of its server belong to no model.",
     (*_MODEL, "result"),
     "CacheLooked",
 )
@@ -704,7 +704,8 @@ CONFIG_RELOADS = Metric(
 CONFIG_OK = Metric(
     "inferd_config_last_reload_successful",
     "gauge",
-    "1 while what is served is what the file says, 0 after a change that was refused or whose models did not all load.",
+    "1 while the configuration file is served completely, 0 after a change that was refused or whose models did "
+    "not all load.",
     (),
     "start, ConfigReloaded",
 )
@@ -714,7 +715,7 @@ CONFIG_OK = Metric(
 STATE_AVAILABLE = Metric(
     "inferd_state_available",
     "gauge",
-    "1 while the database of keys, limits and usage answers; 0: known keys go on, none can be changed.",
+    "1 while the database of keys, limits and usage answers; 0: known keys continue, none can be changed.",
     (),
     "start, StateChanged",
 )
