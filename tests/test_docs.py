@@ -233,6 +233,31 @@ def test_every_page_has_a_place_in_the_sites_navigation() -> None:
     assert sorted(name for name in named if not name.startswith("project/")) == sorted(pages)
 
 
+GENERATED = {"architectures.md", "configuration.md", "experiments.md", "metrics.md", "model-card.md"}
+_NO_PROSE = re.compile(r"^(\||#|>|<!--|    |\[\^|!\[|- buckets:)|https?://")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_a_page_is_about_things_and_not_about_somebody(page: Path) -> None:
+    """Requests, sockets and tensors are no people: the subject of a sentence is a noun that names the thing."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+    found = re.findall(r"[^.\n]*\b(?:nobody|whoever|somebody|anybody|everybody)\b[^.\n]*", prose, re.IGNORECASE)
+    assert found == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_prose_has_lines_of_at_most_120_characters(page: Path) -> None:
+    """Tables, links to elsewhere and blocks of code may be longer, and so may pages that a program writes."""
+    lines = _FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
+    assert page.name in GENERATED or [line for line in lines if len(line) > 120 and not _NO_PROSE.search(line)] == []
+
+
+def test_readme_and_architecture_are_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
 def test_files_and_folders_that_the_pages_name_in_backticks_exist() -> None:
     """A page may leave leading folders out: `batcher.py`, `engine/`."""
     ours = ("src", "kernels", "tests", "bench", "docs", "examples", "training", ".ci")
