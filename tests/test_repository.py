@@ -226,6 +226,18 @@ def test_a_bare_make_prints_the_manual() -> None:
         assert re.search(rf"^  make {target} +\S", found.stdout, re.MULTILINE), target
 
 
+def test_the_map_names_files_where_they_are() -> None:
+    """In the tables of a room's parts; elsewhere a page may leave folders out."""
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8").partition("### Inside `predict/`")[2]
+    predict, _, engine = text.partition("## Where a change goes")[0].partition("### Inside `engine/`")
+    for part, rooms in ((predict, ("predict",)), (engine, ("engine", "checkpoints", "native", "machine"))):
+        there = [ROOT / "src" / "inferd" / room for room in rooms]
+        named = re.findall(r"`([\w/]+\.py|\w+/)`", "\n".join(row for row in part.splitlines() if row.startswith("|")))
+        assert len(named) > 15
+        missing = [name for name in named if not any((room / name).exists() for room in there)]
+        assert [name for name in missing if name.rstrip("/") not in (*rooms, "kernels")] == []
+
+
 def test_decision_records_are_numbered_and_say_how_they_are_held() -> None:
     assert [path.name[:4] for path in RECORDS] == [f"{number:04}" for number in range(1, len(RECORDS) + 1)]
     for path in RECORDS:

@@ -37,13 +37,13 @@ representable) and a chat template with system, user, assistant and tool roles. 
 
 ## What it was trained on
 
-Only text that the generator in `training/` writes: dialogues about inferd, small arithmetic, lists, JSON, tool calls,
-stories from templates, small talk, a few dozen facts, and refusals. No outside text, no personal data. Training ran on
-two shared CPU cores for about an hour and saw about {tokens} million tokens; `training/README.md` has the commands.
+The training text comes from the generator in `training/` alone: dialogues about inferd, small arithmetic, lists, JSON,
+tool calls, stories from templates, small talk, a few dozen facts, and refusals. It contains no other text and no
+personal data. Training ran on two shared CPU cores for about an hour and saw about {tokens} million tokens; `training/README.md` has the commands.
 
 ## What it can and cannot do
 
-Measured greedily on held-out prompts: number pairs, names, phrasings, key sets and subjects that are in no training
+The scores are measured greedily on held-out prompts: number pairs, names, phrasings, key sets and subjects that are in no training
 dialogue. The most natural wordings ("What is inferd?", "Hello") are for training only and are not scored. An answer is
 correct only if it passes a rule: the exact result, valid JSON with exactly the wanted keys (for extraction also the
 values), a tool call equal in name and arguments, the wanted number of different and fitting items, a story about its
@@ -66,17 +66,20 @@ Measured with `python -m training.evaluate src/inferd/models/demo --out docs/mod
 | --- | --- | --- | --- | --- | ---: |
 {classifier_rows}
 
-`make demo` serves them as `digits` and `intents`, with the operations that `src/inferd/models/demo.yaml` lists before them. Each is
-one ONNX file, made by `python -m training.classifiers.digits` and `python -m training.classifiers.intents` in seconds, with fixed seeds.
+`make demo` serves them as `digits` and `intents`, with the operations before them that `src/inferd/models/demo.yaml`
+lists. Each is one ONNX file, made by `python -m training.classifiers.digits` and
+`python -m training.classifiers.intents` in seconds, with fixed seeds.
 
-`digits` is a perceptron with one hidden layer of 96, trained on 1,297 of the 1,797 images of 8 x 8 pixels that scikit-learn carries
-(handwritten, from the UCI repository), each also moved, turned, paler, bolder and thinner. The last 500 are held out: neighbours
-in the list tend to be by one hand, so these are mostly by others. A picture is turned to grey, cut to its ink (dark on light or light on dark) and shrunk to 8 x 8, so it must show one
-digit and little else. It knows nothing but digits: of a letter or a cat it says a digit too, and often with confidence.
+`digits` is a perceptron with one hidden layer of 96. It was trained on 1,297 of the 1,797 images of 8 x 8 pixels in
+scikit-learn (handwritten, from the UCI repository), each also moved, turned, paler, bolder and thinner. The last 500
+are held out. Neighbours in the list tend to have one writer, so most of the 500 have other writers. A picture is
+converted to grey, cut to its ink (dark on light or light on dark) and scaled to 8 x 8, so it must show one digit and
+little else. The model knows only digits: a letter or a cat also gets a digit, often with high confidence.
 
-`intents` is a logistic regression over words and pairs of words, with ten classes ({labels}). Its phrases are
-**written by us**, from wordings with places for words ("wake me at ... tomorrow"): no records of people. One wording and one word in
-four is held out, so what is measured first are phrases said in a way, and about things, that training has not seen. Words it does not know count for nothing, and there is no class for "none of these".
+`intents` is a logistic regression over words and pairs of words, with ten classes ({labels}). Its
+phrases were **written for this repository**, from wordings with slots for words ("wake me at ... tomorrow"); they are
+no records of people. One wording and one word in four is held out, so the first score is of wordings and words that
+training has not seen. Unknown words have no effect, and there is no class for "none of these".
 """
 
 
