@@ -73,7 +73,7 @@ def test_trying_takes_no_longer_than_its_budget_or_the_first_row(
 
 def test_what_was_measured_tells_the_batcher_what_a_batch_costs() -> None:
     cost = BatchCost()
-    probe_rows(affine(0.004, 0.0001), 16).tell(cost)
+    probe_rows(affine(0.004, 0.0001), 16).teach(cost)
     assert cost.fixed_s == pytest.approx(0.004, rel=0.01)
     assert cost.per_unit_s == pytest.approx(0.0001, rel=0.01)
 

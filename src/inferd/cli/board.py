@@ -1,6 +1,7 @@
-"""The table of models that ``inferd serve`` shows on a terminal while they load; elsewhere the log alone tells of it.
+"""The table of models that ``inferd serve`` shows on a terminal while they load. Elsewhere the log reports the
+progress.
 
-Knows events and how they look, not who emits them.
+Knows events and how they are shown, and not what emits them.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Board:
         self._writing = threading.Lock()
 
     def handle(self, event: Event) -> None:
-        """Note an event; others than a model's are not of interest."""
+        """Show an event of a model; other events are ignored."""
         row = self._rows.get(getattr(event, "model", ""))
         if row is None:
             return
@@ -120,8 +121,8 @@ class Board:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Draw until the block ends, where a person watches; the last state stays on the screen, without the reasons:
-        what follows tells them."""
+        """Draw until the block ends, on a terminal. The last state stays on the screen without the reasons, which are
+        shown below it."""
         with self._drawn() if is_live() else contextlib.nullcontext():
             try:
                 yield
@@ -148,7 +149,7 @@ class Board:
                     self._live = None
 
     def drawing(self) -> Group:
-        """The table, and below it what is wrong."""
+        """The table, and below it the problems."""
         from rich.console import Group
         from rich.text import Text
 
@@ -208,8 +209,7 @@ class Board:
 
 
 def _progress(phase: str, done: int, total: int) -> Text:
-    """The phase and how far it is, of how many bytes where it counts bytes. Short enough for a terminal of 80
-    columns."""
+    """The phase and its progress, with the total when bytes are counted. Short enough for a terminal of 80 columns."""
     from rich.text import Text
 
     if total <= 1:  # it is done or not, which is no amount

@@ -16,7 +16,7 @@ from inferd.types import JSON, SamplingParams
 
 HELP = """\
 /help            this text
-/system TEXT     start anew with this system message
+/system TEXT     begin again with this system message
 /reset           forget the conversation
 /exit            leave (also Ctrl-D); Ctrl-C stops an answer"""
 
@@ -148,7 +148,7 @@ def converse(answer: Answer, system: str | None) -> None:
 
 
 def _say(answer: Answer, messages: list[JSON]) -> str | None:
-    """Print an answer as it comes; None when it failed. Ctrl-C keeps what was said."""
+    """Print an answer as it comes; None when it failed. Ctrl-C keeps the part that was printed."""
     pieces: list[str] = []
     try:
         with contextlib.closing(answer(messages)) as stream:

@@ -1,4 +1,4 @@
-"""``inferd check``: everything that is wrong with a configuration, and what serving it will take."""
+"""``inferd check``: all problems of a configuration, and the memory that serving it needs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from inferd.planning.memory import MemoryEstimate, Plan
 
 NOT_CHECKED: Final = 3
-"""Exit code: nothing is wrong, but not all of it could be looked at."""
+"""Exit code: no problem was found, but not everything could be checked."""
 
 _CONFIGURATIONS: Final = (".yaml", ".yml")
 _NOT_CLEAR: Final = "http to another host: the API key and every request travel unencrypted; use https."
 
 
 class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One remote server of a model. ``answers``: None where it was not probed."""
+    """One remote server of a model. ``answers``: None when it was not probed."""
 
     model: str
     url: str
@@ -65,12 +65,11 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--allow-code", is_flag=True, help="As for serve, of a model or a model repository: with their code.")
 @click.option("--allow-pickle", is_flag=True, help="Likewise with their pickles.")
 def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickle: bool) -> int:
-    """Say everything that is wrong with FILE (or a model, or a Triton model repository), and what serving it would
-    take.
+    """Show all problems of FILE (or a model, or a Triton model repository), and the memory that serving it needs.
 
     Loads nothing and changes nothing. The plan is the engine's own arithmetic: weights, KV cache,
-    headroom and how many requests fit at the same time. Of models that make predictions it shows
-    what their files say: inputs, outputs and how many rows are computed together.
+    headroom and how many requests fit at the same time. Of predictive models it shows their inputs,
+    outputs and how many rows are computed together, as their files say.
 
     \b
     Examples:
@@ -81,8 +80,8 @@ def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickl
       inferd check ./model_repository --allow-code
       inferd check inferd.yaml --json | jq .plan.startup_bytes
 
-    Exit code 0 when it can be served here, 1 when not, 3 when nothing is wrong but not all of it could be looked at
-    (a model of the hub that is not downloaded yet).
+    Exit code 0 when it can be served here, 1 when not, 3 when no problem was found but not everything
+    could be checked (a model of the hub that is not downloaded yet).
     """
     allowed = {
         name: True for name, is_given in (("allow_code", allow_code), ("allow_pickle", allow_pickle)) if is_given
@@ -100,9 +99,9 @@ def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickl
 
 
 def examine(file: str, *, probe: bool, allowed: Mapping[str, bool] = {}) -> CheckReport:
-    """The findings of what serve takes. Raises nothing: what is wrong is in them. ``allowed``: settings of models that
-    are no configuration."""
-    from inferd.planning.memory import plan_config  # long, and the list of commands needs none of it
+    """The findings about a source of ``inferd serve``. Never raises: problems are among the findings. ``allowed``:
+    settings for models without a configuration."""
+    from inferd.planning.memory import plan_config  # a long import, which the list of commands does not need
 
     warnings = stray_variables(os.environ)
     try:
@@ -168,7 +167,7 @@ def _not_here(model: ModelConfig) -> list[str]:
 
 
 def _steps(config: Config) -> list[str]:
-    """What is wrong with pipelines' operations."""
+    """The problems of pipelines' operations."""
     found = []
     for name, model in config.models.items():
         if model.has_steps:
@@ -197,7 +196,7 @@ def _lines(error: InferdError) -> tuple[str, ...]:
 
 
 def access(config: Config) -> str:
-    """Who may use a server of this configuration, in a sentence."""
+    """A sentence about which clients may use a server of this configuration."""
     server = config.server
     reach = "this machine alone" if is_loopback(server.host) else "whoever reaches it"
     match server.auth:
@@ -222,7 +221,7 @@ def _remote(model: str, remote: RemoteConfig, *, probe: bool) -> RemoteReport:
 
 
 def _probe(remote: RemoteConfig) -> tuple[bool, str]:
-    """Whether the server answers and takes the key: it is asked for its models, which costs nothing."""
+    """Whether the server answers and accepts the key: the request lists its models, which is free."""
     parts = urlsplit(remote.url)
     host, path = parts.hostname or "", f"{parts.path.rstrip('/')}/models"
     headers = {"accept": "application/json"}
@@ -256,11 +255,11 @@ def _key(remote: RemoteConfig) -> str:
     return os.environ.get(remote.api_key_env, "").strip() if remote.api_key_env is not None else ""
 
 
-# -- for people ----------------------------------------------------------------------------------
+# -- on the terminal ----------------------------------------------------------------------------------
 
 
 def show(report: CheckReport) -> None:
-    """The plan on stdout, what is wrong on stderr."""
+    """The plan on stdout, the problems on stderr."""
     for sentence in report.warnings:
         warn(sentence)
     out = console()

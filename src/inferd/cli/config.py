@@ -1,4 +1,4 @@
-"""``inferd config``: look at the configuration without serving it."""
+"""``inferd config``: show the configuration without serving it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What ``inferd serve demo`` serves: the bundled models together, as far as the installed packages allow.
 
-The chat model is always among them; a classifier whose packages are missing is left out, and said so.
+The chat model is always among them. A classifier whose packages are missing is left out with a note.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from inferd.config import read_yaml
 from inferd.models import BUNDLE
 
 CHAT: Final = "demo"
-# Of each classifier: the packages it needs, by the names they are imported by, and where they come from.
+# For each classifier: the packages it needs, by their import names, and the extra that installs them.
 _NEEDS: Final[Mapping[str, Mapping[str, str]]] = {
     "digits": {"onnxruntime": "onnx", "PIL": "vision"},
     "intents": {"onnxruntime": "onnx"},

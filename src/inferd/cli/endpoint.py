@@ -1,4 +1,5 @@
-"""Where a command that wants texts finds a server: by URL, or as ``inferd status`` finds it, and how it asks there.
+"""Finding a server for the commands that generate text, by URL or as ``inferd status`` does, and sending requests to
+it.
 
 The control socket needs no key: the permission to open it allows everything.
 """
@@ -29,9 +30,9 @@ Answer = Callable[[list[JSON]], Generator[str, None, None]]
 
 
 class Endpoint(NamedTuple):
-    """A server that runs."""
+    """A running server."""
 
-    name: str  # for people
+    name: str  # shown in messages
     url: str
     key: str | None = None
     connect: Callable[[], socket.socket] | None = None  # to its control socket; None: to its URL
@@ -49,7 +50,8 @@ class Endpoint(NamedTuple):
             asyncio.run(_refuse_unknown(self, model))
 
     def converses(self, model: str) -> bool:
-        """Whether the model answers conversations. A server that does not say so is taken at its word by asking."""
+        """Whether the model answers conversations. True for a server that does not report it: its answer will show
+        it."""
         return asyncio.run(_converses(self.connection(ANSWER_S), model))
 
     def default_model(self) -> str:
@@ -114,7 +116,7 @@ def _by_control_socket(port: int, path: Path) -> Endpoint:
 
 
 def _default_endpoint(key: str | None) -> Endpoint | None:
-    """Whatever answers on the usual port: another user's server, or one in a container."""
+    """A server on the usual port: another user's, or one in a container."""
     endpoint = Endpoint(f"the server at {DEFAULT_URL}", DEFAULT_URL, key)
     try:
         endpoint.models(_LOOK_S)
@@ -151,7 +153,7 @@ def answers(endpoint: Endpoint, settings: JSON) -> Answer:
 
 
 def stream_text(endpoint: Endpoint, path: str, body: JSON) -> Generator[str, None, None]:
-    """The pieces of a text. Raises Unavailable with what the server said."""
+    """The pieces of a text. Raises Unavailable with the server's message."""
     with asyncio.Runner() as runner:
         stream = _pieces(endpoint, path, {**body, "stream": True})
         try:

@@ -1,7 +1,7 @@
 """The command line's flags, derived from the Config structs: names, limits, defaults and help.
 
-A setting added to a struct is a flag the same day. Names: sections become prefixes (``kv_cache.
-memory_bytes`` is ``--kv-cache-memory``), except those whose fields speak for themselves.
+A setting that is added to a struct becomes a flag. Sections become prefixes (``kv_cache.memory_bytes`` is
+``--kv-cache-memory``), except sections whose fields have unambiguous names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COMMON_FLAGS: Final = (
     *("--max-model-len", "--kv-cache-memory", "--dtype", "--quantization", "--device", "--threads", "--replicas"),
     *("--chat-template", "--allow-code", "--allow-pickle", "--options"),
 )
-"""Listed before all others."""
+"""Listed before all other flags."""
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[object]
@@ -39,7 +39,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., object])
 
 
 class Setting(_ParamType):
-    """A click type that takes what the config takes, and says the same when it is wrong."""
+    """A click type with the values and the error messages of the configuration."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
@@ -151,7 +151,7 @@ def _default(leaf: Leaf) -> str:
 
 
 SERVER_LEAVES = leaves(ServerConfig, skip=("memory_bytes", "reload"))
-# What concerns several replicas or servers is for the file, where it can be seen as a whole.
+# Settings of several replicas or servers belong in the file, where they are seen together.
 MODEL_LEAVES = leaves(
     ModelConfig,
     skip=(

@@ -52,8 +52,7 @@ def command(
 ) -> int:
     """Answer PROMPT, which '-' reads from stdin.
 
-    The server that runs on this machine answers, where there is one and it serves the model; else the model is loaded
-    into this process.
+    The server on this machine answers if it serves the model. Otherwise the model is loaded into this process.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Help: the forms in which commands and their options are listed, and ``inferd help``."""
+"""Help: the lists of commands and of their options, and ``inferd help``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inferd keys``: who may use the server, and how much they did. Works on the database, with or without a server."""
+"""``inferd keys``: API keys and their usage. Works on the database, with or without a running server."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def create(
 ) -> None:
     """Make a key and print it, this once: only a hash of it is kept.
 
-    The key alone goes to stdout, what it may do to stderr.
+    The key alone goes to stdout, its permissions to stderr.
 
     \b
     Examples:
@@ -364,7 +364,7 @@ def _journal(config: Config) -> UsageJournal:
 
 
 def _id(text: str) -> str:
-    """The id in what somebody gives: it alone, or the beginning of a key as listings show it."""
+    """The id in an argument: the id alone, or the beginning of a key as listings show it."""
     return text.removeprefix("sk-inf-").partition("-")[0]
 
 

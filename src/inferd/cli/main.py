@@ -1,6 +1,6 @@
-"""The command group: finds a command's file when it is asked for, and ends every failure in one sentence.
+"""The command group: imports a command's file when it runs, and reports every failure in one sentence.
 
-Importing a command only when it runs keeps ``inferd serve`` quick to its first request.
+Importing a command only when it runs shortens the start of ``inferd serve``.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Start here:
   inferd serve                      serve the bundled chat model on port 8000
   inferd serve Qwen/Qwen3-0.6B      serve a model of the Hugging Face Hub
   inferd serve ./my-model           serve a folder
-  inferd check inferd.yaml          what is wrong with a config file, and what it takes
-  inferd serve inferd.yaml          serve what it says, and follow its changes
-  inferd status                     how the server is doing
+  inferd check inferd.yaml          problems of a config file, and the memory it needs
+  inferd serve inferd.yaml          serve a config file, and follow its changes
+  inferd status                     the state of the server
   inferd chat                       talk to it
   inferd generate "Once upon"       one answer, then back to the shell
   inferd predict digits --input photo.jpg     one prediction
@@ -114,7 +114,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What is said of a defect."""
+    """Report a defect in one line."""
     fail(
         f"inferd met a defect of its own ({kind.__name__}: {error}); run it again with INFERD_DEBUG=1 and report what "
         "it says."

@@ -1,4 +1,4 @@
-"""``inferd perplexity``: how well a model foretells a text."""
+"""``inferd perplexity``: how well a model predicts a text."""
 
 from __future__ import annotations
 

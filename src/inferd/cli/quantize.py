@@ -1,4 +1,4 @@
-"""``inferd quantize``: a smaller checkpoint, and what it costs in quality."""
+"""``inferd quantize``: a smaller checkpoint, and its loss of quality."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def command(
 ) -> int:
     """Write a quantised checkpoint of the model SOURCE (a folder, a hub id or 'demo').
 
-    The folder is in the compressed-tensors format, with a card that tells what was measured; serve it like any other.
-    With --max-perplexity-change nothing is written that is worse.
+    The folder is in the compressed-tensors format, with a card of the measurements; serve it like any other.
+    With --max-perplexity-change a worse checkpoint is not written.
 
     \b
     Examples:
@@ -151,7 +151,7 @@ def command(
 
 
 def _refuse_unread(ctx: click.Context, method: str, bits: str) -> None:
-    """A flag that was given and that the method does not read is a mistake, told before anything is computed."""
+    """Refuse a flag that the method does not use, before anything is computed."""
     is_wide = method == "int8" or (method == "gptq" and bits == "8")
     unread = {
         "bits": method != "gptq",
@@ -173,7 +173,7 @@ def _refuse_unread(ctx: click.Context, method: str, bits: str) -> None:
 
 
 def _name(source: str) -> str:
-    """What the card calls it: a folder by its name, as the path is nobody's business."""
+    """The source's name on the card: a folder by its name, because its path is private."""
     return Path(source).name if Path(source).exists() else source
 
 

@@ -1,6 +1,6 @@
-"""What ``inferd serve`` shows once models are ready: what each takes and gives, and lines that work when pasted.
+"""The screen of ``inferd serve`` when models are ready: their inputs and outputs, and examples to paste.
 
-Knows the terminal and what a model says of itself; knows no HTTP.
+Knows the terminal and the metadata of models; knows no HTTP.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def show_ready(
     failed: Mapping[str, str] | None = None,
     away: Mapping[str, str] | None = None,
 ) -> None:
-    """The address, each predictive model's contract and batching, and lines to paste. ``infos``: models that are ready;
-    ``failed``: those that could not be loaded, and why; ``away``: those whose remote servers do not answer."""
+    """The address, each predictive model's contract and batching, and examples to paste. ``infos``: models that are
+    ready; ``failed``: models that could not be loaded, with the reasons; ``away``: models whose remote servers do not
+    answer."""
     failed, away = failed or {}, away or {}
     names = [name for name in config.models if name not in failed and name not in away]
     grpc = f", gRPC at {grpc_address}" if grpc_address is not None else ""
-    # Without rich, whose import would keep a server of remote models from being ready sooner.
+    # Without rich: its import would delay a server of remote models.
     head = click.style("inferd is ready at", fg="green", bold=True)
     if not names:
         head = click.style("inferd listens at", fg="yellow", bold=True)
@@ -89,7 +90,7 @@ def _is_plain(info: ModelInfo) -> bool:
 
 
 def _where(address: str, config: Config) -> str:
-    """The options with which commands find this server: none where it has the usual port and folder."""
+    """The options with which commands find this server; none for the usual port and folder."""
     if config.state.data_dir is not None:
         return f" --url {address}"
     port = address.rpartition(":")[2]
@@ -105,7 +106,7 @@ def _talk(names: Sequence[str], config: Config, infos: Mapping[str, ModelInfo], 
     return [f"go on with a text: inferd generate{where} 'Once upon'"] if writing else []
 
 
-# -- what a model takes and gives --------------------------------------------------------------
+# -- inputs and outputs of models --------------------------------------------------------------
 
 
 def contract_lines(name: str, info: ModelInfo, config: ModelConfig, where: str = "") -> list[str]:

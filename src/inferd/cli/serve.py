@@ -1,4 +1,4 @@
-"""``inferd serve``: flags become a Config, the app serves it, and the terminal shows how to use it."""
+"""``inferd serve``: makes a Config of the flags, serves it, and shows how to use the server."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from inferd.registry.artifact import artifact_of
 from inferd.registry.source import blaming, is_code, is_remote, resolve, silent
 
 _MOST_ELSEWHERE: Final = 32
-"""Models of a remote server that are all taken without being named."""
+"""Models of a remote server up to which all are served without being named."""
 
 
 _RELAYED: Final = frozenset(("generate", "embed", "rerank", "score"))
-"""What a remote server can be asked for."""
+"""The tasks of a remote server."""
 
 
 @click.command("serve", cls=Sectioned)
@@ -88,14 +88,14 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
 
 
 def _begin_log(config: Config) -> None:
-    """What is said from here on has the log's form. The first of it: variables that only look like settings."""
+    """Give all further messages the log's form, and warn of variables that only look like settings."""
     speak_json(not is_plain(config.server.log_format))
     for sentence in stray_variables(os.environ):
         warn(sentence)
 
 
 def _follow(source: str, name: str | None, flags: dict[str, object]) -> int:
-    """Serve what a file or a repository says, and follow its changes."""
+    """Serve a configuration file or a model repository, and follow its changes."""
     config = serve_config(source, name, flags)
     _begin_log(config)
     if _is_repository(source):
@@ -133,8 +133,8 @@ def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Con
 
 
 def _models_elsewhere(url: str) -> list[str]:
-    """The names of a remote server's models, as it lists them. Raises click.UsageError where they are not known, or are
-    so many that they must be chosen from."""
+    """The names of a remote server's models, as it lists them. Raises click.UsageError when they are not known, or are
+    too many to serve all."""
     from inferd.cli.running.control import find_server
 
     try:
@@ -196,7 +196,7 @@ def _repository_config(folder: Path, name: str | None, server: dict[str, object]
 
 
 def merged(tree: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
-    """The settings with others laid upon them."""
+    """The settings, overridden by other settings."""
     found = dict(tree)
     for key, value in over.items():
         below = found.get(key)
@@ -224,8 +224,8 @@ def run(
     known: Collection[str] = (),
     words: Callable[[str], str] = lambda sentence: sentence,
 ) -> int:
-    """Serve until told to stop; the exit code. ``source`` is followed while serving, ``known`` as in ``ready_to_load``;
-    ``words``: what becomes of messages before they are shown."""
+    """Serve until a signal ends the server; the exit code. ``source`` is followed while serving, ``known`` as in
+    ``ready_to_load``. ``words`` edits messages before they are shown."""
     config = ready_to_load(config, loading, known)
     from inferd.app import root  # after the flags are known to be right: a mistake is told at once
 
@@ -289,7 +289,7 @@ def ready_to_load(
 
 
 def _with_draft(model: ModelConfig, showing: Callable[[str], AbstractContextManager[Told]]) -> ModelConfig:
-    """The same with its draft model's folder, downloaded first where it is a hub id and will be used."""
+    """The model with the folder of its draft model, downloaded first when it is a hub id that will be used."""
     settings = model.speculation
     if model.is_remote or settings.draft is None or settings.method not in ("auto", "draft"):
         return model
@@ -314,9 +314,9 @@ def _recognised(model: ModelConfig, *, is_alone: bool) -> None:
 
 
 def checked(config: Config) -> Config:
-    """The same, once every checkpoint has been looked at: a bad one is told before a model is replaced by it.
+    """The configuration, after every checkpoint was checked: a bad one is reported before it replaces a model.
 
-    Raises ModelLoadError with all that is wrong. What memory is free is the running server's to know.
+    Raises ModelLoadError with all problems. Free memory is not checked, because only the running server knows it.
     """
     from inferd.planning.memory import plan_model
 
@@ -334,5 +334,5 @@ def checked(config: Config) -> Config:
 
 
 def _silently(title: str) -> AbstractContextManager[Told]:
-    """Where a server is busy, nobody watches a download."""
+    """A running server shows no progress of a download."""
     return contextlib.nullcontext(silent)

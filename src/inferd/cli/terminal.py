@@ -37,7 +37,7 @@ class _Voice:
 
 
 def speak_json(is_wanted: bool) -> None:
-    """From now on what is said on stderr is a line of the log, as JSON; or again words for people."""
+    """Write messages on stderr as JSON lines of the log from now on; or again as text."""
     _Voice.is_json = is_wanted
 
 
@@ -52,7 +52,7 @@ def _log_line(level: str, sentence: str) -> None:
 
 
 def fail(sentence: str) -> None:
-    """An error as a person sees it, on stderr."""
+    """Write an error to stderr."""
     if _Voice.is_json:
         _log_line("ERROR", sentence)
         return
@@ -61,7 +61,7 @@ def fail(sentence: str) -> None:
 
 
 def warn(sentence: str) -> None:
-    """Something a person may not have meant, on stderr."""
+    """Write a warning to stderr."""
     if _Voice.is_json:
         _log_line("WARNING", sentence)
         return
@@ -78,7 +78,7 @@ def note(sentence: str) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console that writes plain text where nobody looks at it live."""
+    """A rich console that writes plain text when the output is no terminal."""
     from rich.console import Console
 
     made = Console(stderr=stderr, highlight=False, soft_wrap=True)
@@ -119,7 +119,7 @@ def is_live() -> bool:
 
 @contextmanager
 def loading(title: str, *, counts: bool = False) -> Iterator[Told]:
-    """A progress display on stderr; yields what to tell: (phase, done, total), in bytes or as ``counts``.
+    """A progress display on stderr. Yields a function of (phase, done, total), in bytes or as ``counts``.
 
     Live in a terminal; elsewhere one plain line per phase.
     """

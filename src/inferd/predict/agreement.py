@@ -1,4 +1,4 @@
-"""Whether two outputs of a model are the same but for rounding.
+"""Whether two outputs of a model are equal except for rounding.
 
 Knows arrays and contracts; knows neither runtimes nor requests.
 """
@@ -15,9 +15,9 @@ import numpy.typing as npt
 from inferd.predict.contract import Array, Contract
 
 _OF_SCALE: Final = 1e-4  # the difference that rounding may make, as a part of the output's largest number
-_OF_VALUE: Final = 1e-3  # likewise of the number itself
+_OF_VALUE: Final = 1e-3  # relative to the number itself
 _HALF: Final = 30.0  # times as much where numbers have 16 bits
-_SHORT: Final = 10.0  # likewise where products of 32 bits are rounded to fewer, as GPUs do (TF32)
+_SHORT: Final = 10.0  # relative, when products of 32 bits are rounded to fewer, as GPUs do (TF32)
 _OF_NOISE: Final = 4.0  # times what differs when the same is computed again
 _COARSE: Final[Mapping[str, float]] = {"float16": _HALF, "BF16": _HALF, "float32": 1.0, "float64": 1.0}
 _HALF_MODELS: Final = frozenset({"float16", "bfloat16"})

@@ -1,7 +1,7 @@
-"""Rows that were computed with others are computed again alone, now and then, while nothing else waits.
+"""The audit: sometimes a row that was computed with other rows is computed again alone, while no request waits.
 
-What a trial at load cannot see, a model's answers may show: rows that depend on each other for some values only. Knows
-a runtime and its items; knows no request and no dialect.
+It finds rows that depend on each other only for some values, which a trial at load cannot find. Knows a runtime and its
+items; knows no request and no dialect.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from inferd.predict.contract import Array
 from inferd.predict.runtime import Item, Result, Runtime
 
 PATIENCE_S: Final = 1.0
-"""How long a row waits for an idle moment before it is computed again all the same."""
+"""How long a row waits for an idle moment before it is computed again anyway."""
 
 
 class Audit:
-    """Of one runtime whose contract has rows. ``share``: of the requests that are computed with others."""
+    """The audit of one runtime whose contract has rows. ``share``: of the requests that are computed with others."""
 
     def __init__(self, runtime: Runtime, share: float) -> None:
         self._runtime = runtime
@@ -31,7 +31,7 @@ class Audit:
         self._pending: tuple[Item, Mapping[str, Array], float] | None = None
 
     def sample(self, items: Sequence[Item], results: Sequence[Result | InferdError], now: float) -> None:
-        """A batch was computed: one row of it may be kept, if none is yet."""
+        """Choose whether a row of this batch is audited, if no other row waits for it."""
         if self._pending is not None or self._random.random() >= self._share * len(items):
             return
         place = self._random.randrange(len(items))
@@ -51,13 +51,13 @@ class Audit:
         return self._pending is not None and (is_idle or now - self._pending[2] >= PATIENCE_S)
 
     def run(self) -> str:
-        """Compute the kept row alone. Why rows depend on each other, where they are seen to; empty where they are not.
-        Not to be called before it ``is_due``."""
+        """Compute the chosen row alone. The reason when it depends on other rows; empty when it does not. Must not be
+        called before it ``is_due``."""
         assert self._pending is not None, "no row is kept"
         (item, outputs, _), self._pending = self._pending, None
         first, second = self._alone(item), self._alone(item)
         if first is None or second is None:
-            return ""  # alone it cannot be computed, which says nothing of the rows beside it
+            return ""  # it cannot be computed alone, which proves nothing about the rows beside it
         contract = self._runtime.contract
         for name, array in outputs.items():
             if name not in first or name not in second:
@@ -72,6 +72,6 @@ class Audit:
         try:
             self._runtime.prepare(again)
             (result,) = self._runtime.predict([again])
-        except Exception:  # whatever a model raises
+        except Exception:  # a model may raise anything
             return None
         return result.outputs if isinstance(result, Result) else None

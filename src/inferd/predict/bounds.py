@@ -1,8 +1,8 @@
-"""How much one request may hold: rows, and values that cost something each, by what the model's contract allows.
+"""The limits of one request: its rows, and its values that cost memory each, by the model's contract.
 
-A number of a binary tensor costs nothing by itself: such tensors are views of the body. A number in JSON or CSV is an
-object until it is an array's, and a text stays one. So these are counted, and refused before they are read. Knows
-contracts and bytes; knows no dialect.
+The numbers of a binary tensor need no memory of their own, because the tensor is a view of the body. A number in JSON
+or CSV is an object until it is in an array, and a text stays an object. So these values are counted, and refused before
+they are read. Knows contracts and bytes; knows no dialect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_ROWS: Final = 65_536
 """Rows of one request where the settings name no number."""
 
 MAX_TEXTS: Final = 2048
-"""Likewise of models that read texts."""
+"""Rows that one request to a model of texts may have."""
 
 MAX_ELEMENTS: Final = 1 << 22
 """Numbers of one request in JSON or CSV; a batch of the model's largest size is never refused for it."""
@@ -70,7 +70,7 @@ def check_rows(name: str, rows: int, contract: Contract) -> None:
 def check_shape(name: str, datatype: str, shape: Sequence[int], contract: Contract, *, is_listed: bool) -> None:
     """Raises InvalidRequest for a shape of more rows or values than one request may have, before they are read.
 
-    ``datatype`` is the client's word. ``is_listed``: numbers are told one by one (JSON); texts always are.
+    ``datatype`` is the client's. ``is_listed``: numbers are written one by one (JSON), as texts always are.
     """
     rows = shape[0] if contract.max_batch_size and shape else 0
     count = prod(shape) if len(shape) <= MAX_RANK else 0
@@ -118,19 +118,19 @@ def most_in_table(contract: Contract, *, has_header: bool) -> tuple[int, int]:
 
 
 def too_large(num_rows: int, num_cells: int, contract: Contract) -> InvalidRequest:
-    """What is said of a table that has, so far, more rows or cells than one request may have."""
+    """The error of a table with more rows or cells, so far, than one request may have."""
     has_rows = f"more than {contract.max_rows} rows"
     return _too_large(has_rows if num_rows > contract.max_rows else f"{num_cells} values and more", contract)
 
 
 def check_answer(rows: int, wanted: Sequence[str], contract: Contract) -> None:
-    """Raises InvalidRequest where the rows' answer, told in JSON, would have more values than one answer may have."""
+    """Raises InvalidRequest when the answer for the rows, in JSON, would have more values than one answer may have."""
     each = sum(_row(spec, contract) for spec in contract.outputs if not wanted or spec.name in wanted)
     check_answered(rows * each)
 
 
 def check_answered(count: int) -> None:
-    """Likewise for values that are there."""
+    """Raises InvalidRequest when an answer has more values than one answer may have."""
     if count > MAX_ANSWERED:
         raise InvalidRequest(
             f"The answer would hold {count} values; at most {MAX_ANSWERED} are told in JSON. Ask for fewer rows or "

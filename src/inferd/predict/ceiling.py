@@ -1,8 +1,8 @@
-"""A ceiling on the memory that a process takes while a model is loaded and tried.
+"""A ceiling on the memory that a process allocates while a model is loaded and tried.
 
-A few bytes of a file can ask for a terabyte. The kernel would grant it and kill somebody later; below the ceiling the
-library is refused at once, and the refusal can be told with the limit's name. Linux alone counts what is written to
-apart from what is mapped, so elsewhere there is no ceiling. Knows no library.
+A few bytes of a file can request a terabyte. The kernel would grant it, and kill a process later. Below a ceiling the
+allocation fails at once, and the error can name the limit. Only Linux counts written memory apart from mapped memory,
+so other systems have no ceiling. Knows no library.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _REFUSED: Final = re.compile(r"(?i)failed to allocate memory(?:.* of size (\d+))
 
 
 class Ceiling:
-    """``num_bytes``: what may be taken beside what is held. ``limit``: whose limit it is, in words."""
+    """``num_bytes``: what may be allocated beside the memory in use. ``limit``: the name of the limit for messages."""
 
     def __init__(self, num_bytes: int, limit: str) -> None:
         self.num_bytes = num_bytes
         self.limit = limit
 
     def sentence(self, reason: str) -> str | None:
-        """What a library's error means where it is a refusal of memory; None where it is another one."""
+        """The error for a failed allocation; None for any other error of a library."""
         found = _REFUSED.search(reason)
         if found is None:
             return None
@@ -41,8 +41,8 @@ class Ceiling:
 
 @contextlib.contextmanager
 def memory_ceiling(config: ModelConfig, *, is_kept: bool = True) -> Iterator[Ceiling]:
-    """For as long as the context lasts: what the model's memory_bytes leave, else what the machine has. Only told and
-    not kept where ``is_kept`` says so: a GPU's libraries set aside more than there is."""
+    """A ceiling for the context: the rest of the model's memory_bytes, or the memory of the machine. Without
+    ``is_kept`` it is not enforced: the libraries of a GPU reserve more than there is."""
     if config.memory_bytes is not None:
         ceiling = Ceiling(
             max(config.memory_bytes - rss_bytes(), 0), f"memory_bytes = {bytes_text(config.memory_bytes)}"

@@ -1,7 +1,7 @@
 """A decoded request's inputs against the model's contract: names, datatypes, shapes.
 
-What a runtime computes with has passed here. Every error names the input, what was expected and what came. Knows no
-dialect and no runtime; copies nothing that already fits.
+Every input of a runtime has passed this check. Every error names the input, what was expected and what was given. Knows
+no dialect and no runtime; copies nothing that already fits.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Checker:
         self._contract = contract
 
     def check(self, decoded: DecodedRequest) -> tuple[Tensors, int]:
-        """The inputs as the model takes them, and their size along the batch dimension (1 where there is none).
+        """The inputs in the model's datatypes, and their size along the batch dimension (1 when there is none).
 
         Raises InvalidRequest.
         """
@@ -130,8 +130,8 @@ def _uneven(name: str, inputs: Tensors) -> InvalidRequest:
 
 
 def _typed(spec: TensorSpec, array: Array, said: str | None) -> Array:
-    """The array in the contract's datatype. Where the client named one it must be that; where he did not, values
-    are cast when none of them changes."""
+    """The array in the contract's datatype. A datatype that the client named must be the contract's. Otherwise values
+    are cast if none of them changes."""
     wanted = NUMPY[spec.datatype]
     if said is not None:
         if said != spec.datatype:

@@ -1,4 +1,4 @@
-"""What a predictive model takes and gives: names, datatypes, shapes, in the words of KServe v2.
+"""The inputs and outputs of a predictive model: names, datatypes and shapes, in the terms of KServe v2.
 
 Knows numpy's arrays and the Open Inference Protocol's datatypes; knows no runtime and no dialect.
 """
@@ -39,7 +39,7 @@ _DATATYPES: Final[Mapping[np.dtype[np.generic], str]] = {dtype: name for name, d
 
 
 MASKS: Final = frozenset({"attention_mask", "padding_mask", "mask"})
-"""Inputs that say with 1 and 0 what is real and what is padding."""
+"""Names of inputs that mark real values with 1 and padding with 0."""
 
 
 def datatype_of(dtype: np.dtype[np.generic]) -> str:
@@ -50,14 +50,14 @@ def datatype_of(dtype: np.dtype[np.generic]) -> str:
 
 
 class Contract(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded model says of its inputs and outputs.
+    """The inputs and outputs of a loaded model, and what its batches may be.
 
     Shapes have the batch dimension in front where ``max_batch_size`` is not 0; -1 stands for any size.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    max_batch_size: int = 0  # rows that the artifact itself can compute together; 0: nothing says that it has rows
+    max_batch_size: int = 0  # rows that the artifact itself can compute together; 0: it is not known to have rows
     because: Because | None = None  # why rows of several requests may be computed together
     tasks: tuple[str, ...] = ("predict",)  # also embed, rerank, score, classify, token_classify, generate
     platform: str = "python"
@@ -70,10 +70,10 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     max_elements: int = 1 << 22  # values of one request that are read one by one (``bounds``)
     max_items: int = 0  # requests computed together although they have no batch dimension; 0: each alone
     max_size: int = 0  # sum of ``Item.size`` computed together (tokens, mostly); 0: no such limit
-    typical_rows: int = 0  # a batch's bound where nobody names one, by the model's measured time; 0: not measured
+    typical_rows: int = 0  # limit of a batch without a configured one, by the model's measured time; 0: not measured
     rounds_products: bool = False  # computed on a device that rounds products of float32 to fewer bits
     num_threads: int = 0  # compute threads; 0: not said
-    casts: tuple[str, ...] = ()  # inputs whose numbers may come in any datatype, where no value is lost
+    casts: tuple[str, ...] = ()  # inputs whose numbers may come in any datatype, if no value is lost
     any_rank: tuple[str, ...] = ()  # inputs whose number of dimensions is free; their shape is told as [-1]
     not_batched: str = ""  # why requests are computed one by one, where the model's files are the reason
     is_decoupled: bool = False  # one request may have several answers (or none): the runtime is a ``Streaming``

@@ -1,6 +1,6 @@
-"""A model seen through declared inputs and outputs: their names, shapes and labels where the artifact says others.
+"""Declared inputs and outputs of a model: names, shapes and labels that differ from the artifact's.
 
-Wraps any runtime. Fills the inputs that tell a stateful model where in a sequence a request is. Copies no tensor.
+Wraps any runtime. Fills the inputs that give a stateful model the place of a request in its sequence. Copies no tensor.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PLACE = re.compile(r".*__(\d+)")
 
 
 def declared(name: str, runtime: Runtime, config: ModelConfig) -> Runtime:
-    """The runtime as its configuration declares it; itself where it declares nothing. Raises ModelLoadError with all
-    that does not fit the artifact."""
+    """The runtime with its declared inputs and outputs; the same runtime without declarations. Raises ModelLoadError
+    with everything that does not fit the artifact."""
     if not (config.inputs or config.outputs or config.sequence.controls):
         return runtime
     problems: list[str] = []
@@ -61,7 +61,7 @@ def _renames(*names: Mapping[str, str]) -> bool:
 def _matched(
     what: str, told: Sequence[TensorConfig], specs: Sequence[TensorSpec], problems: list[str]
 ) -> dict[str, str]:
-    """Declared names to the artifact's: the same, or the one at the place that NAME__0 tells."""
+    """Declared names to the artifact's: the same name, or for NAME__0 the one at place 0."""
     known = [spec.name for spec in specs]
     found: dict[str, str] = {}
     for one in told:
@@ -102,7 +102,7 @@ def _misfits(
 
 
 def _batched(runtime: Runtime, config: ModelConfig, names: Mapping[str, str]) -> Runtime:
-    """A program that tells nothing of its shapes (TorchScript) has rows because the declaration says so."""
+    """A program without known shapes (TorchScript) has rows if the declaration has them."""
     contract = runtime.contract
     rows = config.batching.max_batch_size
     if contract.max_batch_size or rows is None or not contract.any_rank:
@@ -145,7 +145,7 @@ class Declared:
         self._inputs = inputs or {spec.name: spec.name for spec in visible}
         self._outputs = outputs or {spec.name: spec.name for spec in contract.outputs}
         self._backwards = {artifact: name for name, artifact in self._outputs.items()}
-        self._unnamed = not contract.outputs  # the artifact tells its outputs with its answers
+        self._unnamed = not contract.outputs  # the artifact's outputs are known with its first answer
         self._reshaped_inputs = {one.name: one.reshape for one in config.inputs if one.reshape is not None}
         self._reshaped_outputs = {one.name: one.shape for one in config.outputs if one.reshape is not None}
         self._has_rows = contract.max_batch_size > 0

@@ -1,4 +1,4 @@
-"""What the batcher expects: how soon the next request comes, and how long a batch takes. Pure; time is an argument."""
+"""The batcher's estimates: when the next request comes, and how long a batch takes. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 MEMORY_S = 0.05
 """Arrivals further back than this hardly count: a rate must follow its clients within some tens of milliseconds."""
 
-_FORGET = 0.98  # of what is known of batch times, kept at each new one
+_FORGET = 0.98  # weight of older batch times at each new one
 _KNOWN = 8.0  # batches (old ones counting less) after which a time may look unlikely
-_MOST = 3.0  # times what was expected: what a batch counts at most, as another program may have had the core meanwhile
-_MIN_SPREAD = 0.02  # relative variance of batch sizes below which nothing can be told of their effect
+_MOST = 3.0  # longest time that counts, as a multiple of the expected one: another program may have used the core
+_MIN_SPREAD = 0.02  # relative variance of batch sizes below which their effect cannot be estimated
 
 
 class Arrivals:
@@ -66,7 +66,7 @@ class BatchCost:
             slope = (self._nt / self._w - mean_n * mean_t) / variance
             self.per_unit_s = min(max(slope, 0.0), mean_t / mean_n)
         else:
-            # Sizes that do not differ tell the level alone: the share that was known to be fixed stays so.
+            # Equal sizes show only the level: the share that was known to be fixed stays the same.
             known = self.seconds(mean_n)
             self.per_unit_s = self.per_unit_s * mean_t / known if known > 0.0 else mean_t / mean_n
         self.fixed_s = max(mean_t - self.per_unit_s * mean_n, 0.0)

@@ -11,7 +11,7 @@ from inferd.predict.contract import Contract
 from inferd.predict.probe import MOST_ROWS
 
 DEFAULT_MAX_ROWS: Final = MOST_ROWS
-"""Rows computed together where neither the artifact nor the configuration says less."""
+"""Rows computed together when neither the artifact nor the configuration sets a lower limit."""
 
 
 def limits_for(contract: Contract, config: ModelConfig) -> Limits:

@@ -1,4 +1,4 @@
-"""From a model's configuration to a predictive backend that is ready: recognise, load, probe, warm up."""
+"""Loading a predictive model: from its configuration to a backend that is ready. Recognise, load, probe, warm up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> Predic
 
 
 def load_predictor(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> PredictBackend:
-    """Likewise what has been recognised already."""
+    """Load a model whose files have been recognised."""
     began = clock.now()
     runtime = load_runtime(name, artifact, config, progress)
     loaded = clock.now()
@@ -54,7 +54,7 @@ def load_predictor(name: str, artifact: Artifact, config: ModelConfig, progress:
         progress("warm-up", 0, 1)
         limits = _tried(runtime, limits, cost, config)
         progress("warm-up", 1, 1)
-    codec_for("v2")  # its import is long, and the first request is somebody's
+    codec_for("v2")  # its import is long, and would delay the first request
     seconds = {"runtime": round(loaded - began, 4), "warm_up": round(clock.now() - loaded, 4)}
     info = model_info(name, config, artifact, contract, limits.max_rows)
     info = msgspec.structs.replace(info, load_s=seconds)
@@ -63,13 +63,14 @@ def load_predictor(name: str, artifact: Artifact, config: ModelConfig, progress:
 
 
 def _tried(runtime: Runtime, limits: Limits, cost: BatchCost, config: ModelConfig) -> Limits:
-    """The limits, with as many rows as pay off where the configuration names none; ``cost`` is told what they cost."""
+    """The limits, with the number of rows that pays when the configuration names none. The measured times go to
+    ``cost``."""
     contract, wanted = runtime.contract, config.batching.max_batch_size
     most = wanted or min(contract.max_batch_size, MOST_ROWS)
     probed = probe(runtime, most, likely=limits.max_rows, memory_bytes=config.memory_bytes)
     if probed is None:
         return limits
-    probed.tell(cost)
+    probed.teach(cost)
     if wanted is not None:
         return limits
     preferred = [size for size in limits.preferred if size <= contract.max_batch_size]

@@ -1,7 +1,7 @@
-"""How much of a long text decides what becomes of it, where a model reads a limited number of tokens.
+"""The part of a long text that a model reads, when it reads a limited number of tokens.
 
-Knows no tokenizer. While megabytes become tokens, everybody else waits; a model that reads 512 of them needs a
-few thousand characters.
+Tokenizing megabytes delays all other requests, and a model that reads 512 tokens needs a few thousand characters. Knows
+no tokenizer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ class Part(NamedTuple):
 def deciding_part(text: str, limit: int, count: Callable[[str], int], *, from_end: bool = False) -> Part:
     """The beginning or end of ``text`` whose first or last ``limit`` tokens are those of all of it.
 
-    Where it is cut off within a word, the tokens of that word may be others: at most ``WORD`` of them, which is why
-    more than twice the limit are wanted.
+    The tokens of a word that is cut may differ: at most ``WORD`` of them, so more than twice the limit is needed.
     """
     plenty = max(limit, WORD)
     size = SPARSE * plenty

@@ -1,7 +1,7 @@
-"""How many rows are worth computing together: tried when a model is loaded, within a bounded time.
+"""How many rows are worth computing together, measured when a model is loaded, within a bounded time.
 
-The measured times also tell the batcher at the start what a batch costs and what of that is fixed, so that it need not
-learn it from its first clients. Knows runtimes and examples; knows no library.
+The measured times also give the batcher its first estimate of a batch's cost, so that it need not learn it from the
+first clients. Knows runtimes and examples; knows no library.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ QUICK_S: Final = 0.002
 """Batches that take no longer are not worth making smaller."""
 
 _GAIN: Final = 0.95  # of the best throughput: what fewer rows must reach to be enough
-_MEMORY_SHARE: Final = 0.25  # of what is free: what one batch may take
+_MEMORY_SHARE: Final = 0.25  # of free memory, for one batch
 
 _log = logging.getLogger("inferd.predict")
 
 Measure = Callable[[int], float | None]
-"""Compute so many rows; the seconds it took, or None where it cannot be done."""
+"""Compute so many rows. The seconds it took; None when it failed."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Probe(msgspec.Struct, frozen=True):
     rows: int
     seconds: tuple[tuple[int, float], ...] = ()
 
-    def tell(self, cost: BatchCost) -> None:
+    def teach(self, cost: BatchCost) -> None:
         for rows, seconds in self.seconds:
             cost.observe(rows, seconds)
 
@@ -49,7 +49,7 @@ class Probe(msgspec.Struct, frozen=True):
 def probe_rows(measure: Measure, most: int, *, likely: int = 0, budget_s: float = BUDGET_S) -> Probe:
     """Try 1, 2, 4, ... rows, up to ``most``, as long as the next size is expected to fit into the budget.
 
-    ``likely``: what is believed where the time did not suffice to see that more rows no longer pay.
+    ``likely``: the result when the time did not suffice to see that more rows no longer pay.
     """
     tried: list[tuple[int, float]] = []
     spent_s = 0.0
@@ -63,7 +63,7 @@ def probe_rows(measure: Measure, most: int, *, likely: int = 0, budget_s: float 
             is_whole = True
             break
         spent_s += seconds
-        if seconds < QUICK_S:  # so short that whatever else runs makes a difference
+        if seconds < QUICK_S:  # so short that other programs change the measurement
             again = measure(rows)
             spent_s += again or 0.0
             seconds = min(seconds, again or seconds)
@@ -122,18 +122,17 @@ def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | N
         grown.append((rows, grew))
         return seconds if isinstance(result, Result) and grew <= _MEMORY_SHARE * free else None
 
-    if measure(1) is None:  # also: the first time pays for what is made lazily
+    if measure(1) is None:  # the first run also pays for lazy initialisation
         return None
     probed = probe_rows(measure, most, likely=likely)
-    # Of more rows than were tried it is not known what they take, but what each more took.
+    # The memory of more rows than were tried is extrapolated from the growth per row.
     most_rows = rows_within(grown, row_bytes, _MEMORY_SHARE * free)
     return msgspec.structs.replace(probed, rows=min(probed.rows, most_rows))
 
 
 def rows_within(grown: Sequence[tuple[int, int]], row_bytes: int, allowed: float) -> int:
-    """How many rows keep within so many bytes. ``grown``: numbers of rows, each with the bytes that the process had
-    grown by since the first was tried; ``row_bytes``: of a row's inputs, which are there twice while a batch is put
-    together."""
+    """How many rows fit into so many bytes. ``grown``: numbers of rows, each with the growth of the process in bytes
+    since the first was tried. ``row_bytes``: a row's inputs, which exist twice while a batch is put together."""
     (first, least), (last, most) = grown[0], grown[-1]
     fixed, per_row = (least, (most - least) / (last - first)) if last > first else (0, most / last)
     bytes_per_row = max(per_row, 0.0) + 2 * row_bytes

@@ -1,7 +1,7 @@
 """The one interface of a predictive model: a contract, and a function from items to results.
 
 ``inferd.predict.backend`` drives it from the worker's only compute thread. A runtime never sees a dialect, a socket or
-a queue; what it is given has been checked against its contract, and it may refuse an item on its own (``prepare``).
+a queue. Its inputs have been checked against its contract, and it may refuse an item itself (``prepare``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Parameters = Mapping[str, object]
 class Item(msgspec.Struct, kw_only=True, eq=False):
     """One request's inputs, ready to be computed. ``rows`` is its size along the batch dimension.
 
-    ``size`` is what it takes of a batch's budget in the runtime's own measure (tokens for texts, rows otherwise);
-    items with another ``bucket`` are never computed together (other shapes, another task).
+    ``size`` is its share of a batch's budget in the runtime's own measure (tokens for texts, rows otherwise). Items
+    with different values of ``bucket`` are never computed together (other shapes, another task).
     """
 
     request_id: str
@@ -35,17 +35,17 @@ class Item(msgspec.Struct, kw_only=True, eq=False):
     size: int = 1
     bucket: object = None
     priority: int = 0
-    expires_at: float | None = None  # clock.now() after which nobody wants the answer
+    expires_at: float | None = None  # clock.now() of its deadline
     may_wait: bool = True
-    tenant: str = ""  # whose sequence it is
+    tenant: str = ""  # the owner of the sequence
     sequence: str = ""
     sequence_start: bool = False
     sequence_end: bool = False
-    is_cancelled: bool = False  # set while it is computed: nobody waits for it any more
+    is_cancelled: bool = False  # set when the request is cancelled while it is computed
     prepared: object = None  # what the runtime's ``prepare`` made of the inputs
 
     def about(self, inputs: Tensors, wanted: tuple[str, ...], rows: int, size: int) -> Item:
-        """The same request's, about other inputs: of a model inside another. Not prepared."""
+        """An item of the same request with other inputs, for a model inside another. Not prepared."""
         return Item(
             request_id=self.request_id,
             inputs=inputs,
@@ -79,7 +79,7 @@ class Runtime(Protocol):
     def contract(self) -> Contract: ...
 
     def prepare(self, item: Item) -> None:
-        """Everything that concerns one item alone and can fail: tokenize, decode an image; sets ``prepared``,
+        """Do everything that concerns one item alone and can fail: tokenize, decode an image; sets ``prepared``,
         ``size`` and ``bucket``. Its inputs have the contract's names, datatypes and shapes. Raises InvalidRequest."""
         ...
 
@@ -93,7 +93,7 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class Staged(Protocol):
-    """A runtime whose batches take several steps; between two of them requests and cancellations are heard."""
+    """A runtime whose batches take several steps. Requests and cancellations are read between two of them."""
 
     def stages(self, items: Sequence[Item]) -> Generator[None, None, Sequence[Result | InferdError]]:
         """What ``predict`` does, one step at each ``next``. Cancelled and expired items get no further."""
@@ -105,5 +105,5 @@ class Streaming(Protocol):
     """A runtime whose contract says ``is_decoupled``: its answers to one request come one after the other."""
 
     def stream(self, item: Item) -> Iterator[Result]:
-        """The answers, computed as they are asked for; closed early when nobody waits for more. May raise."""
+        """The answers, each computed when it is needed. Closed early when no more are wanted. May raise."""
         ...

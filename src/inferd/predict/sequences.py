@@ -1,9 +1,8 @@
-"""State between the requests of one sequence: what a model gives as its state goes in again with the next request.
+"""The state between the requests of one sequence: a model's state outputs are inputs of the next request.
 
-Wraps any runtime whose artifact has its state as inputs and outputs (``sequence.states``). Of each sequence the last
-state is kept, here and nowhere else; requests of different sequences are computed together, their states stacked.
-Never two of one sequence: those are computed one after the other, in the order they came. Knows arrays and time, no
-dialect.
+Wraps any runtime whose artifact has its state as inputs and outputs (``sequence.states``). Only this wrapper holds the
+last state of each sequence. Requests of different sequences are computed together, with their states stacked. Requests
+of one sequence are computed one after the other, in the order of arrival. Knows arrays and time, no dialect.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from inferd.registry.rows.verdict import Verdict, claimed
 from inferd.types import TensorSpec
 
 MAX_ITEMS: Final = 32
-"""Sequences computed together where nobody says."""
+"""Sequences computed together without a configured limit."""
 
 _log = logging.getLogger("inferd.predict")
 
@@ -34,7 +33,7 @@ _Key = tuple[str, str]  # tenant and sequence
 
 
 class _Sequence:
-    """One sequence's state; None of it before its first request was computed."""
+    """One sequence's state; None before its first request was computed."""
 
     __slots__ = ("key", "rows", "state", "used_at")
 
@@ -140,7 +139,7 @@ class Sequences:
                 f"The inputs {', '.join(sorted(self._with_rows))} must have equally many rows, not {sorted(rows)}.",
                 param="inputs",
             )
-        item.rows = 1  # what it takes of a batch; rows of its own are nobody's business
+        item.rows = 1  # its share of a batch, which counts sequences and not their rows
         item.prepared = self._sequence_of(item, rows.pop() if rows else 1)
 
     def _sequence_of(self, item: Item, rows: int) -> _Sequence:

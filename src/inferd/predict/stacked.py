@@ -1,9 +1,8 @@
-"""Turns a plain function of stacked arrays into a runtime: rows of several requests in, their parts of the outputs
-back.
+"""A runtime made of a plain function of stacked arrays: it stacks the rows of several requests and splits the outputs.
 
-``compute`` is given every input with the rows of all items behind each other along the first dimension, and returns
-outputs with as many rows. Items whose other dimensions differ are not computed together, unless they are padded.
-Knows arrays; knows neither dialects nor what computes.
+``compute`` is given every input with the rows of all items concatenated along the first dimension, and returns outputs
+with as many rows. Items whose other dimensions differ are not computed together, unless they are padded. Knows arrays;
+knows neither dialects nor libraries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""``inferd predict``: one prediction of a server that runs, from what a person has at hand.
+"""``inferd predict``: one prediction of a running server, from files, photos, tables and values.
 
-Speaks KServe v2 with binary tensors, so any server that does can be asked. Asks first what the model takes.
+Uses KServe v2 with binary tensors, so it works with any server that has this protocol. The model's metadata are read
+first.
 """
 
 from __future__ import annotations
@@ -137,10 +138,10 @@ def command(
     version: str,
     as_json: bool,
 ) -> int:
-    """Ask MODEL of a running server for a prediction, and show it.
+    """Get a prediction of MODEL from a running server, and show it.
 
-    What is given is converted to what the model takes: its metadata say so. A picture is sent as it is where the model
-    takes files, and as pixels where it takes numbers. Without --input: what the model takes and gives.
+    The inputs are converted to the model's inputs, as its metadata describe them. A picture is sent as a file to models
+    that read files, and as pixels to models that read numbers. Without --input: show the model's inputs and outputs.
 
     \b
     Examples:
@@ -191,7 +192,8 @@ def command(
 
 
 def _metadata(server: Server, model: str, path: str) -> _Metadata:
-    """What the model takes and gives. One that waits for its first request is loaded, as only then it is known."""
+    """Show the model's inputs and outputs. A model that waits for its first request is loaded, because they are known
+    only then."""
     try:
         return server.get(path, _Metadata)
     except Unavailable:
@@ -210,7 +212,7 @@ def _describe(model: str, metadata: _Metadata, inputs: list[TensorSpec], outputs
 
 
 def _write(server: Server, model: str, path: str, tasks: list[str], inputs: tuple[str, ...], *, as_json: bool) -> int:
-    """A language model answers the text, or goes on with it where it knows no conversations."""
+    """The text of a generating model: its answer, or its continuation when it has no chat template."""
     spec = TensorSpec("text_input", "BYTES", (-1,))
     tensors = tensors_of(inputs, [spec], brightness="0-1", lines=False, say=lambda sentence: None)
     texts = [value.decode(errors="replace") for value in tensors["text_input"].ravel().tolist()]

@@ -1,7 +1,7 @@
-"""What a person gives ``inferd predict`` turned into a model's inputs: pictures, arrays, tables, JSON, texts, numbers.
+"""The arguments of ``inferd predict`` as a model's inputs: pictures, arrays, tables, JSON, texts, numbers.
 
-Knows files and what a model says of its inputs; knows no server. Whatever is given is first told by its content (a
-picture by its first bytes), then brought to the declared shape where that can be done in one way alone.
+The kind of an argument is recognised by its content (a picture by its first bytes). Then it is brought to the declared
+shape if there is only one way. Knows files and a model's metadata; knows no server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _json: Final = msgspec.json.Decoder()
 
 
 class Given(NamedTuple):
-    """One thing that was given, told by its content."""
+    """One argument, with the kind that its content shows."""
 
     kind: Literal["picture", "numbers", "object", "texts", "table"]
     value: object  # bytes; an array; a dict; a list of texts; a dict of columns
@@ -47,8 +47,8 @@ class Given(NamedTuple):
 def tensors_of(
     words: Sequence[str], specs: Sequence[TensorSpec], *, brightness: Range, lines: bool, say: Callable[[str], None]
 ) -> dict[str, Array]:
-    """The model's inputs from the values of ``--input``. ``say`` is told of what was done that could have been done
-    otherwise. Raises InvalidRequest that says what was expected and what came."""
+    """The model's inputs from the values of ``--input``. ``say`` is called with notes about choices that were made.
+    Raises InvalidRequest with what was expected and what was given."""
     by_name = {spec.name: spec for spec in specs}
     found: dict[str, list[Array]] = {}
 
@@ -74,7 +74,7 @@ def tensors_of(
 
 
 def _split(word: str, by_name: Mapping[str, TensorSpec]) -> tuple[str | None, str]:
-    """``name=value``. Texts may hold an equals sign, so what is before it counts only where it is an input's name."""
+    """``name=value``. A text may contain an equals sign, so the part before it counts only if it is an input's name."""
     match = _NAMED.fullmatch(word)
     if match is None:
         return None, word
@@ -222,7 +222,7 @@ def _sent(one: Mapping[str, object], origin: str) -> object:
 
 
 def _column(part: object) -> object:
-    """Numbers of a CSV file's column, where they are some."""
+    """The numbers of a CSV file's column, if all of them are numbers."""
     if isinstance(part, list) and part and all(isinstance(one, str) for one in part):
         numbers = _numbers(" ".join(part))
         return part if numbers is None or len(numbers) != len(part) else numbers
@@ -233,8 +233,7 @@ def _column(part: object) -> object:
 
 
 def _taker(given: Given, specs: Sequence[TensorSpec], taken: Mapping[str, object]) -> TensorSpec:
-    """The input that something without a name is for: the first that can take it, required and free ones before
-    others."""
+    """The input for an argument without a name: the first that fits, required and free ones before others."""
 
     def rank(spec: TensorSpec) -> tuple[bool, bool]:
         return (spec.name in taken and len(specs) > 1, spec.is_optional)

@@ -1,6 +1,6 @@
-"""Which inputs could take a picture, and how a model could be asked: told from names, datatypes and shapes alone.
+"""Which inputs could be pictures, and an example of a command for a model: from names, datatypes and shapes alone.
 
-Knows no array, so that ``inferd serve`` can show it without importing any.
+Knows no array, so that ``inferd serve`` can show it without importing numpy.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def takes_pictures(spec: TensorSpec) -> bool:
 
 
 def example_input(specs: Sequence[TensorSpec]) -> str:
-    """The options of ``inferd predict`` with which a model could be asked."""
+    """The options of ``inferd predict`` for an example request of a model."""
     needed = [spec for spec in specs if not spec.is_optional] or list(specs[:1])
     values = {spec.name: _example_value(spec) for spec in needed}
     if len(needed) == 1:

@@ -1,4 +1,4 @@
-"""A prediction as a person reads it: classes with their probabilities, short values whole, long ones in short.
+"""A prediction on a terminal: classes with their probabilities, short values whole, long ones abbreviated.
 
 Knows the terminal and arrays; knows no server.
 """
@@ -95,12 +95,12 @@ def _classes(scores: Array, labels: tuple[str, ...], top: int) -> Text:
 
 
 def number_text(value: object) -> str:
-    """A number in as many digits as a person reads."""
+    """A number, rounded to a few digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def text_of(value: object) -> str:
-    """A BYTES element: its text, in lines where it is JSON, or what it is where it is none."""
+    """A BYTES element: its text, indented when it is JSON, or a description of bytes that are no text."""
     if not isinstance(value, bytes):
         return str(value)
     try:

@@ -18,8 +18,7 @@ from inferd.predict.contract import Array
 from inferd.types import TensorSpec
 
 Range = Literal["0-1", "0-255", "imagenet"]
-"""What a picture's brightness becomes where the model takes numbers: 0 to 1, 0 to 255, or ImageNet's mean and
-deviation."""
+"""The range of a picture's brightness in numbers: 0 to 1, 0 to 255, or ImageNet's mean and deviation."""
 
 _IMAGENET: Final = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

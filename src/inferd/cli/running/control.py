@@ -1,7 +1,7 @@
-"""Finding a server that runs, and asking it: through its control socket on this machine, or its URL with an admin key.
+"""Finding a running server and sending it commands: by its control socket on this machine, or by its URL with an admin
+key.
 
-Knows the admin API's paths and words from ``inferd.gateway.control``. What is shown of the answers is
-each command's own.
+Knows the paths and the structs of the admin API. Each command shows the answers itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Answered(NamedTuple):
 
 
 class Server:
-    """A server that runs. ``name`` is how people know it; ``open`` makes a connection to it."""
+    """A running server. ``name`` is shown in messages; ``open`` makes a connection to it."""
 
     def __init__(
         self, name: str, open_: Callable[[float], http.client.HTTPConnection], headers: dict[str, str]
@@ -52,7 +52,7 @@ class Server:
     def get(self, path: str, shape: type[Shape], *, accept: tuple[int, ...] = ()) -> Shape:
         """``accept``: statuses beside success whose bodies have the shape as well.
 
-        Raises InferdError with what the server said, or that it does not answer."""
+        Raises InferdError with the server's message, or when it does not answer."""
         return _decoded(self._ask("GET", path, ANSWER_S, accept), shape)
 
     def post(self, path: str, shape: type[Shape], *, accept: tuple[int, ...] = (), timeout_s: float = WORK_S) -> Shape:
@@ -156,9 +156,9 @@ def server_options(function: Decorated) -> Decorated:
 
 
 def find_server(port: int | None, config: Path | None, url: str | None, key: str | None) -> Server:
-    """The server that is meant: by URL, by port, by its config file, or the only one that runs here.
+    """The server: by URL, by port, by its config file, or the only one that runs here.
 
-    Raises InferdError that says what runs and how to choose.
+    Raises InferdError with the running servers and how to choose.
     """
     return _elsewhere(url, key) if url is not None else _here(*locate(port, config))
 
@@ -166,7 +166,7 @@ def find_server(port: int | None, config: Path | None, url: str | None, key: str
 def locate(port: int | None, config: Path | None) -> tuple[int, Path]:
     """The port and the control socket of a server on this machine: by port, by its config file, or the only one.
 
-    Raises InferdError that says what runs and how to choose.
+    Raises InferdError with the running servers and how to choose.
     """
     wanted, state = _described(config)
     port = port if port is not None else wanted
@@ -224,8 +224,8 @@ def _answers(path: Path) -> bool:
 
 
 def _described(file: Path | None) -> tuple[int | None, StateConfig]:
-    """The port and state of a config file, or of the environment. A file with mistakes is read as far as
-    it goes: that is when the server that still runs is asked for its status."""
+    """The port and state of a config file, or of the environment. A file with mistakes is read as far as possible,
+    because the running server's status is needed just then."""
     try:
         config = load_config(file, os.environ, {})
         return (config.server.port if file is not None and config.server.port else None), config.state
@@ -250,7 +250,7 @@ def model_path(name: str, action: str) -> str:
 
 @contextlib.contextmanager
 def working(title: str) -> Iterator[None]:
-    """A spinner on stderr while a server works, where somebody watches."""
+    """A spinner on stderr while a server works, on a terminal."""
     from inferd.cli.terminal import console, is_live
 
     if not is_live():

@@ -1,4 +1,4 @@
-"""``inferd drain``: have a server finish what it does and leave."""
+"""``inferd drain``: have a server finish its requests and leave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLL_S = 0.2
 
 
 class _Heard(msgspec.Struct):
-    """That the server was told."""
+    """The server's acknowledgement."""
 
     status: str
 
@@ -34,7 +34,7 @@ class _Heard(msgspec.Struct):
 def command(server: Server, wait: bool, timeout: float) -> int:
     """Tell a server to leave in good order, as SIGTERM does.
 
-    Readiness turns false at once, so that balancers send no more; new requests are refused after
+    Readiness turns false at once, so that load balancers send no more. New requests are refused after
     server.drain_delay_s, those in flight get server.grace_s to finish, and the process ends.
 
     \b
@@ -54,7 +54,7 @@ def command(server: Server, wait: bool, timeout: float) -> int:
         while time.monotonic() < deadline:
             try:
                 report = server.get("/admin/status", ServerReport)
-            except Unavailable:  # its socket is gone: it has left
+            except Unavailable:  # no socket any more: the server has left
                 click.echo(f"The server {server.name} has left.")
                 return 0
             in_flight = sum(model.in_flight + model.waiting for model in report.models)

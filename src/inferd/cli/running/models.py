@@ -1,4 +1,4 @@
-"""``inferd models``: what can be served, and the models of a server that runs."""
+"""``inferd models``: what can be served, and the models of a running server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.group("models", cls=Commands, invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """List the models that can be served; with a command, see and change those of a server that runs.
+    """List the models that can be served; with a command, show and change those of a running server.
 
     \b
     Examples:

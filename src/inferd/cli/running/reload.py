@@ -12,17 +12,17 @@ from inferd.gateway.control import ReloadReport
 @click.command("reload")
 @server_options
 def command(server: Server) -> int:
-    """Have a server read its configuration file again, and say what came of it.
+    """Have a server read its configuration file again, and show the outcome.
 
-    It does so by itself when the file changes (server.reload); this waits for the outcome. A file with
-    a mistake changes nothing: every problem is listed, and the old configuration keeps serving.
+    A server does so by itself when the file changes (server.reload); this command waits for the outcome. A
+    file with a mistake changes nothing: every problem is listed, and the old configuration stays in use.
 
     \b
     Examples:
       inferd reload
       inferd reload --port 8001
 
-    Exit code 1 when the file was refused, or when it is in use but a model could not be loaded as it says.
+    Exit code 1 when the file was refused, or when it is in use but a model could not be loaded.
     """
     with working("Reading the configuration file"):
         report = server.post("/admin/reload", ReloadReport, accept=(422,))

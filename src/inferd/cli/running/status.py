@@ -1,4 +1,4 @@
-"""``inferd status``: how a server that runs is doing."""
+"""``inferd status``: the state of a running server."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def exit_code(report: ServerReport) -> int:
 
 
 def rendered(report: ServerReport, name: str, width: int = _WIDE) -> RenderableType:
-    """The whole status as a person reads it, on a terminal of so many columns."""
+    """The whole status as text, for a terminal of so many columns."""
     from rich.console import Group
     from rich.text import Text
 
@@ -194,7 +194,7 @@ def _about(replica: ReplicaReport) -> list[str]:
 
 
 def restarts_text(count: int) -> str:
-    """How often a replica was started again; nothing where it never was."""
+    """How often a replica was restarted; empty when it never was."""
     return f"{count} restart{'s' * (count != 1)}" if count else ""
 
 

@@ -1,6 +1,6 @@
 """Building a pipeline from its configuration and its loaded models: wiring, operations and the contract.
 
-Loading the models is ``inferd.predict.runtimes.pipeline``'s; running the steps is ``execution.py``'s.
+``inferd.predict.runtimes.pipeline`` loads the models, and ``execution.py`` runs the steps.
 """
 
 from __future__ import annotations

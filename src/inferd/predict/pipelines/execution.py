@@ -258,7 +258,7 @@ class Pipeline:
         except InferdError as error:
             if len(batch) == 1:
                 return [error]
-        except Exception as error:  # whatever a model raises
+        except Exception as error:  # a model may raise anything
             _log.error("step %s failed for %d requests", name, len(batch), exc_info=error)
             if len(batch) == 1:
                 return [InternalError(f"Step {name} failed on this request; the server's log has the details.")]

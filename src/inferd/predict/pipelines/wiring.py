@@ -1,6 +1,6 @@
-"""A pipeline's steps connected: which tensor goes where, in which order, of what datatype and shape.
+"""The wiring of a pipeline: which tensor each step reads, in which order, with which datatype and shape.
 
-Pure, over what operations and loaded models say of themselves. Computes nothing.
+Pure, over the descriptions of operations and loaded models. Computes no tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Tensor(NamedTuple):
 
 
 class ModelPart(msgspec.Struct, frozen=True):
-    """A model as a step: what it takes and gives for any number of rows."""
+    """A model as a step: its inputs and outputs for any number of rows."""
 
     inputs: Mapping[str, Spec]
     outputs: Mapping[str, Spec]
@@ -50,7 +50,7 @@ class Wiring(msgspec.Struct, frozen=True):
 
 
 def parts_of(steps: Sequence[StepConfig], problems: list[str]) -> list[Part]:
-    """The steps' operations; None for models and for operations that are not right, which ``problems`` tells."""
+    """The steps' operations; None for models and for invalid operations, which are added to ``problems``."""
     found: list[Part] = []
     for place, step in enumerate(steps):
         made: Part = None
@@ -64,8 +64,8 @@ def parts_of(steps: Sequence[StepConfig], problems: list[str]) -> list[Part]:
 
 
 def check_steps(name: str, model: ModelConfig, *, with_files: bool = True) -> None:
-    """Raises ModelLoadError with everything wrong with a model's operations, and its models' files unless somebody
-    else looks at them, that can be told before it is loaded."""
+    """Raises ModelLoadError with all problems of a model's operations, and of its models' files unless these are
+    checked elsewhere, that are known before loading."""
     problems: list[str] = []
     parts_of((*model.preprocess, *model.postprocess), problems)
     parts = parts_of(model.pipeline.steps, problems)
@@ -93,7 +93,7 @@ def refuse(name: str, problems: Sequence[str]) -> None:
 
 
 def model_part(contract: Contract) -> ModelPart:
-    """A loaded model as a step. One whose tensors have a first dimension of 1 takes rows one after the other."""
+    """A loaded model as a step. A model whose tensors have a first dimension of 1 computes rows one after the other."""
     one_by_one = is_one_by_one(contract)
 
     def spec(tensor: TensorSpec) -> Spec:
@@ -133,7 +133,7 @@ def gives(part: Part) -> tuple[str, ...]:
 
 
 def takes_any(part: Part) -> bool:
-    """Whether the step takes whatever it is given, by whatever names."""
+    """Whether the step reads any inputs, by any names."""
     return isinstance(part, Operation) and not part.takes
 
 
@@ -207,7 +207,8 @@ def _tensor(
 def _implied(
     place: int, part: Part, pipeline: PipelineConfig, parts: Sequence[Part], where: str, problems: list[str]
 ) -> dict[str, Tensor | None]:
-    """What a step without inputs takes: what the step before gives, the first step what the request brings."""
+    """The inputs of a step that names none: the outputs of the step before, or the request's inputs for the first
+    step."""
     before = parts[place - 1] if place else None
     if part is None or (place and before is None):
         return {}
@@ -226,12 +227,12 @@ def _implied(
 def chain(
     preprocess: Sequence[StepConfig], model: str, postprocess: Sequence[StepConfig], parts: Sequence[Part]
 ) -> PipelineConfig:
-    """The pipeline that a model with operations before and after it stands for.
+    """The pipeline of a model with operations before and after it.
 
-    A step with one input takes the output of the step before it: the one of its name, or else the first. A step with
-    several takes each from the latest step that gives that name, and a step that takes anything all that no
-    operation behind the model has read. What nobody gives, the request brings. The answer is what the last step gives,
-    and what no operation behind the model has read.
+    A step with one input reads the output of the step before: the one with its name, or the first. A step with several
+    inputs reads each from the latest step that has an output of that name. A step that reads any inputs gets all
+    outputs that no operation after the model has read. Inputs that no step produces come from the request. The answer
+    is the outputs of the last step, and all that no operation after the model has read.
     """
     steps = [*preprocess, StepConfig(name="model", model=model), *postprocess]
     names = step_names(tuple(steps))
@@ -268,7 +269,8 @@ class Described(msgspec.Struct, frozen=True):
 
 
 def describe(pipeline: PipelineConfig, wiring: Wiring, parts: Sequence[Part], problems: list[str]) -> Described:
-    """What the pipeline takes and gives; ``problems`` gets a sentence for each step that cannot work with its inputs.
+    """The inputs and outputs of the pipeline. ``problems`` gets a sentence for each step that cannot work with its
+    inputs.
 
     Every part is known.
     """
@@ -292,7 +294,7 @@ def describe(pipeline: PipelineConfig, wiring: Wiring, parts: Sequence[Part], pr
         part, where = parts[place], f"step {wiring.names[place]}"
         read = {name: flowing[tensor] for name, tensor in wiring.inputs[place].items() if tensor in flowing}
         if len(read) < len(wiring.inputs[place]):
-            continue  # what is missing has been told
+            continue  # missing tensors have been reported
         if isinstance(part, ModelPart):
             for name, spec in read.items():
                 misfit = _misfit(spec, part.inputs[name])
@@ -342,7 +344,7 @@ def _misfit(given: Spec, taken: Spec) -> str:
 
 
 def _wanted(tensor: Tensor, wiring: Wiring, parts: Sequence[Part], seen: set[Tensor]) -> Spec | None:
-    """What the steps that read a tensor expect it to be; None: none of them says."""
+    """The spec of a tensor that the steps which read it expect; None: none of them has an expectation."""
     if tensor in seen:
         return None
     seen.add(tensor)
