@@ -1,6 +1,6 @@
-"""Names that come twice where each may come once: the keys of a JSON object, a request's tensors, a table's columns.
+"""Duplicate names: keys of a JSON object, tensors of a request, columns of a table.
 
-Knows no tensor: the gateway's process looks for them as well.
+Knows no tensor, because the gateway's process checks for duplicates too.
 """
 
 from __future__ import annotations

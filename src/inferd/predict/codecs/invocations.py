@@ -1,7 +1,7 @@
-"""``/invocations`` as MLflow and SageMaker have it: instances, inputs, or a data frame split or in records.
+"""``/invocations`` of MLflow and SageMaker: instances, inputs, or a data frame split or in records.
 
-Source: MLflow's scoring server. A frame's columns are the model's inputs by name, or, where it has one input for all
-of them, that input's columns in the frame's order. Knows no tensor layout (``values``).
+Source: MLflow's scoring server. The columns of a frame are the model's inputs by name, or the columns of its one input
+in the frame's order. Knows no tensor layout (``values``).
 """
 
 from __future__ import annotations

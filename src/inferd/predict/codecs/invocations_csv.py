@@ -1,7 +1,7 @@
-"""``/invocations`` with a table as text/csv, as MLflow's scoring server takes it: a line of columns, then a row each.
+"""``/invocations`` with a table as text/csv, in the form of MLflow's scoring server: a line of columns, then the rows.
 
-Every cell is a text; what it stands for is decided by the datatype of the input it becomes a part of. An empty cell is
-a missing value: NaN where the input has floats. Frames are ``invocations``' to turn into inputs.
+Every cell is a text. The datatype of its input decides what it means. An empty cell is a missing value: NaN in an input
+of floats. ``invocations`` turns frames into inputs.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _value(cell: str, datatype: str, line: int) -> object:
         raise _wrong(cell, "a number", line)
     if not is_float and _WHOLE.fullmatch(plain):
         return int(plain)
-    return float(plain)  # 3.0 is a whole number as well; the check says whether it fits
+    return float(plain)  # 3.0 is a whole number too; the check decides whether it fits
 
 
 def _wrong(cell: str, wanted: str, line: int) -> InvalidRequest:

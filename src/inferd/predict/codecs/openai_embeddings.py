@@ -1,4 +1,4 @@
-"""OpenAI's embeddings, with vLLM's additions. The Python client asks for base64 unless told otherwise."""
+"""OpenAI's embeddings, with vLLM's additions. OpenAI's Python client requests base64 by default."""
 
 from __future__ import annotations
 

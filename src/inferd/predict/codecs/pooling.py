@@ -1,4 +1,4 @@
-"""vLLM's pooling: what a text model gives, whatever it is, as rows of numbers."""
+"""vLLM's pooling: any output of a text model as rows of numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The shape of a codec: how one dialect's bodies are read and its answers written.
+"""The interface of a codec, which decodes the bodies of one dialect and encodes its answers.
 
-Runs in the worker. Never sees a socket or a status code: errors are ``inferd.errors`` and the gateway's to put
-into the dialect's words.
+Runs in the worker. Never sees a socket or a status code: it raises ``inferd.errors``, which the gateway puts into the
+dialect's form.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from inferd.types import ModelInfo, Prediction, PredictRequest
 
 
 class DecodedRequest(msgspec.Struct, kw_only=True, eq=False):
-    """What a body asks for, before it is checked against the model's contract."""
+    """A request as its body describes it, before it is checked against the model's contract."""
 
     inputs: Tensors  # named arrays as the client wrote them: datatypes are checked, shapes are not
-    datatypes: dict[str, str] | None = None  # the protocol's words, where the client said them; None: infer and cast
+    datatypes: dict[str, str] | None = (
+        None  # by the client, in the protocol's names; None: not given, so values are cast
+    )
     wanted: tuple[str, ...] = ()  # names of outputs; empty: all
     parameters: Parameters = {}
-    wants_times: bool = False  # a pipeline's steps in the answer's parameters
-    is_told_in_json: bool = False  # the answer has each value of the wanted outputs as JSON
-    form: object = None  # what the codec must know again to write the answer
+    wants_times: bool = False  # the times of a pipeline's steps go into the answer's parameters
+    is_told_in_json: bool = False  # each value of the wanted outputs is written as JSON
+    form: object = None  # what the codec needs again to encode the answer
 
 
 class Codec(Protocol):
     """Stateless; one instance serves every model of a worker."""
 
     def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
-        """Raises InvalidRequest that names the field, what was expected and what came, before memory is taken
-        for what a lying shape promises."""
+        """Raises InvalidRequest with the field, what was expected and what was given, before memory is allocated for a
+        false shape."""
         ...
 
     def encode(

@@ -1,7 +1,7 @@
-"""From a JSON body's bytes to a wire struct, and from a decoder's complaint to a sentence.
+"""Reading a JSON body into a struct, and turning a decoder's error into a message.
 
-Knows JSON and msgspec's words; no dialect. A document in which an object has a key twice is refused: parsers disagree
-on which one counts.
+Knows JSON and msgspec's errors; knows no dialect. A document with a repeated key in an object is refused, because
+parsers disagree on which of them counts.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _explain(text: str, body: bytes) -> InvalidRequest:
 
 
 def _value_at(path: str, body: bytes) -> str:
-    """The value at a path such as ``inputs[0].shape`` in parentheses; nothing where it cannot be named."""
+    """The value at a path such as ``inputs[0].shape``, in parentheses; empty when it cannot be shown."""
     try:
         value = msgspec.json.decode(body)
         for name, index in _STEP.findall(f".{path}"):

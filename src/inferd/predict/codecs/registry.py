@@ -1,4 +1,4 @@
-"""Which codec speaks which dialect. A codec is imported when the first request of its dialect comes."""
+"""The codec of each dialect. A codec is imported with the first request of its dialect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CODECS: Final[dict[str, str]] = {
 
 @functools.cache
 def codec_for(dialect: str) -> Codec:
-    """The one instance that reads and writes the dialect. Raises InvalidRequest for one that nobody speaks."""
+    """The codec of the dialect. Raises InvalidRequest for an unknown one."""
     place = _CODECS.get(dialect)
     if place is None:
         raise InvalidRequest(f"No codec speaks the dialect {dialect!r}; there are {', '.join(sorted(_CODECS))}.")

@@ -71,7 +71,7 @@ class RerankCodec:
 
 
 class CohereRerankCodec(RerankCodec):
-    """Dialect ``cohere.rerank``: documents are told only on demand, and cut where they are too long."""
+    """Dialect ``cohere.rerank``: documents are returned only on demand, and cut when they are too long."""
 
     tells_documents = False
     cuts = True
@@ -83,7 +83,7 @@ class CohereRerankCodec(RerankCodec):
 
 
 def ranking(scores: list[float]) -> list[int]:
-    """Places from the best score to the worst; who is as good as another keeps his place."""
+    """Places from the best score to the worst; equal scores keep their order."""
     return sorted(range(len(scores)), key=lambda i: -scores[i])
 
 

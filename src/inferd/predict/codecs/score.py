@@ -1,4 +1,4 @@
-"""vLLM's score: how well texts belong together, one against several or pair by pair."""
+"""vLLM's score: the similarity of texts, one against several or pair by pair."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Tensors as texts and as bytes: JSON lists and KServe v2's binary layout, to numpy arrays and back.
 
-Knows shapes and datatypes, no request. Nothing takes memory for what a shape promises: the values are counted
-first. Sources: the Open Inference Protocol's "Tensor Data" and its binary tensor extension (little-endian, row-major;
-a BYTES element is its length as uint32 and its bytes).
+Knows shapes and datatypes, no request. No memory is allocated for a shape before the values are counted. Sources: the
+Open Inference Protocol's "Tensor Data" and its binary tensor extension (little-endian, row-major; a BYTES element is
+its length as uint32 and its bytes).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _UINT32: Final = struct.Struct("<I")
 
 
 def num_elements(name: str, shape: Sequence[int]) -> int:
-    """The product of a shape's dimensions. Raises InvalidRequest where it is no shape."""
+    """The product of a shape's dimensions. Raises InvalidRequest for an invalid shape."""
     if len(shape) > MAX_RANK:
         raise _wrong(name, f"has {len(shape)} dimensions; at most {MAX_RANK} are expected")
     for size in shape:
@@ -71,10 +71,10 @@ def check_datatype(name: str, datatype: str) -> None:
 
 
 def from_json(name: str, datatype: str, shape: list[int], data: bytes, *, is_base64: bool = False) -> Array:
-    """The array of a JSON value: a flat list in row-major order, or lists nested as ``shape`` says.
+    """The array of a JSON value: a flat list in row-major order, or lists nested as in ``shape``.
 
     null is NaN among floats. Raises InvalidRequest for another number of values, ragged lists, and values that the
-    datatype cannot hold.
+    datatype cannot represent.
     """
     count = num_elements(name, shape)
     kind = _KINDS.get(datatype)
@@ -115,7 +115,7 @@ def _decoded(name: str, datatype: str, kind: _Kind, decoder: msgspec.json.Decode
 
 
 def _flattened(name: str, datatype: str, kind: _Kind, shape: list[int], depth: int, data: bytes) -> list[Any]:
-    """The values of nested lists, in row-major order. Raises InvalidRequest where they do not nest as ``shape`` says;
+    """The values of nested lists, in row-major order. Raises InvalidRequest when they are not nested as in ``shape``;
     dimensions of one may be left out or added."""
     if depth > MAX_RANK:
         raise _wrong(name, f"has data nested {depth} deep; at most {MAX_RANK} are expected")
@@ -164,7 +164,7 @@ def _array(name: str, datatype: str, values: list[Any], *, is_base64: bool) -> A
 
 def _floats(values: list[float]) -> Array:
     """Finite numbers as float32. Raises OverflowError for one that it cannot hold."""
-    if len(values) <= MAX_PACKED:  # the fastest way, which takes a copy of the list
+    if len(values) <= MAX_PACKED:  # the fastest way, which copies the list
         return np.frombuffer(struct.pack(f"<{len(values)}f", *values), np.float32)
     with np.errstate(over="ignore"):
         array = np.array(values, np.float64).astype(np.float32)
@@ -204,9 +204,9 @@ def to_json(name: str, datatype: str, array: Array) -> list[object]:
 
 
 def from_bytes(name: str, datatype: str, shape: list[int], body: bytes, start: int, size: int) -> Array:
-    """The array of ``size`` bytes at ``start``; numbers stay where they are in ``body``, and read-only.
+    """The array of ``size`` bytes at ``start``. Numbers are a read-only view of ``body``.
 
-    Raises InvalidRequest where they are not exactly what datatype and shape take.
+    Raises InvalidRequest when the size is not that of datatype and shape.
     """
     count = num_elements(name, shape)
     dtype = NUMPY.get(datatype)

@@ -1,6 +1,6 @@
-"""The bodies of the dialects about texts: embeddings, rerank, score, classify, and text-embeddings-inference's.
+"""The bodies of the dialects for texts: embeddings, rerank, score, classify, and text-embeddings-inference's.
 
-Shapes alone, for the codecs that read and write them and for the OpenAPI document. Sources: OpenAI's and Cohere's API
+Structs alone, for the codecs that read and write them and for the OpenAPI document. Sources: OpenAI's and Cohere's API
 references, Jina's rerank, vLLM's and text-embeddings-inference's OpenAPI documents (August to November 2026).
 """
 

@@ -1,6 +1,6 @@
-"""What the codecs about texts share: lists of texts and token ids as tensors, vectors as JSON, pairs and their scores.
+"""The common parts of the codecs for texts: texts and token ids as tensors, vectors as JSON, pairs and their scores.
 
-A model of vectors ranks and scores as well: by the cosine of the two texts' vectors.
+A model of vectors ranks and scores too, by the cosine of the two texts' vectors.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def parameters_of(wire: TextFields, **more: object) -> dict[str, object]:
 
 
 def side_of(direction: str | None) -> str | None:
-    """Text-embeddings-inference's word for what is cut off."""
+    """Text-embeddings-inference's word for the side that is cut."""
     return None if direction is None else direction.lower()
 
 
@@ -125,7 +125,7 @@ def answer_id(request: PredictRequest, prefix: str) -> str:
 
 
 def created_now() -> int:
-    """Seconds since 1970, for the answers that tell when they were made."""
+    """Seconds since 1970, for the answers with a time of creation."""
     return int(time.time())
 
 

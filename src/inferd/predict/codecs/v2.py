@@ -42,7 +42,7 @@ RESERVED: Final = frozenset(
 Value = str | int | float | bool | None
 
 
-# Optional fields are UNSET where they did not come, so that a request is written again as it was read.
+# Optional fields are UNSET when they are missing, so that a request is written again as it was read.
 class WireInput(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     name: str
     shape: list[int]
@@ -61,7 +61,7 @@ class WireRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     id: str | msgspec.UnsetType | None = msgspec.UNSET
     outputs: list[WireOutput] | msgspec.UnsetType | None = msgspec.UNSET
     parameters: dict[str, Value] | msgspec.UnsetType | None = msgspec.UNSET
-    model_name: str | msgspec.UnsetType | None = msgspec.UNSET  # KServe's client repeats what the path says
+    model_name: str | msgspec.UnsetType | None = msgspec.UNSET  # KServe's client repeats the model's name of the path
     model_version: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -92,7 +92,7 @@ class Form(msgspec.Struct, frozen=True):
     """What the answer must look like."""
 
     id: str | msgspec.UnsetType = msgspec.UNSET
-    is_binary: bool = False  # outputs of which nothing was said
+    is_binary: bool = False  # outputs without parameters of their own
     choices: dict[str, Choice] = {}
 
 
@@ -254,7 +254,7 @@ def _binary_size(tensor: WireInput) -> int | None:
 
 
 def _wanted(wire: WireRequest) -> tuple[str, ...]:
-    """The names of the outputs asked for. Raises InvalidRequest for one that comes twice."""
+    """The names of the wanted outputs. Raises InvalidRequest for a repeated one."""
     assert wire.outputs
     names = tuple([output.name for output in wire.outputs])
     twice = first_repeated(names)
@@ -264,7 +264,7 @@ def _wanted(wire: WireRequest) -> tuple[str, ...]:
 
 
 def wants_times(given: dict[str, Value]) -> bool:
-    """Whether the answer is to tell how long each step took. Raises InvalidRequest."""
+    """Whether the answer should contain the time of each step. Raises InvalidRequest."""
     value = given.get("return_step_times", False)
     if not isinstance(value, bool):
         raise InvalidRequest(

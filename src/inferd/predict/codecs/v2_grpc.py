@@ -80,7 +80,7 @@ class _Form(NamedTuple):
     """What the answer must know of the request."""
 
     id: bytes
-    classes: Mapping[str, int]  # of outputs, by their names, that are asked for as the best so many classes
+    classes: Mapping[str, int]  # by output: how many of the best classes are wanted instead of the values
 
 
 class V2GrpcCodec:
@@ -279,7 +279,7 @@ def _from_contents(tensor: _Tensor, contract: Contract) -> Array:
             given += 1
         elif found == field:
             given += _count(body, field, wire, start, end)
-            if given <= count:  # else there are too many, which is said below
+            if given <= count:  # otherwise there are too many, which is reported below
                 values.append(_numbers(body, field, wire, start, end))
         elif 1 <= found <= 8 and (wire != LENGTH or end > start):
             raise InvalidRequest(

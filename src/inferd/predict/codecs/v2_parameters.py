@@ -1,6 +1,6 @@
 """KServe v2's parameters as protobuf: the entries of a ``map<string, InferParameter>``.
 
-Knows no tensor: the gateway's process reads parameters with this as well.
+Knows no tensor, because the gateway's process reads parameters with it too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Values without a declared shape: nested JSON to arrays by what a model's inputs are, and arrays to nested JSON.
+"""Values without a declared shape: nested JSON to arrays by the model's inputs, and arrays to nested JSON.
 
-What the friendlier dialects (KServe v1, MLflow) have in common. Knows contracts, no request.
+The common part of the dialects without datatypes and shapes (KServe v1, MLflow). Knows contracts, no request.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def is_bytes(value: object) -> bool:
 
 
 def fitted(spec: TensorSpec, array: Array, contract: Contract) -> Array:
-    """The array with as many dimensions as the input has, where that takes nothing but a dimension of one.
+    """The array with as many dimensions as the input has, if that needs only a dimension of one.
 
     Raises InvalidRequest for more rows than one request may have.
     """
@@ -131,8 +131,8 @@ def named_inputs(contract: Contract, values: Mapping[str, object], param: str) -
 
 
 def wanted_outputs(contract: Contract) -> tuple[str, ...]:
-    """All outputs; of a classifier that tells its classes and their probabilities, the classes alone, as these
-    dialects' own servers do."""
+    """All outputs. Of a classifier with classes and probabilities only the classes, as in these dialects' own
+    servers."""
     first = contract.outputs[0].name if contract.outputs else ""
     return (first,) if len(contract.outputs) > 1 and first in _LABELS else ()
 

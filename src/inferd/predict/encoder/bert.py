@@ -1,7 +1,7 @@
 """The encoder that BERT, RoBERTa, XLM-R, DistilBERT and MPNet are: learned positions, norms behind the branches.
 
-Devlin et al. 2018; Liu et al. 2019; Conneau et al. 2019; Sanh et al. 2019; Song et al. 2020. They differ in the
-names of their tensors, in where positions begin, and MPNet in a bias by distance that all its layers share.
+Devlin et al. 2018; Liu et al. 2019; Conneau et al. 2019; Sanh et al. 2019; Song et al. 2020. They differ in the names
+of their tensors and in the first position; MPNet also has a bias by distance, which all its layers share.
 """
 
 from __future__ import annotations

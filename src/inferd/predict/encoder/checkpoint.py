@@ -1,4 +1,4 @@
-"""What a folder of a text encoder is, by its small files: architecture, task, sizes, how texts become vectors.
+"""The description of a text encoder's folder, from its small files: architecture, task, sizes, pooling.
 
 The loader, the plan and ``inferd check`` share this one reading. Knows no tensor.
 """
@@ -22,7 +22,7 @@ Task = Literal["embed", "rerank", "classify", "token_classify"]
 
 
 class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``options`` may say of a text encoder, where its folder does not or says something else."""
+    """The ``options`` of a text encoder, which replace the settings in its folder."""
 
     pooling: Pooling | tuple[Pooling, ...] | None = None
     normalize: bool | None = None

@@ -1,6 +1,6 @@
-"""What a text encoder's config.json says, in one shape for every family. Knows no tensor.
+"""A text encoder's config.json, as one struct for every family. Knows no tensor.
 
-``auto_map`` and everything else that would run code from the folder is not looked at.
+``auto_map`` and everything else that would run code from the folder is ignored.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _DECODER_HEADS: Final[dict[str, HeadKind]] = {
     "ForCausalLM": "none",
     "ForSequenceClassification": "sequence",
 }
-_TEXT_CLASSES: Final = {"Gemma3": "Gemma3Text"}  # decoders whose plain names are models of images as well
+_TEXT_CLASSES: Final = {"Gemma3": "Gemma3Text"}  # decoders whose plain names are also those of models for images
 _WITHOUT_CLASSES: Final = ("Granite",)  # decoders of which transformers has no ForSequenceClassification
 
 
 class Kind(NamedTuple):
-    """What an architecture's name says."""
+    """The properties that an architecture's name gives."""
 
     architecture: str
     stem: str
@@ -103,7 +103,7 @@ _KINDS: Final = {kind.architecture: kind for kind in _kinds()}
 
 
 def supported_architectures() -> list[Kind]:
-    """Those whose names stand in a config.json's ``architectures``, encoders before decoders."""
+    """The names that a config.json may have in ``architectures``, encoders before decoders."""
     return list(_KINDS.values())
 
 
@@ -249,7 +249,7 @@ def labels_of(source: Source) -> tuple[str, ...]:
 
 
 def is_raw_score(source: Source) -> bool:
-    """Whether sentence-transformers was told to leave the cross encoder's logit as it is."""
+    """Whether sentence-transformers' settings leave the cross encoder's logit unchanged."""
     nested: Any = source.data.get("sentence_transformers")
     named = nested.get("activation_fn") if isinstance(nested, dict) else None
     named = named or source.data.get("sbert_ce_default_activation_function")

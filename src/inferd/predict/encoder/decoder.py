@@ -1,6 +1,6 @@
 """Decoders that embed or classify (Qwen3-Embedding, E5-Mistral): the engine's own models over whole texts.
 
-Nothing is kept from one batch to the next: an arena of one layer holds the keys and values of the layer at work.
+No state remains between batches: an arena of one layer holds the keys and values of the current layer.
 """
 
 from __future__ import annotations

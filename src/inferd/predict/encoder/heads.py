@@ -1,4 +1,4 @@
-"""What is made of an encoder's rows: a vector per text, logits per text, logits per token."""
+"""The heads of encoders: a vector per text, logits per text, logits per token."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The parts that encoders are made of, over flat rows [T, H].
+"""The layers of encoders, over flat rows [T, H].
 
-What is carried from layer to layer is float32 on the CPU, whatever the weights' format: products alone are computed
-in bfloat16 where that was asked for, with float32 sums (``native.ops.Linear``).
+The values between layers are float32 on the CPU, for any format of the weights. Only products are computed in bfloat16,
+if the dtype is bfloat16, with float32 sums (``native.ops.Linear``).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class Product:
-    """``x @ weight.T + bias``. Its format is that of the operands: float32, bfloat16, float16, or int8 where the
-    kernels have it and the rows have whole lanes of it (else float32)."""
+    """``x @ weight.T + bias``. The operands are float32, bfloat16, float16, or int8 if the kernels support it and the
+    rows fill whole lanes (otherwise float32)."""
 
     __slots__ = ("_linear",)
 
@@ -72,7 +72,7 @@ class Product:
 
 
 def between(dtype: torch.dtype) -> torch.dtype:
-    """The format of what is carried from product to product: bytes are made where they are multiplied."""
+    """The format of the values between products: int8 values are made only for the product."""
     return torch.float32 if dtype == torch.int8 else dtype
 
 

@@ -1,4 +1,4 @@
-"""From a folder to a text model: a tokenizer, an encoder, the head that its task asks for."""
+"""Loading a text model from a folder: a tokenizer, an encoder, and the head of its task."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def load_text_model(
 
 
 def _format(source: Source, asked: DTypeName, device: torch.device) -> torch.dtype:
-    """Of the products. auto: float32, and what is faster only where the checkpoint itself has no more precision."""
+    """The format of the products. auto: float32, or a faster one if the checkpoint has no more precision."""
     if asked == "float16" and device.type == "cpu":
         raise ModelLoadError(
             "float16 is not computed on the CPU; use dtype: float32, or bfloat16 where the processor has it.",

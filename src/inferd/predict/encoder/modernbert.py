@@ -1,5 +1,5 @@
-"""ModernBERT (Warner et al. 2024): rotary positions, norms before the branches, gated feed-forward, and layers that
-see only their neighbourhood between those that see everything."""
+"""ModernBERT (Warner et al. 2024): rotary positions, norms before the branches, gated feed-forward, and layers with
+local attention between those with full attention."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Layer:
     def __call__(self, x: Tensor, batch: Ragged) -> Tensor:
         qkv = self.qkv(x if self.norm is None else self.norm(x)[1]).view(x.shape[0], 3, self.heads, -1)
         q, k = ops.rotary(qkv[:, 0], qkv[:, 1], batch.positions, *self.table)
-        if q.data_ptr() != qkv.data_ptr():  # not turned where it lay
+        if q.data_ptr() != qkv.data_ptr():  # a copy, so that the original is not rotated
             qkv[:, 0], qkv[:, 1] = q, k
         x = x + self.out(attend(qkv, batch, self.dtype, window=self.window))
         value, gate = self.up(self.mlp_norm(x)[1]).chunk(2, dim=-1)

@@ -3,7 +3,7 @@
     row        0 1 2 3 4 5 6 7        starts  = 0 2 4 8
     text       a a b b c c c c        groups  = (0, 2, 2), (4, 1, 4): texts of one length lie side by side
 
-Texts are sorted by length, so that attention, the only layer that knows where a text ends, sees few groups.
+Texts are sorted by length, so that attention, the only layer that separates texts, computes few groups.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A folder of sentence-transformers: what stands beside a checkpoint and says how texts become vectors.
+"""A folder of sentence-transformers: the files beside a checkpoint that define how texts become vectors.
 
-Reads ``modules.json`` and what it leads to, ``sentence_bert_config.json`` and ``config_sentence_transformers.json``;
-a plain checkpoint has none of them and gets the defaults. Knows no tensor. Nothing leads out of the folder.
-Format: https://sbert.net/docs/sentence_transformer/usage/custom_models.html
+Reads ``modules.json`` and the files it names, ``sentence_bert_config.json`` and ``config_sentence_transformers.json``.
+A plain checkpoint has none of them and gets the defaults. Knows no tensor. No file outside the folder is read. Format:
+https://sbert.net/docs/sentence_transformer/usage/custom_models.html
 """
 
 from __future__ import annotations

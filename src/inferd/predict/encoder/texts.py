@@ -18,8 +18,8 @@ class Encoded(NamedTuple):
 
     ids: list[int]
     types: list[int] | None  # None: all 0
-    offsets: list[tuple[int, int]] | None  # of every token's characters; where they were asked for
-    special: list[int] | None  # 1 for tokens that stand for no text; where offsets were asked for
+    offsets: list[tuple[int, int]] | None  # of every token's characters, if they are wanted
+    special: list[int] | None  # 1 for special tokens, if offsets are wanted
 
 
 class Cut(NamedTuple):
@@ -114,7 +114,7 @@ class Texts:
         return Encoded(ids, None, None, None)
 
     def _part(self, text: str, limit: int, cut: Cut, at: int, among: Among) -> str:
-        """As much of ``text`` as decides what becomes of it. Raises ContextLengthExceeded."""
+        """The part of ``text`` that the model reads. Raises ContextLengthExceeded."""
         part = deciding_part(
             text, limit, lambda part: len(self._tokens([part], False)[0].ids), from_end=cut.side == "left"
         )
@@ -186,7 +186,7 @@ class Texts:
 
 
 def _longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of each are kept: what is longer loses one until both fit."""
+    """How many tokens of each text remain: the longer text loses one until both fit."""
     over = max(0, first + second - room)
     swap = first < second
     long, short = max(first, second), min(first, second)

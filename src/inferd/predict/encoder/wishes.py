@@ -1,4 +1,4 @@
-"""What a request for a text model may ask besides its texts, and the words for it. Knows no tensor."""
+"""The options of a request for a text model, beside its texts. Knows no tensor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NAMES: Final = frozenset(Wishes.__struct_fields__)
 
 
 def wishes_of(parameters: Mapping[str, object]) -> Wishes:
-    """What of a request's parameters concerns us; others have other readers. Raises InvalidRequest."""
+    """The options among a request's parameters; other parameters are ignored. Raises InvalidRequest."""
     if not parameters:
         return NONE
     known = {name: value for name, value in parameters.items() if name in _NAMES}
@@ -72,7 +72,7 @@ def dimensions_of(wishes: Wishes, size: int) -> int:
 
 
 def prompt_of(wishes: Wishes, sentence: Sentence) -> str:
-    """What is put before every text; empty: nothing. Raises InvalidRequest for a name the model does not have."""
+    """The prefix of every text; empty: none. Raises InvalidRequest for a name that the model does not have."""
     if wishes.prompt is not None:
         return wishes.prompt
     name = wishes.prompt_name if wishes.prompt_name is not None else sentence.default_prompt

@@ -1,6 +1,6 @@
-"""What the models of XGBoost and LightGBM have in common: outputs that follow from what they were trained for.
+"""The common part of XGBoost's and LightGBM's models: their outputs, by the objective they were trained for.
 
-Classes have probabilities, quantiles stay all there, everything else is a prediction. Knows neither library.
+Classes have probabilities, all quantiles are returned, and everything else is a prediction. Knows neither library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Text encoders behind the runtime's interface: embeddings, reranking, classes of texts and of tokens.
 
-A batch is what the batcher gives, whoever asked: its texts are sorted by length and computed as flat lists of tokens
-without padding, a few hundred tokens at a time, which is what the caches hold. Knows no dialect.
+The texts of a batch are sorted by length and computed as flat lists of tokens without padding, a few hundred tokens at
+a time, which fit into the caches. Knows no dialect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The libraries that compute models: imported when a model needs one, with the remedy where it is not installed."""
+"""The libraries that compute models: imported when a model needs one, with the remedy when it is not installed."""
 
 from __future__ import annotations
 

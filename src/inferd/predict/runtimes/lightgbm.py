@@ -64,8 +64,8 @@ def _objective(header: Mapping[str, str]) -> Objective:
 
 
 def header_of(path: Path) -> dict[str, str]:
-    """What a LightGBM file says before its trees, and the quantile it was trained for. Raises ModelLoadError for one
-    that is cut off."""
+    """The header of a LightGBM file, and the quantile it was trained for. Raises ModelLoadError for a truncated
+    file."""
     found: dict[str, str] = {}
     with path.open("rb") as file:
         text = file.read(_HEAD_BYTES)
@@ -75,7 +75,7 @@ def header_of(path: Path) -> dict[str, str]:
         key, equals, value = line.partition("=")
         if equals:
             found[key] = value
-    # The library dies of a file that is cut off; a whole one says where its trees and its parameters end.
+    # A truncated file crashes the library; a complete one marks the end of its trees and of its parameters.
     ends = (b"end of trees" in text or b"end of trees" in tail) and b"end of parameters" in tail
     if "tree_sizes" not in found or not ends:
         raise ModelLoadError(f"{path} is not a complete LightGBM model; copy or save it again.", param="source")

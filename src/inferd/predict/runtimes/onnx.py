@@ -1,7 +1,7 @@
-"""ONNX models through onnxruntime: the contract is read from the session, and tried before it is believed.
+"""ONNX models through onnxruntime: the contract is read from the session, and verified by a trial.
 
-The file is looked at before onnxruntime gets it (``registry/onnx_file.py``): it must be complete, and the weights it
-keeps elsewhere must lie beside it. Knows onnxruntime's words for types; knows no dialect and no batching.
+The file is checked before onnxruntime reads it (``registry/onnx_file.py``): it must be complete, and its external
+weights must be beside it. Knows onnxruntime's names of types; knows no dialect and no batching.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class OnnxModel:
         """Compute examples, which warms up, and correct the contract by what comes out.
         Raises ModelLoadError where nothing will ever come out."""
         contract = self.contract
-        is_free = all(spec.shape[:1] == (-1,) for spec in contract.inputs)  # then any size of it is as good as another
+        is_free = all(spec.shape[:1] == (-1,) for spec in contract.inputs)  # then any size of it may be used
         has_guesses = is_open(contract, has_rows=is_free)
         num_computed = 0
 
@@ -183,7 +183,7 @@ class OnnxModel:
 
     @contextlib.contextmanager
     def _given_up(self, patience_s: float) -> Iterator[None]:
-        """After so long whatever is computed then fails. Raises _TooLongError in place of that failure."""
+        """Abort a computation after so long. Raises _TooLongError in place of its failure."""
         import onnxruntime as ort
 
         options = self._run_options = ort.RunOptions()
@@ -237,7 +237,9 @@ def _session(
     ort = needs("onnxruntime", "An ONNX model")
     ort.set_default_logger_severity(4)
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # some models log thousands of warnings; errors are raised, and told by us
+    options.log_severity_level = (
+        4  # some models log thousands of warnings; errors are raised, and reported by the caller
+    )
     options.intra_op_num_threads = threads_for(file, config)
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
@@ -259,7 +261,7 @@ def _session(
             param="source",
         ) from None
     if config.device.startswith("cuda") and session.get_providers()[0] != "CUDAExecutionProvider":
-        raise ModelLoadError(  # the library goes on with the CPU, and says so in a log that nobody reads
+        raise ModelLoadError(  # the library falls back to the CPU, and reports it only in its own log
             f"device is {config.device}, but onnxruntime could not use it; check that its CUDA and cuDNN are "
             "installed, or set device: cpu.",
             param="device",
@@ -335,14 +337,14 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _reason(error: Exception | str) -> str:
-    """What the library says, without its own sources' paths."""
+    """The library's message, without the paths of its own sources."""
     text = re.sub(r"\S*/onnxruntime_src/\S+\s?", "", str(error)).partition("\n")[0]
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", text).strip()
     return (text[:300] or "it gives no reason") + ("" if text.endswith(".") else ".")
 
 
 def _decoded(name: str, array: Array) -> Array:
-    """BYTES as the texts that onnxruntime takes."""
+    """A BYTES tensor as texts for onnxruntime."""
     try:
         texts = [value.decode() for value in array.ravel().tolist()]
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Loading a pipeline: its models, each by its own runtime, and what ``inferd.predict.pipelines`` builds of them."""
+"""Loading a pipeline: each model by its own runtime; ``inferd.predict.pipelines`` builds the pipeline of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
     parts = parts_of(pipeline.steps, problems)
     refuse(name, problems)
     models: dict[int, StepModel] = {}
-    loaded: dict[str, StepModel] = {}  # a model that is several steps is there once
+    loaded: dict[str, StepModel] = {}  # a model that is used in several steps is loaded once
     for place, step in enumerate(pipeline.steps):
         if step.model is None:
             continue

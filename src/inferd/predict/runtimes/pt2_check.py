@@ -1,10 +1,10 @@
-"""Whether a .pt2 archive of torch.export.save can be loaded without running what it brings.
+"""Whether a .pt2 archive of torch.export.save can be loaded without running code of the archive.
 
 ``torch.export.load`` unpickles, evaluates expressions and looks operators up by any name under ``torch``; its own
 documentation says to trust the file. Here the archive is read first, with torch's own reader, so that both see the same
-records, and everything that would lead there is refused: pickled weights and objects, compiled libraries, operators
-that are none of torch's tensor operators, expressions that are no arithmetic over symbols, names that would become
-code. What passes is a graph of tensor operators over plain arrays. Knows the archive of torch 2.8 and newer.
+records. Everything that could run code is refused: pickled weights and objects, compiled libraries, operators that are
+none of torch's tensor operators, expressions that are no arithmetic over symbols, names that would become code. The
+rest is a graph of tensor operators over plain arrays. Knows the archive of torch 2.8 and newer.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ _MAX_JSON_BYTES: Final = 256 << 20
 
 
 def check_archive(file: IO[bytes], name: str) -> None:
-    """Raises ModelLoadError that says what in the archive is more than a graph over arrays. ``name`` is for the
-    message; the file is left where it was found, at its beginning."""
+    """Raises ModelLoadError with the part of the archive that is more than a graph over arrays. ``name`` is for the
+    message. The position of the file is reset to its beginning."""
     import torch
 
     file.seek(0)
@@ -169,7 +169,7 @@ def _wrong(node: Any, key: str = "", depth: int = 0) -> Iterator[str]:
             if not _WORDS.fullmatch(name):
                 yield f"the name {name[:100]!r} is none"
             elif name in ("metadata", "guards_code", "verifiers", "torch_version"):
-                continue  # for people; nothing of it is computed
+                continue  # a description, which is not computed
             elif name in ("as_custom_obj", "as_opaque"):
                 yield "its program uses objects of code"
             else:

@@ -1,7 +1,8 @@
-"""A Python class as a model: ``load``, ``predict``, and ``predict_batch`` where it computes several requests together.
+"""A Python class as a model: ``load``, ``predict``, and ``predict_batch`` if it computes several requests together.
 
-The class is the operator's own code and runs only where ``allow_code`` says so. Its inputs and outputs are declared by
-attributes, or read from the annotations of ``predict`` (``signature``). Knows nothing of requests and dialects.
+The class is the operator's own code and runs only with ``allow_code``. Its inputs and outputs are declared by
+attributes, or read from the annotations of ``predict`` (``python_signature.py``). Knows nothing of requests and
+dialects.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from inferd.predict.stacked import Stacked
 Progress = Callable[[str, int, int], None]
 
 MAX_ITEMS = 32
-"""Requests given to ``predict_batch``, or awaited together, where neither class nor configuration says."""
+"""Requests given to ``predict_batch``, or awaited together, without a limit in the class or the configuration."""
 
 
 def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -> PythonModel:
@@ -166,7 +167,9 @@ class PythonModel:
         if isinstance(answer, InferdError):
             return answer
         if isinstance(answer, Exception):
-            raise failed(answer)  # the batch is computed again one by one, and this one is told and logged as its own
+            raise failed(
+                answer
+            )  # the batch is computed again one by one, and this failure is reported and logged for its own request
         return self._result(answer)
 
     def _result(self, answer: object) -> Result:
@@ -215,7 +218,7 @@ async def _next(answers: object) -> object:
 
 
 def _wait(runner: asyncio.Runner, answer: object) -> object:
-    """What a call gave, awaited where it must be."""
+    """The result of a call, awaited if it is awaitable."""
 
     async def awaited() -> object:
         assert inspect.isawaitable(answer)
@@ -275,7 +278,7 @@ def _import_file(file: Path, name: str) -> object:
 
 
 def _import_module(name: str, cls: str) -> object:
-    sys.path.insert(0, os.getcwd())  # as the operator sees it from where he started the server
+    sys.path.insert(0, os.getcwd())  # relative to the folder in which the server was started
     spec = importlib.util.find_spec(name)
     if spec is None:
         raise ModelLoadError(

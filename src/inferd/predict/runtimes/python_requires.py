@@ -1,5 +1,4 @@
-"""Whether the packages that a Python class declares are installed, in the versions it asks for. Imports none of
-them."""
+"""Whether the packages that a Python class requires are installed, in the required versions. Imports none of them."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ _CLAUSE: Final = re.compile(r"(===|[<>=!~]=|<|>)\s*([\w.*+!-]+)")
 
 
 def declared_requirements(file: Path, cls: str) -> object:
-    """What the class's ``requires`` says, read from the text: importing the file may be what fails without them.
-    Empty where it says nothing, or nothing that can be read without running it."""
+    """The class's ``requires``, read from the text, because importing the file may fail without these packages. Empty
+    when there is none, or when it cannot be read without running it."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return ()  # importing it says what is wrong
+        return ()  # the import will report the problem
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == cls:
             for part in node.body:
@@ -88,7 +87,7 @@ def _holds(version: str, operator: str, wanted: str) -> bool:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The numbers of a version; what says alpha, beta or local build is left out."""
+    """The numbers of a version, without alpha, beta and local parts."""
     found = re.match(r"v?(?:\d+!)?(\d+(?:\.\d+)*)", version)
     return tuple(int(part) for part in found[1].split(".")) if found else ()
 

@@ -1,8 +1,9 @@
-"""What a Python class takes and gives: read from its attributes or from the annotations of ``predict``.
+"""The inputs and outputs of a Python class, from its attributes or from the annotations of ``predict``.
 
 ``inputs = {"x": "FP32[-1, 64]"}`` declares; without it every parameter of ``predict`` is an input, its datatype from
 the annotation: ``NDArray[np.float32]`` (any shape), ``Annotated[NDArray[np.float32], (-1, 64)]``, ``str``, ``int``,
-``float``, ``bool``, ``bytes`` (one value, given as such) and lists of these. What is not annotated is an FP32 array.
+``float``, ``bool``, ``bytes`` (one value, passed as such) and lists of these. A parameter without an annotation is an
+FP32 array.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Signature:
         return arguments
 
     def outputs_of(self, answer: object) -> dict[str, Array]:
-        """An answer as named arrays, in the datatypes that were declared. Raises InternalError for what is none."""
+        """An answer as named arrays, in the declared datatypes. Raises InternalError for any other object."""
         names = list(self._outputs)
         if isinstance(answer, Mapping):
             parts = {str(name): value for name, value in answer.items()}
@@ -225,7 +226,7 @@ def _hinted(name: str, hint: object) -> Place | None:
 
 
 def _returned(hint: object) -> list[Place]:
-    """One output called ``output`` where the annotation says what it is; else whatever an answer holds."""
+    """One output called ``output`` if the annotation describes it; otherwise the outputs are those of the answers."""
     if typing.get_origin(hint) in (
         typing.get_origin(typing.Iterator[int]),
         typing.get_origin(typing.AsyncIterator[int]),

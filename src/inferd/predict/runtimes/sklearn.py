@@ -1,7 +1,7 @@
-"""scikit-learn estimators: skops files with its check of types, pickles where the operator allows them.
+"""scikit-learn estimators: skops files with its check of types, and pickles with ``allow_pickle``.
 
-Classes have probabilities, distributions stay whole (``std``, ``quantiles``), and what an estimator can do follows from
-its methods. Everything is computed in float64, as scikit-learn does.
+Classes have probabilities, distributions are returned in full (``std``, ``quantiles``), and an estimator's methods
+decide its outputs. Everything is computed in float64, as scikit-learn does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from inferd.registry.source import Progress
 from inferd.types import TensorSpec
 
 _OPTIONS: Final = frozenset({"trusted", "quantiles", "std"})
-# Classifiers whose ``predict`` is nothing but the most probable class: they need not be asked twice.
+# Classifiers whose ``predict`` is only the most probable class: ``predict_proba`` alone is called.
 _MOST_PROBABLE: Final = frozenset(
     {"DecisionTreeClassifier", "ExtraTreeClassifier", "ExtraTreesClassifier", "HistGradientBoostingClassifier"}
     | {"RandomForestClassifier"}
@@ -110,7 +110,7 @@ class SklearnModel:
 
     def _compute(self, rows: Any) -> dict[str, Array]:
         model = self._estimator
-        if self._before is not None:  # of a pipeline that is asked twice: the steps before the last, once
+        if self._before is not None:  # of a pipeline with two calls: the steps before the last are computed once
             rows = self._before.transform(rows)
             model = self._final
         outputs: dict[str, Array] = {}
@@ -227,7 +227,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
 
 
 _ROW_LIBRARIES: Final = frozenset({"sklearn", "xgboost", "lightgbm", "catboost", "quantile_forest"})
-"""Libraries whose fitted estimators compute each row by itself, but for those below."""
+"""Libraries whose fitted estimators compute each row by itself, except those below."""
 
 _JOINT: Final = frozenset({"NMF", "MiniBatchNMF", "PatchExtractor"})
 """Estimators of scikit-learn that solve for all rows at once, or give other rows than they take."""
@@ -299,7 +299,7 @@ def _skops() -> Any:
 
 
 def _from_pickle(path: Path, config: ModelConfig) -> Any:
-    if not config.allow_pickle:  # recognised before; whoever comes another way is refused here
+    if not config.allow_pickle:  # checked when the file was recognised, and here for other callers
         raise ModelLoadError(f"{path} is a pickle, and allow_pickle is not set.", param="allow_pickle")
     joblib = needs("joblib", "A pickle of scikit-learn")
     try:
@@ -346,7 +346,7 @@ def _allows_nan(estimator: Any) -> bool:
 
 
 def _quantiles(config: ModelConfig, final: Any) -> tuple[float, ...]:
-    """Those that are asked for, or the estimator's own."""
+    """The configured quantiles, or the estimator's own."""
     found = config.options.get("quantiles", getattr(final, "default_quantiles", None)) or (0.1, 0.5, 0.9)
     return tuple(float(one) for one in ([found] if isinstance(found, int | float) else found))
 

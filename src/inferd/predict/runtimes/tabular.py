@@ -1,6 +1,6 @@
-"""What runtimes for tables have in common: one input of numbers, classes with probabilities, quantiles.
+"""The common part of runtimes for tables: one input of numbers, classes with probabilities, quantiles.
 
-The names of inputs and outputs are those of KServe's and scikit-learn's own examples. Knows no library.
+The names of inputs and outputs are those of KServe's and scikit-learn's examples. Knows no library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""torch programs: archives of torch.export.save (.pt2), and TorchScript where the operator allows code.
+"""torch programs: archives of torch.export.save (.pt2), and TorchScript with ``allow_code``.
 
-A .pt2 is looked at before torch loads it (``pt2_check.py``): what is left is a graph of tensor operators. Its contract
-is read from the exported signature; TorchScript says nothing of shapes, so the operator may (``options``).
+A .pt2 is checked before torch loads it (``pt2_check.py``), so that it is only a graph of tensor operators. Its contract
+is read from the exported signature. TorchScript has no shapes, so the operator may declare them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TorchModel:
         return tensor if self._device.type == "cpu" else tensor.to(self._device)
 
     def _settle(self) -> None:
-        """Try example rows: it warms up, tells TorchScript's outputs, and whether rows are independent."""
+        """Try example rows: this warms up, shows TorchScript's outputs, and whether rows are independent."""
         contract = self.contract
         if contract.any_rank:
             return
@@ -310,7 +310,7 @@ def _torchscript(torch: Any, name: str, path: Path, config: ModelConfig, device:
 
 
 def _script_rows(specs: Sequence[TensorSpec], any_rank: Sequence[str], scalars: Mapping[str, str]) -> Verdict:
-    """A script says nothing of its rows: only the operator can."""
+    """The verdict for a script, whose rows only the operator can declare."""
     if any_rank:
         return Verdict(None, f"nothing is known of its inputs; options.inputs tells their shapes, and {CLAIM} the rows")
     closed = next((spec.name for spec in specs if not spec.shape or spec.shape[0] != -1), None)

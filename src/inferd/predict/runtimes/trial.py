@@ -1,7 +1,7 @@
-"""Trying a model at load: the shapes of its outputs, its time, and whether its rows are seen to depend on each other.
+"""The trial of a model at load: the shapes of its outputs, its time, and whether its rows visibly depend on each other.
 
-Three different rows are computed alone and together, in every order. A difference takes the batching away; that there
-is none gives no reason for it (``registry/rows``). Knows contracts and a function of stacked arrays; knows no library.
+Three different rows are computed alone and together, in every order. A difference ends batching; its absence is no
+reason for batching (``registry/rows``). Knows contracts and a function of stacked arrays; knows no library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inferd.predict.contract import MASKS, NUMPY, Array, Contract, Tensors
 from inferd.registry.rows.verdict import CLAIM
 from inferd.types import TensorSpec
 
-_SIZES: Final = (8, 1, 64, 224)  # tried for dimensions of any size, until the model takes one
+_SIZES: Final = (8, 1, 64, 224)  # tried for dimensions of any size, until the model accepts one
 _BATCH_S: Final = 0.1
 _FEWEST_ROWS: Final = 4
 _MOST_ROWS: Final = 256
@@ -30,7 +30,7 @@ _MAX_ELEMENTS: Final = 1 << 26  # of an example; larger inputs are not tried
 _VALUES: Final = (0, 1, None)  # that every element has; None: those of ``example``
 _ROWS: Final = (1, 2, 5)
 
-_CHOICES: Final = (13, 2, 1)  # different integers and texts in an example, until the model takes them
+_CHOICES: Final = (13, 2, 1)  # different integers and texts in an example, until the model accepts them
 _TRIED_ROWS: Final = 3
 _BOTH_WAYS: Final = ((0, 1, 2), (2, 1, 0))
 _PATIENCE_S: Final = 1.0
@@ -53,12 +53,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     is_batchable: bool  # whether there are rows, and they were not seen to depend on each other
     reason: str = ""  # why not
-    shapes: Mapping[str, tuple[int, ...]]  # of the outputs; -1 where they may differ
-    typical_rows: int = 0  # a batch that takes no longer than a person notices; 0: there are no rows
+    shapes: Mapping[str, tuple[int, ...]]  # of the outputs; -1 when they may differ
+    typical_rows: int = 0  # rows of a batch of acceptable duration; 0: there are no rows
 
 
 def try_rows(contract: Contract, compute: Compute, failures: tuple[type[Exception], ...]) -> Trial | None:
-    """The trial's outcome; None where the model took none of the examples. ``failures``: what the model may raise.
+    """The trial's outcome; None when the model accepted no example. ``failures``: exceptions that the model may raise.
 
     A model without a batch dimension is computed once, for the shapes of its outputs and to warm it up.
     """
@@ -83,11 +83,10 @@ def try_rows(contract: Contract, compute: Compute, failures: tuple[type[Exceptio
 
 
 def try_sequences(contract: Contract, compute: Compute, axes: Mapping[str, int]) -> str | None:
-    """How answers or states of sequences change when they are computed together; empty: they do not; None: the model
-    took none of the examples.
+    """How answers or states of sequences change when they are computed together. Empty: they do not. None: the model
+    accepted no example.
 
-    ``axes``: of inputs and outputs the dimension along which sequences lie beside each other. Other inputs are the same
-    for all.
+    ``axes``: the dimension of inputs and outputs along which sequences are stacked. Other inputs are the same for all.
     """
     specs = [_alone(spec, axes) for spec in _asked(contract)]
     is_chosen = any(spec.datatype not in _REAL for spec in specs)
@@ -166,10 +165,10 @@ def vetoed(contract: Contract, trial: Trial | None) -> Contract:
 
 
 def common_refusal(contract: Contract, compute: Compute, failures: tuple[type[Exception], ...]) -> str | None:
-    """What the model says to every example, word by word the same, whatever their values, their number of rows and
-    their sizes: then it will say so to every request. None where it computes one, or says different things.
+    """The one error message of the model for every example, for all values, numbers of rows and sizes: every request
+    would get it too. None when the model computes an example, or its messages differ.
 
-    A message that does not change with the sizes is not about them: a size that was guessed wrong is part of one.
+    A message that does not change with the sizes is not about them: a wrong size would be part of it.
     """
     if any(spec.datatype == "BYTES" for spec in contract.inputs):
         return None  # texts can be wrong in ways that no list of examples covers
@@ -215,7 +214,7 @@ def _compared(
         try:
             single = alone if sample is rows else [dict(compute(row)) for row in sample]
         except failures:
-            break  # these numbers are none that it takes
+            break  # the model does not accept these numbers
         noise: Mapping[str, float] = {}
         for number, order in enumerate(orders):
             if number >= len(_BOTH_WAYS) and clock.now() - began > _PATIENCE_S:
@@ -223,7 +222,7 @@ def _compared(
             batch = {name: np.concatenate([sample[row][name] for row in order]) for name in sample[0]}
             try:
                 found = dict(compute(batch))
-                if not number:  # what is computed again takes no longer for being new
+                if not number:  # a second run has no cost of initialisation
                     again_at = clock.now()
                     again = compute(batch)
                     per_row_s = (clock.now() - again_at) / len(order)
@@ -248,7 +247,7 @@ def _difference(
     found: Mapping[str, Array],
     noise: Mapping[str, float],
 ) -> str:
-    """How the outputs of rows together differ from those of each alone; empty where they do not."""
+    """How the outputs of rows together differ from those of each alone; empty when they do not."""
     for name, array in found.items():
         shape, expected = np.shape(array), [one[name] for one in single]
         if shape[:1] != (len(single),):
@@ -263,8 +262,8 @@ def _difference(
 def _samples(
     contract: Contract, rows: Sequence[Tensors]
 ) -> Iterator[tuple[Sequence[Tensors], Sequence[tuple[int, ...]]]]:
-    """Rows, and orders to compute them in. What is proved is tried there and back; anything else in every order, and
-    again with numbers of both signs."""
+    """Rows, and the orders to compute them in. Proved rows are tried forwards and backwards; all others in every order,
+    and again with numbers of both signs."""
     if contract.because == "proved":
         yield rows, _BOTH_WAYS
         return
@@ -295,7 +294,7 @@ def _rows_within(per_row_s: float) -> int:
 def _shapes(
     contract: Contract, alone: Mapping[str, Array], both: Mapping[str, Array], *, has_rows: bool
 ) -> dict[str, tuple[int, ...]]:
-    """The outputs' shapes, as far as two runs tell: where inputs may have any size, so may outputs."""
+    """The shapes of the outputs in two runs: a size that differs may be any size."""
     has_open_sizes = is_open(contract, has_rows=has_rows)
     found = {}
     for name, array in alone.items():
@@ -329,7 +328,7 @@ _REAL: Final = frozenset({"FP16", "FP32", "FP64", "BF16"})
 
 
 def _example(spec: TensorSpec, size: int, row: int, choices: int, *, has_rows: bool) -> Array:
-    """Likewise one of several rows that differ: real numbers from 0 to 1, and so many different integers or texts."""
+    """An example of several rows that differ: real numbers from 0 to 1, and so many different integers or texts."""
     shape = [size if dim == -1 else dim for dim in spec.shape]
     if has_rows:
         shape[0] = 1

@@ -1,4 +1,4 @@
-"""What models for Triton's Python backend import as ``triton_python_backend_utils``.
+"""The module that models for Triton's Python backend import as ``triton_python_backend_utils``.
 
 The names and meanings are Triton's (python_backend/README.md). Calls from one model to another and answers in several
 parts are refused: pipelines and Python classes with a generator do that here.
@@ -22,7 +22,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class TritonModelException(Exception):
-    """What a model raises, and what it gets for what is not supported."""
+    """The error that a model raises, and that it gets for unsupported calls."""
 
 
 class TritonError:

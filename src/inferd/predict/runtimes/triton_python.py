@@ -1,7 +1,7 @@
 """Models written for Triton's Python backend: ``TritonPythonModel`` with initialize, execute and finalize.
 
-The code is the operator's and runs only where ``allow_code`` says so, in the worker's own process. Its inputs and
-outputs are those that the configuration declares (config.pbtxt's), or that ``auto_complete_config`` adds.
+The code is the operator's own and runs only with ``allow_code``, in the worker's process. Its inputs and outputs are
+those in the configuration (config.pbtxt), or those that ``auto_complete_config`` adds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Completed:
         self._config.setdefault("max_batch_size", size)
 
     def set_dynamic_batching(self) -> None:
-        """Requests are batched as the configuration says."""
+        """Requests are batched by the configuration."""
 
     def set_model_transaction_policy(self, policy: dict[str, object]) -> None:
         self._config["model_transaction_policy"] = policy

@@ -32,7 +32,7 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
             booster.set_param({"nthread": num_threads(config), "device": _device(config)})
         model = _served(xgboost, booster, f"xgboost_{_format(path)}", config)
     except (xgboost.core.XGBoostError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        # What it says of a file that is cut off may quote bytes that are no text.
+        # The library's message about a truncated file may contain bytes that are no text.
         said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
         reason = next((line for line in said.splitlines() if line.strip()), type(error).__name__)
         raise ModelLoadError(
@@ -48,7 +48,7 @@ def _served(xgboost: Any, booster: Any, platform: str, config: ModelConfig) -> S
     learner = json.loads(booster.save_config())["learner"]
     word = str(learner["objective"]["name"])
     is_linear = learner["gradient_booster"]["name"] == "gblinear"
-    if word == "multi:softmax":  # trained to say the best class alone; the trees know the others
+    if word == "multi:softmax":  # trained to return only the best class; the trees have the scores of all
         booster.set_param({"objective": "multi:softprob"})
     best = booster.attr("best_iteration")
     rounds = (0, int(best) + 1) if best is not None and best.isdecimal() else (0, 0)
@@ -82,7 +82,7 @@ def _served(xgboost: Any, booster: Any, platform: str, config: ModelConfig) -> S
 
 
 def _readable(path: Path) -> str | bytearray:
-    """XGBoost chooses its parser by the file's name; where that says something else, it gets the bytes."""
+    """Load the file. XGBoost chooses its parser by the file's name; for any other name it is given the bytes."""
     return str(path) if path.suffix == f".{_format(path)}" else bytearray(path.read_bytes())
 
 

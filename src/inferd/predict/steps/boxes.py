@@ -1,4 +1,4 @@
-"""Operations on what detectors answer: boxes, their scores, and which of those that overlap stays."""
+"""Operations on the outputs of detectors: boxes, their scores, and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _Part = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Split(Operation, frozen=True, kw_only=True):
-    """One tensor of a detector to boxes and scores: its columns are four numbers of the box, the objectness where
-    ``objectness`` says so, and a score for each class.
+    """One tensor of a detector to boxes and scores. Its columns are four numbers of the box, the objectness (with
+    ``objectness``), and a score for each class.
 
     ``axis``: which axis the columns are, -1 for [rows, boxes, columns] and 1 for [rows, columns, boxes].
     """
@@ -69,9 +69,11 @@ class Boxes(Operation, frozen=True, kw_only=True):
     gives: ClassVar[tuple[str, ...]] = ("boxes", "scores", "classes", "count")
 
     format: Literal["xyxy", "xywh", "cxcywh"] = "xyxy"
-    units: Literal["pixels", "relative"] = "pixels"  # of the model's boxes: of its input image, or 0 to 1 of it
+    units: Literal["pixels", "relative"] = (
+        "pixels"  # the unit of the model's boxes: pixels of its input image, or a fraction of it
+    )
     output: Literal["same", "pixels", "relative"] = "same"  # of the answer's, where there is a transform
-    background: Annotated[int, Meta(ge=0)] | None = None  # the class that says: nothing here
+    background: Annotated[int, Meta(ge=0)] | None = None  # the class of the background
     multi_label: bool = False  # a box may be several classes; otherwise it is its best one
     class_agnostic: bool = False  # boxes of different classes suppress each other too
     score_threshold: _Part = 0.25
@@ -178,9 +180,9 @@ def suppress(
 ) -> Integers:
     """Places of the boxes that stay, best first; of equal scores the first comes first.
 
-    Greedy non-maximum suppression: the best box stays and takes away every other of its group (None: of all) whose
-    intersection over union with it is above the threshold. Only the best ``max_candidates`` are looked at, so that time
-    is bounded whatever an image shows. ``boxes`` [n, 4] are left, top, right, bottom; ``scores`` and ``groups`` [n].
+    Greedy non-maximum suppression: the best box stays, and removes every other of its group (None: of all) whose
+    intersection over union with it is above the threshold. Only the best ``max_candidates`` are considered, so that the
+    time is bounded for any image. ``boxes`` [n, 4] are left, top, right, bottom; ``scores`` and ``groups`` [n].
     """
     left = np.argsort(-scores, kind="stable")[:max_candidates]
     areas = np.maximum(boxes[:, 2] - boxes[:, 0], 0) * np.maximum(boxes[:, 3] - boxes[:, 1], 0)

@@ -1,8 +1,8 @@
 """Operations on images: decoding, sizes, encoding. Pixels are uint8 with channels last: [rows, height, width,
 channels].
 
-Knows Pillow (the extra ``vision``), imported when a model with such an operation is loaded. The bytes come from
-anybody: only the listed formats are opened, and no pixel is decoded before the size in the header has been checked.
+Knows Pillow (the extra ``vision``), imported when a model with such an operation is loaded. The bytes are not trusted:
+only the listed formats are opened, and no pixel is decoded before the size in the header has been checked.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def _pillow() -> None:
 
 
 class Decode(Operation, frozen=True, kw_only=True):
-    """Files of images (JPEG, PNG, WebP; also as base64 text) to pixels, turned as their EXIF orientation says.
+    """Files of images (JPEG, PNG, WebP; also as base64 text) to pixels, turned by their EXIF orientation.
 
-    Rows of one size come as one array, others as images of different sizes, for ``image.resize`` to make equal.
+    Images of one size become one array. Others stay images of different sizes, which ``image.resize`` makes equal.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("image",)
@@ -132,7 +132,7 @@ def _in_mode(image: Image, mode: Mode) -> Image:
 
 
 def _plain(file: bytes, row: int) -> bytes:
-    """The file itself where it came as base64 or as a data URL, which is all that JSON can carry."""
+    """The bytes of a file that came as base64 or as a data URL, the forms that JSON can contain."""
     text = file
     if file.startswith(b"data:"):
         head, comma, text = file[:128].partition(b",")
@@ -153,9 +153,9 @@ def _refused(row: int, what: str) -> InvalidRequest:
 
 class Resize(Operation, frozen=True, kw_only=True):
     """Pixels to one size. ``stretch`` changes proportions, ``letterbox`` keeps them and fills the rest with ``fill``
-    around the middle, ``cover`` keeps them and cuts what stands over.
+    around the middle, ``cover`` keeps them and cuts the rest.
 
-    ``transform`` tells operations on boxes the way back to the original image: [rows, 8].
+    ``transform`` lets operations on boxes return to the original image: [rows, 8].
     """
 
     takes: ClassVar[tuple[str, ...]] = ("image",)
@@ -195,7 +195,7 @@ class Resize(Operation, frozen=True, kw_only=True):
             ratio = min(ratios) if self.fit == "letterbox" else max(ratios)
             new_width, new_height = max(1, round(width * ratio)), max(1, round(height * ratio))
         left, top = (self.width - new_width) // 2, (self.height - new_height) // 2
-        # Of what is cut away nothing is computed: a thin strip would become an enormous image.
+        # Parts that are cut are not computed: a thin strip would become an enormous image.
         cut = (max(0, -left), max(0, -top))
         scale = (new_width / width, new_height / height)
         box = (
@@ -260,16 +260,17 @@ class Crop(Operation, frozen=True, kw_only=True):
 
 
 class Ink(Operation, frozen=True, kw_only=True):
-    """What is drawn, written or printed on one background, as ink alone: 0 for the background (what most of the image's
-    border looks like), 255 for what differs from it most, whichever of the two is the darker. Cut to the ink and
-    widened to a square, so that its place and size in the image do not matter. An empty image stays as large as it is,
-    and 0.
+    """A drawing on one background as ink alone: 0 for the background (the usual value of the image's border), 255 for
+    the values that differ most from it, darker or lighter.
+
+    The image is cut to the ink and widened to a square, so that its place and size in the image do not matter. An image
+    without ink keeps its size, with all values 0.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("image",)
     gives: ClassVar[tuple[str, ...]] = ("image",)
 
-    threshold: Annotated[float, Meta(gt=0, lt=1)] = 0.3  # of the strongest ink: what is fainter is not cut out
+    threshold: Annotated[float, Meta(gt=0, lt=1)] = 0.3  # of the strongest ink: fainter values do not count
     margin: Annotated[float, Meta(ge=0, le=1)] = 0.0  # left around the ink, in parts of its larger side
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:

@@ -1,8 +1,8 @@
-"""What an operation is: options that are checked when the model is loaded, and a function of named arrays.
+"""The interface of an operation: options that are checked when the model is loaded, and a function of named arrays.
 
 Operations know rows and axes, never requests, batches or other steps. A row is one image, text or example: the first
-axis. Images of different sizes travel together as an array of dtype object that holds one array each; whatever gives
-equal sizes gives an ordinary array again.
+axis. Images of different sizes are one array of dtype object with an array for each image; an operation that makes
+their sizes equal returns an ordinary array again.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ FLOATS: Final = ("FP32", "FP64")
 class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One operation with its options, which are the struct's fields."""
 
-    takes: ClassVar[tuple[str, ...]] = ("input",)  # empty: any inputs, by whatever names the step gives them
+    takes: ClassVar[tuple[str, ...]] = ("input",)  # empty: any inputs, by the names in the step
     may_take: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ("output",)
-    chooses: ClassVar[bool] = False  # takes whichever of its inputs the request brings, so each of them may be left out
+    chooses: ClassVar[bool] = False  # needs only one of its inputs, so each of them may be left out
 
     def expects(self, name: str) -> Spec | None:
-        """What an input must be, where this alone says so; None: what is given, or what the next step expects."""
+        """The spec of an input, if the operation alone decides it; None: it is that of the given tensor or of the next
+        step."""
         return None
 
     def expects_for(self, output: Spec) -> Spec | None:
-        """What the first input must be so that the first output is ``output``; None: that is not to be told."""
+        """The spec of the first input that results in the first output ``output``; None: not known."""
         return None
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
-        """The outputs for such inputs. Raises ValueError where it cannot work with them."""
+        """The specs of the outputs for these inputs. Raises ValueError for inputs that the operation cannot use."""
         raise NotImplementedError
 
     def is_by_rows(self, ndim: int) -> bool:
@@ -69,12 +70,12 @@ def numbers(name: str, spec: Spec) -> Spec:
 
 
 def as_floats(spec: Spec) -> Spec:
-    """What ``floats`` makes of it."""
+    """The datatype that ``floats`` returns for it."""
     return Spec(spec.datatype if spec.datatype in FLOATS else "FP32", spec.shape, spec.labels)
 
 
 def floats(array: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.floating]]:
-    """The same values as float64 where they are that, else as float32; copied only where they are neither."""
+    """The same values as float64 if they are float64, otherwise as float32; copied only if they are neither."""
     if array.dtype == np.float64:
         return array  # type: ignore[return-value]
     return dense(array).astype(np.float32, copy=False)

@@ -1,4 +1,4 @@
-"""Which operations there are. One is imported when a model uses it."""
+"""The operations by name. An operation is imported when a model uses it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def operation_type(name: str) -> type[Operation]:
 
 
 def operation(name: str, options: Mapping[str, object]) -> Operation:
-    """The operation with its options. Raises ValueError that says what is wrong with them."""
+    """The operation with its options. Raises ValueError with the problem of the options."""
     kind = operation_type(name)
     unknown = [option for option in options if option not in kind.__struct_fields__]
     if unknown:

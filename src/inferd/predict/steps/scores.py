@@ -1,4 +1,4 @@
-"""Operations on what models answer: probabilities, classes, labels, decisions, embeddings."""
+"""Operations on the outputs of models: probabilities, classes, labels, decisions, embeddings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Sigmoid(Operation, frozen=True, kw_only=True):
 
     def run(self, inputs: Tensors) -> Tensors:
         logits = floats(inputs["input"])
-        # Of the two forms the one whose power does not overflow.
+        # The form whose power does not overflow.
         small = np.exp(-np.abs(logits))
         return {"output": np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(logits.dtype, copy=False)}
 

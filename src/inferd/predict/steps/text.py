@@ -31,7 +31,7 @@ def _text(spec: Spec, name: str) -> Spec:
 
 
 def _decoded(array: Array) -> list[str]:
-    """Texts of BYTES. Raises InvalidRequest for what is no UTF-8."""
+    """The texts of a BYTES tensor. Raises InvalidRequest for bytes that are no UTF-8."""
     found = []
     for value in array.ravel().tolist():
         try:
@@ -51,7 +51,7 @@ class NormalizeText(Operation, frozen=True, kw_only=True):
     lower: bool = False
     strip_accents: bool = False
     blanks: Literal["keep", "collapse"] = "collapse"  # collapse: one space for each run, none around
-    max_chars: Annotated[int, Meta(ge=1)] = 65_536  # longer texts are cut: while one is worked on, everybody else waits
+    max_chars: Annotated[int, Meta(ge=1)] = 65_536  # longer texts are cut, because one text delays all other requests
 
     def expects(self, name: str) -> Spec | None:
         return Spec("BYTES", (-1,))
