@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -56,3 +57,11 @@ def _linked(link: re.Match[str], source: str) -> str:
         return text
     here = OUTSIDE.get(source, source.removeprefix("docs/"))
     return f"[{text}]({posixpath.relpath(place, posixpath.dirname(here) or '.')}{fragment})"
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse a page that makes a browser fetch something from elsewhere."""
+    found = re.search(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"', output)
+    if found is not None:
+        raise PluginError(f"{page.file.src_uri} fetches {found[0]} from elsewhere: the site works without a network.")
+    return output

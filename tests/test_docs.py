@@ -228,7 +228,7 @@ def test_every_page_is_in_the_index() -> None:
 def test_every_page_has_a_place_in_the_sites_navigation() -> None:
     """`make docs-site` refuses a page that the navigation does not name, where MkDocs is installed."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    named = re.findall(r"^ +- (\S+\.md)$", text, re.MULTILINE)
+    named = re.findall(r"^ +- (?:[^:]+: )?(\S+\.md)$", text, re.MULTILINE)
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
     assert sorted(name for name in named if not name.startswith("project/")) == sorted(pages)
 
