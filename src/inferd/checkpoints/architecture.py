@@ -1,6 +1,6 @@
-"""Which architectures are served, and what their checkpoints are, by config.json alone. Knows no tensor.
+"""Architectures that are served, and how config.json describes them. Knows no tensor.
 
-One table for everybody who asks: the loader, the planner, and ``inferd models``.
+One table for the loader, the planner and ``inferd models``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def supported_architectures() -> list[str]:
-    """Names as they stand in a config.json's ``architectures``."""
+    """Names as they appear in a config.json's ``architectures``."""
     return sorted([*FAMILIES, *GPT])
 
 
@@ -74,7 +74,7 @@ def _architecture(source: Source) -> str:
 
 
 def is_ignorable(config: DecoderConfig) -> Callable[[str], bool]:
-    """Tensors that old checkpoints carry and nothing needs: masks, rotary buffers, a tied head, vision."""
+    """Which tensors of old checkpoints no model needs: masks, rotary buffers, a tied head, vision."""
     pattern = r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn(ention)?\.(attention\.)?(masked_)?bias|position_ids)$"
     if config.tie_word_embeddings:
         pattern += r"|^(lm_head|embed_out)\.weight$"

@@ -1,8 +1,8 @@
-"""What a checkpoint's config.json says, in one shape for every family.
+"""The content of a checkpoint's config.json, in one structure for every family.
 
-Reads both the older keys (``rope_theta``, ``rope_scaling``, ``torch_dtype``) and the newer ones
-(``rope_parameters``, ``dtype``). A field that is missing or of the wrong type is an error that names it.
-``auto_map`` and everything else that would run code from the folder is not looked at.
+Reads both the older keys (``rope_theta``, ``rope_scaling``, ``torch_dtype``) and the newer ones (``rope_parameters``,
+``dtype``). A field that is missing or has the wrong type raises an error that names it. ``auto_map`` and every other
+field that would run code from the folder is ignored.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DecoderConfig:
 
 
 class Source:
-    """config.json with typed access; every complaint names the file and the field."""
+    """config.json with typed access; every error names the file and the field."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class Source:
         self.data = data
 
     def get(self, kind: type[T], *names: str, default: T | None = None) -> T:
-        """The first of ``names`` that is set. Raises ModelLoadError when none is and there is no default."""
+        """The first of ``names`` that is set. Raises ModelLoadError where none is and there is no default."""
         for name in names:
             value = self.data.get(name)
             if value is None:
@@ -110,7 +110,7 @@ class Source:
         return default
 
     def size(self, *names: str, default: int | None = None, most: int = _MOST) -> int:
-        """An integer from 1 to ``most``, a bound no real checkpoint comes near."""
+        """An integer from 1 to ``most``, a bound far above every real checkpoint."""
         value = self.get(int, *names, default=default)
         if not 1 <= value <= most:
             raise ModelLoadError(f"{self.path}: {names[0]} is {value}, but must be from 1 to {most}.", param=names[0])
@@ -162,7 +162,7 @@ class Source:
 def rope_of(
     source: Source, head_dim: int, *, kind: str | None = None, theta: float = 10000.0, fraction: float = 1.0
 ) -> Rope:
-    """The rotary parameters, of layer type ``kind`` where the checkpoint tells them apart."""
+    """The rotary parameters; those of layer type ``kind`` where the checkpoint distinguishes layers."""
     options: Any = source.data.get("rope_parameters") or source.data.get("rope_scaling") or {}
     if kind is not None and isinstance(options, dict) and isinstance(options.get(kind), dict):
         options = options[kind]
@@ -210,7 +210,7 @@ def rope_of(
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the reader of config.json needs to know of a Llama-like family."""
+    """How a Llama-like family's config.json and layers differ from Llama's."""
 
     norm_offset: float = 0.0  # Gemma's weights are stored as w - 1
     qk_norm: str = ""  # "", "head" or "full"
@@ -354,8 +354,11 @@ def _layer_kinds(source: Source, architecture: str, num_layers: int) -> list[str
 
 
 def _longest(source: Source, ropes: tuple[Rope | None, ...]) -> int:
-    """Positions the model serves. YaRN stretches the trained ones by its factor, which is how Qwen's model
-    cards ask for long texts without touching max_position_embeddings."""
+    """Positions that the model serves.
+
+    YaRN extends the trained positions by its factor: Qwen's model cards ask for long texts that way, without changing
+    max_position_embeddings.
+    """
     longest = source.size("max_position_embeddings")
     for rope in ropes:
         if rope is not None and rope.variant == "yarn" and rope.original_max_position_embeddings:

@@ -1,6 +1,6 @@
-"""What a checkpoint's weights take in memory once they are loaded, from its headers alone. Knows no tensor.
+"""Memory of a checkpoint's weights once they are loaded, computed from file headers alone. Knows no tensor.
 
-The planner asks before a worker is there, and the worker before it imports what computes.
+The planner uses it before a worker exists, and the worker before it imports torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from inferd.native.forms import Rule
 
 
 def weight_bytes(folder: Path, source: Source, dims: DecoderConfig, itemsize: int, asked: str) -> int:
-    """Bytes of the tensors the model takes: in its own number format, as the integers they are stored as, or as those that
-    ``asked`` makes of them. Raises ModelLoadError."""
+    """Bytes of the tensors that the model uses.
+
+    A tensor counts in the model's number format, as its stored integers, or as the integers that ``asked`` (the setting
+    ``quantization``) makes of it. Raises ModelLoadError.
+    """
     tables = {}
     for path in weight_files(folder):
         try:

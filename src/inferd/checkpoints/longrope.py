@@ -1,8 +1,8 @@
-"""LongRoPE's two sets of factors (Ding et al. 2024): which of them a model is served with. Knows no tensor.
+"""LongRoPE's two sets of factors (Ding et al. 2024), and which of them a model is served with. Knows no tensor.
 
-transformers takes the short factors for a text of up to ``original_max_position_embeddings`` tokens and the long ones
-beyond, text by text. A cache keeps keys that were rotated once, for texts whose length is not known yet, and shares them
-among texts of any length. So one set holds for all texts: by the longest text that is served, as vLLM chooses, too.
+transformers uses the short factors for a text of up to ``original_max_position_embeddings`` tokens and the long ones
+beyond, text by text. The KV cache stores rotated keys before a text's final length is known, and shares them among
+texts of any length. So one set holds for all texts. As in vLLM, the longest text that is served decides which.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ Asked = Literal["auto", "short", "long"]
 
 
 def with_factors(config: DecoderConfig, asked: Asked, max_model_len: int | None) -> DecoderConfig:
-    """The configuration with one set of factors, for texts of up to ``max_model_len`` tokens (None: as long as they may
-    be). The same where it has no LongRoPE. Raises ModelLoadError for a choice that there is not."""
+    """The configuration with one set of factors, for texts of up to ``max_model_len`` tokens (None: no limit).
+
+    A configuration without LongRoPE is returned unchanged. Raises ModelLoadError for an unknown choice.
+    """
     original = _original(config)
     if original is None:
         if asked != "auto":
@@ -49,12 +51,12 @@ def with_factors(config: DecoderConfig, asked: Asked, max_model_len: int | None)
 
 
 def factors_of(config: DecoderConfig) -> Asked:
-    """The set that was chosen; auto: there is no choice."""
+    """The chosen set; "auto" where the model has no LongRoPE."""
     return next((rope.factors for rope in config.ropes if rope is not None and rope.factors is not None), "auto")
 
 
 def factors_text(config: DecoderConfig) -> str:
-    """A sentence for operators about the set that was chosen; empty where there is no choice."""
+    """A sentence for operators about the chosen set; empty where there is no choice."""
     original, factors = _original(config), factors_of(config)
     if original is None or (original >= config.max_position_embeddings and factors == "short"):
         return ""
@@ -70,7 +72,7 @@ def factors_text(config: DecoderConfig) -> str:
 
 
 def _original(config: DecoderConfig) -> int | None:
-    """Tokens up to which the short factors were made; None: the model has no LongRoPE."""
+    """Longest text, in tokens, that the short factors were made for; None: the model has no LongRoPE."""
     found = [
         rope.original_max_position_embeddings or rope.max_position_embeddings
         for rope in config.ropes

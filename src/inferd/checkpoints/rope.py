@@ -1,4 +1,4 @@
-"""Parameters of a rotary position table, as config.json gives them. ``rope_tables`` computes the table."""
+"""Parameters of a rotary position table, as config.json gives them; ``rope_tables`` computes the table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final, Literal
 
 from inferd.errors import ModelLoadError
 
-# Of each variant that checkpoints use, the parameters that it cannot do without: numbers, and lists of one per frequency.
+# Of each variant that checkpoints use, the parameters that it cannot do without: numbers, and lists of one per
+# frequency.
 _NEEDED: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -32,7 +33,7 @@ class Rope:
     factors: Literal["short", "long"] | None = None  # of LongRoPE; None: by the table's length
 
     def check(self) -> None:
-        """Raises ModelLoadError for a variant that is not known, and for parameters from which no table can be made."""
+        """Raises ModelLoadError for an unknown variant, and for parameters that define no table."""
         if self.variant not in _NEEDED:
             raise ModelLoadError(
                 f"config.json: rope_type is {self.variant!r}; supported are {', '.join(_NEEDED)}.",

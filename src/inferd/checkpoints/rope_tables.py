@@ -15,7 +15,7 @@ from inferd.checkpoints.rope import Rope
 
 
 def tables(rope: Rope, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [num_positions, dim / 2] float32, the variant's attention factor folded in. Raises ModelLoadError."""
+    """cos and sin [num_positions, dim / 2] float32, including the variant's attention factor. Raises ModelLoadError."""
     rope.check()
     frequencies, factor = _frequencies(rope, num_positions)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)

@@ -1,7 +1,7 @@
-"""The tables of safetensors files: which tensors, of what shape and format, where. Knows no tensor.
+"""Tables of safetensors files: names, shapes, formats and positions of tensors. Knows no tensor.
 
-The header is validated here rather than trusted: a truncated file, a lying length, an offset out of
-range or a shape that does not fit its bytes is an error that names the file.
+The header is validated, not trusted. A truncated file, a wrong length, an offset out of range, or a shape that does not
+fit its bytes raises an error that names the file.
 Format: https://huggingface.co/docs/safetensors (8-byte little-endian header length, JSON, data).
 """
 

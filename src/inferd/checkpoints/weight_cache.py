@@ -1,12 +1,12 @@
-"""Quantised weights kept on disk, so that a model that is loaded again is not quantised again.
+"""Quantised weights stored on disk, so that a model is not quantised again at its next load.
 
-One safetensors file for each checkpoint and method, named by a digest of both: the identity of the weight files, what was
-asked for, and the versions of the method and of the layout in memory. A file is written beside its name and renamed, so it
-is whole or not there; what is damaged later is noticed by its header and by each tensor's checksum, and then nothing of the
-file is used and it is written anew. The folder is bounded: the files that were not used for longest go first. Whatever goes
-wrong with the disk, the model loads; it is said in the log.
+There is one safetensors file for each checkpoint and method. A digest of both names it: the identity of the weight
+files, the requested form, and the versions of the method and of the layout in memory. A file is written under a
+temporary name and renamed, so it is complete or absent. Later damage is found by its header and by a checksum of each
+tensor; nothing of a damaged file is used, and it is written again. The folder's size is bounded: the least recently
+used files are removed first. The model loads whatever the disk does; failures are logged.
 
-Knows names and tensors, no matrix and no model.
+Knows names and tensors. Does not know matrices or models.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def folder() -> Path:
 
 
 class WeightCache:
-    """The tensors of one quantised model by name: found in its file, or made and then kept."""
+    """The tensors of one quantised model by name: read from its file, or made and then stored."""
 
     def __init__(self, at: Path, key: str, limit_bytes: int) -> None:
         """``key``: everything that decides the tensors' bytes. ``limit_bytes``: of all files in ``at`` together."""
@@ -57,7 +57,7 @@ class WeightCache:
         self._open()
 
     def find(self, name: str) -> Tensor | None:
-        """The tensor, as its bytes lie in the file; None: it is not there, or not as it was written. Copy it."""
+        """The tensor, as a view of the file's bytes to be copied; None: it is absent or damaged."""
         entry, total = self._table.get(name), self._table.get(name + _SUM)
         if self._map is None or entry is None or total is None:
             self._is_stale = True
@@ -71,11 +71,11 @@ class WeightCache:
         return found
 
     def hold(self, name: str, tensor: Tensor) -> None:
-        """A tensor of the model, found or made; it must not change any more."""
+        """Add a tensor of the model, found or made; it must not change any more."""
         self._held[name] = tensor
 
     def finish(self) -> None:
-        """Write what is held, in the background, where the file did not have all that was looked for."""
+        """Write the tensors in the background, unless the file had all that was looked for."""
         self._map = None  # what was found has been copied
         held, self._held = self._held, {}
         if self._is_stale and held:
@@ -134,7 +134,7 @@ def _view(memory: mmap.mmap, entry: Entry) -> Tensor:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """From the sum of the bytes as 64-bit numbers, modulo 2^64: read at the memory's own speed."""
+    """A checksum from the sum of 64-bit numbers, modulo 2^64: computed at the speed of memory."""
     flat = tensor.reshape(-1).view(torch.uint8)
     whole = flat.numel() // 8 * 8
     total = int(flat[:whole].view(torch.int64).sum()) * 31 + int(flat[whole:].sum())
@@ -158,7 +158,7 @@ def _write_safetensors(file: int, tensors: dict[str, Tensor]) -> None:
 
 
 def _make_room(at: Path, limit: int) -> None:
-    """Remove the files that were not used for longest until the rest take ``limit`` bytes at most."""
+    """Remove the least recently used files until the rest take at most ``limit`` bytes."""
     now = time.time()
     for part in at.glob("*.part"):
         with contextlib.suppress(FileNotFoundError):

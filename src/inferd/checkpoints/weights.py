@@ -1,6 +1,6 @@
-"""Reads safetensors checkpoints: one file or many, by mmap, headers checked before use. Nothing is unpickled.
+"""Reads safetensors checkpoints: one file or many, memory-mapped, headers checked before use. Nothing is unpickled.
 
-Quantised checkpoints are read through the same names: ``lend("x.weight")`` gives numbers however they are stored, and
+Quantised checkpoints are read under the same names: ``lend("x.weight")`` gives numbers however they are stored, and
 ``integers("x")`` the integers themselves.
 """
 
@@ -64,7 +64,7 @@ class _File:
 
 
 class Weights:
-    """The tensors of a checkpoint folder by name. ``read`` hands each out once, checked and cast."""
+    """The tensors of a checkpoint folder by name. Each is read once, checked and converted."""
 
     def __init__(
         self,
@@ -78,9 +78,12 @@ class Weights:
         rule: Rule = UNTOUCHED,
         weight_cache: WeightCache | None = None,
     ) -> None:
-        """``quantization``: what the checkpoint's configuration says of it. ``keep_integers``: of which weights
-        ``integers`` hands out the integers (None: of all); the others are numbers in the model's format. ``rule``: what
-        products of numbers are to become, and ``weight_cache`` has those made before."""
+        """``quantization``: what the checkpoint's configuration declares.
+
+        ``keep_integers``: the weights of which ``integers`` returns the integers (None: all); others become numbers in
+        the model's format. ``rule``: the form that products of numbers take. ``weight_cache``: products that were made
+        before.
+        """
         self.folder = folder
         self.dtype = dtype
         self.device = device
@@ -113,7 +116,7 @@ class Weights:
         self.num_bytes = 0  # as the model holds them
 
     def rename(self, asked: str, stored: str) -> None:
-        """From here on, the name ``asked`` + x stands for the stored tensor ``stored`` + x."""
+        """From now on the name ``asked`` + x means the stored tensor ``stored`` + x."""
         self._asked, self._prefix = asked, stored
 
     def __contains__(self, name: str) -> bool:
@@ -121,7 +124,7 @@ class Weights:
         return stored in self._where or stored.removesuffix(".weight") in self._layouts
 
     def stored(self, name: str) -> Tensor:
-        """A tensor as the file has it, mapped. Raises KeyError for a name that is not among them."""
+        """A tensor as the file has it, mapped. Raises KeyError for an unknown name."""
         return self._part(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -132,16 +135,16 @@ class Weights:
         return self._cast(self._numbers(name, shape))
 
     def lend(self, name: str, *shape: int) -> Tensor:
-        """Like ``read``, but possibly the mapped file itself: for callers that copy what they keep."""
+        """Like ``read``, but possibly the mapped file itself: for callers that copy it."""
         return self._numbers(name, shape).to(device=self.device, dtype=self.dtype)
 
     def form(self, names: Sequence[str]) -> Form | None:
-        """What the matrices ``names``, computed as one, are to become; None: they stay numbers."""
+        """The form of the matrices ``names``, which are computed as one product; None: they stay numbers."""
         found = {self._rule.form(name) for name in names}
         return found.pop() if len(found) == 1 else None
 
     def lend_for(self, form: Form, name: str, shape: tuple[int, int], width: int) -> Tensor:
-        """The matrix that becomes integers of ``form``, with ``width`` inputs, as it is stored and where it lies."""
+        """The stored, possibly mapped matrix that becomes integers of ``form``, with ``width`` inputs."""
         before = self.num_bytes
         tensor = self._numbers(name, shape)
         self.num_bytes = before + form.nbytes(tensor.numel() // width, width)
@@ -150,12 +153,15 @@ class Weights:
 
     @property
     def quantization(self) -> str:
-        """The forms of the integers handed out so far, most parameters first: "int4/64+int8"; "none"."""
+        """The forms of the integers read so far, most parameters first: "int4/64+int8"; "none"."""
         return "+".join(name for name, _ in self._forms.most_common()) or "none"
 
     def integers(self, parts: Sequence[tuple[str, int]], width: int) -> list[QuantizedWeight] | None:
-        """The weights [rows, width] of products (name, rows) that read the same rows, as stored integers of one form and
-        order; None: some are not, or are to be numbers. Raises ModelLoadError."""
+        """The weights [rows, width] of products (name, rows) with the same inputs, as stored integers of one form and
+        order.
+
+        None: some are not integers, or become numbers. Raises ModelLoadError.
+        """
         found: list[QuantizedWeight] = []
         held = [self._layouts.get(self._stored(name)) for name, _ in parts]
         known = [layout for layout in held if layout is not None and self._keeps(layout)]
@@ -236,14 +242,14 @@ class Weights:
         return tensor
 
     def _is_spare(self, name: str) -> bool:
-        """What quantisers leave beside the weights and nothing needs: scales of activations, biases that are all 0."""
+        """Tensors that quantisers write and no model needs: scales of activations, biases that are all 0."""
         module, _, part = name.rpartition(".")
         if part in UNUSED:
             return True
         return part == "bias" and module in self._layouts and not bool(self._part(name).any())
 
     def check_all_read(self, ignored: Callable[[str], bool]) -> None:
-        """Raises ModelLoadError for tensors that the model did not use: it would compute something else."""
+        """Raises ModelLoadError for tensors that the model did not read: it would compute something else."""
         left = sorted(n for n in self._where if n not in self._read and not ignored(n))
         if self._layouts:
             left = [name for name in left if not self._is_spare(name)]

@@ -1,10 +1,9 @@
-"""Beam search for one request: which beams live on, and which have ended.
+"""Beam search for one request: which beams continue, and which have ended.
 
-Pure over token ids and log-probabilities; the caller forks sequences and computes logits. The rules
-are those of transformers' ``generate(num_beams=..., early_stopping="never")``: an ended hypothesis
-scores its sum of log-probabilities / length ** length_penalty (length counts generated tokens, the
-end-of-sequence token too), and the search ends when no live beam can still beat the worst of
-``width`` ended ones, or at max_tokens.
+Pure over token ids and log-probabilities; the caller forks sequences and computes logits. The rules are those of
+transformers' ``generate(num_beams=..., early_stopping="never")``. The score of an ended hypothesis is its sum of
+log-probabilities / length ** length_penalty, where the length counts generated tokens with the end-of-sequence token.
+The search ends when no live beam can beat the worst of ``width`` ended ones, or at max_tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Extension = tuple[int, int, float]
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A line of generated tokens that ended, with an end-of-sequence token or at max_tokens."""
+    """Generated tokens that ended, with an end-of-sequence token or at max_tokens."""
 
     token_ids: tuple[int, ...]
     cumulative_logprob: float
@@ -31,8 +30,8 @@ class Hypothesis:
 class BeamState:
     """One search, from a single empty beam to ``best``.
 
-    Feed ``advance`` the likeliest ``candidates_per_beam`` tokens of every live beam, in the order in
-    which the last ``advance`` returned them, until ``is_done``.
+    Give ``advance`` the likeliest ``candidates_per_beam`` tokens of every live beam, in the order of the beams that the
+    last ``advance`` returned, until ``is_done``.
     """
 
     def __init__(self, *, width: int, max_tokens: int, eos_token_ids: frozenset[int], length_penalty: float) -> None:
@@ -49,7 +48,7 @@ class BeamState:
 
     @property
     def candidates_per_beam(self) -> int:
-        """Enough that ``width`` beams live on even where every ending ranks first."""
+        """Enough candidates that ``width`` beams continue even where every ending ranks first."""
         return self.width * (1 + max(len(self._eos_token_ids), 1))
 
     def advance(self, candidates: list[list[Candidate]]) -> list[Extension]:
@@ -100,7 +99,7 @@ class BeamState:
         return float(cumulative / length**self._length_penalty)
 
     def _is_settled(self) -> bool:
-        """Whether no live beam can come to score better than the worst of ``width`` ended ones."""
+        """Whether no live beam can still score better than the worst of ``width`` ended ones."""
         if len(self._ended) < self.width:
             return False
         # A sum only falls; dividing by a longer length helps where the penalty is positive.

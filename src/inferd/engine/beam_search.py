@@ -1,6 +1,6 @@
-"""A beam search over sequences: forks the beams that go on, and plays the best hypotheses as an answer.
+"""A beam search over sequences: forks the beams that continue, and replays the best hypotheses as an answer.
 
-Knows the scheduler's sequences and one request's ``Generation``. Which beams go on is decided in ``beam``, purely.
+Knows the scheduler's sequences and one request's ``Generation``. ``beam`` decides which beams continue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BeamSearch:
 
     @property
     def candidates_per_beam(self) -> int:
-        """Likeliest tokens that ``extend`` wants of a beam."""
+        """Number of likeliest tokens that ``extend`` needs for each beam."""
         return self._state.candidates_per_beam
 
     @property
@@ -41,7 +41,7 @@ class BeamSearch:
         return self._state.is_done
 
     def extend(self, sequence: Sequence, candidates: list[Candidate]) -> int:
-        """One beam has been computed. The last of them extends all; returns how many beams were extended."""
+        """A beam has been computed. When all have been, extend them together; returns how many were extended."""
         self._ready[sequence] = candidates
         if len(self._ready) < len(self._live):
             return 0

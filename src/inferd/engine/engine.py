@@ -1,7 +1,7 @@
 """The LLM engine: a backend whose step is schedule, speculate, run, commit, sample.
 
-Owns the requests in the worker from ``add`` to their one end. Every method but ``prepare``,
-``tokenize`` and ``detokenize`` belongs to the loop thread.
+Owns a request in the worker from ``add`` to its end. Every method except ``prepare``, ``tokenize`` and ``detokenize``
+belongs to the loop thread.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Engine:
         return self._scheduler.pool
 
     def use_idle_time(self) -> bool:
-        """Do a few milliseconds' work that makes later steps shorter; False when there is none."""
+        """Do a few milliseconds of work that makes later steps shorter; False where there is none."""
         return self._runner.cache.touch_more() > 0
 
     # -- any thread -------------------------------------------------------------------------
@@ -159,7 +159,8 @@ class Engine:
         self._record_cost(step, clock.now() - began)
 
     def abort_step(self, error: Exception, now: float) -> list[Output]:
-        """``step`` raised: end the requests that were in it, keep the others. What had ended before it raised is told too."""
+        """``step`` raised: end the requests that were in it and keep the others. Outputs from before the error are
+        returned too."""
         step, self._current = self._current, None
         failure = error if isinstance(error, InferdError) else ends.model_failed()
         ids = {part.sequence.request_id for part in step.slices} if step is not None else set(self._generations)
@@ -267,7 +268,7 @@ class Engine:
             row += part.count
 
     def _extend_sequences(self, step: Step, hidden: Tensor, tell_time: Callable[[], float]) -> None:
-        """Sample every sequence that has caught up, and collect the news."""
+        """Sample every sequence that has caught up, and collect the outputs."""
         rows: list[int] = []  # of hidden; a sequence with tentative tokens has one more than there are of them
         plain: list[Slice] = []
         plain_rows: list[int] = []  # their places in ``rows``
@@ -317,7 +318,7 @@ class Engine:
                 self._outputs.append(output)
 
     def _fork(self, part: Slice, generation: Generation) -> list[Sequence]:
-        """When the prompt of a request with several choices is computed, the others share it."""
+        """Once the prompt of a request with several choices is computed, the other choices share it."""
         sampling = generation.prepared.sampling
         if generation.has_forked or sampling.use_beam_search or sampling.width == 1:
             return []
@@ -328,10 +329,10 @@ class Engine:
         return [child for child in children if child.is_running]
 
     def _sample(self, parts: Seq[Slice], logits: Tensor, changed: dict[str, list[Choice]], now: float) -> None:
-        """Draw a token for each of the parts' rows, and let each sequence have those that follow from what it knows.
+        """Draw a token for each of the slices' rows, and append to each sequence the tokens that follow.
 
-        The row behind a tentative token counts only where that token is the one that was drawn before it. What is
-        drawn depends on nothing but the tokens before it, so these are the tokens that single steps would have given.
+        The row after a guessed token counts only where that token was drawn before it. A draw depends on nothing but
+        the tokens before it, so these are the tokens that single steps would have given.
         """
         rows = [
             self._sample_row(part.sequence, part.draft[:count])
@@ -344,7 +345,7 @@ class Engine:
             self._append_drawn(part, [next(drawn) for _ in range(len(part.draft) + 1)], changed, now)
 
     def _sample_row(self, sequence: Sequence, tentative: Seq[int]) -> SampleRow:
-        """How a sequence is sampled after tokens of which it does not know yet."""
+        """How a sequence is sampled after guessed tokens."""
         prepared = self._generations[sequence.request_id].prepared
         said = sequence.output_ids
         said += tentative
@@ -361,7 +362,7 @@ class Engine:
     def _append_drawn(
         self, part: Slice, drawn: list[Sampled | InferdError], changed: dict[str, list[Choice]], now: float
     ) -> None:
-        """Append to a sequence what was drawn, up to the first token that was not expected."""
+        """Append drawn tokens to a sequence, up to the first that differs from the guess."""
         sequence = part.sequence
         generation = self._generations.get(sequence.request_id)
         if generation is None:  # a sibling failed just now
@@ -460,7 +461,8 @@ def _all_news(generation: Generation, now: float) -> Output:
 
 
 def _output_rows(step: Step) -> list[int]:
-    """The step's rows whose hidden states are wanted: of those that catch up the last ones, of prompts that are scored all."""
+    """The rows whose hidden states are needed: the last ones of slices that catch up, and all rows of prompts that are
+    scored."""
     rows: list[int] = []
     at = 0
     for part in step.slices:

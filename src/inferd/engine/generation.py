@@ -1,7 +1,7 @@
-"""One request's way from sampled tokens to text: choices, stops, log-probabilities, usage.
+"""One request from sampled tokens to text: choices, stops, log-probabilities, usage.
 
-Knows tokens and text; knows no scheduler, no tensor. The engine feeds it samples and sends what it
-returns.
+Knows tokens and text. Does not know the scheduler or tensors. The engine passes samples in and sends the returned
+outputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from inferd.types import (
 
 
 class Choice:
-    """One answer in the making: what has been generated and not yet been sent."""
+    """One answer in progress: what has been generated and not yet been sent."""
 
     __slots__ = (
         "_detokenizer",
@@ -56,7 +56,7 @@ class Choice:
         self.stop_reason: int | str | None = None
 
     def push(self, token_id: int, prepared: Prepared, max_model_len: int) -> None:
-        """Take a generated token (already appended to the sequence) and decide whether it ends."""
+        """Add a generated token (already appended to the sequence) and decide whether the answer ends."""
         sampling = prepared.sampling
         count = self.sequence.num_outputs
         self.token_ids.append(token_id)
@@ -78,7 +78,7 @@ class Choice:
             self._finish("length", None)
 
     def skip_sent(self) -> None:
-        """What was taken so far was sent before, by another worker."""
+        """Drop what has been added so far: another worker sent it before."""
         self.text, self.token_ids = [], []
 
     def _say(self, text: str, may_stop: bool) -> None:
@@ -88,14 +88,14 @@ class Choice:
             self.finish_reason, self.stop_reason = "stop", self._stops.matched
 
     def _finish(self, reason: FinishReason, stop_reason: int | None) -> None:
-        """Nothing more comes: what the detokenizer and the stop buffer held back is due."""
+        """The answer ends: text that the detokenizer and the stop buffer held back is added."""
         self._say(self._detokenizer.flush(), may_stop=True)
         if self.finish_reason is None:
             self.text.append(self._stops.flush())
             self.finish_reason, self.stop_reason = reason, stop_reason
 
     def news(self, index: int, want_logprobs: bool) -> Delta:
-        """What is new since the last take, as choice ``index`` of the answer."""
+        """The new text and tokens since the last call, as choice ``index`` of the answer."""
         delta = Delta(
             index,
             "".join(self.text),
@@ -146,7 +146,7 @@ class Generation:
 
     @property
     def is_collected(self) -> bool:
-        """Whether all is sent at the end: asked so, or the best are only known then."""
+        """Whether everything is sent at the end: by request, or because the best choices are only known then."""
         sampling = self.prepared.sampling
         return not self.prepared.request.stream or sampling.use_beam_search or sampling.width > sampling.n
 
@@ -175,8 +175,10 @@ class Generation:
         return choice
 
     def resume(self, sequence: Sequence, token_ids: Seq[int]) -> None:
-        """Come to the state in which the answer's only choice was when these tokens had been sent: detokenizer,
-        stop strings and counts as if they had been generated here. Nothing of them is sent again."""
+        """Restore the only choice's state after these tokens had been sent: detokenizer, stop strings and counts.
+
+        The tokens are not sent again.
+        """
         choice = self.choices[sequence.index]
         for token_id in token_ids:
             if choice.finish_reason is None:
@@ -187,7 +189,7 @@ class Generation:
         self._report_sent = True
 
     def push(self, sequence: Sequence, sampled: Sampled, now: float) -> Choice:
-        """A token for one of the choices. Appends it to the sequence too."""
+        """Append a token to a sequence and add it to its choice."""
         choice = self.choices[sequence.index]
         sequence.tokens.append(sampled.token_id)
         sequence.cumulative_logprob += sampled.logprob
@@ -200,7 +202,7 @@ class Generation:
         return choice
 
     def describe(self, sampled: Sampled, num_top: int) -> TokenLogprob:
-        """A sample with the strings and bytes that clients are shown."""
+        """A sample with the strings and bytes that clients see."""
         string, raw = self._tokenizer.token_string, self._tokenizer.token_bytes
         return TokenLogprob(
             sampled.token_id,
@@ -214,7 +216,7 @@ class Generation:
     # -- what is sent -----------------------------------------------------------------------
 
     def news(self, changed: list[Choice], now: float) -> Output | None:
-        """The output of this step: new deltas, the prompt's report once, the end when all is done."""
+        """The output of this step: new deltas, the prompt's report once, and the end when all choices have ended."""
         finished = self.is_finished
         want_logprobs = self.prepared.sampling.logprobs is not None
         deltas: list[Delta] = []
@@ -227,7 +229,7 @@ class Generation:
         return Output(self.id, tuple(deltas), self._report(), self.end("done", now) if finished else None)
 
     def _best(self) -> list[Choice]:
-        """The ``n`` choices that are returned, best first where more were made."""
+        """The ``n`` choices to return, best first where more were generated."""
         choices = [self.choices[i] for i in sorted(self.choices)]
         sampling = self.prepared.sampling
         if len(choices) <= sampling.n:
@@ -258,7 +260,7 @@ class Generation:
         return Output.ended(self.id, self.end("cancelled", now))
 
     def end(self, outcome: str, now: float, error: InferdError | None = None) -> End:
-        """What was computed is charged, whatever ended the request. To be called when no sequence of it runs any more."""
+        """Usage counts what was computed, however the request ended. Call it when none of its sequences runs any more."""
         arrived = self.prepared.request.arrived_at
         num_prompt = self._num_prompt_computed if outcome != "done" else len(self.prepared.prompt_ids)
 
@@ -280,7 +282,7 @@ class Generation:
 
     @property
     def _num_prompt_computed(self) -> int:
-        """Tokens of the prompt that were computed or found in the prefix cache. A resumed answer's were, by another worker."""
+        """Tokens of the prompt that were computed or found in the prefix cache; all for a resumed answer."""
         num_prompt = len(self.prepared.prompt_ids)
         if self.num_generated:
             return num_prompt

@@ -1,6 +1,6 @@
-"""From a model's configuration to an engine that is ready: resolve, load, plan, warm up.
+"""From a model's configuration to an engine that is ready: resolve, read, plan memory, warm up.
 
-The order is cheap checks first: what is wrong with a folder is said before weights are read.
+Cheap checks come first: errors in a folder are reported before weights are read.
 """
 
 from __future__ import annotations
@@ -332,7 +332,8 @@ def _device(wanted: str) -> torch.device:
 
 
 def _attention(config: ModelConfig, decoder: Decoder, device: torch.device) -> AttentionKind:
-    """What attends; ``auto`` settled. Raises ModelLoadError for what does not compute on this device."""
+    """The attention implementation, with ``auto`` resolved. Raises ModelLoadError for one that this device does not
+    support."""
     if config.attention == "auto":
         if device.type == "cuda":
             return "triton" if switch.takes_device(device) else "reference"
@@ -375,7 +376,7 @@ def _check_tokenizer(tokenizer: Tokenizer, decoder: Decoder, folder: Path) -> No
 
 
 def _warm_up(runner: Runner, scheduler: Scheduler, vocab_size: int, max_model_len: int) -> None:
-    """One chunk and one decode step, so that the first request pays for no lazy initialisation."""
+    """Compute one chunk and one decode step, so that the first request does not wait for lazy initialisation."""
     sequence = Sequence(
         request_id="warm-up",
         index=0,
@@ -397,7 +398,7 @@ def _warm_up(runner: Runner, scheduler: Scheduler, vocab_size: int, max_model_le
 
 
 def _digest_of_files(folder: Path) -> bytes:
-    """Of small files every byte; of the weights headers and sizes."""
+    """A digest of the small files, and of headers and sizes of the weights."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.glob("*.json")):
         digest.update(path.name.encode() + path.read_bytes())
@@ -408,7 +409,7 @@ def _digest_of_files(folder: Path) -> bytes:
 
 
 def _fingerprint(files: bytes, decoder: Decoder, attention: str, kv_dtype: str) -> str:
-    """A digest of what decides the answers: the files, number format, kernels."""
+    """A digest of everything that decides the answers: files, number format, kernels."""
     digest = hashlib.blake2b(files, digest_size=6)
     digest.update(f"{decoder.dtype}:{decoder.quantization}:{attention}:{torch.__version__}".encode())
     if kv_dtype != "auto":

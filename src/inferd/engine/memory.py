@@ -1,7 +1,7 @@
 """How much memory a model takes, by arithmetic, before anything is allocated.
 
-No profiling run: weights are known from the checkpoint, KV bytes per token from the config, and the
-arena gets what the operator said or a share of what is free.
+There is no profiling run. The checkpoint gives the weights and the configuration the KV bytes per token. The KV cache
+gets the configured size, or a share of the free memory.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ class Arena:
 
 
 def most_sampled_rows(config: ModelConfig) -> int:
-    """Rows of a step whose logits may be wanted at the same time: each sequence's, and those of tokens that are guessed
-    to follow."""
+    """The most rows of a step whose logits are needed at once: one per sequence, and those of guessed tokens."""
     most = config.scheduler.max_num_seqs
     return most if config.speculation.method == "none" else max(most, _LEAST_SAMPLED_ROWS)
 
 
 def headroom_bytes(config: ModelConfig, dims: DecoderConfig, *, itemsize: int) -> int:
-    """What a replica needs beside weights and cache: the process itself, and what a step makes at once
-    (rows of a layer, logits with the sampler's copies) with the rotary tables. An upper estimate."""
+    """An upper estimate of what a replica needs beside weights and cache.
+
+    It counts the process itself, the rotary tables, and the temporary tensors of a step: rows of a layer, and logits
+    with the sampler's copies.
+    """
     scheduler = config.scheduler
     widest = max(dims.hidden_size, 2 * dims.intermediate_size, (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim)
     rows = scheduler.max_num_batched_tokens * (4 * dims.hidden_size + 3 * widest) * itemsize
@@ -67,12 +69,14 @@ def plan_arena(
     draft_bytes_per_token: int = 0,
     share: float = FREE_SHARE,
 ) -> Arena:
-    """The size of a model's KV cache. The planner and the loader both ask here, so they agree.
+    """The size of a model's KV cache. The planner and the loader both use it, so their figures agree.
 
-    ``free_bytes``: memory that is free beside the weights and the worker itself. ``memory_bytes`` of the
-    model bounds weights, cache and headroom together, and where nothing else is said the cache gets what
-    the others leave of it. A draft model's blocks are as many as the target's: a token takes ``draft_bytes_per_token``
-    more, and ``weights_bytes`` are of both. ``share``: of what is free that a cache may take whose size is left to us. Raises ModelLoadError with the remedy when not even one sequence fits.
+    ``free_bytes``: free memory beside the weights and the worker itself. ``memory_bytes`` of the model bounds weights,
+    cache and headroom together; where no cache size is configured, the cache gets the rest. A draft model has as many
+    blocks as its target: a token then takes ``draft_bytes_per_token`` more, and ``weights_bytes`` counts both models.
+    ``share``: part of the free memory that a cache without a configured size may take.
+
+    Raises ModelLoadError with the remedy where not even one sequence fits.
     """
     size = config.kv_cache.block_size
     per_token = kv_bytes_per_token(
@@ -126,8 +130,10 @@ def plan_arena(
 
 
 def refuse_more_than_is_free(arena: Arena, config: ModelConfig, free_bytes: int) -> None:
-    """Raises ModelLoadError for a cache that was asked for and is larger than the memory that is free: the system would hand
-    it out, and end the process when it is used."""
+    """Raises ModelLoadError for a configured cache that is larger than the free memory.
+
+    The system would grant it, and end the process when the memory is used.
+    """
     if arena.nbytes <= free_bytes:
         return
     cache = config.kv_cache
@@ -168,11 +174,10 @@ def plan_blocks(
     free_bytes: int,
     share: float = FREE_SHARE,
 ) -> int:
-    """Number of blocks in the arena.
+    """Number of blocks in the KV cache.
 
-    Unset: room for ``max_num_seqs`` sequences of full length, but at most ``share`` of free memory;
-    never less than one sequence of full length where that fits at all. Raises ModelLoadError when it
-    does not.
+    Without a configured size: enough for ``max_num_seqs`` sequences of full length, but at most ``share`` of the free
+    memory, and never less than one sequence of full length. Raises ModelLoadError where that does not fit.
     """
     per_block = bytes_per_token * config.block_size
     one_sequence = -(-max_model_len // config.block_size) + 1  # one more: copy-on-write needs a spare

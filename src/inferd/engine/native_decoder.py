@@ -1,8 +1,8 @@
-"""A Llama-like decoder's step as one call of the kernels (kernels/decoder.h).
+"""Computes a step of a Llama-like decoder as one call of the kernels (kernels/decoder.h).
 
-Knows which decoders the call covers and how to hand a loaded one over. What is computed is said in
-``model.llama``, which is the twin: the oracle of the tests, to the bit, and what computes everywhere else.
-Called layer by layer, a step of 28 layers is some 340 calls out of Python, which take 4 to 8 ms beside the arithmetic.
+Knows which decoders the call supports and how to describe a loaded decoder to it. ``model.llama`` defines what is
+computed, is the oracle of the tests to the bit, and computes everywhere else. Layer by layer, a step of 28 layers needs
+about 340 calls from Python, which take 4 to 8 ms beside the arithmetic.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from inferd.native.paged_attention import native_available
 
 
 class NativeDecoder:
-    """Computes ``LlamaDecoder.forward`` over one KV arena, in one call without the GIL."""
+    """Computes ``LlamaDecoder.forward`` over one KV cache in one call, without the GIL."""
 
     __slots__ = ("_cache", "_decoder", "_plan")
 
     def __init__(self, decoder: LlamaDecoder, cache: KVCache, max_rows: int) -> None:
-        """``max_rows``: rows of a step, for which memory is set aside; a larger step takes more."""
+        """``max_rows``: rows of a step, for which memory is reserved; a larger step allocates more."""
         self._decoder, self._cache = decoder, cache  # the plan is addresses into their memory
         config = decoder.config
         self._plan = kernels.Decoder(
@@ -50,7 +50,7 @@ class NativeDecoder:
 
     @property
     def plan(self) -> kernels.Decoder:
-        """What the kernels know the decoder by; it lives no longer than this object."""
+        """The kernels' description of the decoder; valid as long as this object lives."""
         return self._plan
 
     def _add(self, layer: Layer) -> None:
@@ -83,7 +83,7 @@ class NativeDecoder:
         )
 
     def forward(self, batch: FlatBatch) -> Tensor:
-        """Hidden states [T, hidden] of the batch's rows, after the final norm; NaN in rows that are not wanted."""
+        """Hidden states [T, hidden] after the final norm; NaN in rows outside ``output_rows``."""
         rows, wanted, shape = (
             len(batch.token_ids),
             batch.output_rows,
@@ -115,7 +115,8 @@ class NativeDecoder:
 
 
 def native_decoder(decoder: Decoder, cache: KVCache, max_rows: int) -> NativeDecoder | None:
-    """The decoder as one call over this arena; None where the kernels do not cover it. ``max_rows``: see NativeDecoder."""
+    """The decoder as one call over this cache; None where the kernels do not support it. ``max_rows``: see
+    NativeDecoder."""
     return (
         NativeDecoder(decoder, cache, max_rows)
         if isinstance(decoder, LlamaDecoder) and _covers(decoder, cache)
@@ -124,7 +125,7 @@ def native_decoder(decoder: Decoder, cache: KVCache, max_rows: int) -> NativeDec
 
 
 def _covers(decoder: LlamaDecoder, cache: KVCache) -> bool:
-    """Whether every layer is dense, its products packed, and the arena in the decoder's format."""
+    """Whether every layer is dense with packed products, and the cache has the decoder's format."""
     return (
         cache.keys[0].is_cpu
         and cache.dtype == decoder.dtype

@@ -1,18 +1,20 @@
-"""How well a model foretells a text: the measure that quantisation, kernels and cache formats are judged by.
+"""Perplexity: how well a model predicts a text. Quantisation, kernels and cache formats are judged by it.
 
-Knows token ids and the runner that serves them, so that what is measured is what is served. Knows no tokenizer, no
-files, no requests.
+Computes with the runner that serves requests, so that what is measured is what is served. Knows token ids. Does not
+know tokenizers, files or requests.
 
-Definition. The text's ids t_0 .. t_{n-1} are cut into windows: window k holds the ids from k * stride to
-k * stride + context, each begins with the ``leading`` ids (what the tokenizer puts before a text), and ends at the text's
-end at the latest; the first window that reaches the end is the last. Every id is scored once, in the first window that has
-it, given everything before it in that window; t_0 is scored only where there are leading ids. With the losses
-l_i = -ln p(t_i | what stands before it in its window), perplexity is exp(mean of l_i). With ``stride == context`` (the
-default) the windows do not overlap, which costs least and foretells the first ids of each window worse; a smaller stride
-gives every id at least ``context - stride`` ids of context (the sliding window of transformers' documentation).
+Definition. The text's ids t_0 .. t_{n-1} are cut into windows. Window k holds the ids from k * stride to k * stride +
+context, begins with the ``leading`` ids (what the tokenizer puts before a text), and ends at the text's end at the
+latest; the first window that reaches the end is the last. Every id is scored once, in the first window that has it,
+given everything before it in that window. t_0 is scored only where there are leading ids. With the losses l_i = -ln
+p(t_i | the ids before it in its window), perplexity is exp(mean of l_i).
 
-Losses are summed in float64. On the native kernels a row's logits do not depend on the batch, so the result is the same
-however many windows the arena holds at once, bit for bit.
+With ``stride == context`` (the default) windows do not overlap: this costs least, and predicts the first ids of each
+window worse. A smaller stride gives every id at least ``context - stride`` ids of context (the sliding window of
+transformers' documentation).
+
+Losses are summed in float64. With the compiled kernels a row's logits do not depend on the batch, so the result is the
+same to the bit for any number of windows at once.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Perplexity:
     context: int = 0  # tokens of a window at most
 
     def change(self, other: Perplexity) -> float:
-        """How much larger this is than ``other``, as a part of it: 0.01 is one per cent worse."""
+        """Relative increase over ``other``: 0.01 is one per cent worse."""
         return self.value / other.value - 1
 
 
@@ -66,7 +68,7 @@ class Window:
 def windows(
     ids: Sequence[int], *, context: int, stride: int | None = None, leading: Sequence[int] = ()
 ) -> list[Window]:
-    """Cut a text as the definition above says. ``context`` counts the leading ids. Raises InvalidRequest."""
+    """Cut a text as the module defines. ``context`` counts the leading ids. Raises InvalidRequest."""
     fresh = context - len(leading)  # ids of the text in a window
     step = fresh if stride is None else stride
     if not 1 <= step <= fresh or context < 2:
@@ -98,8 +100,10 @@ def measuring(
     attention: Literal["auto", "reference", "native"] = "auto",
     in_bytes: bool = False,
 ) -> Runner:
-    """A runner for measurements alone, with an arena for ``num_tokens`` tokens in the decoder's number format, or in
-    8-bit integers (``in_bytes``)."""
+    """A runner for measurements, with a KV cache for ``num_tokens`` tokens.
+
+    The cache has the decoder's number format, or 8-bit integers (``in_bytes``).
+    """
     dims = decoder.config
     cache = KVCache(
         num_layers=dims.num_layers,
@@ -123,10 +127,10 @@ def perplexity(
     leading: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> Perplexity:
-    """Perplexity of the runner's model over a text's ids; the module says what exactly is computed.
+    """Perplexity of the runner's model over a text's ids, as the module defines it.
 
-    ``context``: tokens of a window, at most the model's positions and what the runner's arena holds. ``progress`` is
-    told ("perplexity", tokens done, tokens in all). Raises InvalidRequest.
+    ``context``: tokens of a window, at most the model's positions and what the runner's cache holds. ``progress`` is
+    called with ("perplexity", tokens done, tokens in all). Raises InvalidRequest.
     """
     most = runner.decoder.config.max_position_embeddings
     if context > most:
@@ -138,7 +142,7 @@ def perplexity(
 
 
 def losses(runner: Runner, parts: Sequence[Window], progress: Progress | None = None) -> Tensor:
-    """The losses of every scored id of ``parts`` in nats, float32 [sum of num_scored], in their order."""
+    """The losses of every scored id of ``parts`` in nats, float32 [sum of num_scored], in order."""
     room = runner.cache.num_blocks
     longest = max(len(part.ids) for part in parts)
     if _blocks(runner, longest) > room:
@@ -177,7 +181,7 @@ def _blocks(runner: Runner, num_tokens: int) -> int:
 
 
 def _batch_losses(runner: Runner, parts: list[Window]) -> Tensor:
-    """Windows side by side in one step: each a sequence of which nothing is computed yet."""
+    """Windows side by side in one step, each as a new sequence."""
     step, first = Step(), 0
     for part in parts:
         sequence = Tokens(

@@ -1,7 +1,7 @@
-"""From a request to token ids and resolved parameters: everything that costs no step.
+"""From a request to token ids and resolved parameters, before any step is computed.
 
-Runs on the worker's I/O thread, beside the step loop; touches only what is immutable or locked.
-Whatever a client can get wrong about this model is found here, before any cost.
+Runs on the worker's I/O thread, beside the step loop, and uses only immutable or locked objects. Every error that a
+client can make about this model is found here, before it costs computing time.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Preparer:
                 return self.tokenizer.encode(self.template.render(prompt), prompt.add_special_tokens, owner)
 
     def _refuse_far_too_long(self, text: str) -> None:
-        """Megabytes take seconds to tokenize, and every other request would wait for it."""
+        """Megabytes of text take seconds to tokenize, and every other request would wait."""
         fewest, longest = self.tokenizer.min_tokens(text), self.limits.max_model_len
         if fewest > longest:
             raise ContextLengthExceeded(
@@ -133,7 +133,7 @@ class Preparer:
             )
 
     def _resolve(self, request: GenerateRequest, num_prompt: int) -> SamplingParams:
-        """The client's fields, then the checkpoint's generation defaults, then ours."""
+        """The client's fields, then the checkpoint's generation defaults, then the server's."""
         sampling = request.sampling
         changes: dict[str, object] = {}
         for name in _DEFAULTABLE:
@@ -167,7 +167,7 @@ class Preparer:
         return msgspec.structs.replace(sampling, **changes) if changes else sampling
 
     def _check_resumes(self, resumes: Continuation, sampling: SamplingParams, num_prompt: int) -> None:
-        """Only an answer with one choice, as this model gave it, can be gone on with."""
+        """Only an answer with one choice, given by this same model, can be continued."""
         if sampling.width != 1 or sampling.use_beam_search:
             raise InvalidRequest(
                 f"An answer of {sampling.width} choices cannot be continued. Send the request again.", param="resumes"
@@ -257,7 +257,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def check_ranges(sampling: SamplingParams) -> None:
-    """Raises InvalidRequest for a value no model can honour, whoever sent it."""
+    """Raises InvalidRequest for a value that no model supports."""
     for name, (least, greatest) in _RANGES.items():
         value = getattr(sampling, name)
         if value is not None and not least <= value <= greatest:  # also false for NaN
@@ -278,7 +278,7 @@ def check_ranges(sampling: SamplingParams) -> None:
 
 
 def _salt(request: GenerateRequest) -> bytes:
-    """What keeps one tenant's cached prefixes from another's; nothing for the anonymous one."""
+    """The salt that separates the cached prefixes of tenants; empty for anonymous requests."""
     if not request.tenant and not request.cache_salt:
         return b""
     text = f"{len(request.tenant)}:{request.tenant}{request.cache_salt}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Runner:
-    """The model, its KV arena, and the way from a ``Step`` to hidden states."""
+    """The model, its KV cache, and the computation from a ``Step`` to hidden states."""
 
     __slots__ = ("_native", "_on_device", "attention_kind", "cache", "decoder", "device")
 
@@ -34,8 +34,10 @@ class Runner:
         max_rows: int = 0,
         on_device: StepsOnDevice | None = None,
     ) -> None:
-        """``max_rows``: of a step, where known; memory for its activations is then taken once. ``on_device``: who brings
-        steps to a device and computes them there."""
+        """``max_rows``: rows of a step, where known; memory for its activations is then allocated once.
+
+        ``on_device``: computes steps on an accelerator; None: on the CPU.
+        """
         self.decoder = decoder
         self.cache = cache
         self.attention_kind = attention_kind
@@ -46,17 +48,17 @@ class Runner:
 
     @property
     def one_call(self) -> NativeDecoder | None:
-        """What computes a step's layers in one call; None where the kernels do not, or are not on."""
+        """The decoder that computes all layers in one call; None where the kernels do not support it or are off."""
         return self._native if compiled.is_on() else None
 
     def run(self, step: Step) -> Tensor:
-        """Compute the step's rows: hidden states [T, H], rows in the order of its slices."""
+        """Hidden states [T, H] of the step's rows, in the order of its slices."""
         return self.compute(self.prepare(step))
 
     def prepare(self, step: Step, wanted: list[int] | None = None) -> FlatBatch:
-        """The step as arrays; shared blocks that it writes to are copied.
+        """The step as arrays. Shared blocks that it writes to are copied first.
 
-        ``wanted``, ascending: rows whose hidden states will be looked at; the others need not be computed to the end.
+        ``wanted``, ascending: rows whose hidden states are needed; others need not be computed to the end.
         """
         self.cache.copy_blocks(step.copies)
         batch = self._flatten(step)
@@ -81,7 +83,8 @@ class Runner:
         return self.decoder.logits(hidden)
 
     def _flatten(self, step: Step) -> FlatBatch:
-        # In plain lists as far as it goes: for the single tokens that most steps consist of, a dozen calls of numpy take longer.
+        # In plain lists as far as it goes: for the single tokens that most steps consist of, a dozen calls of numpy
+        # take longer.
         size = self.cache.block_size
         tokens: list[int] = []
         positions: list[int] = []

@@ -37,7 +37,7 @@ _NUM_BANDS, _BANDS_PER_NAT = 4096, 128  # of the histogram over a flat distribut
 
 @dataclass(slots=True)
 class SampleRow:
-    """What one row of logits is to be sampled with. The lists are shared: do not change them."""
+    """Parameters of one row of logits. The lists are shared and must not be changed."""
 
     sampling: SamplingParams
     prompt_ids: list[int]
@@ -49,7 +49,7 @@ class SampleRow:
 
 
 class Sampled(NamedTuple):
-    """A token and, where asked for, its log-probability (natural), rank (1 is likeliest) and rivals."""
+    """A token; where requested, its log-probability (natural), its rank (1 is likeliest) and the likeliest others."""
 
     token_id: int
     logprob: float = 0.0
@@ -67,8 +67,8 @@ class Sampler:
     def sample(self, logits: Tensor, rows: list[SampleRow]) -> list[Sampled | InferdError]:
         """One token for each row; logits [R, V] float32 are changed in place.
 
-        A row that cannot be sampled gets an error in its place and disturbs no other: InternalError
-        for logits that are not finite numbers, InvalidRequest when every token is banned.
+        A row that cannot be sampled gets an error in its place and does not affect others: InternalError for logits
+        that are not finite numbers, InvalidRequest where every token is banned.
         """
         x = logits[:, : self._vocab_size]
         scored = [i for i, row in enumerate(rows) if _wants_logprob(row.sampling)]
@@ -91,11 +91,11 @@ class Sampler:
         return results
 
     def forget(self, prompt_ids: list[int]) -> None:
-        """No more rows come with this prompt. Idempotent."""
+        """No more rows with this prompt will come. Idempotent."""
         self._seen.pop(id(prompt_ids), None)
 
     def prompt_logprobs(self, logits: Tensor, targets: list[int], num_top: int) -> list[Sampled]:
-        """How likely each row [R, V] made its target, and its ``num_top`` best. Raises InternalError."""
+        """The log-probability of each row's target [R, V], and its ``num_top`` best. Raises InternalError."""
         found = []
         for result in self._score(logits, targets, [num_top] * len(targets)):
             if isinstance(result, InferdError):
@@ -104,7 +104,7 @@ class Sampler:
         return found
 
     def _score(self, logits: Tensor, targets: list[int], counts: list[int]) -> list[Sampled | InferdError]:
-        """Log-probabilities under the whole row, padding included, as the model defines them."""
+        """Log-probabilities over the whole row, padding included, as the model defines them."""
         total = logits.logsumexp(-1, keepdim=True)
         known = logits[:, : self._vocab_size]
         at = torch.tensor(targets, device=logits.device).unsqueeze(1)
@@ -162,7 +162,7 @@ class Sampler:
         return torch.tensor([t for t in ids if 0 <= t < self._vocab_size], dtype=torch.int64, device=like.device)
 
     def _prompt_ids(self, prompt_ids: list[int], like: Tensor) -> Tensor:
-        """The prompt's distinct tokens, kept from step to step by the list's identity, until ``forget``."""
+        """The prompt's distinct tokens, cached by the list's identity until ``forget``."""
         key = id(prompt_ids)
         known = self._seen.get(key)
         if known is None:
@@ -172,7 +172,7 @@ class Sampler:
 
 
 def _wants_logprob(sampling: SamplingParams) -> bool:
-    """Asked for, or needed to rank more candidates than are returned."""
+    """Whether the log-probability is requested, or needed to rank more candidates than are returned."""
     return sampling.logprobs is not None or sampling.width > sampling.n
 
 
@@ -190,7 +190,7 @@ def _is_adjusted(row: SampleRow) -> bool:
 
 
 def _completing(word: tuple[int, ...], output_ids: list[int]) -> int | None:
-    """The token that would complete the bad word now, if the output ends with its beginning."""
+    """The token that would complete the bad word now, if the output ends with its other tokens."""
     begin = list(word[:-1])
     if not word or (begin and output_ids[-len(begin) :] != begin):
         return None
@@ -209,7 +209,7 @@ def _unsampled(best: float) -> InferdError:
 
 
 def _tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[int]]:
-    """The greatest of each row's logits x [R, v], and the token chosen (any where the greatest is not finite)."""
+    """The largest of each row's logits x [R, v], and the drawn token (any where the largest is not finite)."""
     drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= _TINY_TEMPERATURE]
     best, best_ids = _argmax(x)
     values, tokens = _told(best, best_ids)
@@ -222,7 +222,8 @@ def _tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[int]]:
 
 
 def _told(best: Tensor, ids: Tensor) -> tuple[list[float], list[int]]:
-    """Both on the host. From a device by one copy, as each waits for all that it was asked to do (float64 holds ids exactly)."""
+    """Both tensors on the host, by one copy from a device, because each copy waits for the device. float64 holds ids
+    exactly."""
     if best.is_cpu:
         return best.tolist(), ids.tolist()
     values, tokens = torch.stack((best.double(), ids.double())).cpu()
@@ -247,9 +248,9 @@ def _native_tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[
 
 
 def _argmax(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Greatest value of each row [R, V] and the lowest index that has it; NaN wins where there is one.
+    """The largest value of each row [R, V] and its lowest index; NaN counts as the largest.
 
-    By blocks: a maximum without its index runs several times faster than one with.
+    Computed by blocks: a maximum without its index is several times faster than one with it.
     """
     whole = x.shape[1] // _BLOCK * _BLOCK
     if not whole:
@@ -277,7 +278,7 @@ def uniform(seed: int, index: int, position: int) -> float:
 
 
 def _draw(x: Tensor, rows: list[SampleRow]) -> Tensor:
-    """A token for each row of finite-maximum logits x [r, v]; x is left as it is. Returns [r]."""
+    """A token for each row of logits x [r, v] with a finite maximum; x is not changed. Returns [r]."""
     device = x.device
     params = [row.sampling for row in rows]
     temperature = torch.tensor([p.temperature for p in params], dtype=x.dtype, device=device).unsqueeze(1)
@@ -323,7 +324,7 @@ def _invert(blocks: Tensor, draws: Tensor) -> Tensor:
 
 
 def _thresholds(y: Tensor, params: list[SamplingParams]) -> Tensor | None:
-    """Each row's least logit (after temperature, maximum 0) that min-p, top-k and top-p leave. [r]."""
+    """The least logit of each row that min-p, top-k and top-p keep, after temperature and with a maximum of 0: [r]."""
     num_tokens = y.shape[1]
     ks = [p.top_k if 0 < p.top_k < num_tokens else 0 for p in params]
     nuclear = [i for i, p in enumerate(params) if p.top_p < 1.0]
@@ -356,7 +357,7 @@ def _thresholds(y: Tensor, params: list[SamplingParams]) -> Tensor | None:
 
 
 def _reach(ordered: Tensor, floors: Tensor, wanted: Tensor) -> Tensor:
-    """The logit with which the mass of descending logits [r, k] reaches ``wanted`` [r] of their sum."""
+    """The logit at which the mass of descending logits [r, k] reaches ``wanted`` [r] of their sum."""
     sums = ordered.double().exp_().masked_fill_(ordered < floors.unsqueeze(1), 0.0).cumsum(-1)
     short = (sums < wanted.unsqueeze(1) * sums[:, -1:]).sum(-1, keepdim=True)
     return ordered.gather(1, short.clamp_(max=ordered.shape[1] - 1)).squeeze(1)
@@ -365,8 +366,8 @@ def _reach(ordered: Tensor, floors: Tensor, wanted: Tensor) -> Tensor:
 def _nucleus(y: Tensor, best: Tensor, floor: Tensor, top_p: float) -> Tensor:
     """``_reach`` for one row [v] whose tokens above the floor are more than the ``best`` given.
 
-    The nucleus usually ends among the best all the same. Where it does not (a flat distribution), a
-    histogram finds the narrow band of logits it ends in, and only that band is sorted.
+    The nucleus usually ends among the best. Where it does not (a flat distribution), a histogram finds the narrow band
+    of logits where it ends, and only that band is sorted.
     """
     weights = y.double().exp_()
     weights.masked_fill_(y < floor, 0.0)

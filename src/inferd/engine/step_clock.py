@@ -1,4 +1,4 @@
-"""Where a step's time goes, part by part. Knows the clock and the parts' names, nothing of what they do."""
+"""Measures where a step's time goes. Knows the clock and the names of the parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from inferd.types import STEP_PARTS, StepParts
 
 
 class StepClock:
-    """Every ``lap`` gives the time since the one before to a part; parts may come more than once in a step."""
+    """``lap`` adds the time since the last call to a part; a part may occur more than once in a step."""
 
     __slots__ = ("_at", "_seconds")
 

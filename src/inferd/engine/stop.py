@@ -1,7 +1,6 @@
-"""Stop strings: finds the first one in a growing text, whichever tokens it is spread over.
+"""Stop strings: finds the first one in a growing text, across token boundaries.
 
-Pure over strings; knows nothing of tokens. Text that may turn out to be the start of a stop string is
-held back until that is decided.
+Pure over strings; knows no tokens. Text that may be the start of a stop string is held back until that is decided.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 class StopBuffer:
     """Watches one answer's text. ``matched`` is the stop string that ended it.
 
-    Among several, the one that is complete first in the text wins; of those complete at the same
-    character, the one that began first.
+    Of several stop strings, the one that is complete first wins; of those complete at the same character, the one that
+    began first.
     """
 
     __slots__ = ("_held", "_include", "_longest", "_starts", "_stops", "matched")
@@ -26,7 +25,7 @@ class StopBuffer:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Take new text; returns what is safe to send. After a match there is nothing more."""
+        """Add new text; returns what is safe to send. After a match nothing is returned."""
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -44,14 +43,14 @@ class StopBuffer:
         return text[: len(text) - keep]
 
     def push_unchecked(self, text: str) -> str:
-        """Take text that may not stop (below min_tokens); it can start no stop string either."""
+        """Add text that cannot stop the answer (below min_tokens); it cannot start a stop string either."""
         if self.matched is not None:
             return ""
         text, self._held = self._held + text, ""
         return text
 
     def flush(self) -> str:
-        """What was held back, when generation ended for another reason."""
+        """The text that was held back, when generation ended for another reason."""
         text, self._held = self._held, ""
         return text
 

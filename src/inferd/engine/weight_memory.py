@@ -1,4 +1,4 @@
-"""How much memory for weights a model's configuration asks for ahead of loading (``machine.weight_memory``)."""
+"""How much memory for weights to reserve before a model is loaded (``machine.weight_memory``)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SECOND_NODE = Path("/sys/devices/system/node/node1")
 
 
 def reserve_weight_memory(config: ModelConfig, *, with_cache: bool = False) -> WeightMemory | None:
-    """WeightMemory for the weights of a model that generates; None where it would not be used, or brings nothing.
+    """Memory for the weights of a generative model; None where it would not be used, or brings nothing.
 
-    ``with_cache``: more by the part of its KV cache that is used first, for as far as the thread comes meanwhile. For a process
-    that computes as soon as the model is loaded: a worker gets these pages when it has nothing to do.
+    ``with_cache``: also for the part of the KV cache that is used first, as far as the thread gets in the meantime.
+    This is for a process that computes as soon as the model is loaded; a worker gets these pages while it is idle.
     """
     has_kernels = importlib.util.find_spec("inferd._kernels") is not None
     on_gpu = config.device.startswith("cuda") or (config.device == "auto" and os.path.exists("/dev/nvidiactl"))
@@ -49,7 +49,7 @@ def reserve_weight_memory(config: ModelConfig, *, with_cache: bool = False) -> W
 
 
 def _used_first_bytes(config: ModelConfig, dims: DecoderConfig, itemsize: int) -> int:
-    """Of the cache, as far as it can be told before the plan."""
+    """Bytes of the cache that are used first, as far as known before the plan."""
     cache = config.kv_cache
     of_a_token = kv_bytes_per_token(
         num_layers=dims.num_layers,

@@ -1,6 +1,6 @@
 """What the machine leaves this process: memory, processor cores, and the limits of its control groups.
 
-Knows files of the operating system (``/proc``, ``/sys/fs/cgroup``) and numbers. Knows no tensor, no model and no
-configuration; nothing here imports torch. Used by every room that loads a model or plans one.
+Knows files of the operating system (``/proc``, ``/sys/fs/cgroup``), pages and numbers. Knows no tensor, no model and no
+configuration, and imports no torch. Every room that loads or plans a model uses it.
 Read first: ``memory``.
 """

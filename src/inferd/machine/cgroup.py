@@ -1,8 +1,8 @@
-"""What a container or a service manager allows this process, by the control groups around it (Linux, version 2).
+"""Limits that a container or a service manager sets for this process, read from its control groups (Linux, version 2).
 
-A process is in one group and that in others, up to the root that it sees; the least of their limits holds. A CPU limit is
-time, not cores: it is in no affinity mask, and a process that starts a thread for each core it sees is stopped in the
-middle of its work for the rest of each period. https://docs.kernel.org/admin-guide/cgroup-v2.html
+A process belongs to one group, which lies in other groups up to the visible root. The smallest limit among them holds.
+A CPU limit is time, not cores: no affinity mask shows it. A process that starts one thread per visible core is then
+stopped in the middle of its work for the rest of each period. https://docs.kernel.org/admin-guide/cgroup-v2.html
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _OWN = Path("/proc/self/cgroup")
 
 
 def groups_around(root: Path = _ROOT, own: Path = _OWN) -> list[Path]:
-    """The folders of the groups, the innermost first. ``own``: where the kernel says which that is."""
+    """The folders of the groups, the innermost first. ``own``: the kernel's file that names the process's group."""
     lines = _text(own).splitlines()
     inside = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
     found = root / inside
@@ -23,8 +23,11 @@ def groups_around(root: Path = _ROOT, own: Path = _OWN) -> list[Path]:
 
 
 def memory_left(groups: Sequence[Path]) -> int | None:
-    """Bytes until the first of the limits; None: there is none. What files lie in the cache count as left, as the kernel
-    takes their memory back before it refuses any: a checkpoint that was just read would else have used its own size twice."""
+    """Bytes until the first limit is reached; None: there is no limit.
+
+    The page cache counts as free, because the kernel reclaims it before it refuses memory. Otherwise a checkpoint that
+    was just read would count twice.
+    """
     least: int | None = None
     for group in groups:
         limit, used = _text(group / "memory.max"), _text(group / "memory.current")
@@ -40,7 +43,7 @@ def memory_left(groups: Sequence[Path]) -> int | None:
 
 
 def cores_allowed(groups: Sequence[Path]) -> float | None:
-    """Seconds of computing in each second, by the least of the limits; None: there is none."""
+    """Seconds of processor time per second, by the smallest limit; None: there is no limit."""
     least: float | None = None
     for group in groups:
         quota, _, period = _text(group / "cpu.max").partition(" ")

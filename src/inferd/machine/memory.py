@@ -1,4 +1,7 @@
-"""What a process holds of the machine's memory, and what is left. A file of its own, as every worker needs it and nothing else."""
+"""Memory of processes: what one holds, and what the machine can still give.
+
+The module imports little, because every worker reads it at its start.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from inferd.machine.cgroup import groups_around, memory_left
 
 
 def rss_bytes(pid: int | str = "self") -> int:
-    """Resident memory of a process; 0 where the system does not say, or the process is gone."""
+    """Resident memory of a process; 0 where the system does not report it, or the process is gone."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,9 +1,11 @@
-"""Memory for weights, asked of the system before anybody needs it.
+"""Memory for weights, requested from the system before the weights are read.
 
-The system clears memory when it is first touched, and a virtual machine's host may have to find it first: 0.1 to 1.4 s for
-1.2 GB, in which a worker can import torch. So a thread touches one page after the other from the start, without the
-interpreter's lock, and weights are then packed into pages that are there. Whoever computes at once has pages found for the KV cache
-behind them: what is given back the system gives again without asking its host, if it is soon. Knows no tensor and imports no torch.
+The system clears a page when it is first touched, and a virtual machine's host may have to find it first. That takes
+0.1 to 1.4 s for 1.2 GB, which is time that a worker needs anyway to import torch. So a thread touches the pages from
+the start of the process, without the interpreter's lock, and weights are later packed into pages that exist. Touched
+pages that no weight used are returned to the system, which soon gives them to the KV cache without asking its host.
+
+Knows no tensor and imports no torch.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ _AT_ONCE = 16  # large pages that are asked for in one call
 
 
 class WeightMemory:
-    """Cleared memory that is handed out from its beginning to its end. It lives as long as somebody holds a part of it."""
+    """Cleared memory that is handed out from its beginning to its end. It lives as long as any part of it is
+    referenced."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -33,7 +36,7 @@ class WeightMemory:
         self._thread.start()
 
     def reserve(self, nbytes: int) -> tuple[mmap.mmap, int] | None:
-        """Where ``nbytes`` begin; None where there are not so many left. What lies there is 0."""
+        """The memory and the offset of ``nbytes`` zero bytes; None where less is left."""
         with self._changed:
             begin = -(-self._reserved // _ALIGNED) * _ALIGNED
             if self._is_closed or begin + nbytes > self._size:
@@ -45,12 +48,12 @@ class WeightMemory:
 
     @property
     def spare_bytes(self) -> int:
-        """What was touched and nobody took."""
+        """Bytes that were touched and not reserved."""
         with self._changed:
             return max(self._touched - self._reserved, 0)
 
     def close(self) -> None:
-        """Nothing more is taken: the rest goes back to the system."""
+        """Return the rest to the system. Nothing can be reserved afterwards."""
         with self._changed:
             self._is_closed = True
         self._thread.join()
@@ -70,7 +73,8 @@ class WeightMemory:
                     if self._is_closed or begin >= end:
                         return
                     self._touching = (begin, end)
-                # A byte of each page, read by the system: it waits for no lock of ours, nor for one of the whole process.
+                # A byte of each page, read by the system: it waits for no lock of ours, nor for one of the whole
+                # process.
                 os.readv(zeros, [memory[at : at + 1] for at in range(begin, end, _PAGE)])
                 begin = end
                 with self._changed:

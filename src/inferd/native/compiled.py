@@ -1,8 +1,8 @@
 """The compiled kernels as functions of tensors.
 
-Knows which tensors a kernel takes (``takes``: device, number format, layout) and how to name them to it.
-What is computed is said in ``ops`` and ``attention``, whose torch forms are the oracles. Where the module
-was not built, ``takes`` is never true and the torch forms do the work.
+Knows which tensors a kernel accepts (``takes``: device, number format, layout) and how to pass their addresses. The
+torch forms in ``ops`` and ``paged_attention`` define what is computed and are the oracles of the tests. Where the
+extension module was not built, ``takes`` is never true and the torch forms compute.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
 
 
 class _Switch:
-    """Whether the kernels are used, turned off by ``using_level("none")`` only; and where weights are put."""
+    """Whether the kernels are used (only ``using_level("none")`` turns them off), and the memory that weights are
+    packed into."""
 
     __slots__ = ("on", "weight_memory")
 
@@ -52,7 +53,7 @@ _switch = _Switch(BUILT)
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernels take a tensor like this one: on the CPU, float32 or bfloat16, no gradient wanted."""
+    """Whether the kernels accept a tensor like this one: on the CPU, float32 or bfloat16, no gradient needed."""
     return _switch.on and x.is_cpu and x.dtype in CODES and not x.requires_grad
 
 
@@ -71,7 +72,7 @@ def prefer_large_pages(memory: Tensor) -> None:
 
 
 def touch_pages(memory: Tensor) -> bool:
-    """Have the system find and clear the memory's pages now; what is written there stays. False where it cannot be asked."""
+    """Have the system find and clear the memory's pages now; written data stays. False where this is not possible."""
     return _switch.on and memory.is_cpu and kernels.touch_pages(memory.data_ptr(), memory.nbytes)
 
 
@@ -230,8 +231,11 @@ class PackedInts:
         bias: Tensor | None,
         order: Tensor | None = None,
     ) -> None:
-        """``parts``: "data" (uint8, the panels), "scale" (float32) and "total" (int32) of every column of the panels, the
-        last only of integers with neither groups nor zero points. Takes ownership of them. ``order``: see QuantizedWeight."""
+        """``parts``: "data" (uint8, the panels), "scale" (float32) and "total" (int32) of every column of the panels.
+
+        Only integers with neither groups nor zero points have a "total". The object takes ownership of the parts.
+        ``order``: see QuantizedWeight.
+        """
         self.out_features, self.in_features = shape
         self.parts = parts
         self._bias = None if bias is None else bias.float().contiguous()
@@ -274,7 +278,8 @@ class PackedInts:
         bias: Tensor | None,
         order: Tensor | None = None,
     ) -> PackedInts:
-        """Packs a matrix [out, in] that comes some rows at a time: multiples of ``PANEL_ROWS``, but for the last."""
+        """Packs a matrix [out, in] that arrives a few rows at a time; every piece but the last has a multiple of
+        ``PANEL_ROWS``."""
         sizes = cls.sizes(shape, form)
         parts = {name: torch.zeros(count, dtype=dtype) for name, (dtype, count) in sizes.items() if name != "data"}
         parts["data"] = allocate_packed(sizes["data"][1])
@@ -323,7 +328,7 @@ class PackedInts:
 
 @contextmanager
 def packing_into(memory: WeightMemory | None) -> Iterator[None]:
-    """Weights that are packed meanwhile lie in ``memory``, as long as it lasts."""
+    """While the context is open, packed weights are placed in ``memory`` as long as it has space."""
     if memory is None or not _switch.on or level() == "generic":  # whose products are torch's
         if memory is not None:
             memory.close()
@@ -349,7 +354,7 @@ def allocate_packed(count: int) -> Tensor:
 
 
 def ints_layout() -> str:
-    """Which way ``PackedInts`` lie in memory; another word where that changes."""
+    """A name for the layout of ``PackedInts`` in memory; it changes when the layout does."""
     return f"{kernels.INTS_LAYOUT}x{kernels.PANEL}"
 
 
@@ -417,7 +422,7 @@ def takes_layer_norm(x: Tensor, weight: Tensor) -> bool:
 def layer_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *, narrow: bool
 ) -> tuple[Tensor, Tensor]:
-    """Of ``x + residual``: float32, and in bfloat16 where ``narrow``; else the same tensor again."""
+    """Layer norm of ``x + residual``: (float32, bfloat16 where ``narrow``, else the same tensor again)."""
     out = torch.empty_like(x)
     copy = torch.empty(x.shape, dtype=torch.bfloat16) if narrow else None
     kernels.layer_norm(
@@ -436,7 +441,7 @@ def layer_norm(
 
 
 def takes_text_attention(qkv: Tensor) -> bool:
-    """[T, 3, heads, D] float32, with D of whole vectors of the widest level."""
+    """[T, 3, heads, D] float32, with D a multiple of the widest level's vectors."""
     return takes(qkv) and qkv.dtype == torch.float32 and qkv.is_contiguous() and qkv.shape[3] % 16 == 0
 
 
@@ -523,7 +528,10 @@ def sample(
     top_p: list[float],
     draws: list[float],
 ) -> tuple[list[float], list[int]]:
-    """The greatest of each row's logits x [R, V], and the token drawn; see ``sampler`` and ``SampleArgs`` in kernels/table.h."""
+    """The largest logit of each row x [R, V], and the token drawn from it.
+
+    See ``sampler`` and ``SampleArgs`` in kernels/table.h.
+    """
     rows = x.shape[0]
     # One tensor for what has the same format: each costs as long as some thousand logits.
     narrow = torch.tensor((temperature, floors), dtype=torch.float32)

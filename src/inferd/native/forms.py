@@ -1,12 +1,14 @@
-"""Which matrices of a model are made integers at load, of how many bits, and what they take. Knows no tensor.
+"""Which matrices of a model become integers at load, with how many bits, and how much memory they take. Knows no
+tensor.
 
-The loader and the planner both ask here, so they agree. The rule, by measured perplexity (docs/quantisation.md):
+The loader and the planner both use these rules, so their figures agree. The rules follow from measured perplexity
+(docs/quantisation.md):
 
-- Products take what was asked for: int8 with one scale for each output, or int4 in groups of 64 inputs with zero points
-  (4.375 bits; groups of 32 have a fifth less squared error on normal weights, but multiply many rows a seventh slower).
-- The embedding and the output layer are never narrower than int8: every token goes through both.
-- Models whose hidden states have fewer than 512 elements take int8 in groups of 64. Their sums are too short for errors to
-  cancel out (one of 192 loses a third in 4 bits), and models that narrow are read from the processor's caches anyway.
+- Products take the requested form: int8 with one scale for each output, or int4 in groups of 64 inputs with zero points
+  (4.375 bits). Groups of 32 have a fifth less squared error on normal weights, but multiply many rows a seventh slower.
+- The embedding and the output layer are never narrower than int8, because every token passes both.
+- Models whose hidden states have fewer than 512 elements take int8 in groups of 64. Their sums are too short for errors
+  to cancel out: a model of 192 loses a third of its quality in 4 bits. Such models fit into processor caches anyway.
 - Norms, biases, learned positions and the routers of experts stay as they are.
 """
 
@@ -37,31 +39,33 @@ class Form:
 
     @property
     def has_total(self) -> bool:
-        """Whether outputs have the sums of their integers, for activations with zero points."""
+        """Whether each output has the sum of its integers, which activations with zero points need."""
         return not self.group_size and not self.has_zero and not self.is_float
 
     def packed_bytes(self, out: int, size: int, panel: int = 1) -> int:
-        """Memory of the integers of a matrix [out, size], with the scales (2 bytes) and zero points of groups; see
-        kernels/ints.h. ``panel``: outputs that are filled up to a multiple of it."""
+        """Memory of the integers of a matrix [out, size], with the scales (2 bytes) and zero points of groups.
+
+        See kernels/ints.h. ``panel``: the number of outputs is rounded up to a multiple of it.
+        """
         lane = 4 if self.bits == 8 else 8  # inputs that lie together
         group = self.group_size or size
         head = (2 if self.group_size else 0) + (1 if self.has_zero else 0)
         return -(-out // panel) * panel * -(-size // group) * (-(-group // lane) * 4 + head)
 
     def nbytes(self, out: int, size: int) -> int:
-        """Memory of a matrix [out, size], with an output's own scale, and its total where it has one."""
+        """Memory of a matrix [out, size], with each output's own scale, and its total where it has one."""
         return self.packed_bytes(out, size) + out * (8 if self.has_total else 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What becomes of a model's matrices by their names."""
+    """The form of each of a model's matrices, by name."""
 
     asked: str  # what the configuration says: auto, none, int8, int4 or fp8
     hidden_size: int
 
     def form(self, name: str) -> Form | None:
-        """The form of the matrix ``name``; None: it stays as it is."""
+        """The form of the matrix ``name``; None: it is not quantised."""
         if self.asked not in ("int8", "int4", "fp8") or not name.endswith(".weight") or _NUMBERS.search(name):
             return None
         if self.asked == "fp8":

@@ -13,22 +13,24 @@ from torch import Tensor
 from inferd.native import compiled
 from inferd.native.kv_sizes import ahead_bytes, key_groups
 
-# Blocks of a few kB lie anywhere in an arena, so small pages are looked up all the time: large ones save a tenth of decoding's
-# attention over 4,000 tokens. Arenas that are not much larger than such a page would only take more memory.
+# Blocks of a few kB lie anywhere in an arena, so small pages are looked up all the time: large ones save a tenth of
+# decoding's attention over 4,000 tokens. Arenas that are not much larger than such a page would only take more memory.
 _WORTH_LARGE_PAGES_BYTES = 32 * 1024 * 1024
 _LARGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 class KVCache:
-    """The arena: per layer the keys and values of all blocks, in lanes of 32 bits as the kernels read them
-    (kernels/cache.h): ``lane`` numbers side by side.
+    """The keys and values of all blocks, layer by layer.
 
-    keys [num_blocks, kv_heads, head_dim / lane, block_size, lane] and values [num_blocks, kv_heads,
-    block_size / lane, head_dim, lane], in the model's number format ``dtype``; or, where ``in_bytes``, as 8-bit
-    integers with a float32 scale for each token and head of the values, and for each token, head and
-    ``KEY_GROUP`` columns of the keys (whose channels differ more: Liu et al. 2024).
+    The layout is that of the kernels (kernels/cache.h): lanes of 32 bits with ``lane`` numbers side by side. keys
+    [num_blocks, kv_heads, head_dim / lane, block_size, lane] and values [num_blocks, kv_heads, block_size / lane,
+    head_dim, lane] have the model's number format ``dtype``.
 
-    ``in_rows``: both lie as [num_blocks, kv_heads, block_size, head_dim], as a GPU's threads read them side by side.
+    ``in_bytes``: keys and values are 8-bit integers. Values have a float32 scale for each token and head; keys have one
+    for each token, head and ``KEY_GROUP`` columns, because channels of keys differ more (Liu et al. 2024).
+
+    ``in_rows``: both are [num_blocks, kv_heads, block_size, head_dim], the layout that a GPU's threads read side by
+    side.
     """
 
     __slots__ = (
@@ -93,7 +95,8 @@ class KVCache:
         self._untouched = self._touching()
 
     def touch_more(self) -> int:
-        """Get pages for some 2 MB of those that are used first, in a few milliseconds: how many bytes; 0 when that is done."""
+        """Get pages for about 2 MB of the blocks that are used first, in a few milliseconds. Returns the bytes; 0 when
+        done."""
         return next(self._untouched, 0)
 
     def _touching(self) -> Iterator[int]:
@@ -127,7 +130,8 @@ class KVCache:
         values[block, :, offset // lane, :, offset % lane] = v.to(values.dtype)
 
     def read(self, layer: int, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """The first ``length`` keys and values of a sequence with these blocks: float32 [kv_heads, length, head_dim]."""
+        """The first ``length`` keys and values of a sequence with these blocks: float32 [kv_heads, length,
+        head_dim]."""
         heads, dim, size = self.num_kv_heads, self.head_dim, self.block_size
         k, v = self.keys[layer][table], self.values[layer][table]
         if self.in_rows:
@@ -153,7 +157,7 @@ class KVCache:
 
 
 def to_bytes(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """[..., D] in ``groups`` parts, each with a scale of its own: whole numbers in -127..127 and [..., groups] float32."""
+    """[..., D] in ``groups`` parts with a scale each: (whole numbers in -127..127, scales [..., groups] float32)."""
     parts = x.float().reshape(*x.shape[:-1], groups, -1)
     highest = parts.abs().amax(-1, keepdim=True)
     # Not 127.0 / highest, which torch computes as a reciprocal times 127.

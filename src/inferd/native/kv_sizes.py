@@ -13,27 +13,28 @@ _SCALE_BYTES = 4
 
 
 def key_groups(head_dim: int) -> int:
-    """How many parts of a key have scales of their own in a cache of 8-bit integers."""
+    """Number of parts of a key that have a scale of their own in a cache of 8-bit integers."""
     return head_dim // KEY_GROUP if head_dim % KEY_GROUP == 0 else 1
 
 
 def kv_bytes_per_token(
     *, num_layers: int, num_kv_heads: int, head_dim: int, itemsize: int, dtype: Literal["auto", "int8"] = "auto"
 ) -> int:
-    """Keys and values of one token in every layer; ``itemsize``: of the model's number format."""
+    """Bytes of one token's keys and values in all layers. ``itemsize``: of the model's number format."""
     of_a_head = 2 * head_dim * itemsize
     if dtype == "int8":
         of_a_head = 2 * head_dim + (key_groups(head_dim) + 1) * _SCALE_BYTES
     return num_layers * num_kv_heads * of_a_head
 
 
-# The system clears a page when it is first written to, and a virtual machine's host may have to find it first: one or two
-# milliseconds for a megabyte, which is 4 % of a prompt's time with a model of 0.6B. So the blocks that are used first get their
-# pages before there is a request: what 32 sequences of some hundred tokens take. The rest costs no memory until it is used.
+# The system clears a page when it is first written to, and a virtual machine's host may have to find it first: one or
+# two milliseconds for a megabyte, which is 4 % of a prompt's time with a model of 0.6B. So the blocks that are used
+# first get their pages before there is a request: what 32 sequences of some hundred tokens take. The rest costs no
+# memory until it is used.
 _AHEAD_TOKENS = 32 * 320
 _AHEAD_BYTES = 1024 * 1024 * 1024
 
 
 def ahead_bytes(bytes_per_token: int) -> int:
-    """At most so much of a cache gets its pages before there is a request; ``bytes_per_token``: in all layers."""
+    """Bytes of a cache that get their pages before the first request. ``bytes_per_token``: in all layers."""
     return min(_AHEAD_TOKENS * bytes_per_token, _AHEAD_BYTES)

@@ -1,8 +1,7 @@
 """The arithmetic that model definitions are written in.
 
-One function per idea; each has a plain torch form, which is the oracle, and may have a native one, which is
-used wherever the kernels take the tensors (``native``). Shapes: T rows (tokens of all sequences of a step), H
-hidden size.
+One function per operation. Each has a plain torch form, which is the oracle of the tests, and may have a kernel, which
+is used wherever it accepts the tensors. Shapes: T rows (tokens of all sequences of a step), H hidden size.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 class Linear:
     """``x @ weight.T + bias``; weight [out, in]. Takes ownership of the weight and may repack it.
 
-    On the CPU the weight is packed for our kernel: on one thread of an AVX-512 BF16 core it reads weights for one
-    row 1.9 times as fast as oneDNN with pre-packed weights, and is ahead of torch's product by 50 % at 32 rows and 5 % at 512
-    (bench/micro_linear.py), and a row's result does not depend on how many rows there are.
+    On the CPU the weight is packed for the compiled kernel. On one thread of an AVX-512 BF16 core it reads weights for
+    one row 1.9 times as fast as oneDNN with pre-packed weights, and it is faster than torch's product by 50 % at 32
+    rows and 5 % at 512 (bench/micro_linear.py). A row's result does not depend on the number of rows.
     """
 
     __slots__ = ("_bias", "_ints", "_packed", "_plain", "dtype", "in_features", "out_features")
@@ -37,7 +36,7 @@ class Linear:
 
     @classmethod
     def stack(cls, weights: list[Tensor], biases: list[Tensor] | None = None) -> Linear:
-        """One product with the weights [out_i, in] above each other, without an unpacked copy of the whole."""
+        """One product with several weights [out_i, in], without an unpacked copy of the whole."""
         linear = cls.__new__(cls)
         linear._setup(weights, torch.cat(biases) if biases else None)
         return linear
@@ -50,9 +49,9 @@ class Linear:
         *,
         dtype: torch.dtype = torch.bfloat16,
     ) -> Linear:
-        """A product with integers, or with several matrices of them (of one ``format``) above each other.
+        """A product with one integer matrix, or with several of one ``format`` stacked.
 
-        ``dtype``: the number format of the activations it is to stand between, and of ``rows``.
+        ``dtype``: the number format of the activations before and after it, and of ``rows``.
         """
         linear = cls.__new__(cls)
         ints = weight if isinstance(weight, QuantizedWeight) else stacked(weight)
@@ -65,7 +64,7 @@ class Linear:
 
     @classmethod
     def packed(cls, packed: compiled.PackedInts, dtype: torch.dtype) -> Linear:
-        """Like ``quantized``, of integers that are packed already."""
+        """Like ``quantized``, for integers that are already packed."""
         linear = cls.__new__(cls)
         linear.out_features, linear.in_features, linear.dtype = packed.out_features, packed.in_features, dtype
         linear._packed, linear._plain, linear._ints, linear._bias = packed, None, None, None
@@ -88,12 +87,12 @@ class Linear:
 
     @property
     def described(self) -> kernels.Weights | None:
-        """What the kernels know this product by, valid as long as it lives; None where torch computes it."""
+        """The kernels' description of this product, valid as long as it lives; None where torch computes it."""
         return None if self._packed is None else self._packed.described
 
     @property
     def weight(self) -> Tensor:
-        """[out, in], unpacked if need be: for inspection, not for the hot path."""
+        """[out, in], unpacked if necessary: for inspection, not for the hot path."""
         if self._plain is not None:
             return self._plain
         return self.rows(torch.arange(self.out_features))
@@ -108,7 +107,7 @@ class Linear:
         return held + (0 if self._bias is None else self._bias.nbytes)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """[...] int64 -> [..., in]: rows of the weight. With it a tied embedding table is kept once."""
+        """[...] int64 -> [..., in]: rows of the weight, so that a tied embedding table exists once."""
         if self._ints is not None:
             return self._ints.rows(ids.flatten()).to(self.dtype).view(*ids.shape, self.in_features)
         if isinstance(self._packed, compiled.PackedWeight):
@@ -119,10 +118,10 @@ class Linear:
         return F.embedding(ids, self._plain)
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None, activation: str = "") -> Tensor:
-        """x [..., in] -> [..., out], in the product's format or float32 (``out_dtype``), which is exact and free for
-        logits.
+        """x [..., in] -> [..., out], in the product's format or float32 (``out_dtype``).
 
-        ``activation``: "gelu" or "gelu_tanh" of what comes out, on its way."""
+        float32 is exact and free for logits. ``activation``: "gelu" or "gelu_tanh", applied to the result.
+        """
         flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if self._packed is not None:
             y = self._packed.product(flat.to(self.dtype), out_dtype or self.dtype, activation)
@@ -190,8 +189,8 @@ def gate_and_mul(gate_up: Tensor, activation: str) -> Tensor:
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotary position embedding, half-split layout (Su et al. 2021, as in Llama checkpoints).
 
-    q [T, heads, D], k [T, kv_heads, D], positions [T]; cos, sin [max_positions, R/2] with R <= D the
-    rotated part. Returns rotated copies or the same tensors changed in place.
+    q [T, heads, D], k [T, kv_heads, D], positions [T]; cos, sin [max_positions, R/2] with R <= D the rotated part.
+    Returns rotated copies, or the same tensors changed in place.
     """
     if compiled.takes_rotary(q, positions, cos, sin) and compiled.takes_rotary(k, positions, cos, sin):
         compiled.rotary(q, positions, cos, sin)

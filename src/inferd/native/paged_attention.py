@@ -17,7 +17,7 @@ from inferd.native.kv_cache import KVCache, to_bytes
 
 
 class OneLayer:
-    """Attention over an arena of one layer, which every layer of a model writes anew in its turn."""
+    """Attention over a KV cache of one layer, which each layer of a model overwrites in turn."""
 
     __slots__ = ("_attention",)
 
@@ -29,7 +29,7 @@ class OneLayer:
 
 
 class ReferenceAttention:
-    """Plain torch, one sequence at a time. Slow, obviously right."""
+    """Plain torch, one sequence at a time: slow and easy to verify."""
 
     __slots__ = ("batch", "cache")
 
@@ -68,8 +68,10 @@ class ReferenceAttention:
 
 
 class NativeAttention:
-    """The compiled kernel (kernels/attention.h): reads the arena in place, parallel over sequences, heads and
-    tiles of rows. A row's result does not depend on the other rows of the batch."""
+    """The compiled kernel (kernels/attention.h), parallel over sequences, heads and tiles of rows.
+
+    It reads the cache in place. A row's result does not depend on the other rows of the batch.
+    """
 
     __slots__ = ("batch", "cache")
 
@@ -159,7 +161,7 @@ class _KernelCall(NamedTuple):
 
 
 def native_available(dtype: torch.dtype, head_dim: int, *, in_bytes: bool = False) -> bool:
-    """Whether the compiled kernel is there and takes this number format, head size and form of the cache."""
+    """Whether the compiled kernel was built and supports this number format, head size and cache format."""
     return compiled.takes_dtype(dtype) and head_dim % (4 if in_bytes else 2) == 0 and 2 <= head_dim <= 256
 
 
@@ -167,7 +169,7 @@ AttentionKind = Literal["auto", "reference", "native", "triton"]
 
 
 def create_attention(kind: AttentionKind, cache: KVCache, batch: FlatBatch) -> Attention:
-    """The backend for one step. ``auto``: native where it is available, else the reference."""
+    """The implementation for one step. ``auto``: the compiled kernel where available, else the reference."""
     if kind == "triton":
         from inferd.native.triton.attention import TritonAttention  # with it comes Triton
 

@@ -1,11 +1,11 @@
 """Weights as small integers: what a quantised matrix is, and its product in plain torch.
 
-Knows the arithmetic, which kernels repeat (``compiled.PackedInts``) and whose oracle it is; it also computes where there are
-no kernels. Does not know how weights come to be quantised, nor how they lie in memory for a kernel.
+The product here is the oracle of the kernel (``compiled.PackedInts``), and computes where there are no kernels. Does
+not know how weights are quantised, nor their layout for a kernel.
 
-Activations are quantised to 8 bits as they come, each row by itself, so that a row's result never depends on the others:
-with one scale and zero point of its own where each output has one scale (Dettmers et al. 2022), else with a scale for each
-group of inputs, like the weights.
+Activations are quantised to 8 bits for each product, each row by itself, so that a row's result never depends on other
+rows. Where each output has one scale, a row has one scale and one zero point (Dettmers et al. 2022). Where weights have
+groups of inputs, a row has a scale for each group.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class QuantizedWeight:
 
     @property
     def format(self) -> tuple[int, int]:
-        """Bits and group size: those of matrices that are stacked are equal, and so is their order."""
+        """Bits and group size. Stacked matrices have the same format and the same order."""
         return self.bits, self.group_size
 
     def is_ordered_like(self, other: QuantizedWeight) -> bool:
@@ -56,14 +56,17 @@ class QuantizedWeight:
         return self.values.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
 
     def scale_parts(self) -> tuple[Tensor, Tensor]:
-        """``scale`` as float32 [out] times float16 [out, groups]. An output's own part is a power of two, so that nothing of
-        float16 and bfloat16 scales is lost where an output's differ less than 16,000 times."""
+        """``scale`` as float32 [out] times float16 [out, groups].
+
+        An output's own part is a power of two. No precision of float16 and bfloat16 scales is lost where the scales of
+        an output differ by less than a factor of 16,000.
+        """
         largest = self.scale.abs().amax(1).clamp(min=1e-30)
         own = torch.exp2(torch.floor(torch.log2(largest)))
         return own, (self.scale / own.unsqueeze(1)).half()
 
     def stored(self) -> QuantizedWeight:
-        """This matrix as products have it: scales of groups go through ``scale_parts``."""
+        """This matrix with the precision that products use: scales of groups pass through ``scale_parts``."""
         if not self.group_size:
             return self
         own, parts = self.scale_parts()
@@ -84,14 +87,14 @@ class QuantizedWeight:
 
 
 def by_output(weight: Tensor) -> QuantizedWeight:
-    """[out, in] floats in 8 bits, each output with one scale: to the nearest, the largest of an output as 127."""
+    """[out, in] floats in 8 bits with one scale per output: rounded to nearest, the largest of an output becomes 127."""
     weight = weight.float()
     scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127.0
     return QuantizedWeight((weight / scale).round().to(torch.int8), scale, None, 8, 0)
 
 
 def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """The matrices, all of one format, above each other."""
+    """The matrices, all of one format, stacked along the outputs."""
     first = weights[0]
     assert all(each.format == first.format for each in weights), [each.format for each in weights]
     assert all(each.is_ordered_like(first) for each in weights)
@@ -103,7 +106,7 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def rounded(x: Tensor, weight: QuantizedWeight) -> Tensor:
-    """x [T, in] as the product with ``weight`` sees it: through 8 bits and back, float32."""
+    """x [T, in] as the product with ``weight`` uses it: quantised to 8 bits and back, float32."""
     if weight.order is not None:  # groups are of columns
         return rounded(x[:, weight.order], replace(weight, order=None))[:, weight.order.argsort()]
     x = x.float()

@@ -1,11 +1,12 @@
-"""Makes integers of weights: which scale and zero point lose least, and the nearest integers.
+"""Quantises weights: chooses scales and zero points with the least error, then the nearest integers.
 
-Knows one matrix at a time. 8 bits: the largest of an output (or group) is 127, the others go to the nearest. 4 bits: each
-group of inputs has a scale and a zero point, fitted by least squares over a few ranges, the narrower of which cut off the
-group's ends (in groups of 32 the squared error of normal weights is 0.64 of what rounding to the nearest over the whole
-range leaves, with symmetric integers, and 0.53 for heavy tails). At load nothing else is known, and the kernels do the same
-(kernels/rounding.h); the torch form is their oracle. Calibration (``engine.calibrate``) fits with the same function, by what
-each input weighs.
+Knows one matrix at a time. In 8 bits the largest number of an output (or group) becomes 127. In 4 bits each group of
+inputs has a scale and a zero point, fitted by least squares over a few ranges, of which the narrower ones cut off the
+group's extremes. In groups of 32 the squared error of normal weights is 0.64 of that of rounding over the whole range
+with symmetric integers, and 0.53 for heavy tails.
+
+At load nothing else is known of the inputs; kernels/rounding.h computes the same and the torch form here is its oracle.
+Calibration (``engine.calibrate``) uses the same function with a weight for each input.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def rounded_weight(weight: Tensor, bits: int, group_size: int) -> QuantizedWeigh
 
 
 def to_integers(groups: Tensor, scale: Tensor, zero: Tensor | None, bits: int) -> Tensor:
-    """[..., n] numbers -> the nearest of their group's grid as whole numbers, float32. ``scale``, ``zero``: [...]."""
+    """[..., n] -> the nearest whole numbers on their group's grid, float32. ``scale``, ``zero``: [...]."""
     half = 1 << (bits - 1)
     least, most = (-half + 1, half - 1) if bits == 8 else (-half, half - 1)
     middle = torch.zeros_like(scale) if zero is None else zero
@@ -50,18 +51,19 @@ def to_integers(groups: Tensor, scale: Tensor, zero: Tensor | None, bits: int) -
 
 
 def fitted_bytes(groups: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[..., n] -> scales [...] of 8 bits, symmetric. ``dtype``: what scales are stored in."""
+    """[..., n] -> scales [...] of 8 bits, symmetric. ``dtype``: the format that scales are stored in."""
     return storable(groups.abs().amax(-1).clamp(min=TINY) / 127.0, dtype)
 
 
 def fitted_nibbles(
     groups: Tensor, *, symmetric: bool = False, importance: Tensor | None = None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """[..., n] -> scales and zero points [...] of 4 bits, float32; the zero points are whole numbers from -8 to 7.
+    """[..., n] -> scales and zero points [...] of 4 bits, float32; zero points are whole numbers from -8 to 7.
 
-    Every group takes, of a few ranges tried, the one with the least squared error, each input's weighted by ``importance``
-    (which broadcasts over the groups), where scale and integers are fitted to each other twice. ``symmetric``: zero points are
-    0, and scales may be negative, as the integers reach one further on one side. ``dtype``: what scales are stored in.
+    A few ranges are tried for each group, and the one with the least squared error is chosen. ``importance`` weights
+    each input's error and broadcasts over the groups. For each range, scale and integers are fitted to each other
+    twice. ``symmetric``: zero points are 0, and scales may be negative, because integers reach one further on the
+    negative side. ``dtype``: the format that scales are stored in.
     """
     low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
     best = torch.full_like(low, torch.inf)
@@ -85,7 +87,7 @@ def fitted_nibbles(
 def _fit(
     groups: Tensor, scale: Tensor, zero: Tensor, importance: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Scale and integers fitted to each other; the scale and what is lost with it."""
+    """Scale and integers fitted to each other: the scale, and the error that remains."""
 
     def nearest(scale: Tensor) -> Tensor:
         return torch.maximum(-zero, torch.minimum(15 - zero, (groups / scale).round()))

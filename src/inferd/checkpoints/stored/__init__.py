@@ -1,5 +1,6 @@
-"""How quantised checkpoints say what they hold: GPTQ, AWQ, compressed-tensors, EETQ and fp8, read as they are.
+"""Formats of quantised checkpoints: GPTQ, AWQ, compressed-tensors, EETQ and fp8, which are read without conversion.
 
-``declared`` reads config.json, ``layout`` the files' headers (both know no tensor), ``reading`` turns what is stored into
-what the products take, ``packing`` moves the bits, ``writing`` makes a checkpoint in the compressed-tensors format.
+``declared`` reads config.json and ``layout`` the files' headers; both know no tensor. ``reading`` turns stored tensors
+into what products use, ``packing`` unpacks bits, and ``writing`` makes a compressed-tensors checkpoint.
+Read first: ``layout``.
 """

@@ -50,7 +50,7 @@ class Scheme:
     is_float: bool
 
     def rank(self, name: str) -> int | None:
-        """How closely it names the product: 0 by its name, 1 by a pattern, 2 by its class; None: not at all."""
+        """How specifically the scheme names a product: 0 by name, 1 by pattern, 2 by class; None: not at all."""
         ranks = [
             0 if target == name else 1 if re.match(target[3:], name) else 3
             for target in self.targets
@@ -64,7 +64,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A checkpoint's declared quantisation; what each tensor is, its header says (``layout``)."""
+    """The quantisation that a checkpoint declares; headers say what each tensor is (``layout``)."""
 
     method: Method
     label: str  # for people: "gptq, int4, groups of 128"
@@ -73,7 +73,7 @@ class Quantization:
     schemes: tuple[Scheme, ...] = ()
 
     def bits(self, name: str) -> int | None:
-        """Bits of a packed product's integers; None: nothing says."""
+        """Bits of a packed product's integers; None: not declared."""
         ranked = [(rank, scheme.bits) for scheme in self.schemes if (rank := scheme.rank(name)) is not None]
         if ranked:
             return min(ranked)[1]
@@ -81,7 +81,7 @@ class Quantization:
 
 
 def read_quantization(path: Path, config: dict[str, Any]) -> Quantization | None:
-    """From config.json's content, or the file that the first GPTQ and AWQ checkpoints have beside it.
+    """The quantisation in config.json's content, or in the separate file of the first GPTQ and AWQ checkpoints.
 
     ``path``: of config.json. None: the checkpoint is not quantised. Raises ModelLoadError.
     """

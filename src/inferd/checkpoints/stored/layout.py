@@ -1,8 +1,8 @@
 """How each product's weight is stored, by the files' headers alone. Knows no tensor.
 
-A product ``x @ W.T`` with W [out, in] that is quantised is several tensors. Which, tells their names, and their shapes must
-agree with each other; what does not is an error that names the tensor, before a byte of weights is read. The planner counts
-by the same layouts as the loader, so they agree.
+A product ``x @ W.T`` with W [out, in] that is quantised is several tensors. Which, tells their names, and their shapes
+must agree with each other; what does not is an error that names the tensor, before a byte of weights is read. The
+planner counts by the same layouts as the loader, so they agree.
 
 | kind | tensors |
 | --- | --- |
@@ -67,7 +67,7 @@ class Layout:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the products take it as it is; else it is read into the model's number format."""
+        """Whether products use the stored integers; otherwise the weight is converted to the model's number format."""
         return self.kind != "fp8"
 
     @property
@@ -119,8 +119,7 @@ def served_bytes(
     itemsize: int,
     keeps: Callable[[Layout], bool] = lambda layout: layout.is_integer,
 ) -> int:
-    """Memory of the tensors ``table`` in a loaded model: integers that are kept as they are held, numbers in
-    ``itemsize`` bytes each."""
+    """Memory of the tensors ``table`` in a loaded model: kept integers as stored, numbers in ``itemsize`` bytes each."""
     parts = {layout.tensor(part) for layout in stored.values() for part in layout.parts}
     plain = sum(
         entry.count for name, entry in table.items() if name not in parts and name.rpartition(".")[2] not in UNUSED

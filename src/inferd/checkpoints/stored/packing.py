@@ -1,8 +1,9 @@
-"""Small integers in words of 32 bits, as the formats lay them.
+"""Small integers packed into 32-bit words, in the order of each format.
 
-A word holds 32 / bits integers, the first in its lowest bits. GPTQ packs along inputs or outputs, compressed-tensors along
-inputs (weights) and outputs (zero points), both in order; AWQ's GEMM layout packs outputs in the order of ``AWQ_ORDER``.
-EETQ's bytes lie as FasterTransformer's kernels for Turing to Ada read them (``straighten_eetq``).
+A word holds 32 / bits integers, the first in its lowest bits. GPTQ packs along inputs or outputs. compressed-tensors
+packs weights along inputs and zero points along outputs. Both keep the order. AWQ's GEMM layout packs outputs in the
+order of ``AWQ_ORDER``. EETQ's bytes have the order of FasterTransformer's kernels for Turing to Ada
+(``straighten_eetq``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from torch import Tensor
 from inferd.checkpoints.stored.layout import EETQ_TILE
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of a word's eight outputs lies in its i-th nibble, counted from the lowest (Lin et al. 2023, llm-awq's kernel)."""
+"""Which of a word's eight outputs lies in its i-th nibble, counted from the lowest (Lin et al. 2023, llm-awq's
+kernel)."""
 
 _EETQ_ORDER = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)  # which of sixteen inputs lies in each place
 
@@ -55,9 +57,9 @@ def unshuffle_awq(values: Tensor) -> Tensor:
 def straighten_eetq(stored: Tensor) -> Tensor:
     """int8 [in, out] as stored -> int8 [out, in].
 
-    What was done to the matrix, in this order (cutlass_preprocessors.cc): its inputs were permuted by sixteens, it was
-    transposed, the outputs were interleaved by twos in tiles of ``EETQ_TILE`` inputs, 128 was added, and of every four bytes the
-    two in the middle changed places.
+    The stored order comes from cutlass_preprocessors.cc: inputs are permuted by sixteens, the matrix is transposed,
+    outputs are interleaved by twos in tiles of ``EETQ_TILE`` inputs, 128 is added, and the two middle bytes of every
+    four are swapped.
     """
     inputs, out = stored.shape
     octets = stored.contiguous().view(torch.uint8).view(-1, 4)[:, (0, 2, 1, 3)]

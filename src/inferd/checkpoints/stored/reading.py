@@ -1,11 +1,11 @@
-"""From the tensors of a quantised checkpoint to what the products take, or to plain numbers. See ``layout`` for the forms.
+"""Turns the tensors of a quantised checkpoint into what products use, or into plain numbers. ``layout`` has the forms.
 
-Integers come signed and shifted, so that ``w = scale * (value - zero)`` with int8 values and zero points whatever the format's
-own convention is; zero points that are all the middle are left out.
+Integers become signed, so that ``w = scale * (value - zero)`` with int8 values and zero points for every format. Zero
+points that are all in the middle are left out.
 
-Act-order (GPTQ's desc_act: a group is not a run of inputs but those that ``g_idx`` names): the columns are sorted by group,
-which is exact, and ``QuantizedWeight.order`` says in which order the product takes its activations. Where groups are of different sizes, which
-no writer makes, the weight is read into plain numbers.
+Act-order (GPTQ's desc_act) assigns inputs to groups by ``g_idx`` instead of runs of inputs. The columns are sorted by
+group, which is exact, and ``QuantizedWeight.order`` tells the product how to permute its activations. Where groups have
+different sizes, which no known writer makes, the weight is converted to plain numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Read = Callable[[str], Tensor]
 
 
 def read_integers(layout: Layout, zero_offset: int, read: Read, where: str) -> QuantizedWeight | Tensor:
-    """An integer product; float32 [out, in] where its groups are of different sizes. Raises ModelLoadError.
+    """An integer product; float32 [out, in] where its groups have different sizes. Raises ModelLoadError.
 
     ``zero_offset``: see ``declared.Quantization``. ``where``: the checkpoint, for messages.
     """

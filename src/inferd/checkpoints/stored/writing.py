@@ -35,8 +35,10 @@ SHARD_BYTES = 1 << 30
 def stored_parts(
     name: str, weight: QuantizedWeight, scale_dtype: torch.dtype, *, packed: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors of one product by their full names: int8 with a scale per output as int-quantized unless ``packed``, all
-    others as pack-quantized."""
+    """The tensors of one product by their full names.
+
+    int8 with a scale per output is written as int-quantized unless ``packed``; every other form as pack-quantized.
+    """
     scale = weight.scale.to(scale_dtype)
     if weight.bits == 8 and not weight.group_size and not packed:
         return {f"{name}.weight": weight.values, f"{name}.weight_scale": scale}
@@ -52,9 +54,9 @@ def stored_parts(
 
 
 def description(bits: int, group_size: int, *, symmetric: bool, wide: Sequence[str] = ()) -> dict[str, Any]:
-    """``quantization_config`` of config.json for such parts, the head left as it is. ``group_size`` 0: a scale per output.
+    """``quantization_config`` of config.json for such parts; the head is not quantised.
 
-    ``wide``: products that have packed 8 bits where the others have 4.
+    ``group_size`` 0: a scale per output. ``wide``: products that have packed 8 bits where the others have 4.
     """
     activations = None
     weights: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": symmetric, "dynamic": False}
@@ -79,7 +81,7 @@ def description(bits: int, group_size: int, *, symmetric: bool, wide: Sequence[s
 
 
 class Shards:
-    """safetensors files of a folder, written as tensors come; no more than one file's is in memory."""
+    """safetensors files of a folder, written as tensors arrive; at most one file's tensors are in memory."""
 
     def __init__(self, folder: Path, most_bytes: int = SHARD_BYTES) -> None:
         self._folder, self._most = folder, most_bytes

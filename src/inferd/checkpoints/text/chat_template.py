@@ -1,7 +1,7 @@
-"""A conversation becomes the text the model was trained on, by the checkpoint's own template.
+"""Renders a conversation with the checkpoint's own chat template.
 
-Behaves as ``apply_chat_template`` of transformers does (its globals, filters, defaults and the
-``{% generation %}`` tag), in the sandbox of ``template_sandbox``: a template is untrusted input.
+Behaves like ``apply_chat_template`` of transformers (its globals, filters, defaults and the ``{% generation %}`` tag),
+in the sandbox of ``template_sandbox``: a template is untrusted input.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ChatTemplate:
     def render(self, chat: Chat) -> str:
         """The prompt's text. Raises InvalidRequest naming the field at fault.
 
-        Takes at most about a second of CPU and ``MAX_SIZE`` characters, whatever the template does.
+        Rendering takes at most about a second of CPU and ``MAX_SIZE`` characters, whatever the template does.
         """
         _check(chat, self._special_tokens)
         name = self._choose(chat)

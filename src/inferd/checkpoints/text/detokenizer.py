@@ -53,12 +53,12 @@ _ALPHABET = _byte_alphabet()
 
 
 class Pieces:
-    """What each token id stands for under one tokenizer's decoder. Filled as ids are met."""
+    """The text or bytes of each token id under one tokenizer's decoder, computed when an id is first seen."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, vocab_size: int, added: Mapping[int, tokenizers.AddedToken] | None = None
     ) -> None:
-        """``added``: the backend's added tokens, where they are at hand: asking takes a while if there are many."""
+        """``added``: the backend's added tokens, if the caller has them: reading many takes a while."""
         self._backend = backend
         self._added = backend.get_added_tokens_decoder() if added is None else added
         self.added_ids = frozenset(self._added)
@@ -148,10 +148,10 @@ def _read_decoder(backend: tokenizers.Tokenizer) -> tuple[Kind, bool, list[tuple
 
 
 class Detokenizer:
-    """The text of one growing sequence, given out as soon as it is certain.
+    """The text of one growing sequence, returned as soon as it is certain.
 
-    All pushes joined, then ``flush``, are the decoded sequence without the prompt's part; a character
-    that the prompt left unfinished counts with the output.
+    All pushes joined, then ``flush``, are the decoded sequence without the prompt's part. A character that the prompt
+    left unfinished counts with the output.
     """
 
     __slots__ = ("_decoder", "_is_start", "_join_specials", "_last_added", "_pieces", "_skipped")
@@ -187,7 +187,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What an unfinished character comes to when nothing follows."""
+        """The text of an unfinished character when no token follows."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text
@@ -207,7 +207,7 @@ class Detokenizer:
         return self.flush() + piece
 
     def _enter(self, prompt_ids: Sequence[int]) -> None:
-        """Come to the state after the prompt without walking all of it."""
+        """Reach the state after the prompt without decoding all of it."""
         pieces = self._pieces
         if pieces.kind == "pieces":
             shown = next((i for i in reversed(prompt_ids) if i not in self._skipped), None)

@@ -1,13 +1,12 @@
-"""Text to token ids and back, as the checkpoint's own tokenizer does it.
+"""Text to token ids and back, by the checkpoint's own tokenizer.
 
-Wraps the ``tokenizers`` library and reads what stands beside ``tokenizer.json``: which tokens are
-special. Knows no templates, no requests. Safe to call from several threads.
+Wraps the ``tokenizers`` library, and reads the files beside ``tokenizer.json`` that name special tokens. Knows no
+templates and no requests. Safe to call from several threads.
 
-``tokenizer.json`` alone decides how text is split and which tokens are added at its ends; the
-settings ``add_bos_token`` and ``add_eos_token`` beside it are not read (transformers 5 drops them too
-where that file exists). Where transformers rebuilds a tokenizer by its class instead of reading the
-file (LlamaTokenizer with ``legacy: false``), texts that begin with a space may differ; the file agrees
-with the original sentencepiece model there.
+``tokenizer.json`` alone decides how text is split and which tokens are added at its ends. The settings
+``add_bos_token`` and ``add_eos_token`` beside it are ignored, as in transformers 5 where that file exists. Where
+transformers rebuilds a tokenizer by its class (LlamaTokenizer with ``legacy: false``), texts that begin with a space
+may differ; ``tokenizer.json`` agrees with the original sentencepiece model there.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _Settings = dict[str, Any]
 
 
 class Owner(NamedTuple):
-    """Whose text it is. What is kept for one owner is found by no other, as in the prefix cache."""
+    """The tenant of a text. Cached tokens of one owner are found by no other, as in the prefix cache."""
 
     tenant: str = ""
     salt: str = ""  # a client's own
@@ -130,13 +129,13 @@ class Tokenizer:
         return ids
 
     def min_tokens(self, text: str) -> int:
-        """Fewer tokens than this ``text`` cannot have, told without tokenizing it. 0: not known."""
+        """A lower bound of the number of tokens of ``text``, known without tokenizing; 0: not known."""
         return len(text) // (_MOST_SHRINKING * self._longest) if self._longest else 0
 
     def decode(
         self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
     ) -> str:
-        """The text of ``ids``; the same as pushing them through ``stream``. Unknown ids are nothing."""
+        """The text of ``ids``, equal to pushing them through ``stream``. Unknown ids have no text."""
         if self._pieces.kind == "bytes":
             return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         stream = Detokenizer(
@@ -147,9 +146,9 @@ class Tokenizer:
         return "".join([stream.push(i) for i in ids]) + stream.flush()
 
     def token_string(self, id: int) -> str:
-        """One token as a person reads it, U+FFFD for the bytes of an unfinished character.
+        """One token in readable form, with U+FFFD for the bytes of an unfinished character.
 
-        Keeps the leading space of a token that begins a word, so that tokens joined read as the text.
+        The leading space of a token that begins a word is kept, so that joined tokens read as the text.
         """
         return self._pieces.raw(id).decode(errors="replace")
 
@@ -173,7 +172,8 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
     def _keep(self, tenant: str, key: tuple[str, str, bool], ids: list[int]) -> None:
-        """Whose share is the largest loses its oldest text when there is no more room: no tenant pushes another out."""
+        """When the cache is full, the tenant with the largest share loses its oldest text, so no tenant evicts
+        another's."""
         with self._lock:
             share = self._shares.get(tenant)
             if share is None:
@@ -200,8 +200,11 @@ def _size(key: tuple[str, str, bool]) -> int:
 
 
 def forget_words(backend: tokenizers.Tokenizer) -> None:
-    """Have the library keep no words: it knows no tenants, so how long a text takes would tell whether its words have come
-    before. A model without such a cache (WordPiece) has nothing to be told."""
+    """Turn the library's word cache off.
+
+    That cache knows no tenants, so the time to tokenize a text would reveal whether its words were seen before. A model
+    without such a cache (WordPiece) needs nothing.
+    """
     resize = getattr(backend.model, "_resize_cache", None)
     if resize is not None:
         resize(0)

@@ -1,2 +1,6 @@
-"""Making a quantised checkpoint: grids (``rounding``), GPTQ (``gptq``), what products see (``observe``), a model layer by
-layer (``layers``), learning (``tuning``) and who learns (``student``), and the folder with its measurement (``checkpoint``)."""
+"""Makes quantised checkpoints: chooses integers by a text, writes the folder, and measures its quality.
+
+``rounding`` has grids, ``gptq`` the method GPTQ, ``observe`` the inputs of products, ``layers`` a model layer by layer,
+``tuning`` and ``student`` learning. Does not know serving.
+Read first: ``checkpoint``.
+"""

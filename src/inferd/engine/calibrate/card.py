@@ -1,4 +1,4 @@
-"""The card of a quantised checkpoint: what it is, what it was made of, and what was measured."""
+"""The model card of a quantised checkpoint: what it is, what it was made from, and its measurements."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""From a checkpoint to a quantised one, with what it costs in quality: choose integers, write, load it again, measure, judge.
+"""Makes a quantised checkpoint from an unquantised one: choose integers, write, load again, measure, judge.
 
-Nothing is left behind that did not pass: the folder appears under its name when it is written, measured and good enough.
+Only a result that passed is kept: the folder gets its name after it was written, measured and found good enough.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Texts:
         self.windows = self.spread(wish.num_samples)
 
     def spread(self, count: int) -> Tensor:
-        """So many windows, spread over the text's beginning, or all there are: [N, context] of token ids."""
+        """Calibration windows spread over the text's beginning, at most all there are: [N, context] of token ids."""
         all_of_them, fresh = self.num_windows, self._fresh
         count = min(count, all_of_them)
         starts = [i * (all_of_them - 1) // max(count - 1, 1) for i in range(count)]
@@ -80,10 +80,11 @@ class _Texts:
 
 
 def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, source: str, progress: Progress) -> Result:
-    """Write ``output``. ``data``: a text, whose end is kept for measuring. ``source``: what the model is called on the card.
+    """Write ``output``. ``data``: a text, whose end is reserved for measuring. ``source``: the model's name on the
+    card.
 
-    Raises ModelLoadError for a model, InvalidRequest for a wish or a text that does not do, QualityError for a result that is
-    worse than ``wish.max_change``.
+    Raises ModelLoadError for the model, InvalidRequest for settings or a text that cannot be used, and QualityError for
+    a result that is worse than ``wish.max_change``.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InvalidRequest(
@@ -147,7 +148,7 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
 
 
 def _opened(folder: Path) -> tuple[DecoderConfig, Callable[[], Handed]]:
-    """The model's configuration, and its weights anew at every call. Raises ModelLoadError."""
+    """The model's configuration, and a function that opens its weights. Raises ModelLoadError."""
     source = Source(folder / "config.json")
     if source.quantization is not None:
         raise ModelLoadError(
@@ -166,8 +167,8 @@ def _opened(folder: Path) -> tuple[DecoderConfig, Callable[[], Handed]]:
 
 
 def _is_product(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor is the weight of a layer's product, which is quantised; embedding, head, norms and what chooses
-    experts are not."""
+    """Whether a tensor is the weight of a layer's product. Embedding, head, norms and routers of experts are not
+    quantised."""
     return (
         tensor.dim() == 2
         and name.startswith("model.layers.")
@@ -193,7 +194,7 @@ def _check_groups(widths: dict[str, int], form: Form, folder: Path) -> None:
 
 
 def _widest(losses: dict[tuple[str, ...], Loss], share: float) -> frozenset[str]:
-    """The names of the products that lose most, up to this share of all weights."""
+    """The names of the products with the largest loss, up to this share of all weights."""
     room = share * sum(loss.num_weights for loss in losses.values())
     found: list[str] = []
     for names, loss in sorted(losses.items(), key=lambda item: -item[1].share):
@@ -228,7 +229,7 @@ def _write(
     texts: _Texts | None,
     progress: Progress,
 ) -> _Counts:
-    """The folder's files. Every product's integers go to the disk as soon as they are there."""
+    """The folder's files. Integers of a product are written as soon as they are chosen."""
     weights = open_weights()
     products = [name for name in weights if _is_product(name, weights.stored(name))]
     shards, counts = Shards(making), _Counts()
@@ -272,7 +273,7 @@ def _write(
 
 
 def _measured(folder: Path, texts: _Texts, context: int, progress: Progress, which: str) -> Perplexity:
-    """Of the model as it is served: the same number format, kernels and activations."""
+    """Perplexity of the model as it is served: the same number format, kernels and activations."""
     decoder = load_model(folder, dtype="auto", device=torch.device("cpu"))
 
     def report(phase: str, done: int, total: int) -> None:

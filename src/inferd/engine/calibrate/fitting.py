@@ -1,4 +1,7 @@
-"""The integers of a model's products, product by product, by each method. Knows tensors by name, no files that are written."""
+"""Chooses the integers of a model's products by each method, product by product.
+
+Knows tensors by name. Does not know the files that are written.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _MOST_EPOCHS = 12  # of texts that are short: more learn nothing new
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a product loses: the squared change of its outputs as a part of the outputs' own squares."""
+    """A product's loss: the squared change of its outputs relative to the squared outputs."""
 
     share: float
     num_weights: int
@@ -59,7 +62,7 @@ class Job:
 
 
 def stored_scales(dtype: torch.dtype) -> torch.dtype:
-    """The format of scales beside weights of this one: 16 bits, of which float16 has the finer numbers."""
+    """The 16-bit format of scales beside a weight of this format; float16 is the more precise one."""
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
 
 
@@ -71,7 +74,7 @@ def rounded_products(weights: Weights, products: Sequence[str], form: Form, prog
 
 
 def gptq_products(job: Job, weights: Weights) -> Fitted:
-    """GPTQ, layer by layer; each sees what those before it became."""
+    """GPTQ layer by layer; each layer's inputs come from the quantised layers before it."""
     job.progress("calibrating", 0, job.config.num_layers)
     family = FAMILIES[job.config.architecture]
     layers = observed_layers(job.open_weights, job.config, family, job.windows)
@@ -100,8 +103,10 @@ def _fitted(weight: Tensor, product: Observed, form: Form, wish: Wish) -> Quanti
 
 
 def tuned_products(job: Job, weights: Weights) -> Fitted:
-    """GPTQ, then all of them learned together, with what stays floating. The whole model is in memory then, some five times in
-    float32."""
+    """GPTQ first; then all integers and the floating weights are learned together.
+
+    The whole model is in memory, about five times in float32.
+    """
     quantised = dict(gptq_products(job, weights))
     tokens = job.wish.tuning_tokens
     if tokens is None:

@@ -1,12 +1,13 @@
-"""GPTQ (Frantar et al. 2022): rounding that makes up for its own errors, column by column.
+"""GPTQ (Frantar et al. 2022): rounding column by column, where later columns compensate the errors of earlier ones.
 
-With H = X^T X over the inputs X that a product sees, rounding column i by e_i changes the output least if the columns after
-it take up -e_i * U[i, i+1:] / U[i, i], where U is the upper Cholesky factor of H's inverse. Columns go in blocks: within a
-block each error is spread at once, over the rest of the matrix when the block is done, as one product.
+Let H = X^T X over the inputs X of a product, and U the upper Cholesky factor of H's inverse. Rounding column i by an
+error e_i changes the output least if each later column is changed by -e_i * U[i, i+1:] / U[i, i]. Columns are handled
+in blocks: errors are spread within a block at once, and over the rest of the matrix as one product per block.
 
-Two things decide how good it is. *Damping*: a part of H's mean diagonal is added to it, as calibration sees little of many
-directions. *Order*: columns with the largest inputs first, when nothing has been spread on them yet. The groups stay those of
-neighbouring inputs (their grids are chosen from the weights as they were), so no product needs to gather its inputs.
+Two choices decide the quality. *Damping*: a part of H's mean diagonal is added to it, because calibration sees little
+of many directions. *Order*: columns with the largest inputs come first, when no error has been spread on them yet.
+Groups stay runs of neighbouring inputs, with grids chosen from the original weights, so no product has to permute its
+inputs.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _MOST_DAMPING = 10.0
 def gptq(
     weight: Tensor, moments: Tensor, form: Form, *, damping: float = 0.01, by_size: bool = True
 ) -> QuantizedWeight:
-    """``weight`` [out, in] as integers that change the product with calibration's inputs little.
+    """``weight`` [out, in] as integers that change the product of calibration's inputs little.
 
-    ``moments``: X^T X [in, in] float32 over the inputs (any multiple of it). ``by_size``: the order above; else as the columns
-    come, with each group's grid chosen when its turn comes.
+    ``moments``: X^T X [in, in] float32 over the inputs, or a multiple of it. ``by_size``: the order described above;
+    otherwise columns keep their order, and each group's grid is chosen when its first column is reached.
     """
     work = weight.float().clone()
     out, inputs = work.shape
@@ -62,7 +63,7 @@ def gptq(
 
 
 def _inverse_factor(moments: Tensor, damping: float) -> Tensor:
-    """The upper Cholesky factor of the inverse of ``moments``, damped until there is one."""
+    """The upper Cholesky factor of the inverse of ``moments``, damped until it exists."""
     diagonal = moments.diagonal()
     mean = float(diagonal.mean())
     diagonal[diagonal == 0] = mean or 1.0  # an input that calibration never saw

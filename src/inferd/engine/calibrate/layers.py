@@ -1,7 +1,7 @@
-"""A Llama-like model layer by layer over calibration texts: what each product sees, and what follows from its replacement.
+"""Computes a Llama-like model layer by layer over calibration texts, with one layer's weights in memory at a time.
 
-Only one layer's weights are in memory, beside the hidden states of all texts. A layer is computed twice: as it is, while its
-products are observed, and again with what replaced them, so that the layers after it see, and make up for, the errors before.
+Each layer is computed twice: first as it is, while the inputs of its products are observed, and then with the replaced
+products. So the layers after it see, and compensate, the errors before them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Pair = tuple[Tensor | None, Tensor]
 
 
 class _Texts:
-    """Windows of one length, side by side in batches, with an arena for one layer."""
+    """Windows of one length, side by side in batches, with a KV cache for one layer."""
 
     def __init__(self, windows: Tensor, config: DecoderConfig, dtype: torch.dtype) -> None:
         self._length = windows.shape[1]
@@ -67,9 +67,9 @@ class _Texts:
 def observed_layers(
     open_weights: Callable[[], Weights], config: DecoderConfig, family: Family, windows: Tensor
 ) -> Iterator[list[Observed]]:
-    """The products of each layer in turn, with what they saw of ``windows`` [N, length] of token ids.
+    """The products of each layer in turn, with the moments of their inputs over ``windows`` [N, length] of token ids.
 
-    Whoever takes them may ``replace`` each before asking for the next layer's.
+    The caller may ``replace`` each product before it takes the next layer's.
     """
     weights = open_weights()
     tables = tables_of(config, windows.shape[1], weights.device)

@@ -1,4 +1,4 @@
-"""Perplexity of a model by its source over a text file, as it would be served."""
+"""Perplexity of a model over a text file, computed as it would be served."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def measure(
     quantization: Literal["auto", "none", "int8", "int4"] = "auto",
     progress: Callable[[str, int, int], None],
 ) -> Perplexity:
-    """``source``: as of a model's settings. ``context``: shortened to the model's positions. Raises ModelLoadError,
-    InvalidRequest."""
+    """``source``: as in a model's settings. ``context``: at most the model's positions is used.
+
+    Raises ModelLoadError and InvalidRequest.
+    """
     text = read_text(data)
     folder = check_folder(resolve(source, progress))
     tokenizer = Tokenizer.load(folder)

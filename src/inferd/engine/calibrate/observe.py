@@ -1,4 +1,4 @@
-"""A product that remembers what it was given: the second moments of its inputs, for GPTQ."""
+"""Wraps a product and accumulates the second moments of its inputs, for GPTQ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inferd.native import ops
 
 
 class Observed(ops.Linear):
-    """Stands around a product while calibration runs, and around what replaces it."""
+    """A wrapper around a product, and around its replacement, while calibration runs."""
 
     __slots__ = ("_inner", "biases", "is_seeing", "moments", "num_rows", "parts")
 
@@ -35,11 +35,11 @@ class Observed(ops.Linear):
 
     @property
     def described(self) -> None:
-        """Nothing: the kernels' step would compute past it."""
+        """None, because the kernels' step would not call the wrapper."""
         return None
 
     def replace(self, weights: Sequence[Tensor]) -> None:
-        """From now on compute with these weights [rows, in] of the parts, and look no more."""
+        """Compute with these weights [rows, in] of the parts from now on, and stop observing."""
         self._inner = ops.Linear.stack(
             [weight.to(self.dtype) for weight in weights], None if self.biases is None else list(self.biases)
         )

@@ -1,8 +1,8 @@
-"""Grids of small integers for the rows of a weight, as a checkpoint stores them.
+"""Integer grids for the rows of a weight, as a checkpoint stores them.
 
-Says what integers a checkpoint is to have (``Form``) and applies ``native.rounding`` to them: which scale and zero point lose
-least is found there, here by ``importance`` where that is known (how large an input is in the calibration data: the error of a
-product is that of its weights times its inputs).
+``Form`` says which integers a checkpoint has. ``native.rounding`` finds the scales and zero points with the least
+error, here weighted by ``importance``: an input's size in the calibration data, by which a weight's error is
+multiplied.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Form:
 def grid(groups: Tensor, form: Form, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The best scales and zero points [...], float32, for groups of weights [..., n].
 
-    ``importance``: of each input's error; broadcasts over the groups.
+    ``importance``: weight of each input's error; broadcasts over the groups.
     """
     if form.bits == 8:
         scale = rounding.fitted_bytes(groups, form.scale_dtype)
@@ -56,7 +56,7 @@ def storable(scale: Tensor, form: Form) -> Tensor:
 
 
 def nearest(weight: Tensor, form: Form, importance: Tensor | None = None) -> QuantizedWeight:
-    """Every weight [out, in] to the nearest number of its group's best grid. ``importance`` [in]."""
+    """Every weight [out, in] rounded to its group's best grid. ``importance`` [in]."""
     out, inputs = weight.shape
     size = form.group_size or inputs
     values = torch.empty((out, inputs), dtype=torch.int8)

@@ -1,7 +1,8 @@
-"""The student of ``tuning``: a Llama-like decoder in plain torch whose integers, scales and few floating weights have gradients.
+"""The student of ``tuning``: a Llama-like decoder in plain torch with gradients for integers, scales and floating
+weights.
 
-Knows how rounding, products, attention within windows and the divergence from a teacher's answers are computed forwards and
-backwards. Does not know which windows, how often, nor files.
+Knows the forward and backward computation of rounding, products, attention within windows, and the divergence from a
+teacher's answers. Does not know which windows are used, how often, or files.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ _MOST_LOGITS = 1 << 23  # held at once
 
 
 class _Rounding(torch.autograd.Function):
-    """Numbers of a grid, with gradients to the latent numbers as if rounding were not there (where the grid reaches), and to
-    the scales by what they multiply (Esser et al. 2020). One pass each over the weights where torch's own graph has thirty."""
+    """Rounds numbers to a grid, with gradients.
+
+    Gradients pass to the latent numbers as if there were no rounding, within the grid's range, and to the scales by
+    what they multiply (Esser et al. 2020). One pass over the weights replaces thirty of torch's own graph.
+    """
 
     @staticmethod
     def forward(
@@ -76,7 +80,7 @@ class Learned:
 
 
 class _Product(ops.Linear):
-    """Stands for a product of several matrices while they are learned."""
+    """Replaces a product of several matrices while they are learned."""
 
     __slots__ = ("_added", "_parts")
 
@@ -96,7 +100,7 @@ class _Product(ops.Linear):
 
 
 def standing(learned: Mapping[str, Learned]) -> Around:
-    """What puts the learned matrices in their products' places while a model is built."""
+    """A hook that puts learned matrices in the place of products while a model is built."""
 
     def around(parts: list[tuple[str, int]], biases: list[Tensor] | None, inner: ops.Linear) -> ops.Linear:
         if parts[0][0] not in learned:
@@ -108,7 +112,7 @@ def standing(learned: Mapping[str, Learned]) -> Around:
 
 
 class Handed(Weights):
-    """Weights that remember the norms they gave out, which a model holds as they are."""
+    """Weights that record the norms they returned, which the model uses without a copy."""
 
     def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(folder, dtype=dtype, device=device)
@@ -122,7 +126,10 @@ class Handed(Weights):
 
 
 def floating(model: LlamaDecoder, weights: Handed) -> dict[str, Tensor]:
-    """What stays floating in ``model``, which was built of ``weights``, by the checkpoint's names: norms, embedding, output layer."""
+    """The weights of ``model`` that stay floating, by their names in the checkpoint: norms, embedding, output layer.
+
+    ``weights``: those that the model was built from.
+    """
     # Where w + 1 is kept the weight itself is not what the model computes with.
     found = {} if model.family.norm_offset else dict(weights.norms)
     names = ("model.embed_tokens.weight", "lm_head.weight")
@@ -159,7 +166,7 @@ class WindowAttention:
 
 
 def hidden_states(model: LlamaDecoder, ids: Tensor) -> Tensor:
-    """[N, length] -> [N, length, H], what the head sees."""
+    """[N, length] -> [N, length, H], the input of the output layer."""
     count, length = ids.shape
     nothing = torch.empty(0, dtype=torch.int32)
     batch = FlatBatch(
@@ -175,7 +182,7 @@ def hidden_states(model: LlamaDecoder, ids: Tensor) -> Tensor:
 
 
 def divergence(teacher: Logits, student: Logits, goals: Tensor, hidden: Tensor) -> float:
-    """Kullback and Leibler's, from the teacher's distributions, nats for each row, the mean of [..., H] rows."""
+    """Kullback-Leibler divergence from the teacher's distributions: nats per row, the mean of [..., H] rows."""
     total = 0.0
     with torch.no_grad():
         for mine, goal in _pieces(teacher, hidden, goals):
@@ -185,9 +192,11 @@ def divergence(teacher: Logits, student: Logits, goals: Tensor, hidden: Tensor) 
 
 
 def learn(teacher: Logits, student: Logits, goals: Tensor, hidden: Tensor) -> None:
-    """Gradients of ``divergence``. The logits of few rows at a time: of large vocabularies they would be most of the memory.
+    """Gradients of ``divergence``, from the logits of a few rows at a time: all logits of a large vocabulary need most
+    memory.
 
-    The gradient by the logits is the difference of the two distributions, so the divergence itself is not computed."""
+    The gradient by the logits is the difference of the two distributions, so the divergence itself is not computed.
+    """
     cut = hidden.detach().requires_grad_()
     count = cut.flatten(0, -2).shape[0]
     for mine, goal in _pieces(teacher, cut, goals):

@@ -1,17 +1,17 @@
-"""Integers and scales that are learned: the quantised model is taught to answer as the original one does.
+"""Learns integers and scales: the quantised model is trained to give the original model's next-token distributions.
 
-Knows lessons, steps and examinations. Does not know how the student computes (``student``), nor files.
+Knows windows, training steps and validation. Does not know how the student computes (``student``), nor files.
 
-GPTQ makes each product's own outputs change little, which is not what counts: some changes matter to no answer, others to each.
-Here the loss is what counts, the Kullback-Leibler divergence from the original model's next-token distribution at every token of
-the windows. Every weight has a latent number whose nearest integer it is; gradients pass through the rounding as if it were not
-there (Bengio et al. 2013), so that latents drift until integers change, and the groups' scales are learned with them (Esser et
-al. 2020; Liu et al. 2023 for language models with their own answers as the goal), and so are the weights that stay floating:
-norms, embedding and output layer make up for what rounding does elsewhere. What is written has the same form and size, and the
-text's own words are never the goal, so the model learns no text.
+GPTQ keeps the change of each product's outputs small. But some of these changes affect no answer and others affect
+every answer. Here the loss is the Kullback-Leibler divergence from the original model's next-token distribution at
+every token of the windows. Every weight has a latent number that is rounded to its integer, and gradients pass through
+the rounding unchanged (Bengio et al. 2013), so latent numbers move until integers change. The scales of groups are
+learned with them (Esser et al. 2020; Liu et al. 2023 for language models that learn from their own answers), and so are
+the weights that stay floating: norms, embedding and output layer. The result has the same form and size. The text's own
+words are never the target, so the model does not learn the text.
 
-A part of the windows is kept from learning: of the states before and after each epoch the one with the least divergence on these
-is taken, so that too little text, or too large steps, never make it worse than it was.
+A part of the windows is held out. Of the states before and after each epoch, the one with the least divergence on these
+windows is kept. So too little text, or too large steps, never make the model worse.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from inferd.native.quantized import QuantizedWeight
 
 Progress = Callable[[int, int], None]
 Open = Callable[[Around | None], tuple[LlamaDecoder, dict[str, Tensor]]]
-"""The model in float32, anew, with what stands for its products; and its floating weights by name, the tensors that it computes
-with."""
+"""The model in float32, anew, with what stands for its products; and its floating weights by name, the tensors that it
+computes with."""
 
 _TOKENS = 512  # of a step
 _KEPT = 8  # one of so many windows is kept from learning
 _LATENT_WALK = 0.2
-"""How far chance alone takes a latent number in all steps of Adam together, in scales. Its gradients are mostly chance, so it
-walks by the square root of the steps, while what is no chance adds up: long lessons take smaller steps and learn more. Beyond
-half a scale integers change by chance, and all that was learned is lost in that."""
+"""How far chance alone takes a latent number in all steps of Adam together, in scales. Its gradients are mostly chance,
+so it walks by the square root of the steps, while what is no chance adds up: long lessons take smaller steps and learn
+more. Beyond half a scale integers change by chance, and all that was learned is lost in that."""
 _SCALE_STEP = 0.001  # of a group's scale, at a step of Adam
 _FLOAT_STEP = 0.004  # of a floating tensor's root mean square
 _BETAS = (0.9, 0.99)
@@ -49,7 +49,7 @@ _WARM_UP = 10  # steps
 
 @dataclass(slots=True)
 class Divergence:
-    """From the original's answers, in nats for each token of the windows that were kept from learning."""
+    """Divergence from the original's answers, in nats per token of the held-out windows."""
 
     before: float
     after: float
@@ -57,7 +57,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was learned, by names; ``floats`` in float32."""
+    """The learned integers, scales and floating weights by name; ``floats`` in float32."""
 
     products: dict[str, QuantizedWeight]
     floats: dict[str, Tensor]
@@ -73,7 +73,10 @@ def tuned(
     epochs: int,
     progress: Progress,
 ) -> Tuned:
-    """``quantised`` products by name, better. ``windows`` [N, length] of token ids; ``forms`` of the products."""
+    """Improves the ``quantised`` products, by name.
+
+    ``windows`` [N, length] of token ids; ``forms`` of the products.
+    """
     with compiled.using_level("none"), torch.inference_mode(False):
         original, _ = open_model(None)
         with torch.no_grad():
@@ -157,7 +160,10 @@ class _Lessons:
 
 
 def _narrow() -> AbstractContextManager[object]:
-    """Products of bfloat16 where the processor has them: 2.2 times as fast, and what they round is far below 4 bits' loss."""
+    """Compute products in bfloat16 where the processor supports it: 2.2 times as fast.
+
+    The rounding error is far below that of 4 bits.
+    """
     return torch.autocast("cpu", torch.bfloat16, enabled=compiled.BUILT and "avx512bf16" in compiled.levels())
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a quantisation. Knows no tensor and no file."""
+"""Settings of a quantisation. Knows no tensor and no file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from inferd.engine.calibrate.rounding import Form
 Method = Literal["int8", "int4", "gptq", "tuned"]
 
 _NARROW, _NARROW_GROUP = 512, 64
-"""Models whose hidden states are narrower than this have 8 bits in groups: sums of so few terms do not average errors out, and
-activations that share a scale with fewer others lose less (docs/quantisation.md)."""
+"""Models whose hidden states are narrower than this have 8 bits in groups: sums of so few terms do not average errors
+out, and activations that share a scale with fewer others lose less (docs/quantisation.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Wish:
         return self.method in ("gptq", "tuned")
 
     def form(self, hidden_size: int, widths: Collection[int]) -> Form:
-        """What the weights of products with so many inputs become."""
+        """The form of the weights of products with so many inputs."""
         if self.method in ("int4", "tuned") or (self.method == "gptq" and self.bits == 4):
             return Form(4, self.group_size, self.symmetric)
         in_groups = hidden_size < _NARROW and all(width % _NARROW_GROUP == 0 for width in widths)

@@ -1,6 +1,6 @@
-"""What the engine asks of a CUDA device beside tensors: pinned memory, marks in its stream, recorded graphs, its memory.
+"""What the engine needs of a CUDA device beside tensors: pinned memory, events, recorded graphs, free memory.
 
-``CudaDevice`` is the only one outside the tests, and holds nothing that could be tested without a GPU.
+``CudaDevice`` is the only implementation outside the tests, and holds nothing that could be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Device(Protocol):
     where: torch.device
 
     def pinned(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes] on the host, which the device reads by itself."""
+        """uint8 [num_bytes] of host memory that the device can read by itself."""
         ...
 
     def mark(self) -> Mark:
@@ -32,22 +32,25 @@ class Device(Protocol):
         ...
 
     def select(self) -> None:
-        """Make it this thread's device: kernels are launched where the thread is, wherever their tensors lie."""
+        """Make it the current thread's device, on which kernels are launched."""
         ...
 
     def record(self, computes: Sequence[Callable[[], Tensor]]) -> list[tuple[Callable[[], None], Tensor]]:
-        """Each of ``computes`` as a graph: what repeats it, and the tensor that then has its result. They must work on the same
-        memory every time, and wait for nothing. The graphs share their memory: only one is computed at a time."""
+        """Record each of ``computes`` as a graph: a function that repeats it, and the tensor that holds its result.
+
+        The functions must use the same memory every time and must not wait for the device. The graphs share their
+        memory, so only one runs at a time.
+        """
         ...
 
     def free_bytes(self) -> int:
-        """Device memory that nobody has, this process's allocator included."""
+        """Free device memory, including what this process's allocator holds unused."""
         ...
 
     def total_bytes(self) -> int: ...
 
     def peak_bytes(self, compute: Callable[[], object]) -> int:
-        """Most device memory that ``compute`` has at a time, beyond what was taken before."""
+        """The most device memory that ``compute`` holds at a time, beyond what was allocated before."""
         ...
 
 
@@ -74,7 +77,8 @@ class CudaDevice:
     def record(self, computes: Sequence[Callable[[], Tensor]]) -> list[tuple[Callable[[], None], Tensor]]:
         found = []
         with torch.cuda.device(self.where):
-            # A pool of their own: torch refuses one whose graphs have all gone. One stream for all, as cuBLAS keeps 32 MB for each.
+            # A pool of their own: torch refuses one whose graphs have all gone. One stream for all, as cuBLAS keeps 32
+            # MB for each.
             pool = torch.cuda.graph_pool_handle()
             aside = torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]
             for compute in computes:

@@ -1,4 +1,4 @@
-"""What loading does on a CUDA device that it does not on a processor: measure memory, record graphs."""
+"""Steps of loading that only CUDA devices have: measuring memory and recording graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inferd.native.paged_attention import AttentionKind
 
 
 class DeviceLoad:
-    """One model on its way to one device."""
+    """Loads one model to one device."""
 
     __slots__ = ("_config", "_decoder", "_device", "_kind", "_sizes")
 
@@ -22,7 +22,7 @@ class DeviceLoad:
         self._sizes = graph_sizes(config.scheduler.max_num_seqs) if can_record(decoder, kind) else ()
 
     def free_bytes(self) -> int:
-        """What the KV cache may have."""
+        """Bytes that the KV cache may take."""
         dims, config = self._decoder.config, self._config
         return bytes_for_cache(
             self._decoder,
@@ -37,7 +37,7 @@ class DeviceLoad:
         )
 
     def steps(self, cache: KVCache, max_model_len: int) -> StepsOnDevice:
-        """Ready to compute steps, with its graphs recorded. The cache's last block must be nobody's."""
+        """An object that computes steps, with its graphs recorded. No sequence may use the cache's last block."""
         rows = self._config.scheduler.max_num_batched_tokens
         steps = StepsOnDevice(self._decoder, cache, self._kind, self._device, max_rows=rows)
         if self._sizes:

@@ -1,6 +1,6 @@
-"""How much of a device's memory the KV cache may have: what is left after the largest step was computed once.
+"""Measures how much device memory the KV cache may take: what is left after the largest step was computed once.
 
-The planner's arithmetic knows the model but not the device's libraries, which take memory of their own with their first call.
+The planner's arithmetic knows the model, but not the device's libraries, which allocate memory at their first call.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ def bytes_for_cache(
     num_graphs: int,
     in_bytes: bool = False,
 ) -> int:
-    """Bytes of device memory that blocks may take. Computes a step of ``max_rows`` tokens, ``max_sampled`` of them with logits,
-    over a cache of one block (``in_bytes``: of 8-bit integers): what it holds is nonsense, what it takes is not. Kernels of large steps
-    are compiled here, too, and not when the first long prompt comes."""
+    """Bytes of device memory that blocks may take.
+
+    Computes a step of ``max_rows`` tokens, ``max_sampled`` of them with logits, over a cache of one block
+    (``in_bytes``: of 8-bit integers). The values are meaningless; the memory taken is real. Kernels of large steps are
+    compiled here too, and not when the first long prompt arrives.
+    """
     peak = device.peak_bytes(
         lambda: _largest_step(decoder, kind, device, max_rows, max_sampled, max_positions, block_size, in_bytes)
     )

@@ -1,8 +1,8 @@
-"""A step on a device: its arrays in one copy, and steps of single tokens as recorded graphs.
+"""Computes steps on a device: one copy for all arrays, and recorded graphs for steps of single tokens.
 
-Launching a model's kernels one by one takes longer than a small batch's arithmetic. So for some numbers of sequences the
-launches are recorded at load, over arrays that always lie in the same place; a step with fewer sequences is filled up with
-rows that write to a block nobody reads.
+Launching a model's kernels one by one takes longer than the arithmetic of a small batch. So the launches for some
+numbers of sequences are recorded at load, over arrays at fixed addresses. A step with fewer sequences is padded with
+rows that write to an unused block.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _ALIGNED = 16  # bytes
 
 
 def graph_sizes(max_sequences: int) -> tuple[int, ...]:
-    """For how many sequences graphs are recorded: at most 16 rows of a step, or half of it, are filled up."""
+    """Numbers of sequences that graphs are recorded for: at most 16 rows of a step, or half of it, are padding."""
     most = min(max_sequences, _MOST)
     sizes = [1, 2, 4, 8, *range(_STEP, most, _STEP)]
     return (*(size for size in sizes if size < most), most)
 
 
 def can_record(decoder: Decoder, kind: AttentionKind) -> bool:
-    """Whether a step of this decoder never waits for the device: experts look at which of them are chosen."""
+    """Whether a step of this decoder never waits for the device. Experts do: they read which of them were chosen."""
     return kind == "triton" and all(moe is None for moe in decoder.config.moe)
 
 
@@ -88,7 +88,7 @@ class StepsOnDevice:
     )
 
     def __init__(self, decoder: Decoder, cache: KVCache, kind: AttentionKind, device: Device, *, max_rows: int) -> None:
-        """``cache``: its last block is nobody's. ``max_rows``: of a step, for which memory is pinned at once."""
+        """``cache``: no sequence uses its last block. ``max_rows``: rows of a step, for which memory is pinned at once."""
         self._decoder, self._cache, self._kind, self._device = decoder, cache, kind, device
         self._null_block = cache.num_blocks - 1
         self._pinned = _Pinned(device, 64 * max_rows)
@@ -98,8 +98,10 @@ class StepsOnDevice:
         self._rows = self._lengths = self._starts = self._table = torch.empty(0)
 
     def record(self, sizes: tuple[int, ...], max_blocks: int) -> None:
-        """Record a graph for each of ``sizes``, of sequences with up to ``max_blocks`` blocks. Largest first: the others
-        find room in its memory."""
+        """Record a graph for each of ``sizes``, for sequences with up to ``max_blocks`` blocks.
+
+        The largest is recorded first, and the others reuse its memory.
+        """
         most = max(sizes)
         with torch.inference_mode():
             self._table = torch.full((most, max_blocks), self._null_block, dtype=torch.int32, device=self._device.where)
@@ -114,12 +116,15 @@ class StepsOnDevice:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of sequences that there are graphs for, ascending."""
+        """Numbers of sequences that have graphs, ascending."""
         return self._sizes
 
     def stage(self, by_row: np.ndarray, by_sequence: np.ndarray, table: np.ndarray) -> FlatBatch:
-        """The step as arrays on the device. ``by_row`` [3, T] int64: tokens, positions, slots; ``by_sequence`` [2 S + 1] int32:
-        where rows begin and end, and lengths; ``table`` [S, n] int32."""
+        """The step as arrays on the device.
+
+        ``by_row`` [3, T] int64: tokens, positions, slots. ``by_sequence`` [2 S + 1] int32: bounds of rows, then
+        lengths. ``table`` [S, n] int32.
+        """
         self._device.select()  # whichever thread computes this step
         count, rows = table.shape[0], by_row.shape[1]
         if rows == count and self._sizes and count <= self._sizes[-1] and table.shape[1] <= self._table.shape[1]:
@@ -140,7 +145,7 @@ class StepsOnDevice:
         )
 
     def compute(self, batch: FlatBatch) -> Tensor:
-        """Hidden states [T, H]. Those of a recorded step are there until the next one."""
+        """Hidden states [T, H]. Those of a recorded step are valid until the next one."""
         if not isinstance(batch, RecordedBatch):
             return self._compute(batch)
         replay, hidden = self._graphs[batch.num_sequences]
@@ -151,7 +156,7 @@ class StepsOnDevice:
         return self._decoder.forward(batch, create_attention(self._kind, self._cache, batch))
 
     def _send(self, arrays: list[np.ndarray]) -> list[Tensor]:
-        """Bytes of the arrays on the device, by one copy."""
+        """The arrays' bytes on the device, by one copy."""
         places, end = [], 0
         for array in arrays:
             places.append(end)
@@ -168,7 +173,7 @@ class StepsOnDevice:
     # -- the arrays of graphs ---------------------------------------------------------------
 
     def _fill(self, size: int, by_row: np.ndarray, lengths: np.ndarray, table: np.ndarray) -> RecordedBatch:
-        """The arrays of the graph for ``size`` sequences, the last of which are made up."""
+        """The arrays of the graph for ``size`` sequences, padded at the end."""
         count = by_row.shape[1]
         numbers = np.zeros((4, size), dtype=np.int64)
         numbers[2] = self._null_block * self._cache.block_size

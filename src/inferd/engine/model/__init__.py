@@ -1,5 +1,5 @@
-"""Model definitions: one file per kind of decoder; a family is an entry in a table.
+"""Decoder models: one file per kind of decoder; a family is an entry in a table.
 
-Each is checked against transformers in the tests; transformers is never imported here, and nothing from
-a checkpoint's folder is run.
+The tests compare each with transformers, which is never imported here. No code from a checkpoint's folder is run.
+Read first: ``llama``.
 """

@@ -21,7 +21,7 @@ from inferd.native.attention import Attention, FlatBatch, Scoring
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Where a family keeps its tensors, from the layer's prefix on."""
+    """The names of a family's tensors, after the layer's prefix."""
 
     layers: str
     embedding: str
@@ -153,7 +153,7 @@ def _turned(weight: Tensor) -> Tensor:
 
 
 def _deinterleave(config: DecoderConfig, weights: Weights, at: str) -> ops.Linear:
-    """GPT-NeoX stores q, k, v head by head: [heads, 3, dim]. Here they lie one after the other."""
+    """GPT-NeoX stores q, k, v head by head: [heads, 3, dim]. The result has all q, then all k, then all v."""
     heads, dim, width = config.num_heads, config.head_dim, config.hidden_size
 
     def in_order(weight: Tensor) -> Tensor:

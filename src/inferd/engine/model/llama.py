@@ -1,8 +1,8 @@
-"""The decoder that most families are: RMS norm, rotary attention, gated feed-forward.
+"""The decoder of most families: RMS norm, rotary attention, gated feed-forward.
 
-Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3, Phi-3, SmolLM3, OLMo 2, Granite, Mixtral and Qwen3-MoE are
-this with switches (``DecoderConfig``, ``Family``). Projections that read the same rows are merged at
-load, and the addition of a branch is fused with the norm that follows it.
+Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3, Phi-3, SmolLM3, OLMo 2, Granite, Mixtral and Qwen3-MoE differ by switches
+(``DecoderConfig``, ``Family``). Projections of the same rows are merged at load, and the addition of a branch is fused
+with the norm that follows it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FeedForward:
 
 
 class Experts:
-    """A mixture of feed-forwards; only those that some row chose are computed."""
+    """A mixture of feed-forward experts; only experts that some row chose are computed."""
 
     __slots__ = ("down", "gate", "gate_up", "moe", "router")
 
@@ -150,7 +150,7 @@ class Layer:
     def __call__(
         self, branch: Tensor | None, residual: Tensor, batch: FlatBatch, attention: Attention
     ) -> tuple[Tensor, Tensor]:
-        """``branch``: what is still to be added to ``residual``. Returns the same pair for the next layer."""
+        """``branch``: still to be added to ``residual``. Returns the same pair for the next layer."""
         h, residual = self._enter(branch, residual, "attention")
         branch = self._leave(self._attend(h, batch, attention), "after_attention")
         h, residual = self._enter(branch, residual, "feed_forward")
@@ -197,7 +197,7 @@ class Layer:
 
 
 def tables_of(config: DecoderConfig, num_positions: int, device: torch.device) -> list[Table | None]:
-    """Each layer's rotary tables; layers that rotate alike share them."""
+    """Each layer's rotary table; layers with the same parameters share one."""
     made: dict[int, Table] = {}
     found: list[Table | None] = []
     for rope in config.ropes:
@@ -249,7 +249,7 @@ class LlamaDecoder:
 
     @property
     def head(self) -> ops.Linear:
-        """The product whose results are logits, before ``logits_divisor`` and ``final_softcap``."""
+        """The product that gives logits, before ``logits_divisor`` and ``final_softcap``."""
         return self._head
 
     def logits(self, hidden: Tensor) -> Tensor:

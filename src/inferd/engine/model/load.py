@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a ``Decoder``."""
+"""Builds a ``Decoder`` from a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ def load_model(
     quantization: Literal["auto", "none", "int8", "int4", "fp8"] = "auto",
     weight_cache: WeightCache | None = None,
 ) -> Decoder:
-    """Read a checkpoint. ``num_positions``: length of the rotary tables; None: the checkpoint's maximum.
-    ``rope_factors``: of LongRoPE (``longrope``).
+    """Read a checkpoint.
 
-    ``quantization``: what becomes of the integers of a quantised checkpoint. auto: they are computed with as they are;
-    none: they are made numbers; int8, int4: those of so many bits are weight_cache, and all others are quantised here (``forms``); fp8:
-    all are numbers of 8 bits, on CUDA. ``weight_cache``: what was quantised before (``open_weight_cache``); whoever gives it ends it.
+    ``num_positions``: length of the rotary tables; None: the checkpoint's maximum. ``rope_factors``: of LongRoPE
+    (``longrope``). ``quantization``: what becomes of the weights. auto: a quantised checkpoint's integers are used as
+    they are; none: they are converted to numbers; int8, int4: integers with so many bits are used, and all other
+    weights are quantised here (``forms``); fp8: all are 8-bit floats, on CUDA. ``weight_cache``: weights that were
+    quantised at an earlier load; the caller finishes it.
 
     Raises ModelLoadError naming the file, the field or the tensor at fault.
     """
@@ -92,7 +93,7 @@ def load_model(
 
 
 def _check_quantization(asked: str, device: torch.device) -> None:
-    """Raises ModelLoadError where weights cannot be computed with as asked."""
+    """Raises ModelLoadError where the device does not support the requested quantisation."""
     if asked == "int4" and device.type != "cpu":
         problem = (
             f"which is computed on the CPU only, but the device is {device}. Set device to cpu, or take int8 or fp8."
@@ -108,8 +109,10 @@ def _check_quantization(asked: str, device: torch.device) -> None:
 
 
 def open_weight_cache(folder: Path, asked: str, limit_bytes: int) -> WeightCache | None:
-    """Weights of this checkpoint that were quantised before, and room on disk for them; None where nothing is quantised or
-    weight_cache, and where there are no kernels, whose layout they have."""
+    """The stored quantised weights of this checkpoint.
+
+    None where nothing is quantised or stored, and where there are no kernels, whose layout the weights have.
+    """
     if not compiled.BUILT or asked not in ("int8", "int4") or not limit_bytes:
         return None
     key = f"{identity_of_files(weight_files(folder))} {asked} {rounding.VERSION} {compiled.ints_layout()}"
@@ -117,8 +120,10 @@ def open_weight_cache(folder: Path, asked: str, limit_bytes: int) -> WeightCache
 
 
 def _find_prefix(weights: Weights, architecture: str) -> None:
-    """Multimodal wrappers keep their text decoder's tensors under a prefix of their own, and the first GPT-2
-    checkpoints have none."""
+    """Find the prefix of the text decoder's tensors.
+
+    Multimodal models store them under a prefix of their own, and the first GPT-2 checkpoints have no prefix.
+    """
     if architecture == "Gemma3ForConditionalGeneration":
         for prefix in ("model.language_model.", "language_model.model."):
             if any(name.startswith(prefix) for name in weights):

@@ -1,4 +1,4 @@
-"""Products of a checkpoint's weights: several that read the same rows become one, as numbers or as integers."""
+"""Builds products from a checkpoint's weights; those with the same inputs become one, as numbers or as integers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def product(
     bias: Tensor | None = None,
     change: Callable[[Tensor], Tensor] = lambda weight: weight,
 ) -> ops.Linear:
-    """A product of the matrices (name, shape as stored) above each other, with ``width`` inputs: as numbers, or as integers
-    where the model is to be quantised. ``change``: what makes [out, in] of a stored one."""
+    """One product of the stacked matrices (name, shape as stored), with ``width`` inputs.
+
+    The weights are integers where the model is to be quantised. ``change``: turns a stored matrix into [out, in].
+    """
     form = weights.form([name for name, _ in parts])
     if form is None:
         return ops.Linear.stack(
@@ -58,7 +60,10 @@ def _on_cuda(
 
 
 def _rounded(matrices: list[Tensor], form: Form) -> Iterator[QuantizedWeight]:
-    """Some rows at a time, as they are packed: so their integers take hardly any memory beside, and stay in the caches."""
+    """Quantises a few rows at a time, as they are packed.
+
+    The integers need hardly any extra memory and stay in the processor's caches.
+    """
     if any(matrix.shape[0] % compiled.PANEL_ROWS for matrix in matrices[:-1]):
         yield stacked([rounded_weight(matrix, form.bits, form.group_size) for matrix in matrices])
         return
@@ -71,7 +76,7 @@ def _rounded(matrices: list[Tensor], form: Form) -> Iterator[QuantizedWeight]:
 def _found(
     weight_cache: WeightCache, label: str, shape: tuple[int, int], form: Form, bias: Tensor | None
 ) -> compiled.PackedInts | None:
-    """A matrix that was packed before; None where a part of it is missing or of another size."""
+    """A matrix that an earlier load packed; None where a part of it is missing or has another size."""
     parts: dict[str, Tensor] = {}
     for part, (dtype, count) in compiled.PackedInts.sizes(shape, form).items():
         found = weight_cache.find(f"{label}.{part}")
@@ -82,9 +87,9 @@ def _found(
 
 
 def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: bool) -> ops.Linear:
-    """One product of several projections (name, rows) of the same rows.
+    """One product of several projections (name, rows) with the same inputs.
 
-    Integers of a quantised checkpoint stay integers where all parts are and are of one form; else they are made numbers.
+    The integers of a quantised checkpoint are used where all parts have one form; otherwise they become numbers.
     """
     biases = [weights.read(f"{name}.bias", rows) for name, rows in parts] if bias else None
     integers = weights.integers(parts, width)

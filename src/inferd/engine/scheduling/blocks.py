@@ -1,29 +1,31 @@
-"""The KV arena's books: fixed-size blocks, reference counts, and the prefix cache.
+"""The allocator of KV blocks: fixed-size blocks, reference counts, and the prefix cache.
 
-Knows block numbers and keys; knows no tensor, no sequence and no clock. A block is in one of three
-states, and the three always add up to the total:
+Knows block numbers and keys. Does not know tensors, sequences or clocks. A block is in one of three states, and the
+three always add up to the total:
 
     used     referenced by at least one sequence
     cached   referenced by none, but findable by its key: evictable
     free     referenced by none and without a key
 
-Free blocks are taken first. Then that cached one goes which is worth least (``retention``). What is worth the same is
-kept together: blocks that became idle at one time after equally many uses are a batch, beginning first, and
-batches stand in order of time, for each number of uses:
+Free blocks are allocated first, then the cached block with the least worth (``retention``). Blocks of equal worth are
+kept together: blocks of a tenant that became idle at one time after equally many uses are a batch, the beginning of a
+prefix first. For each number of uses, batches are in order of time:
 
     used once:     batch, batch, ..., batch        the oldest or the youngest goes
     used twice:    batch, batch, ..., batch        the oldest goes
     ...
 
-so one comparison per number of uses finds the least of a tenant. Blocks used once may be worth least while they are young, for the chance
-that they are asked for rises at first. Within a prefix the end goes before the beginning, always, so what is
-left of it can be found: a beginning was used as often as its ends and as late, is then worth as much, and leaves its batch
-after them. (An exception is a beginning that two sequences computed side by side: one copy has the key, and may go first.)
+So one comparison per number of uses finds a tenant's least valuable batch. Blocks used once may be worth least while
+they are young, because the chance of reuse rises at first. Within a prefix the end is always evicted before the
+beginning, so the rest can still be found: a beginning was used as often and as late as its ends, has the same worth,
+and leaves its batch after them. (One exception: of a beginning that two sequences computed side by side, the copy with
+the key may go first.)
 
-A tenant's cached blocks are safe from the others' up to its **share**: its weight among the tenants that have cached blocks, of all
-that are cached. Only blocks of tenants above their shares compete by worth; of many such tenants, those ``COMPETING`` that
-are furthest above. There always is one: a weighted mean of (blocks / weight) over the tenants is the share per weight, so the largest is not below it.
-A single tenant has all of them, and worth alone decides. Prefixes are never shared by tenants, as their keys begin with the tenant's salt.
+A tenant's cached blocks are safe from other tenants up to its **share**: its weight among the tenants with cached
+blocks, applied to all cached blocks. Only blocks of tenants above their shares compete by worth, and at most
+``COMPETING`` tenants, those furthest above. At least one tenant is not below its share, because the shares are a
+weighted mean. A single tenant has all blocks, and worth alone decides. Tenants never share prefixes, because keys begin
+with the tenant's salt.
 """
 
 from __future__ import annotations
@@ -48,14 +50,14 @@ _SLACK: Final = 64  # outdated entries of the heap
 def block_key(parent: bytes, tokens: Seq[int]) -> bytes:
     """Key of a full block: a hash over (key of the block before, its tokens).
 
-    The first block's parent is the salt (tenant, adapter), so equal prompts of different tenants
-    have different keys. BLAKE2b with 32 bytes: colliding on purpose is infeasible.
+    The first block's parent is the salt (tenant, adapter), so equal prompts of different tenants have different keys.
+    BLAKE2b with 32 bytes makes deliberate collisions infeasible.
     """
     return hashlib.blake2b(array("q", tokens).tobytes(), key=parent[:64], digest_size=32).digest()
 
 
 class _Tenant:
-    """A tenant that has blocks with keys: its cached blocks, in batches by uses and time."""
+    """A tenant with keyed blocks: its cached blocks, in batches by uses and time."""
 
     __slots__ = ("batches", "name", "num_cached", "num_keys", "stamp", "weight")
 
@@ -74,7 +76,8 @@ class _Tenant:
 
 
 class _Batch:
-    """A tenant's cached blocks that became idle at one time after equally many uses, the beginning of their prefix first."""
+    """A tenant's cached blocks that became idle at one time after equally many uses, the beginning of their prefix
+    first."""
 
     __slots__ = ("at", "blocks", "tenant", "uses")
 
@@ -86,8 +89,10 @@ class _Batch:
 
 
 class BlockPool:
-    """Allocates, shares and recycles blocks. Pure bookkeeping; every change is O(1) per block, and O(log tenants) per call
-    where there are several."""
+    """Allocates, shares and recycles blocks.
+
+    Every change is O(1) per block, and O(log tenants) per call where there are several tenants.
+    """
 
     __slots__ = (
         "_batch_of",
@@ -159,9 +164,9 @@ class BlockPool:
     # -- deeds ------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int]:
-        """Take ``count`` blocks, evicting cached ones when the free ones are used up.
+        """Allocate ``count`` blocks, evicting cached ones when the free ones are used up.
 
-        Raises ValueError when fewer are available; ask ``num_available`` first.
+        Raises ValueError when fewer are available; check ``num_available`` first.
         """
         if count > self.num_available:
             raise ValueError(f"{count} blocks wanted, {self.num_available} available. This is a bug.")
@@ -173,7 +178,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Add a reference to each block; a cached one is used again."""
+        """Add a reference to each block; a cached one becomes used."""
         for block in blocks:
             if self._refs[block] == 0:
                 batch = self._batch_of[block]
@@ -184,7 +189,7 @@ class BlockPool:
             self._refs[block] += 1
 
     def reuse(self, blocks: Iterable[int]) -> None:
-        """Share blocks that were found by their keys: one use more of each."""
+        """Share blocks that were found by their keys, and count a use of each."""
         for block in blocks:
             key = self._keys[block]
             if key is None:
@@ -194,7 +199,7 @@ class BlockPool:
         self.share(blocks)
 
     def release(self, blocks: Seq[int]) -> None:
-        """Drop a reference to each. Given in order of position: the last goes to be evicted first."""
+        """Drop a reference to each block. In order of position: the last is evicted first."""
         idle: list[int] = []
         for block in blocks:
             refs = self._refs[block]
@@ -206,7 +211,8 @@ class BlockPool:
         self._idle(idle)
 
     def publish(self, block: int, key: bytes, tenant: str = "", weight: float = 1.0) -> None:
-        """Make a computed full block findable. The first block with a key keeps it. ``weight``: the tenant's, from now on."""
+        """Make a computed full block findable; the first block with a key keeps it. ``weight``: the tenant's from now
+        on."""
         if self._keys[block] is None and key not in self._by_key:
             self._keys[block] = key
             self._by_key[key] = block
@@ -223,7 +229,7 @@ class BlockPool:
             self._tenant_of[block] = owner
 
     def clear_cache(self) -> None:
-        """Forget every prefix and what was learnt; blocks in use stay in use."""
+        """Forget every prefix and all statistics; used blocks stay used."""
         for block in self._by_key.values():
             self._keys[block] = None
             self._tenant_of[block] = None
@@ -290,8 +296,7 @@ class BlockPool:
             self._changed[tenant] = None
 
     def _evict(self, most: int) -> None:
-        """Free blocks of the batch that is worth least of those that compete, up to ``most``, while its tenant is above its
-        share."""
+        """Free up to ``most`` blocks of the least valuable competing batch, while its tenant is above its share."""
         rivals = self._rivals()
         batch = min(map(self._worth_least, rivals), key=self._worth)
         tenant = batch.tenant
@@ -332,7 +337,7 @@ class BlockPool:
     # -- tenants ----------------------------------------------------------------------------
 
     def _rivals(self) -> list[_Tenant]:
-        """The tenants that are furthest above their shares, where there is one that is; else those with the most."""
+        """The tenants furthest above their shares; where none is above, those with the most blocks."""
         if len(self._tenants) == 1:
             return list(self._tenants.values())
         self._line_up()
@@ -350,7 +355,7 @@ class BlockPool:
         return [tenant for _, _, tenant in first]
 
     def _excess(self, tenant: _Tenant) -> int:
-        """How many blocks it can lose one after the other, each while it is above its share; at least one."""
+        """Number of blocks the tenant can lose while it is above its share; at least one."""
         others = self._weights - tenant.weight
         if others <= 0.0 or tenant.num_cached == self._num_cached:
             return tenant.num_cached
@@ -358,7 +363,7 @@ class BlockPool:
         return max(1, math.ceil(above * self._weights / others - 1e-6))
 
     def _line_up(self) -> None:
-        """Every tenant with cached blocks has one valid entry, by its ratio of now."""
+        """Every tenant with cached blocks has one valid entry, by its current ratio."""
         for tenant in self._changed:
             tenant.stamp = 0
             if tenant.num_cached:

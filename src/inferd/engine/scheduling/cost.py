@@ -1,10 +1,9 @@
-"""How long a step takes: a plane through the steps there were. Knows counts and seconds, no clock.
+"""Estimates how long a step takes, by a linear model of past steps. Knows counts and seconds, no clock.
 
     seconds = fixed + per prefill token * prefill tokens + per decode * decodes
 
-fitted by least squares in which older steps count less and less, so that it follows a machine whose other
-programs come and go. A decode is a sequence's one token: it has attention and sampling of its own, and costs
-several times a prompt's token.
+The model is fitted by least squares with decaying weights, so it follows a machine whose other programs come and go. A
+decode is one token of one sequence; it has attention and sampling of its own, and costs several times a prompt's token.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _RIDGE = 1e-6  # of each regressor's own square: what never varied is told apart
 
 
 class StepCost:
-    """``record`` steps as they are done; ask for ``prefill_within`` a time."""
+    """``record`` every step; ``prefill_within`` gives the prefill that fits a time."""
 
     __slots__ = ("_decode", "_fixed", "_fresh", "_n", "_p", "_pd", "_pp", "_prefill", "_py", "_q", "_qq", "_qy", "_y")
 
@@ -53,8 +52,7 @@ class StepCost:
         return self._fixed, self._prefill, self._decode
 
     def prefill_within(self, seconds: float, *, decodes: int) -> int:
-        """Prefill tokens beside so many decodes in a step that is expected to take no longer. Only where
-        ``is_known``."""
+        """Prefill tokens that fit beside so many decodes in a step of ``seconds``. Only where ``is_known``."""
         fixed, prefill, decode = self.plane()
         left = seconds - fixed - decode * decodes
         if prefill <= 0.0:

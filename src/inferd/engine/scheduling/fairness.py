@@ -1,9 +1,9 @@
-"""Who is next among those that wait: by class, then by what each tenant has had, then by arrival.
+"""Orders waiting sequences: by class, then by what each tenant has received, then by arrival.
 
-Fair share is the Virtual Token Counter (Sheng et al. 2024, "Fairness in Serving Large Language Models"):
-each tenant's counter grows by the tokens computed for it, divided by its weight, and the tenant with the
-least counter goes first. One that comes back after a pause is lifted to the least counter of those that are
-there, so that nobody saves up. Knows sequences by their labels; knows no blocks and no clock.
+Fair share is the Virtual Token Counter (Sheng et al. 2024, "Fairness in Serving Large Language Models"). Each tenant's
+counter grows by the tokens computed for it, divided by its weight, and the tenant with the least counter goes first.
+The counter of a tenant that returns after a pause is raised to the least counter of the present ones, so pauses save up
+nothing. Knows sequences by their labels. Does not know blocks or clocks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Shares:
         return self._counters.get(tenant, 0.0)
 
     def enter(self, tenant: str) -> None:
-        """One more sequence of the tenant is there, waiting or running."""
+        """Count one more sequence of the tenant, waiting or running."""
         if tenant in self._present:
             self._present[tenant] += 1
             return
@@ -64,7 +64,7 @@ class Shares:
 
 
 class WaitingQueue:
-    """The waiting sequences. ``discard`` is O(1): an entry that lost its meaning is dropped when met."""
+    """The waiting sequences. ``discard`` is O(1): a discarded entry is dropped when it is reached."""
 
     __slots__ = ("_pushes", "_queues", "_tickets", "counts", "shares")
 
@@ -91,14 +91,14 @@ class WaitingQueue:
 
     @property
     def best_class(self) -> int:
-        """The best class that anybody waits in; beyond the last when nobody does."""
+        """The best class with a waiting sequence; beyond the last class where the queue is empty."""
         for place, count in enumerate(self.counts):
             if count:
                 return place
         return _NUM_CLASSES
 
     def best(self) -> Sequence | None:
-        """Best class, then the tenant that has had least, then arrival."""
+        """By class, then by the tenant's counter, then by arrival."""
         place = self.best_class
         if place == _NUM_CLASSES:
             return None
@@ -106,12 +106,12 @@ class WaitingQueue:
         return min(self._heads(place), key=lambda head: (shares[head[2].tenant], head[0]))[2]
 
     def first(self) -> Sequence | None:
-        """Best class, then arrival, whatever anybody has had."""
+        """By class, then by arrival, whatever the tenants' counters."""
         place = self.best_class
         return None if place == _NUM_CLASSES else min(self._heads(place))[2]
 
     def longest_below(self, place: int) -> Sequence | None:
-        """Of the classes worse than ``place``, who came first."""
+        """The first arrival of all classes worse than ``place``."""
         heads = [head for worse in range(place + 1, _NUM_CLASSES) if self.counts[worse] for head in self._heads(worse)]
         return min(heads, key=lambda head: head[0][1:])[2] if heads else None
 

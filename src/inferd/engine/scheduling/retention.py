@@ -1,19 +1,20 @@
-"""What a cached prefix is worth, learnt from the traffic. Knows keys, counts and ages; no blocks, no tokens, no clock.
+"""The worth of a cached prefix, learned from the traffic. Knows keys, counts and ages; no blocks, tokens or clocks.
 
-An idle block waits to be asked for again. How soon depends on what is known of every block: how many requests have
-asked for it, and how long ago the last one did. People take their time over an answer, so the chance first rises with age and
-then falls; what was asked for often is asked for more. Both are measured here, and turned into a block's
+How soon an idle block is used again depends on how many requests have used it, and on how long ago the last one did.
+Users take time to read an answer, so the chance of reuse first rises with age and then falls; blocks that were used
+often are used more. Both are measured here, and give a block's
 
-    worth = the most, over all ages at which it might be given up, of (chance of reuse until then) / (time kept until then)
+    worth = maximum over all ages at which it could be evicted, of (chance of reuse until then) / (time kept until then)
 
-that is, reuse per unit of time if it is kept on and given up at the best moment (the index of Gittins, 1979; for caches "hit
-density": Beckmann, Chen, Cidon, LHD, 2018). What is worth least goes first. So a small cache gives most new prefixes up
-at once and keeps a few for as long as their clients need, where keeping all of them for too short a time would serve nobody;
-a large one keeps everything until it is old, which is LRU.
+This is the reuse per unit of time if the block is kept and evicted at the best moment (the index of Gittins, 1979; for
+caches "hit density": Beckmann, Chen, Cidon, LHD, 2018). The block with the least worth is evicted first. So a small
+cache evicts most new prefixes at once and keeps a few for as long as their clients need; keeping all of them for too
+short a time would give no reuse. A large cache keeps everything until it is old, which is LRU.
 
-What is learnt does not depend on what the cache keeps: a sample of about ``SAMPLED`` keys, those that begin with the smallest bytes
-(Waldspurger et al., SHARDS, 2015; keys are hashes), is followed for ``HORIZON`` times the cache's size, cached or not. Until something is
-known, reuse is as likely in every doubling of age, and the more so the more requests there were: LRU, where reused blocks stay longer.
+The statistics do not depend on what the cache keeps. A sample of about ``SAMPLED`` keys, those with the smallest first
+bytes (Waldspurger et al., SHARDS, 2015; keys are hashes), is followed for ``HORIZON`` times the cache's size, cached or
+not. Before there are statistics, reuse is taken to be equally likely in every doubling of age, and likelier the more
+requests there were: LRU, where reused blocks stay longer.
 
 Time is counted in released blocks.
 """
@@ -37,9 +38,9 @@ Histogram = list[list[float]]  # [uses - 1][class of age]
 
 
 class Retention:
-    """The worth of a block by uses and age, and how often evicted keys were used.
+    """The worth of a block by uses and age, and the number of uses of evicted keys.
 
-    Every call is O(1) per key, but for a fit, O(SAMPLED), at most once in SAMPLED / 2 releases.
+    Every call is O(1) per key, except a fit, which is O(SAMPLED) at most once in SAMPLED / 2 releases.
     """
 
     __slots__ = ("_followed", "_left", "_limit", "_next_fit", "_reused", "_size", "_unit", "_uses_of", "_worth", "now")
@@ -57,7 +58,7 @@ class Retention:
         self._next_fit = max(num_blocks // _FITS, SAMPLED // 2)
 
     def asked(self, key: bytes) -> None:
-        """A request asks for ``key``, whether it is cached or not."""
+        """A request uses ``key``, whether it is cached or not."""
         if int.from_bytes(key[:4]) < self._limit:
             was = self._followed.pop(key, None)
             if was is not None:
@@ -65,7 +66,7 @@ class Retention:
                 self._reused[uses - 1][self._age_class(at)] += 1.0
 
     def released(self, keys: Sequence[tuple[bytes, int]]) -> int:
-        """Nobody uses these any more, (key, uses) each; the time at which they all became idle."""
+        """These blocks, (key, uses) each, have become idle; returns the time of that."""
         self.now += len(keys)
         for key, uses in keys:
             if int.from_bytes(key[:4]) < self._limit:
@@ -82,7 +83,7 @@ class Retention:
             self._uses_of.popitem(last=False)
 
     def computed(self, key: bytes) -> int:
-        """Uses of what was computed just now: one, and those it had before it was evicted."""
+        """Uses of a block that was just computed: one, and those before it was evicted."""
         self.asked(key)
         return min(self._uses_of.pop(key, 0) + 1, MOST_USES)
 
@@ -111,11 +112,11 @@ class Retention:
 
 
 def worth_by_age(reused: Histogram, left: Histogram) -> Histogram:
-    """From how many were asked for again at an age, and how many not up to that age.
+    """The worth at each class of ages, from the numbers that were reused at an age, and those not reused up to it.
 
-    The first class of ages is one unit of time long, each other one as long as all before it. Whoever leaves in one does so in its
-    middle. Of reused blocks the worth never rises with age and never falls with uses, so no block is worth less than one behind
-    it in a prefix, which was never asked for later or more often.
+    The first class of ages is one unit of time long, each other one as long as all before it; changes count in the
+    middle of a class. For reused blocks the worth never rises with age and never falls with uses. So no block is worth
+    less than one behind it in a prefix, which was never used later or more often.
     """
     found: Histogram = []
     for uses, (hits, others) in enumerate(zip(reused, left, strict=True), 1):

@@ -1,27 +1,25 @@
-"""Which tokens are computed next. Pure over its tables: no tensor, no clock, no I/O.
+"""Decides which tokens a step computes. Pure over its tables: no tensor, no clock, no I/O.
 
-Each sequence has tokens known and tokens computed; a step lets computed catch up with known under a
-token budget. Decoding is a gap of one, a fresh prompt is a gap of its length, a preempted sequence
-is a gap of everything it had. Continuous batching, chunked prefill, prefix hits and
-preemption-by-recompute are all this one rule.
+Each sequence has tokens known and tokens computed; a step lets computed catch up with known under a token budget. A
+decode has a gap of one token, a new prompt a gap of its length, and a preempted sequence a gap of all its tokens.
+Continuous batching, chunked prefill, prefix hits and preemption by recomputing all follow from this rule.
 
-    schedule() -> Step      decide, and take the blocks that the step writes to
-    speculate(part, ...)    add tentative tokens to a decode, where there is room that nobody else wants
-    commit(step)            the step was computed: move ``num_computed`` on, publish full blocks
-    accept_guesses(part, ...)       so many of a decode's tentative tokens were right: they count as computed too
+    schedule() -> Step           decide, and allocate the blocks that the step writes to
+    speculate(part, ...)         add guessed tokens to a decode, in blocks that are free
+    commit(step)                 the step was computed: advance ``num_computed``, publish full blocks
+    accept_guesses(part, ...)    the first guessed tokens were right and count as computed
 
-Who goes first: class, then the tenant that has had least for its weight, then arrival (``fairness``). Who
-gives way is the same order from its other end.
+Sequences are ordered by class, then by the tenant's received tokens for its weight, then by arrival (``fairness``). The
+last in this order is preempted first.
 
-- A sequence displaces running ones of a worse class when slots or blocks are short, but nobody more than
-  ``MAX_PREEMPTIONS`` times: after that a sequence stands before all others and keeps what it has.
-- Every ``AGING_EVERY``-th admission is that of the longest-waiting sequence of a worse class, and it is not
-  displaced. Held up for four times as long, it goes before anybody else is admitted: no class starves.
-- Batch work never makes a first token of another class wait for long. While one is due, steps leave batch
-  out, but for every ``SHARE_EVERY``-th; and as long as other classes have been about, a step's batch work
-  is at most half of the prefill they usually need, because whoever arrives waits for the step under way.
-  Within such limits batch sequences take turns: with R of them running, each is computed at least once in
-  SHARE_EVERY * R steps.
+- When slots or blocks are short, a sequence displaces running ones of a worse class. A sequence that was displaced
+  ``MAX_PREEMPTIONS`` times precedes all others and keeps what it has.
+- Every ``AGING_EVERY``-th admission is that of the longest-waiting sequence of a worse class, which is not displaced. If
+  it is held up for four times as long, no other sequence is admitted before it: no class starves.
+- Batch work never delays a first token of another class for long (``batch_guard``). While one is due, steps leave batch
+  work out, except every ``SHARE_EVERY``-th. Otherwise a step's batch work is limited while other classes are active,
+  because a new arrival waits for the step in progress. Within these limits batch sequences take turns: with R of them
+  running, each is computed at least once in SHARE_EVERY * R steps.
 """
 
 from __future__ import annotations
@@ -48,8 +46,8 @@ _MANY = 2**31
 class Slice:
     """One sequence's part of a step: tokens ``start`` to ``start + count`` are computed.
 
-    ``draft``: tentative tokens behind the known ones, counted in ``count``. They live as long as the step: their rows
-    tell which of them are right, and the others leave nothing behind.
+    ``draft``: guessed tokens after the known ones, counted in ``count``. They exist for this step only: their rows show
+    which of them are right.
     """
 
     sequence: Sequence
@@ -59,7 +57,7 @@ class Slice:
 
     @property
     def catches_up(self) -> bool:
-        """Whether the last row's logits are wanted: nothing known remains to be computed."""
+        """Whether all known tokens are computed after the step, so that the last row's logits are needed."""
         return self.start + self.count - len(self.draft) == len(self.sequence.tokens)
 
     @property
@@ -87,7 +85,7 @@ class Step:
 
 @dataclass(slots=True)
 class _Budget:
-    """What a step has left: tokens of all kinds, of prefill, and cost of batch work, in tokens of prefill."""
+    """What is left of a step: tokens in all, tokens of prefill, and batch work, in tokens of prefill."""
 
     tokens: int
     prefill: int = _MANY
@@ -114,8 +112,8 @@ class _Budget:
 class Scheduler:
     """Owns the waiting and running sequences and their blocks.
 
-    ``tpot_s``: what a decode step should take at most; prefill beside it is cut to fit, once ``record_cost``
-    has told what steps cost. None: prefill fills the token budget.
+    ``tpot_s``: how long a decode step should take at most. Prefill beside decodes is cut to fit, once ``record_cost``
+    has measured steps. None: prefill fills the token budget.
     """
 
     def __init__(
@@ -154,9 +152,9 @@ class Scheduler:
         self._waiting.push(sequence, rank)
 
     def fork(self, parent: Sequence, index: int) -> Sequence:
-        """A new sequence that knows what ``parent`` knows and shares its blocks.
+        """A new sequence with the same tokens as ``parent``, which shares its blocks.
 
-        Where no slot is free it waits instead, and finds the shared part in the prefix cache.
+        Where no slot is free it waits, and later finds the shared part in the prefix cache.
         """
         child = Sequence(
             request_id=parent.request_id,
@@ -190,7 +188,7 @@ class Scheduler:
         return child
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, finished or cancelled, and give back its blocks. Idempotent."""
+        """Remove a finished or cancelled sequence and release its blocks. Idempotent."""
         rank = self._ranks.pop(sequence, None)
         if rank is None:
             return
@@ -220,8 +218,10 @@ class Scheduler:
         return step
 
     def speculate(self, part: Slice, tokens: tuple[int, ...]) -> None:
-        """Compute ``tokens`` as if they followed what the sequence of ``part``, which catches up, knows; fewer where
-        free blocks end. Nobody gives way to what may be wrong."""
+        """Compute ``tokens`` as if they followed the known tokens of ``part``, which catches up.
+
+        Fewer are added where free blocks end: no sequence is preempted for a guess.
+        """
         sequence = part.sequence
         room = (len(sequence.blocks) + self.pool.num_available) * self.block_size - part.start - part.count
         part.draft = tokens[: max(room, 0)]
@@ -235,8 +235,8 @@ class Scheduler:
             self._advance(part.sequence, part.start + part.count - len(part.draft))
 
     def accept_guesses(self, part: Slice, num_right: int) -> None:
-        """The first ``num_right`` tentative tokens, known by now, are computed as well; blocks that only the others
-        needed are free again."""
+        """The first ``num_right`` guesses, known by now, are computed as well; blocks that only the others needed are
+        released."""
         sequence = part.sequence
         # A last token that ended the sequence would not have been computed.
         self._advance(sequence, min(sequence.num_computed + num_right, len(sequence.tokens) - 1))
@@ -322,7 +322,7 @@ class Scheduler:
         budget.spend(count, gap, is_batch=is_batch)
 
     def _take_blocks(self, sequence: Sequence, count: int, step: Step) -> bool:
-        """Make blocks hold ``count`` more tokens, all or nothing."""
+        """Allocate blocks for ``count`` more tokens, all or none."""
         first = sequence.num_computed // self.block_size  # block written first
         missing = -(-(sequence.num_computed + count) // self.block_size) - len(sequence.blocks)
         copied = first < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[first])
@@ -338,7 +338,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence, step: Step, budget: _Budget) -> None:
-        """Back to waiting, blocks given up, everything to be recomputed unless the prefix cache keeps it."""
+        """Back to waiting: blocks are released, and everything that the prefix cache does not keep is recomputed."""
         for i, part in enumerate(step.slices):
             if part.sequence is sequence:
                 budget.tokens += part.count
@@ -355,7 +355,11 @@ class Scheduler:
         self._waiting.push(sequence, rank)
 
     def _standing(self, sequence: Sequence) -> tuple[int, float, Rank]:
-        """Less is better. Dynamic but for the pinned, whose order never changes: the first of them gets through."""
+        """The place in the order; less is better.
+
+        It changes with the tenants' counters. That of pinned sequences never changes, so the first of them gets
+        through.
+        """
         rank = self._ranks[sequence]
         if self._is_pinned(sequence):
             return -1, 0.0, (0, *rank[1:])
@@ -388,7 +392,7 @@ class Scheduler:
                 self._admissions += 1
 
     def _aged(self, best: int, budget: _Budget) -> Sequence | None:
-        """The sequence of a worse class whose turn it is."""
+        """The sequence of a worse class whose turn has come."""
         if self._admissions < AGING_EVERY or not any(self._waiting.counts[best + 1 :]):
             return None
         sequence = self._waiting.longest_below(best)
@@ -401,7 +405,7 @@ class Scheduler:
         return sequence
 
     def _admit(self, sequence: Sequence, step: Step, budget: _Budget, *, may_displace: bool) -> bool:
-        """Make a waiting sequence run and compute its first part; False: it does not fit now."""
+        """Start a waiting sequence and compute its first part; False: it does not fit now."""
         place = self._ranks[sequence][0]
         hits = self._find_prefix(sequence)
         num_hit = len(hits) * self.block_size
@@ -457,7 +461,7 @@ class Scheduler:
         )
 
     def _displace(self, sequence: Sequence, hits: list[int], step: Step, budget: _Budget) -> bool:
-        """Preempt sequences of worse classes until this one fits; nobody, when all of them are not enough."""
+        """Preempt sequences of worse classes until this one fits; none where all together would not be enough."""
         place = self._ranks[sequence][0]
         if not any(self._num_running[place + 1 :]):
             return False
@@ -485,9 +489,11 @@ class Scheduler:
         return hits
 
     def _break_deadlock(self, step: Step) -> None:
-        """Nothing could be scheduled although something waits: running sequences that wait for
-        others (beams in lockstep) hold the blocks. The last of them gives way; the first to have
-        arrived always gets through, so no two groups can block each other for ever."""
+        """Preempt a running sequence when nothing can be scheduled although a sequence waits.
+
+        Running sequences that wait for others (beams in lockstep) then hold the blocks. The last of them is preempted.
+        The first arrival always gets through, so no two groups block each other for ever.
+        """
         first = self._waiting.first()
         while first is not None and self.running and not step.slices:
             last = self.running[-1]
@@ -502,7 +508,7 @@ class Scheduler:
     # -- books ------------------------------------------------------------------------------
 
     def _advance(self, sequence: Sequence, end: int) -> None:
-        """Tokens up to ``end``, all of them known, are computed."""
+        """The known tokens up to ``end`` are computed."""
         sequence.num_computed = end
         if end > sequence.num_charged:  # what is computed again after a preemption was paid for
             shares = self._shares[self._ranks[sequence][0]]

@@ -1,7 +1,6 @@
-"""A sequence: tokens known, tokens computed, and the blocks that hold what was computed.
+"""A sequence: tokens known, tokens computed, and the blocks that hold the computed ones.
 
-The one idea of the engine: a step lets ``num_computed`` catch up with ``len(tokens)``. There is no
-prefill phase and no decode phase.
+A step lets ``num_computed`` catch up with ``len(tokens)``. There is no prefill phase and no decode phase.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from inferd.types import SamplingParams
 
 
 class Sequence:
-    """One line of tokens being generated; a request has ``sampling.width`` of them, or beams.
+    """One answer being generated; a request has ``sampling.width`` of them, or beams.
 
-    ``tokens``: prompt then output, all known. ``num_computed``: how many have their KV in
-    ``blocks``. The sequence is ready to be sampled when they are equal after a step.
+    ``tokens``: prompt, then output, all known. ``num_computed``: how many have their keys and values in ``blocks``. A
+    sequence is sampled when both are equal after a step.
     """
 
     __slots__ = (
@@ -93,7 +92,7 @@ class Sequence:
         return self.tokens[self.num_prompt :]
 
     def block_key(self, i: int, block_size: int) -> bytes:
-        """Key of the ``i``-th full block; keys before it are computed on the way. Blocks are of one size for ever."""
+        """Key of the ``i``-th full block; the keys before it are computed too. The block size never changes."""
         keys = self.cache_keys
         while len(keys) <= i:
             at = len(keys) * block_size

@@ -1,6 +1,7 @@
-"""A draft model from its files: found, checked against the target's tokenizer, read.
+"""Loads a draft model: finds its files, checks it against the target's tokenizer, reads it.
 
-It is loaded before the target's KV cache is planned, as its own blocks are part of that plan: one for each of the target's.
+It is loaded before the target's KV cache is planned, because the plan includes its blocks: one for each of the
+target's.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class LoadedDraft:
         )
 
     def with_cache(self, config: ModelConfig, num_blocks: int, vocab_size: int) -> DraftModel:
-        """Ready to guess, with its own KV blocks, as many and as large as the target's."""
+        """The draft model with its own KV blocks, as many and as large as the target's."""
         dims, dtype = self.decoder.config, self.decoder.dtype
         cache = KVCache(
             num_layers=dims.num_layers,
@@ -72,10 +73,9 @@ class LoadedDraft:
 def load_draft(
     config: ModelConfig, target: Path, num_tokens: int, device: torch.device, progress: Progress
 ) -> LoadedDraft | None:
-    """The draft model of a model whose folder is ``target`` and that says ``num_tokens`` different tokens; None where it
-    has none, or does not use it.
+    """The draft model of the model in the folder ``target``, which has ``num_tokens`` different tokens.
 
-    Raises ModelLoadError where the two do not belong together.
+    None where it has no draft model or does not use it. Raises ModelLoadError where the two do not belong together.
     """
     settings = config.speculation
     if settings.draft is None or settings.method not in ("auto", "draft"):
@@ -95,7 +95,7 @@ def load_draft(
 
 
 def _check_tokens(target: Path, draft: Path) -> None:
-    """A guess is a token id: it must stand for the same text in both."""
+    """A guess is a token id, so it must have the same text in both models."""
     one, other = target / "tokenizer.json", draft / "tokenizer.json"
     if not other.exists():  # a draft that is only weights is taken to be the target's
         return

@@ -1,10 +1,10 @@
-"""A second, smaller decoder that guesses what the first will say.
+"""A second, smaller decoder that guesses the next tokens of the first.
 
-It has KV blocks of its own and the scheduler's one idea: of each sequence it knows all tokens and has computed some of
-them, and it catches up before it guesses. It computes a sequence's prompt when that is first drafted for, in chunks, and finds
-prefixes in a cache of its own. Knows tensors through its runner; whether drafting pays is decided elsewhere.
+It has KV blocks of its own, and works by the scheduler's rule: it knows all tokens of a sequence, has computed some,
+and catches up before it guesses. A prompt is computed in chunks when its sequence is first drafted for, with a prefix
+cache of its own. Knows tensors through its runner. ``gain`` decides whether drafting pays.
 
-It guesses its likeliest token. The target's draw agrees with the probability that the target gives that token, and a
+It guesses its likeliest token. The target's draw agrees with the probability that the target gives that token. A
 rejection sampler would accept a guess that was not drawn itself just as often (``docs/speculation.md``).
 """
 
@@ -18,7 +18,7 @@ from inferd.engine.speculation.draft_passes import Guess, Rule, native_passes, r
 
 
 class _Mirror(Sequence):
-    """The draft's view of a sequence: the same tokens, other blocks."""
+    """The draft model's copy of a sequence: the same tokens, other blocks."""
 
     __slots__ = ("num_ahead", "used_at")
 
@@ -27,7 +27,7 @@ class _Mirror(Sequence):
 
 
 class DraftModel:
-    """Guesses for many sequences together, a token of each per pass (``draft_passes``)."""
+    """Guesses for many sequences together, one token of each per pass (``draft_passes``)."""
 
     def __init__(self, runner: Runner, pool: BlockPool, vocab_size: int, *, max_len: int, prefix_caching: bool) -> None:
         self.pool = pool
@@ -42,18 +42,21 @@ class DraftModel:
         self._native = native_passes(runner, vocab_size)
 
     def takes(self, sequence: Sequence) -> bool:
-        """Whether it can compute what the sequence knows and more. A prompt in token ids may have one for which only the
-        target has a row: tables of models of one family are filled up to different sizes."""
+        """Whether the draft model can compute the sequence's tokens and more.
+
+        A prompt of token ids may have one for which only the target has a row: models of one family have tables of
+        different sizes.
+        """
         is_known = sequence in self._mirrors or max(sequence.tokens) < self._num_embedded
         return is_known and len(sequence.tokens) < self.max_len
 
     def gap(self, sequence: Sequence) -> int:
-        """Tokens that must be computed before the first guess. Looks the prefix cache up the first time."""
+        """Tokens to compute before the first guess. The first call looks the prefix cache up."""
         mirror = self._mirrors.get(sequence) or self._open(sequence)
         return len(sequence.tokens) - mirror.num_computed
 
     def catch_up(self, sequences: list[Sequence], budget: int) -> None:
-        """Compute at most ``budget`` tokens of sequences that are behind, leaving each its last."""
+        """Compute at most ``budget`` tokens of sequences that are behind, and leave each its last token."""
         step = Step()
         self._clock += 1
         for sequence in sequences:
@@ -68,8 +71,8 @@ class DraftModel:
                 self._computed(part.sequence, part.start + part.count)
 
     def guess(self, guesses: list[Guess], rule: Rule) -> int:
-        """Fill the guesses, computing first what is missing before them; number of passes. Where blocks are short, some
-        stay empty."""
+        """Fill the guesses, after computing the tokens before them; returns the number of passes. Some stay empty where
+        blocks are short."""
         self._clock += 1
         served: list[Guess] = []
         mirrors: list[_Mirror] = []
@@ -91,7 +94,7 @@ class DraftModel:
         return passes
 
     def accept_guesses(self, sequence: Sequence, num_right: int) -> None:
-        """So many of the guesses were right: their KV stays."""
+        """The first ``num_right`` guesses were right: their keys and values are kept."""
         mirror = self._mirrors.get(sequence)
         if mirror is not None:
             mirror.num_computed += min(num_right, mirror.num_ahead)
@@ -146,7 +149,7 @@ class DraftModel:
         return mirror
 
     def _reserve(self, mirror: _Mirror, end: int) -> bool:
-        """Make the blocks hold ``end`` tokens. Sequences that are not drafted for now give theirs."""
+        """Make the blocks hold ``end`` tokens, releasing those of sequences that are not drafted for now."""
         missing = -(-end // self._block_size) - len(mirror.blocks)
         while missing > self.pool.num_available:
             idle = [(m.used_at, s) for s, m in self._mirrors.items() if m.used_at < self._clock and m.blocks]

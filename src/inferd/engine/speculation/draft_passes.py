@@ -1,8 +1,8 @@
-"""A draft model's passes over some sequences, each over the tokens that the pass before it found, until they no longer pay.
+"""A draft model's passes: each computes the tokens that the pass before guessed, until a further guess does not pay.
 
-Two ways to the same guesses: one call of the kernels (kernels/drafting.h), in which neither arrays nor decisions come back to Python
-between passes, and pass by pass through a ``Runner``, which is the oracle of the tests and what is done everywhere else. Both know
-tokens, blocks and the rule they are given; nothing of what a guess is worth.
+There are two ways to the same guesses. One is a call of the kernels (kernels/drafting.h), which returns to Python only
+at the end. The other goes pass by pass through a ``Runner``; it is the oracle of the tests and computes everywhere
+else. Both know tokens, blocks and a rule. ``gain`` decides what a guess is worth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from inferd.native.compiled import CODES, kernels
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When a guess is kept and another pass follows. A token's chance is that of its sureness times those before it."""
+    """When a guess is kept and another pass follows. A token's chance is that of its confidence times those before it."""
 
     bounds: tuple[float, ...]  # of surenesses: ``chances[i]`` is that from ``bounds[i - 1]`` to below ``bounds[i]``
     chances: tuple[float, ...]
@@ -42,7 +42,7 @@ class Rule:
 
 @dataclass(slots=True)
 class Guess:
-    """What is guessed for one sequence in one step."""
+    """The guessed tokens of one sequence in one step."""
 
     sequence: Sequence
     most: int  # tokens
@@ -52,7 +52,7 @@ class Guess:
 
 
 def native_passes(runner: Runner, vocab_size: int) -> kernels.Drafter | None:
-    """The runner's decoder as a guesser in one call; None where the kernels do not cover it."""
+    """The runner's decoder as one call that guesses; None where the kernels do not support it."""
     one_call, decoder = runner.one_call, runner.decoder
     if one_call is None or not isinstance(decoder, LlamaDecoder):
         return None
@@ -72,8 +72,10 @@ def native_passes(runner: Runner, vocab_size: int) -> kernels.Drafter | None:
 
 
 def run_natively(drafter: kernels.Drafter, guesses: list[Guess], views: Seq[Sequence], rule: Rule) -> int:
-    """Fill the guesses; number of passes. ``views``: what the draft has computed of each sequence, and its blocks, which
-    have room for all guesses but the last."""
+    """Fill the guesses; returns the number of passes.
+
+    ``views``: what the draft model has computed of each sequence, and its blocks, which hold all guesses but the last.
+    """
     tokens, surenesses, passes = drafter.guess(
         [view.tokens[view.num_computed :] for view in views],
         [view.blocks for view in views],
@@ -129,12 +131,12 @@ def run_stepwise(runner: Runner, vocab_size: int, guesses: list[Guess], views: S
 
 
 class _Pass:
-    """One row for each of some guesses, as tensors that move on by a token."""
+    """One row for each guess, as tensors that advance by a token."""
 
     __slots__ = ("_block_size", "_blocks", "_guesses", "_lengths", "_positions", "_slots", "_tokens", "batch")
 
     def __init__(self, guesses: list[Guess], views: Seq[Sequence], runner: Runner) -> None:
-        """The row behind everything that is known, of guesses that have their first token."""
+        """The row after all known tokens, for guesses that have their first token."""
         self._guesses = guesses
         self._block_size = runner.cache.block_size
         count = len(guesses)
@@ -170,7 +172,7 @@ class _Pass:
 
 
 def _likeliest(logits: Tensor, vocab_size: int) -> list[tuple[int, float]]:
-    """Of each row [V] the likeliest token and how sure it is."""
+    """The likeliest token of each row [V], and its probability."""
     values, ids = logits[:, :vocab_size].topk(2, dim=-1)
     return [
         (token, 1.0 / (1.0 + math.exp(second - first)) if second - first > -50 else 1.0)

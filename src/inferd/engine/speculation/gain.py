@@ -1,16 +1,15 @@
-"""When drafting pays: what steps cost, how often drafts are right, and what came of it. Pure: no tensor, no clock.
+"""Decides whether speculation pays: measures steps, acceptance and outcome. Pure: no tensor, no clock.
 
-A step of B sequences yields B tokens in ``plain(B)`` seconds, so a token is worth plain(B) / B. A tentative token costs a
-row more in the step, and its draft. It is worth its cost where
+A step of B sequences gives B tokens in ``plain(B)`` seconds, so a token is worth plain(B) / B. A guessed token costs
+one more row in the step, and its draft. It is worth its cost where
 
     (chance that it and all before it are right) * plain(B) / B  >  seconds of a row
 
-so the length of a draft follows from measured chances and measured seconds: long where rows are nearly free (a lone
-sequence, whose step reads the weights for one row as for eight) and chances are good, none where the batch is full.
+So measured chances and seconds decide the length of a draft. It is long where rows are nearly free and chances are
+good: a lone sequence's step reads the weights for eight rows as for one. It is empty where the batch is full.
 
-That is a forecast. What decides in the end is the outcome: ``gain`` compares the tokens of steps that might speculate
-with what plain steps would have given in the same seconds, all overhead included. Where it falls below 1 nothing is tried
-for a while.
+That is a forecast; the outcome decides. ``gain`` compares the tokens of steps that might speculate with those that
+plain steps would have given in the same time, overhead included. Where it falls below 1, speculation pauses.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _LEAST_CHANCE = 0.1
 
 
 class Acceptance:
-    """How often drafted tokens of a kind were right: an average in which older ones count less and less."""
+    """How often guessed tokens of a kind were right: a decaying average."""
 
     __slots__ = ("_chance", "_weight")
 
@@ -55,7 +54,7 @@ class Acceptance:
 
 
 class Chances:
-    """``Acceptance`` by something that is known of a token beforehand: how long a match is, how sure a model was."""
+    """``Acceptance`` by a value known beforehand: a match's length, or a model's confidence."""
 
     __slots__ = ("_classes", "bounds")
 
@@ -75,10 +74,10 @@ class Chances:
 
 
 class BatchCost:
-    """What was measured of steps with about the same number of decodes.
+    """Measurements of steps with about the same number of decodes.
 
-    Seconds of a step lie between the same for all sizes (reading the weights) and proportional to them (computing),
-    so within a class they are taken to grow with the square root.
+    A step's time lies between constant (reading weights) and proportional to its size (computing), so within a class it
+    is taken to grow with the square root.
     """
 
     __slots__ = (
@@ -97,7 +96,7 @@ class BatchCost:
     )
 
     def __init__(self, least: int, *, is_random: bool = False) -> None:
-        """``least``: the class's smallest batch. ``is_random``: whether some of it are drawn at random."""
+        """``least``: the class's smallest batch. ``is_random``: whether some of its tokens are drawn at random."""
         self.least = least
         self.is_random = is_random
         self._plain_s = 0.0  # seconds of a step of that size without tentative tokens
@@ -114,8 +113,10 @@ class BatchCost:
         return float(self._plain_s * (num_decodes / self.least) ** 0.5)
 
     def row_s(self, num_decodes: int) -> float:
-        """Seconds that one more row costs. Before it was ever tried: little of what a token is worth in a small batch,
-        most of it in a large one."""
+        """Seconds of one more row.
+
+        Before the first measurement: a small part of a token's worth in a small batch, most of it in a large one.
+        """
         if self._rows_rows:
             return max(self._rows_s / self._rows_rows, 0.0)
         return 0.9 * self.plain_s(num_decodes) / (num_decodes + 8)
@@ -127,11 +128,11 @@ class BatchCost:
 
     @property
     def is_gaining(self) -> bool:
-        """Whether steps that might speculate were seen to bring something, without a pause since."""
+        """Whether steps that might speculate have brought a gain since the last pause."""
         return self._tries >= 2.0 and self.gain > 1.0
 
     def may_try(self) -> bool:
-        """Whether this step may speculate. Asked once for each step."""
+        """Whether this step may speculate. Call it once for each step."""
         if self.num_plain < _ENOUGH:
             return False
         if self.off_for:
@@ -153,13 +154,13 @@ class BatchCost:
         self._plain_s += (seconds - self._plain_s) * share
 
     def record_rows(self, num_decodes: int, num_rows: int, seconds: float) -> None:
-        """A step with so many tentative rows took ``seconds``, drafting left out."""
+        """A step with so many guessed rows took ``seconds``, without drafting."""
         plain_s = self.plain_s(num_decodes)
         self._rows_s = self._rows_s * _KEEP + num_rows * (min(seconds, _HICCUP * plain_s) - plain_s)
         self._rows_rows = self._rows_rows * _KEEP + num_rows * num_rows
 
     def record_try(self, num_decodes: int, num_tokens: int, seconds: float) -> bool:
-        """A step that might speculate gave so many tokens in ``seconds``, everything included. Whether a pause begins."""
+        """A step that might speculate gave so many tokens in ``seconds`` in all. Returns whether a pause begins."""
         step_s = self.plain_s(num_decodes)
         plain_s = step_s * num_tokens / num_decodes
         seconds = min(seconds, _HICCUP * max(plain_s, step_s))
@@ -177,7 +178,7 @@ class BatchCost:
         return is_over
 
     def pause(self, steps: int) -> None:
-        """Try nothing for so many steps, and then judge afresh."""
+        """Do not speculate for so many steps, then judge anew."""
         self.off_for = max(self.off_for, steps)
         self._good = self._spent = self._tries = self._lost_s = 0.0
 
@@ -198,8 +199,10 @@ class Costs:
         return known
 
     def pause_above(self, cost: BatchCost) -> None:
-        """What did not pay for some sequences will not for more of them, whose rows cost more and bring less: larger batches
-        that were not found to gain by it wait as long."""
+        """Pause larger batches too, unless they were found to gain.
+
+        What does not pay for some sequences does not pay for more: their rows cost more and bring less.
+        """
         for size in _SIZES[_SIZES.index(cost.least) + 1 :]:
             larger = self.at(size, is_random=cost.is_random)
             if not larger.is_gaining:
@@ -207,11 +210,11 @@ class Costs:
 
 
 class Outlook:
-    """What a step is expected to give and to take, tentative tokens included.
+    """The expected tokens and seconds of a step, guesses included.
 
-    One more token is worth its seconds where its chance exceeds what these would give otherwise: by the tokens per second of
-    plain steps, with a margin as both are estimates, and by those of the step at hand, since a text that is guessed well now will
-    be in the next step too, where guesses begin anew with better chances.
+    One more token is worth its seconds where its chance exceeds the tokens that these seconds would give otherwise. Two
+    rates count: that of plain steps, with a margin because both are estimates, and that of the step at hand, because a
+    text that is guessed well now will be guessed well in the next step, where new guesses begin with better chances.
     """
 
     __slots__ = ("least", "least_per_s", "row_s", "seconds", "tokens")
@@ -224,10 +227,10 @@ class Outlook:
         self.least_per_s = max(_MARGIN, gain) * num_decodes / self.seconds
 
     def bar(self, cost_s: float) -> float:
-        """Chance that a token must have to be worth so many seconds."""
+        """The chance that a token must have to be worth so many seconds."""
         return max(self.least, cost_s * max(self.least_per_s, self.tokens / self.seconds))
 
     def add(self, chance: float) -> None:
-        """A token is computed along that is right with this chance (and all before it)."""
+        """One more token is computed, right with this chance (and all before it)."""
         self.tokens += chance
         self.seconds += self.row_s

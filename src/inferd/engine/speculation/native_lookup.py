@@ -1,4 +1,7 @@
-"""``prompt_lookup`` by the kernels (kernels/lookup.h), where they were built. Knows token ids; the kernels' own memory keeps the text."""
+"""``prompt_lookup`` by the kernels (kernels/lookup.h), where they were built.
+
+Knows token ids; the text is kept in the kernels' own memory.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Drafts without a model: what followed the last time the text ended like this.
+"""Guesses without a model: the tokens that followed the last time the text ended like this.
 
 Answers that quote, correct or continue their prompt repeat long parts of it (prompt lookup decoding, Saxena 2023). For
-one sequence this keeps where each pair of tokens ended, chained from the latest to the earliest as LZ77's
-compressors do, and finds the longest recent occurrence of the sequence's own end. Where a quote breaks off with one
-other token, the text may go on behind it: that is tried at the next token. Where some were put in, changed or left out, it goes
-on close behind: one equal token is enough there. Knows token ids; no tensor.
+one sequence this records where each pair of tokens ended, chained from the latest to the earliest as in LZ77
+compressors, and finds the longest recent occurrence of the sequence's end. Where a quote differs by one token, the text
+may continue after it, which is tried at the next token. Where tokens were inserted, changed or left out, the text
+continues nearby; one equal token is enough there. Knows token ids; no tensor.
 
-The kernels do the same without Python between tokens (``native_lookup``); the class here is the oracle of the tests, and what is
-used where there are no kernels.
+The kernels do the same without Python between tokens (``native_lookup``). The class here is the oracle of the tests,
+and is used where there are no kernels.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Found(NamedTuple):
 
     length: int  # tokens that are equal there, or RETURNED, or RESUMED
     tokens: list[int]  # that followed; empty where no place was found
-    # Of each token: how many tokens are equal at the best of the other places that go on alike as far as this token, but not with it.
-    # 0: there is none.
+    # Of each token: how many tokens are equal at the best of the other places that go on alike as far as this token,
+    # but not with it. 0: there is none.
     rivals: list[int]
 
 
@@ -39,13 +39,15 @@ class Finder(Protocol):
     """One sequence's text, which only ever grows."""
 
     def find(self, tokens: Seq[int], count: int) -> Found:
-        """``count`` tokens that followed where the text was last like this at its end.
+        """``count`` tokens that followed where the text last ended like now. ``tokens``: the whole sequence.
 
-        ``tokens``: the whole sequence. Of the latest occurrences the longest counts. Of equally long ones it is that where the
-        text stands if it went on in what it followed, else the next behind that, else one that goes on as most of them do, else the latest. An occurrence that runs into the end of the
-        sequence goes on with itself: a period is drafted for as long as is asked. Where nothing is equal but was before, the next
-        token that is equal to the last is returned to; at the first time, where there is none, the text since then is taken to stand
-        for as many tokens there.
+        Of the latest occurrences the longest counts. Of equally long ones, the first that applies is chosen: the place
+        that continues the last found text, the next place after it, a place that continues as most of them do, the
+        latest.
+
+        An occurrence that reaches the end of the sequence continues with itself, so a period is repeated as long as
+        needed. Where no token is equal but some were before, the text continues at the next token that equals the last
+        one. Where there is none the first time, the tokens since then are taken to replace as many tokens of the text.
         """
         ...
 
@@ -86,7 +88,7 @@ class NGrams:
         return found
 
     def _places(self, tokens: Seq[int], end: int) -> list[tuple[int, int]]:
-        """How many tokens are equal, and where they end, of the latest occurrences."""
+        """Numbers of equal tokens of the latest occurrences, and where they end."""
         places: list[tuple[int, int]] = []
         at = self._before[end] if end >= 0 else 0
         while at and len(places) < MOST_LOOKED_AT:
@@ -98,7 +100,7 @@ class NGrams:
         return places
 
     def _quoted(self, tokens: Seq[int], end: int) -> list[tuple[int, int]]:
-        """Where the text may stand in what it followed until now."""
+        """Places where the text may be in the passage that it followed until now."""
         if self._quote is None:
             return []
         stood, then = self._quote

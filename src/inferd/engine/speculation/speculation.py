@@ -1,9 +1,8 @@
-"""Tentative tokens for a step's decodes: who gets how many, and what became of them.
+"""Adds guessed tokens to a step's decodes, and records what became of them.
 
-Between scheduling and computing, ``extend`` looks for tokens that the decodes may continue with, in their own text
-(``prompt_lookup``) or by a smaller model (``draft``), and takes those that pay (``speculation_gain``). Nothing here touches what a
-sequence knows, so nothing here can change an answer: the engine draws every token as it always does, and a tentative token
-is only a row that was computed before it was known to be needed.
+Between scheduling and computing, ``extend`` looks for tokens that may follow, in the sequence's own text
+(``prompt_lookup``) or by a smaller model (``draft_model``), and adds those that pay (``gain``). A guess cannot change
+an answer: the engine draws every token as without guesses, and a guess is only a row that is computed early.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _EXPLORE_EVERY = 16  # drafts that were found not to pay; one of so many is made
 
 @dataclass(slots=True)
 class _Drafted:
-    """One sequence's tentative tokens, with the classes whose chances they teach."""
+    """One sequence's guesses, with the statistics that their outcome updates."""
 
     chances: list[Acceptance]
     by_model: bool
 
 
 class Speculation:
-    """Belongs to the step loop. ``draft``: None where only texts are looked up. ``tell_time``: in seconds."""
+    """Belongs to the step loop. ``draft``: None where only texts are looked up. ``tell_time``: a clock, in seconds."""
 
     def __init__(
         self,
@@ -56,10 +55,11 @@ class Speculation:
         self._max_model_len = max_model_len
         self._texts: dict[Sequence, Finder] = {}
         self._drafted: dict[Sequence, _Drafted] = {}
-        # Of tokens found in the text, where all places go on alike, by equal tokens before it: none but before another one, 1 close
-        # behind, 2, 3, 4, 5-6, 7-9, 10-15, 16 and more;
+        # Of tokens found in the text, where all places go on alike, by equal tokens before it: none but before another
+        # one, 1 close behind, 2, 3, 4, 5-6, 7-9, 10-15, 16 and more;
         self._matches = Chances((1, 2, 3, 4, 5, 7, 10, 16), (0.3, 0.4, 0.35, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9))
-        # where another place says something else, by how many tokens more are equal than there: none, 1, 2, 3-4, 5 and more.
+        # where another place says something else, by how many tokens more are equal than there: none, 1, 2, 3-4, 5 and
+        # more.
         self._contested = Chances((1, 2, 3, 5), (0.3, 0.5, 0.6, 0.7, 0.8))
         self._untried: dict[
             Sequence, tuple[int, int, Acceptance]
@@ -81,7 +81,7 @@ class Speculation:
     # -- the step ---------------------------------------------------------------------------
 
     def extend(self, step: Step) -> None:
-        """Give the step's decodes tentative tokens where that pays."""
+        """Add guesses to the step's decodes where that pays."""
         self.num_drafts = self.num_drafted = self.num_accepted = 0
         self._cost = None
         self._is_try = False
@@ -119,7 +119,7 @@ class Speculation:
         self._drafting_s = self.tell_time() - began
 
     def record_outcome(self, part: Slice, num_right: int, was_wrong: bool) -> None:
-        """Of the slice's tentative tokens the first ``num_right`` were drawn; ``was_wrong``: and the next was not."""
+        """The first ``num_right`` of the slice's guesses were drawn; ``was_wrong``: the next one was not."""
         drafted = self._drafted.pop(part.sequence)
         for acceptance in drafted.chances[:num_right]:
             acceptance.record(True)
@@ -132,7 +132,7 @@ class Speculation:
         self._num_taken += num_right
 
     def record_step(self) -> None:
-        """The step that ``extend`` began is over."""
+        """The step that ``extend`` began has been computed."""
         cost = self._cost
         if cost is None:
             return
@@ -157,7 +157,7 @@ class Speculation:
     # -- where tokens come from -------------------------------------------------------------
 
     def _room(self, sequence: Sequence) -> int:
-        """Tentative tokens that could all be used: the token behind them is drawn as well."""
+        """Number of guesses that could all be used: one more token is drawn after them."""
         wanted = (sequence.sampling.max_tokens or 0) - sequence.num_outputs
         if sequence.sampling.use_beam_search:
             return 0
@@ -190,7 +190,7 @@ class Speculation:
         return False
 
     def _chance_of(self, found: Found, at: int) -> Acceptance:
-        """Of one of the tokens that were found, if those before it are right."""
+        """The statistics of a found token, given that those before it are right."""
         if found.rivals[at]:
             return self._contested[found.length - found.rivals[at]]
         if found.length >= SHORTEST or not at:
@@ -198,7 +198,7 @@ class Speculation:
         return self._matches[KEPT + at]  # a quote that goes on
 
     def _learn_untried(self, sequence: Sequence) -> None:
-        """What was found and not worth a row teaches as well: what came is known by now."""
+        """A found token that was not worth a row updates the statistics too: the actual token is known by now."""
         untried = self._untried.pop(sequence, None)
         if untried is not None and untried[0] < len(sequence.tokens):
             at, token, acceptance = untried
@@ -240,7 +240,7 @@ class Speculation:
                 self._add(part, guess.tokens, classes, by_model=True)
 
     def _pays(self, chance: float, count: int, outlook: Outlook) -> bool:
-        """Whether a pass of the draft model over so many sequences is worth its time, by what is expected of it."""
+        """Whether a pass of the draft model over so many sequences is expected to be worth its time."""
         pass_s = self._pass_s.get(_size(count))
         if pass_s is None or chance >= outlook.bar(outlook.row_s + pass_s / count):
             return True
@@ -252,7 +252,7 @@ class Speculation:
         self._pass_s[size] = _usual(self._pass_s.get(size), seconds)
 
     def _catch_up(self, sequences: list[Sequence], outlook: Outlook) -> None:
-        """Let the draft model compute what it lacks of sequences whose answers will be long enough to repay it."""
+        """Let the draft model compute sequences that are behind, where their answers will be long enough to repay it."""
         assert self.draft is not None
         each_s = self._prompt_token_s
         count = len(sequences)
@@ -291,7 +291,7 @@ class Speculation:
 
 
 def _usual(known: float | None, seconds: float) -> float:
-    """What something takes, with one time more: the exceptions, a first call or another program, are the longer ones."""
+    """A duration updated by one more measurement. Exceptions, such as a first call, are the longer ones and count less."""
     if known is None or seconds < known:
         return seconds
     return known + (min(seconds, 2.0 * known) - known) / 16

@@ -1,4 +1,5 @@
-"""Kernels of rows in Triton, for CUDA devices: ``kernels`` has the programs, the modules beside it launch them.
+"""Triton kernels for CUDA devices: the folder ``kernels`` has the programs, the modules beside it launch them.
 
-``switch`` says whether Triton computes. Triton itself is imported at the first launch.
+Knows shapes, tiles and launches. Does not know models or requests. ``switch`` says whether Triton computes; Triton
+itself is imported at the first launch. Read first: ``switch``, then ``attention``.
 """

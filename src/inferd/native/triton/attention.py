@@ -1,6 +1,6 @@
-"""Paged attention in Triton: which tensors go to the kernels, in tiles of what size.
+"""Launches paged attention in Triton: which tensors a kernel gets, and the sizes of its tiles.
 
-What is computed is said by ``native.paged_attention.ReferenceAttention``, the twin. Tiles and splits depend on shapes alone, never
+``native.paged_attention.ReferenceAttention`` defines what is computed. Tiles and splits depend on shapes alone, never
 on lengths, so a launch can be recorded in a graph and replayed for other sequences.
 """
 
@@ -20,7 +20,8 @@ from inferd.native.triton.kernels import rows as row_kernels
 _LEAST = 16  # rows, columns and depth of a product in Triton
 _PREFILL_ROWS = 64  # of queries times heads that share their keys
 _KEYS = 64  # at a time
-# Exact products of float32 are sums in registers, of which larger tiles need more than there are (bench.gpu.compile tells), as do wide heads.
+# Exact products of float32 are sums in registers, of which larger tiles need more than there are (bench.gpu.compile
+# tells), as do wide heads.
 _EXACT_ROWS, _FEWER_KEYS, _WIDE = 16, 32, 128
 _MOST_SPLITS, _CHUNK_SPLITS = 64, 8
 
@@ -38,8 +39,11 @@ def num_processors(device: torch.device) -> int:
 
 
 def num_splits(num_programs: int, num_processors: int, *, is_decode: bool) -> int:
-    """In how many parts a sequence's keys are attended to, so that every processor has two programs: a power of two, and
-    1 or 8 where batches differ from step to step, as each number is compiled for."""
+    """Number of parts that a sequence's keys are split into, so that every processor has two programs.
+
+    A power of two for decoding steps. For other steps 1 or 8: each number is compiled separately, and such batches
+    differ from step to step.
+    """
     wanted = 2 * num_processors // max(num_programs, 1)
     if not is_decode:
         return _CHUNK_SPLITS if 2 * wanted >= _CHUNK_SPLITS else 1
@@ -47,7 +51,7 @@ def num_splits(num_programs: int, num_processors: int, *, is_decode: bool) -> in
 
 
 class TritonAttention:
-    """Implements ``Attention``, and ``ProjectedAttention``: norms of heads, rotation and writing in one call before it."""
+    """Implements ``Attention`` and ``ProjectedAttention``: one launch norms and rotates heads and writes the cache."""
 
     __slots__ = ("batch", "cache")
 

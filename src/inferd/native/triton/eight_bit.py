@@ -1,8 +1,8 @@
-"""Products with weights of 8 bits on CUDA: integers, or floats (e4m3) with one scale for each output.
+"""Products with 8-bit weights on CUDA: integers, or floats (e4m3) with one scale for each output.
 
-Few rows are bound by reading the weights: Triton's kernel reads 8 bits of each and multiplies in the activations' format.
-For many rows of floats the device's own 8-bit products are used, where it has them, with the activations rounded as well, each
-row by a scale of its own. ``plain_product`` is the twin of both.
+For few rows, reading the weights takes most of the time: Triton's kernel reads 8 bits of each weight and multiplies in
+the activations' format. For many rows of floats the device's own 8-bit products are used where it has them; activations
+are then rounded too, each row by a scale of its own. ``plain_product`` is the oracle of both.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EightBits:
 
 
 def rounded_to(form: Form, weight: Tensor) -> EightBits:
-    """[out, in] floats as ``form`` has them, each output's or group's largest as the greatest number there is."""
+    """[out, in] floats in ``form``: the largest of each output or group becomes the format's largest number."""
     weight = weight.float()
     if form.is_float:
         scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / HIGHEST
@@ -58,7 +58,7 @@ def rounded_to(form: Form, weight: Tensor) -> EightBits:
 
 
 def plain_product(x: Tensor, weight: EightBits, bias: Tensor | None, *, rounds: bool = False) -> Tensor:
-    """[T, in] -> [T, out] float32. ``rounds``: activations are made floats of 8 bits too, as ``device_product`` does."""
+    """[T, in] -> [T, out] float32. ``rounds``: activations are rounded to 8 bits too, as in ``device_product``."""
     seen = x.float()
     if rounds:
         values, scale = activations(x)
@@ -123,8 +123,10 @@ def triton_product(x: Tensor, weight: EightBits, bias: Tensor | None, out_dtype:
 
 
 def outputs_at_once(out: int, tall: int, num_processors: int) -> int:
-    """Outputs of a program: for few rows as many as leave every processor two, 16 to 64; for many 128. It follows from the
-    matrix and a few heights alone, as each is compiled for."""
+    """Outputs per program: for few rows 16 to 64, so that every processor has two programs; for many rows 128.
+
+    The number depends only on the matrix and a few row counts, because each combination is compiled.
+    """
     if tall > _FEW_ROWS:
         return 128
     outputs = 64
@@ -146,7 +148,7 @@ class EightBitLinear(ops.Linear):
 
     @classmethod
     def of(cls, weight: EightBits, bias: Tensor | None, dtype: torch.dtype) -> EightBitLinear:
-        """``dtype``: of the activations that it stands between, and of ``rows``."""
+        """``dtype``: the format of the activations before and after the product, and of ``rows``."""
         assert not weight.group_size or weight.group_size % 16 == 0, weight.group_size
         linear = cls.__new__(cls)
         linear.out_features, linear.in_features = weight.values.shape
@@ -156,7 +158,7 @@ class EightBitLinear(ops.Linear):
 
     @property
     def described(self) -> None:
-        """Nothing: the processor's kernels do not know it."""
+        """None: the CPU kernels do not support this product."""
         return None
 
     @property

@@ -1,6 +1,6 @@
 """Whether Triton's kernels compute: on CUDA devices where Triton is installed, and in tests on the CPU.
 
-Cheap to ask and to import: Triton itself is imported by whoever computes with it (half a second).
+The module is cheap to import. Triton itself takes half a second and is imported at the first launch.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _switch = _Switch()
 
 @cache
 def installed() -> bool:
-    """Whether Triton is there: torch's own CUDA builds bring it."""
+    """Whether Triton can be imported; torch's CUDA builds include it."""
     return importlib.util.find_spec("triton") is not None
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernels compute with a tensor like this one."""
+    """Whether the kernels accept a tensor like this one."""
     return (x.is_cuda or (_switch.on_cpu and x.is_cpu)) and takes_device(x.device)
 
 
@@ -47,7 +47,7 @@ def is_interpreted() -> bool:
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """The kernels take the CPU's tensors too, in Triton's interpreter: slow, for tests.
+    """While the context is open the kernels accept CPU tensors too, in Triton's interpreter: slow, for tests.
 
     ``TRITON_INTERPRET=1`` has to be set before Triton is first imported.
     """

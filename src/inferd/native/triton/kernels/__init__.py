@@ -1,4 +1,5 @@
-"""Kernels in Triton's language, with nothing around them: what launches them, with types and checks, lies one folder up.
+"""Programs in Triton's language. The modules one folder up launch them, with types and checks.
 
-They take pointers and numbers and know no tensor. With ``TRITON_INTERPRET=1`` set before the import they run on the CPU.
+The programs take pointers and numbers and know no tensor. With ``TRITON_INTERPRET=1`` set before the import they run on
+the CPU.
 """

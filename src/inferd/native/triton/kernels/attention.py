@@ -1,8 +1,8 @@
-"""Attention of a ragged batch over paged keys and values, and how parts of it are put together again.
+"""Attention of a ragged batch over paged keys and values, and the merging of its parts.
 
-A program has some rows of one sequence with all query heads that share a key head (M rows of a product), and goes through
-its keys N at a time with a running maximum (Dao et al. 2022). Where rows are few, the keys are split among several
-programs, each of which leaves a part (Dao et al. 2023, flash decoding).
+A program has some rows of one sequence with all query heads that share a key head (M rows of a product). It reads the
+sequence's keys N at a time with a running maximum (Dao et al. 2022). Where rows are few, several programs share the
+keys, and each writes a partial result (Dao et al. 2023, flash decoding).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def attend(
 
 @triton.jit
 def combine(parts, parts_max, parts_sum, out, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS: tl.constexpr):
-    """One row and head: its parts, each weighted by how its maximum compares with the highest."""
+    """One row and head: the sum of its parts, each weighted by its maximum relative to the largest."""
     where = tl.program_id(0).to(tl.int64)
     s, d = tl.arange(0, SPLITS), tl.arange(0, D_PAD)
     highest = tl.load(parts_max + where * SPLITS + s)

@@ -1,4 +1,4 @@
-"""Products with weights of 8 bits, integers or floats, which become the activations' format on their way."""
+"""Products with 8-bit weights, integers or floats, which are converted to the activations' format on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to each row by itself: norms, gates, rotation and the writing of keys and values."""
+"""Operations on single rows: norms, gates, rotation, and writing keys and values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def norm(x, residual, weight, y, total, x_stride, eps, COLUMNS: tl.constexpr, WIDE: tl.constexpr, ADDS: tl.constexpr):
-    """Root-mean-square norm of a row, of ``x + residual`` where ADDS, which is then kept in ``total``."""
+    """Root-mean-square norm of a row, of ``x + residual`` where ADDS; the sum is then written to ``total``."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, WIDE)
     ok = i < COLUMNS
