@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from inferd.cli.main import cli, main
-from inferd.state.database import open_database
+from inferd.state.open import open_database
 from inferd.tenancy.usage import Entry, UsageJournal
 
 KEY = re.compile(r"^sk-inf-([A-Za-z0-9]{12})-[A-Za-z0-9]{43}\n$")

@@ -14,7 +14,8 @@ import pytest
 
 from inferd import clock
 from inferd.errors import ConfigError, StateUnavailable
-from inferd.state.database import next_number, number, open_database
+from inferd.state.database import next_number, number
+from inferd.state.open import open_database
 from inferd.state.schema import MIGRATIONS, VERSION
 
 
@@ -177,7 +178,7 @@ def test_a_database_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     open_database(None, tmp_path).close()
     program = (
         "import os, sys; from pathlib import Path; from inferd.errors import ConfigError\n"
-        "from inferd.state import sqlite; from inferd.state.database import open_database\n"
+        "from inferd.state import sqlite; from inferd.state.open import open_database\n"
         "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "try: open_database(None, Path(sys.argv[1]))\n"
         "except ConfigError as error: print(error.message)\n"

@@ -10,7 +10,8 @@ import pytest
 
 from inferd import clock
 from inferd.errors import StateUnavailable
-from inferd.state.database import Database, next_number, open_database
+from inferd.state.database import Database, next_number
+from inferd.state.open import open_database
 from inferd.state.thread import StateThread
 
 

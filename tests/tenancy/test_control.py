@@ -23,7 +23,8 @@ from inferd import clock
 from inferd.config import Config, ServerConfig, StateConfig, TenantConfig
 from inferd.errors import ConfigError, QuotaExceeded, StateUnavailable, Unauthenticated
 from inferd.events import Event, RequestRefused, StateChanged
-from inferd.state.database import Database, open_database
+from inferd.state.database import Database
+from inferd.state.open import open_database
 from inferd.tenancy.control import Control
 from inferd.tenancy.door import check_exposure, is_loopback
 from inferd.tenancy.keys import KeySpec, NewKey, create_key, revoke_key

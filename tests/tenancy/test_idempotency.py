@@ -11,7 +11,8 @@ import pytest
 
 from inferd import clock
 from inferd.errors import IdempotencyConflict
-from inferd.state.database import Database, open_database
+from inferd.state.database import Database
+from inferd.state.open import open_database
 from inferd.state.presence import LockedPresence
 from inferd.state.thread import StateThread
 from inferd.tenancy import idempotency

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from inferd import clock
 from inferd.config import TenantConfig
 from inferd.errors import Forbidden, InvalidRequest, KeyNotFound, Unauthenticated
-from inferd.state.database import Database, open_database
+from inferd.state.database import Database
+from inferd.state.open import open_database
 from inferd.tenancy.keys import (
     KeySpec,
     check_not_stronger,

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferd.errors import QuotaExceeded, StateUnavailable
-from inferd.state.database import Database, Instant, Transaction, open_database
+from inferd.state.database import Database, Instant, Transaction
+from inferd.state.open import open_database
 from inferd.state.presence import Present
 from inferd.tenancy.leases import Claimant, Leases, split
 from inferd.tenancy.limiter import Limiter, Taken

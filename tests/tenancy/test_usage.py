@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferd.errors import StateUnavailable
-from inferd.state.database import Database, open_database
+from inferd.state.database import Database
+from inferd.state.open import open_database
 from inferd.tenancy.usage import Entry, UsageJournal, day_of, forget_before, read_usage
 
 DAY = 86_400.0
@@ -120,7 +121,7 @@ def test_a_killed_process_loses_nothing_that_it_recorded(database: Database, tmp
     program = """
 import os, sys
 from pathlib import Path
-from inferd.state.database import open_database
+from inferd.state.open import open_database
 from inferd.tenancy.usage import Entry, UsageJournal
 database = open_database(sys.argv[1], Path(sys.argv[2]))
 journal = UsageJournal(Path(sys.argv[2]), sys.argv[1])

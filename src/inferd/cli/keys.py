@@ -19,8 +19,9 @@ from inferd.cli.help import Commands
 from inferd.config import Config, load_config
 from inferd.config.units import NotAllowedError, count
 from inferd.errors import StateUnavailable
-from inferd.state.database import Database, open_database
+from inferd.state.database import Database
 from inferd.state.folder import data_folder, make_folder
+from inferd.state.open import open_database
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, create_key, list_keys, revoke_key, rotate_key
 from inferd.tenancy.principal import GRANTABLE, OPERATOR, KeyScope
 from inferd.tenancy.usage import COLUMNS, Column, UsageJournal, read_usage

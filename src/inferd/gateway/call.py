@@ -16,7 +16,9 @@ from typing import Any, Final, TypeVar
 from inferd import clock
 from inferd.config.units import bytes_text
 from inferd.errors import InferdError, InvalidRequest
+from inferd.events import HttpServed
 from inferd.gateway.errors import (
+    CLIENT_LEFT,
     OPENAI_ERRORS,
     BodyTimeout,
     BodyTooLarge,
@@ -417,3 +419,27 @@ async def send_events(call: Call, events: EventStream) -> None:
         async for frame in frames:
             await call.put(frame, more=True)
     await call.put(b"", more=False)
+
+
+def served_event(call: Call, now: float) -> HttpServed:
+    """The event of a call that is over."""
+    return HttpServed(
+        request_id=call.request_id,
+        method=printable(call.method, 16),
+        route=call.route,
+        status=CLIENT_LEFT if call.gone else call.status or 500,
+        duration_s=now - call.started_at,
+        request_bytes=call.request_bytes,
+        response_bytes=call.response_bytes,
+        model=call.model,
+        tenant=call.principal.tenant,
+        key_id=call.principal.key_id,
+        stream=call.stream,
+        outcome=call.outcome,
+        finish_reasons=call.finish_reasons,
+        error_code=call.error_code,
+        error_text=call.error_text,
+        path=printable(call.path, 200) if call.route == "unmatched" else "",
+        usage=call.usage,
+        timings=call.timings,
+    )

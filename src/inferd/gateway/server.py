@@ -15,7 +15,7 @@ from inferd import clock
 from inferd.cache.port import ResponseCache
 from inferd.config import Config, ServerConfig
 from inferd.errors import InferdError, InternalError
-from inferd.events import Emit, HttpServed
+from inferd.events import Emit
 from inferd.gateway.admin.openapi import openapi_document
 from inferd.gateway.admission import authenticate
 from inferd.gateway.answering import Answering
@@ -31,11 +31,11 @@ from inferd.gateway.call import (
     require_json,
     send_events,
     send_response,
+    served_event,
 )
 from inferd.gateway.context import Context, no_tally
 from inferd.gateway.control import ControlActions
 from inferd.gateway.errors import (
-    CLIENT_LEFT,
     KSERVE_ERRORS,
     MethodNotAllowed,
     RouteNotFound,
@@ -157,7 +157,7 @@ class Gateway:
         call.finish(self._tell)
 
     def _tell(self, call: Call) -> None:
-        self._room.emit(served(call, clock.now()))
+        self._room.emit(served_event(call, clock.now()))
 
     async def _serve(self, call: Call) -> None:
         begun = False
@@ -234,29 +234,6 @@ class Gateway:
 def _not_allowed(call: Call, match: Match) -> MethodNotAllowed:
     return MethodNotAllowed(
         f"{match.pattern} does not allow {printable(call.method)}; use {match.allow}.", allow=match.allow
-    )
-
-
-def served(call: Call, now: float) -> HttpServed:
-    return HttpServed(
-        request_id=call.request_id,
-        method=printable(call.method, 16),
-        route=call.route,
-        status=CLIENT_LEFT if call.gone else call.status or 500,
-        duration_s=now - call.started_at,
-        request_bytes=call.request_bytes,
-        response_bytes=call.response_bytes,
-        model=call.model,
-        tenant=call.principal.tenant,
-        key_id=call.principal.key_id,
-        stream=call.stream,
-        outcome=call.outcome,
-        finish_reasons=call.finish_reasons,
-        error_code=call.error_code,
-        error_text=call.error_text,
-        path=printable(call.path, 200) if call.route == "unmatched" else "",
-        usage=call.usage,
-        timings=call.timings,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -66,39 +65,6 @@ class Database(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-def open_database(url: str | None, folder: Path) -> Database:
-    """The database that ``url`` names (None: ``state.db`` in ``folder``), its schema up to date.
-
-    Raises ConfigError for what waiting does not mend: an address that makes no sense, a file that
-    is no database or cannot be written, a schema newer than this build; StateUnavailable for the rest.
-    """
-    path = sqlite_path(url, folder)
-    if path is not None:
-        from inferd.state.sqlite import SqliteDatabase
-
-        return SqliteDatabase(path)
-    from inferd.state.postgres import PostgresDatabase
-
-    assert url is not None
-    return PostgresDatabase(url)
-
-
-def sqlite_path(url: str | None, folder: Path) -> Path | None:
-    """The file of a SQLite database; None for PostgreSQL. Raises ConfigError."""
-    if url is None:
-        return folder / "state.db"
-    scheme, _, rest = url.partition("://")
-    if scheme in ("postgresql", "postgres"):
-        return None
-    if scheme != "sqlite" or not rest.startswith("/"):
-        raise ConfigError(
-            "state.url is neither sqlite:///path nor postgresql://user@host/database; write one of these.",
-            param="state.url",
-        )
-    # sqlite:///var/x.db and, as SQLAlchemy writes it, sqlite:////var/x.db are both /var/x.db.
-    return Path("/" + rest.lstrip("/"))
 
 
 def schema_version(transaction: Transaction, exists: bool) -> int:

@@ -18,8 +18,9 @@ from inferd import clock
 from inferd.config import Config
 from inferd.errors import StateUnavailable
 from inferd.events import Emit, StateChanged, ignore
-from inferd.state.database import Database, open_database, sqlite_path
+from inferd.state.database import Database
 from inferd.state.folder import data_folder, make_folder
+from inferd.state.open import open_database, sqlite_path
 from inferd.state.presence import BEAT_S, LockedPresence
 from inferd.state.thread import StateThread
 from inferd.tenancy.door import KeyDoor, check_exposure, limits_of

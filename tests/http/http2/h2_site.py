@@ -10,7 +10,7 @@ from inferd.http.http2 import frames as f
 from inferd.http.http2.connection import Connection
 from inferd.http.http2.hpack import Header, literal
 from inferd.http.http2.request import Request, read_request
-from inferd.http.http2.stream import Stream
+from inferd.http.http2.stream import Stream, StreamConnection
 from inferd.http.upgrade import Guest
 from inferd.http.work import Turns
 
@@ -70,7 +70,7 @@ class Wire:
 class Echo(Stream):
     """Answers with what it was sent, when all of it came."""
 
-    def __init__(self, connection: Connection, number: int, host: Host, request: Request) -> None:
+    def __init__(self, connection: StreamConnection, number: int, host: Host, request: Request) -> None:
         super().__init__(connection, number)
         self.host = host
         self.request = request
@@ -127,13 +127,13 @@ class Host:
     def read_head(self, headers: Sequence[Header] | None) -> object | None:
         return read_request(headers) if headers is not None else None
 
-    def open(self, connection: Connection, number: int, head: object) -> Stream:
+    def open(self, connection: StreamConnection, number: int, head: object) -> Stream:
         assert isinstance(head, Request)
         stream = Echo(connection, number, self, head)
         self.streams.append(stream)
         return stream
 
-    def connection_gone(self, connection: Connection) -> None:
+    def connection_gone(self, connection: Guest) -> None:
         self.connections.discard(connection)
 
 

@@ -18,10 +18,9 @@ from inferd.gateway.compression import OFF_LOOP_BYTES, opened
 from inferd.gateway.errors import BodyTooLarge
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.grpc.wire import HEAD, OK, PREFIX_BYTES, Head, Refusal, only_head, status_block, trailers_block
-from inferd.http.http2.connection import Connection
 from inferd.http.http2.frames import FIRST_WINDOW
 from inferd.http.http2.hpack import Header
-from inferd.http.http2.stream import SLOWEST, Stream
+from inferd.http.http2.stream import SLOWEST, Stream, StreamConnection
 from inferd.http.work import FIELD, FRAME, OPENED_BYTE
 from inferd.tenancy.principal import LOCAL, Principal, Scope
 
@@ -105,7 +104,7 @@ class Rpc(Stream):
     )
 
     def __init__(
-        self, connection: Connection, number: int, head: Head, limits: Limits, method: Method | None = None
+        self, connection: StreamConnection, number: int, head: Head, limits: Limits, method: Method | None = None
     ) -> None:
         """Without a ``method`` it is a call that is refused."""
         super().__init__(connection, number)
@@ -304,7 +303,7 @@ class UnaryRpc(Rpc):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: StreamConnection,
         number: int,
         head: Head,
         limits: Limits,
@@ -358,7 +357,7 @@ class StreamRpc(Rpc):
     __slots__ = ("_messages", "_num_unread", "_read_ahead", "_reader", "_writer")
 
     def __init__(
-        self, connection: Connection, number: int, head: Head, limits: Limits, method: StreamMethod | None = None
+        self, connection: StreamConnection, number: int, head: Head, limits: Limits, method: StreamMethod | None = None
     ) -> None:
         super().__init__(connection, number, head, limits, method)
         self._messages: deque[tuple[bytes, bool]] = deque()

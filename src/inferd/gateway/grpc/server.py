@@ -10,7 +10,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from inferd import clock
 from inferd.config import ServerConfig
@@ -32,7 +32,7 @@ from inferd.http.http2.blocks import MAX_HEADER_BYTES
 from inferd.http.http2.connection import Connection
 from inferd.http.http2.hpack import MAX_HEADERS, Header
 from inferd.http.http2.request import read_request
-from inferd.http.http2.stream import Stream
+from inferd.http.http2.stream import Stream, StreamConnection
 from inferd.http.listener import BACKLOG, LOOK_EVERY_S, num_files, set_options
 from inferd.http.tls import secured
 from inferd.http.upgrade import Guest
@@ -43,6 +43,14 @@ _TOO_LARGE: Final = Refusal(
     Status.RESOURCE_EXHAUSTED,
     f"The headers are larger than {MAX_HEADER_BYTES // 1024} KiB, or more than {MAX_HEADERS}; send less metadata.",
 )
+
+
+class _Target(NamedTuple):
+    """The headers of a call and the method that they name; neither method: the head holds the refusal."""
+
+    head: Head
+    unary: UnaryMethod | None = None
+    streaming: StreamMethod | None = None
 
 
 class GrpcServer:
@@ -162,37 +170,38 @@ class GrpcServer:
         self._gateway.room.emit(ClientTurnedAway())
         return False
 
-    def connection_gone(self, connection: Connection) -> None:
+    def connection_gone(self, connection: Guest) -> None:
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
 
     def read_head(self, headers: Sequence[Header] | None) -> object | None:
         if headers is None:
-            return Head(None, _TOO_LARGE)
+            return _Target(Head(None, _TOO_LARGE))
         request = read_request(headers)
         if request is None:
             return None
         head = Head(request, refusal_of(request))
-        head.unary, head.streaming = self._unary.get(request.path), self._streaming.get(request.path)
-        if head.refusal is None and head.unary is None and head.streaming is None:
+        unary, streaming = self._unary.get(request.path), self._streaming.get(request.path)
+        if head.refusal is None and unary is None and streaming is None:
             head.refusal = Refusal(Status.UNIMPLEMENTED, f"There is no method {shown(request.path)} here.")
-        return head
+        return _Target(head, unary, streaming)
 
-    def open(self, connection: Connection, number: int, head: object) -> Stream:
-        assert isinstance(head, Head), "it was read here"
+    def open(self, connection: StreamConnection, number: int, head: object) -> Stream:
+        assert isinstance(head, _Target), "it was made by read_head"
+        head, unary, streaming = head
         if head.refusal is not None:
             refused = StreamRpc(connection, number, head, self)
             refused.fail(head.refusal.status, head.refusal.details, http=head.refusal.http)
             return refused
-        if head.unary is not None:
-            call = UnaryRpc(connection, number, head, self, head.unary)
-            self._calls.admit(call, head.unary)
+        if unary is not None:
+            call = UnaryRpc(connection, number, head, self, unary)
+            self._calls.admit(call, unary)
             return call
-        assert head.streaming is not None, "a head without a method is refused"
-        rpc = StreamRpc(connection, number, head, self, head.streaming)
-        if self._calls.admit(rpc, head.streaming):
-            head.streaming.begin(rpc)
+        assert streaming is not None, "a head without a method is refused"
+        rpc = StreamRpc(connection, number, head, self, streaming)
+        if self._calls.admit(rpc, streaming):
+            streaming.begin(rpc)
         return rpc
 
     # -- what holds for calls ---------------------------------------------------------------

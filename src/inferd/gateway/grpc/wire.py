@@ -6,15 +6,12 @@ Knows names and forms; nothing of streams.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from inferd.gateway.compression import Encoding
 from inferd.gateway.grpc.statuses import Status
 from inferd.http.http2.hpack import Header, literal
 from inferd.http.http2.request import Request
-
-if TYPE_CHECKING:
-    from inferd.gateway.grpc.rpc import StreamMethod, UnaryMethod
 
 PREFIX_BYTES: Final = 5  # before each message: whether it is compressed, and its length
 
@@ -47,11 +44,9 @@ class Refusal(NamedTuple):
 class Head:
     """What the headers of a call say; read once for all calls of a connection that have the same."""
 
-    __slots__ = ("encoding", "is_usual", "length", "metadata", "refusal", "streaming", "timeout_s", "token", "unary")
+    __slots__ = ("encoding", "is_usual", "length", "metadata", "refusal", "timeout_s", "token")
 
     def __init__(self, request: Request | None, refusal: Refusal | None = None) -> None:
-        self.unary: UnaryMethod | None = None
-        self.streaming: StreamMethod | None = None
         self.metadata: list[Header] = []
         self.length: int | None = None
         self.encoding: Encoding | None = None

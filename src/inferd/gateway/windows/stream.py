@@ -17,14 +17,13 @@ import msgspec
 from inferd import clock
 from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
 from inferd.gateway.admission import authenticate
-from inferd.gateway.call import Call
+from inferd.gateway.call import Call, served_event
 from inferd.gateway.context import Context
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorDetail, kind_of, printable
 from inferd.gateway.kserve.models import Served
 from inferd.gateway.kserve.wire import DIALECT
 from inferd.gateway.predictions import Asked, computed, request_of
-from inferd.gateway.server import served as served_event
 from inferd.gateway.windows.cutting import Window, Windows
 from inferd.gateway.windows.options import Plan, WindowOptions, plan_of
 from inferd.gateway.windows.wire import Ended, Opened, StreamError, Told, WindowAnswer

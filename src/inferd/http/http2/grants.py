@@ -6,11 +6,20 @@ A stream asks before it lets more come than its first window; one may always com
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
-
-from inferd.http.http2.stream import Stream
+from typing import Final, Protocol
 
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024  # of large messages that are not complete, but for one
+
+
+class Granted(Protocol):
+    """What the grants use of a stream."""
+
+    wanted: int  # bytes to be granted
+    keeps: int  # bytes that were granted, of a message that is not complete
+    is_over: bool
+
+    def granted(self, size: int, /) -> None:
+        """The peer may send ``size`` bytes more."""
 
 
 class Grants:
@@ -20,22 +29,22 @@ class Grants:
 
     def __init__(self) -> None:
         self._kept_bytes = 0  # granted to streams whose message is not complete
-        self._waiting: deque[Stream] = deque()  # for that
+        self._waiting: deque[Granted] = deque()  # for that
 
-    def grant(self, stream: Stream) -> None:
+    def grant(self, stream: Granted) -> None:
         """Let what a stream wants come, or line it up."""
         if self._waiting or (self._kept_bytes and self._kept_bytes + stream.wanted > MAX_KEPT_BYTES):
             self._waiting.append(stream)
         else:
             self._grant(stream)
 
-    def _grant(self, stream: Stream) -> None:
+    def _grant(self, stream: Granted) -> None:
         size, stream.wanted = stream.wanted, 0
         stream.keeps += size
         self._kept_bytes += size
         stream.granted(size)
 
-    def kept_no_more(self, stream: Stream) -> None:
+    def kept_no_more(self, stream: Granted) -> None:
         """Its message is complete, or of no interest."""
         self._kept_bytes -= stream.keeps
         stream.keeps = stream.wanted = 0

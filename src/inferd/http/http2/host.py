@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from inferd.http.http2.hpack import Header
+from inferd.http.http2.stream import Stream, StreamConnection
 from inferd.http.upgrade import Guest
 from inferd.http.work import Turns
-
-if TYPE_CHECKING:
-    from inferd.http.http2.connection import Connection
-    from inferd.http.http2.stream import Stream
 
 
 class Host(Protocol):
@@ -34,7 +31,7 @@ class Host(Protocol):
         """What a header block means, for as long as it is remembered; None of them: they were too large. None: they
         are malformed."""
 
-    def open(self, connection: Connection, number: int, head: object) -> Stream:
+    def open(self, connection: StreamConnection, number: int, head: object) -> Stream:
         """A stream begins."""
 
-    def connection_gone(self, connection: Connection) -> None: ...
+    def connection_gone(self, connection: Guest) -> None: ...

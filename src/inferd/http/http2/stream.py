@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from inferd import clock
 from inferd.http.http2.frames import (
@@ -23,16 +24,42 @@ from inferd.http.http2.frames import (
     reset,
     window_update,
 )
+from inferd.http.http2.grants import Grants
 from inferd.http.work import ANSWER, FRAME
-
-if TYPE_CHECKING:
-    from inferd.http.http2.connection import Connection
 
 SLOWEST: Final = 16 * 1024  # bytes per second, behind which a peer's time is not prolonged
 
 _DATA_TAIL: Final = bytes((DATA, 0))
 _LAST_HEADERS: Final = bytes((HEADERS, END_HEADERS | END_STREAM))
 _FIRST_HEADERS: Final = bytes((HEADERS, END_HEADERS))
+
+
+class StreamConnection(Protocol):
+    """What a stream uses of its connection."""
+
+    grants: Grants
+    line: deque[Stream]  # streams with pending bytes that their own windows allow
+    sendable: int  # bytes that the connection's window allows
+    first_window: int  # the window of a new stream
+    max_frame: int
+    table_update: bytes  # the beginning of the next header block
+    has_said: bool  # an answer was sent since the client's last ping
+    earned: int
+    work: int
+    is_writable: bool
+
+    def write(self, data: bytes, /) -> None: ...
+    def pump(self) -> None:
+        """Send one frame of each stream in ``line`` in turn, as far as the windows allow."""
+
+    def stream_over(self, stream: Stream, /) -> None:
+        """Forget a stream that is over."""
+
+    def charge(self, cost: int, /) -> None:
+        """Count ``cost``, in units of ``work``, for a message of a stream."""
+
+    def in_turn(self, call: Callable[[], None], /) -> None:
+        """Call it in a turn of the loop in which no other connection continues."""
 
 
 class Stream(ABC):
@@ -55,7 +82,7 @@ class Stream(ABC):
         "wanted",
     )
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: StreamConnection, number: int) -> None:
         self.connection = connection
         self.id = number
         self.credit = 0  # what the peer takes beyond its window for new streams; less than 0 when it took some
