@@ -14,7 +14,8 @@ from tests.stopwatch import Stopwatch
 from inferd.config import ServerConfig
 from inferd.errors import ConfigError
 from inferd.events import ClientTurnedAway
-from inferd.http.listener import MAX_HEADER_BYTES, MAX_TURNED_AWAY, bind
+from inferd.http.limits import MAX_HEADER_BYTES
+from inferd.http.listener import MAX_TURNED_AWAY, bind
 from inferd.types import Delta, End, Output, PromptReport, Usage
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()

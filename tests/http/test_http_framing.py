@@ -29,7 +29,6 @@ from inferd.errors import InferdError
 from inferd.gateway.errors import kind_of
 from inferd.http.asgi import Message, Receive, Scope, Send
 from inferd.http.connection import (
-    MAX_HEADER_BYTES,
     PIPELINE_AHEAD,
     REQUESTS_PER_TURN,
     SLICE_BYTES,
@@ -38,6 +37,7 @@ from inferd.http.connection import (
     Waits,
 )
 from inferd.http.exchange import Exchange
+from inferd.http.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from inferd.http.listener import UNSENT_BYTES, HttpServer
 from inferd.http.upgrade import Guest
 
@@ -546,6 +546,28 @@ def test_headers_that_are_just_small_enough_are_taken_in_any_pieces() -> None:
     seen, wire = ours(data.replace(value, value + b"a" * 200), [])
     assert seen == []
     assert b" 431 " in wire.written
+
+
+def with_headers(count: int, offered: bytes = b"") -> bytes:
+    """A request of so many headers. ``offered``: the protocol that it offers to go on with."""
+    offers = b"upgrade: %b\r\nconnection: upgrade\r\n" % offered if offered else b""
+    rest = count - 1 - offers.count(b"\n")
+    return b"GET /a HTTP/1.1\r\nhost: x\r\n" + b"a:\r\n" * rest + offers + b"\r\n"
+
+
+@pytest.mark.parametrize("offered", [b"", b"h2c", b"websocket"])
+@pytest.mark.parametrize("cuts", [[], [100, 1000], [-1]])
+def test_the_number_of_a_requests_headers_is_bounded(cuts: list[int], offered: bytes) -> None:
+    for count in (MAX_HEADERS, MAX_HEADERS + 1, 20 * MAX_HEADERS):
+        data = b"GET /first HTTP/1.1\r\nhost: x\r\n\r\n" + with_headers(count, offered)
+        seen, wire = ours(data, [cut % len(data) for cut in cuts])
+        first = ("GET", b"/first", b"")
+        assert seen == ([first, ("GET", b"/a", b"")] if count <= MAX_HEADERS else [first])
+        if count > MAX_HEADERS:
+            assert wire.is_closed
+            assert wire.written.count(b"HTTP/1.1 ") == 2
+            assert b"HTTP/1.1 431 Request Header Fields Too Large\r\n" in wire.written
+            assert b"The request has more than 512 headers; send fewer." in wire.written
 
 
 CHUNKED = b"POST /a HTTP/1.1\r\nhost: x\r\nkept: yes\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"

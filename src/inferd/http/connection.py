@@ -22,9 +22,9 @@ from inferd.errors import InferdError, InvalidRequest
 from inferd.http import work
 from inferd.http.asgi import Receive, Scope, Send
 from inferd.http.exchange import READ_AHEAD_BYTES, BadTarget, Exchange, Serving
+from inferd.http.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from inferd.http.upgrade import Guest, Successor
 
-MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_DISCARDED_BYTES: Final = 64 * 1024 * 1024
 SLICE_BYTES: Final = 4096
 """A read up to this size is parsed at once, a larger one in pieces. Between two pieces, parsing can stop."""
@@ -59,6 +59,11 @@ _BAD_REQUEST = _refusal(b"400 Bad Request", b"This is not a valid HTTP/1.1 reque
 _HEADERS_TOO_LARGE = _refusal(
     b"431 Request Header Fields Too Large",
     b"The request line and headers are larger than 64 KiB; send less.",
+    b"headers_too_large",
+)
+_TOO_MANY_HEADERS = _refusal(
+    b"431 Request Header Fields Too Large",
+    b"The request has more than %d headers; send fewer." % MAX_HEADERS,
     b"headers_too_large",
 )
 _HEADERS_TOO_SLOW = _refusal(
@@ -425,7 +430,10 @@ class Connection(Guest):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._work += work.HEADER
         if self._in_headers:  # else it is a trailer, which is never taken for a header (RFC 9110, section 6.5.1)
-            self._headers.append((name.lower(), value))
+            if len(self._headers) < MAX_HEADERS:
+                self._headers.append((name.lower(), value))
+            elif self._reading != "end":
+                self._give_up_reading(_TOO_MANY_HEADERS, _too_large)
 
     def on_headers_complete(self) -> None:
         parser = self._parser
@@ -513,6 +521,8 @@ class Connection(Guest):
         of WebSocket nothing is parsed: the offer may be taken.
         """
         self._raw_head = b""
+        if self._reading == "end":
+            return b""
         method = self._parser.get_method()
         if method == b"CONNECT":
             self._give_up_reading(_BAD_REQUEST, _malformed)

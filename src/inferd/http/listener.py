@@ -20,12 +20,12 @@ from inferd.config import ServerConfig
 from inferd.errors import ConfigError, InferdError
 from inferd.events import ClientTurnedAway, Emit, ignore
 from inferd.http.asgi import Receive, Scope, Send
-from inferd.http.connection import MAX_HEADER_BYTES, NO_ROOM, Connection, Waits
+from inferd.http.connection import NO_ROOM, Connection, Waits
 from inferd.http.exchange import Exchange
 from inferd.http.tls import end_writing, secured
 from inferd.http.upgrade import Guest
 
-__all__ = ["MAX_HEADER_BYTES", "HttpServer", "bind"]
+__all__ = ["HttpServer", "bind"]
 
 LOOK_EVERY_S: Final = 1.0
 BACKLOG: Final = 2048

@@ -28,11 +28,11 @@ from inferd.gateway.grpc.streams import METHOD as STREAM_INFER
 from inferd.gateway.grpc.streams import Streams
 from inferd.gateway.grpc.wire import Head, Refusal, path_of, refusal_of, shown
 from inferd.gateway.server import Gateway
-from inferd.http.http2.blocks import MAX_HEADER_BYTES
 from inferd.http.http2.connection import Connection
-from inferd.http.http2.hpack import MAX_HEADERS, Header
+from inferd.http.http2.hpack import Header
 from inferd.http.http2.request import read_request
 from inferd.http.http2.stream import Stream, StreamConnection
+from inferd.http.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from inferd.http.listener import BACKLOG, LOOK_EVERY_S, num_files, set_options
 from inferd.http.tls import secured
 from inferd.http.upgrade import Guest

@@ -11,8 +11,7 @@ from typing import Final
 from inferd.http.http2 import frames as f
 from inferd.http.http2.frames import Fault
 from inferd.http.http2.hpack import Decoder, Header, HpackError
-
-MAX_HEADER_BYTES: Final = 64 * 1024
+from inferd.http.limits import MAX_HEADER_BYTES
 
 _MAX_KNOWN: Final = 64  # header blocks of one connection that are remembered
 _MAX_KNOWN_BYTES: Final = 1536

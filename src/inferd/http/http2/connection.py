@@ -15,12 +15,13 @@ from typing import Final, cast
 from inferd import clock
 from inferd.http import work
 from inferd.http.http2 import frames as f
-from inferd.http.http2.blocks import MAX_HEADER_BYTES, HeaderBlocks
+from inferd.http.http2.blocks import HeaderBlocks
 from inferd.http.http2.frames import Fault
 from inferd.http.http2.grants import Grants
 from inferd.http.http2.host import Host
 from inferd.http.http2.hpack import Header
 from inferd.http.http2.stream import Stream
+from inferd.http.limits import MAX_HEADER_BYTES
 from inferd.http.tls import end_writing
 from inferd.http.upgrade import Guest
 

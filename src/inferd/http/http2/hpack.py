@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Final
 
 from inferd.http.http2.huffman import HuffmanError, decode
+from inferd.http.limits import MAX_HEADERS
 
 Header = tuple[bytes, bytes]
 
 TABLE_BYTES: Final = 4096  # of the dynamic table, as every peer assumes; no setting of ours says otherwise
-MAX_HEADERS: Final = 512  # of a block
 _ENTRY_BYTES: Final = 32  # that an entry counts besides its name and value
 _MAX_INTEGER: Final = 1 << 28
 _ABSURD: Final = 4
