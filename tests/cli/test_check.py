@@ -299,3 +299,36 @@ def test_a_name_that_is_the_only_reason_for_batches_is_called_one(
     said = " ".join(capsys.readouterr().out.split())
     assert "requests together: the file calls its first dimension 'batch', and nothing refutes it" in said
     assert "a trial at load has the last word" in said
+
+
+def test_a_python_class_is_good_where_the_text_of_its_file_defines_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "shop" / "prices.py").write_text(
+        "try:\n    from a import Other\nexcept ImportError: ...\nclass Model: ...\n"
+    )
+    (tmp_path / "broken.py").write_text("class Model:\n")
+    for source in ("shop/prices.py:Model", "shop.prices:Model", "shop.prices:Other", "json:JSONDecoder"):
+        assert main(["check", source]) == 0
+        assert f"{source} is good" in capsys.readouterr().out
+    for source in (
+        "json:Nope",
+        "nowhere:Nope",
+        "json.nowhere:Nope",
+        "sys:Nope",
+        "shop/prices.py:Nope",
+        "shop.prices:Nope",
+        "broken.py:Model",
+    ):
+        assert main(["check", source]) == 3
+        said = capsys.readouterr().out
+        assert f"{source} is not checked in full, though nothing wrong was found" in said
+        assert f"{source} ({source.rpartition(':')[2]}) is Python code, which check does not run" in said
+        assert "is good" not in said
+    pipeline = "{inputs: {x: FP32}, models: {a: {source: 'json:Nope', allow_code: true}}, steps: [{model: a, inputs: {x: x}}], outputs: {y: a.y}}"
+    path = written(tmp_path, f"models: {{p: {{source: pipeline, pipeline: {pipeline}}}}}\n")
+    assert main(["check", str(path), "--json"]) == 3
+    assert "json:Nope (p) is Python code" in json.loads(capsys.readouterr().out)["unchecked"][0]

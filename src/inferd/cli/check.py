@@ -20,7 +20,7 @@ from inferd.cli.terminal import console, fail, warn
 from inferd.config import Config, ModelConfig, RemoteConfig, stray_variables
 from inferd.config.units import bytes_text
 from inferd.errors import ConfigError, InferdError
-from inferd.registry.source import find, is_remote
+from inferd.registry.source import defines_class, find, is_code, is_remote
 from inferd.registry.triton import is_repository, read_repository
 from inferd.tenancy.door import is_loopback
 
@@ -31,6 +31,11 @@ NOT_CHECKED: Final = 3
 """Exit code: no problem was found, but not everything could be checked."""
 
 _CONFIGURATIONS: Final = (".yaml", ".yml")
+_NOT_DOWNLOADED: Final = "is not downloaded yet, so its files and the memory it takes are unknown"
+_NOT_DEFINED: Final = (
+    "is Python code, which check does not run, and no text that it finds defines the class; whether the class is there "
+    "is known when it is loaded"
+)
 _NOT_CLEAR: Final = "http to another host: the API key and every request travel unencrypted; use https."
 
 
@@ -81,7 +86,7 @@ def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickl
       inferd check inferd.yaml --json | jq .plan.startup_bytes
 
     Exit code 0 when it can be served here, 1 when not, 3 when no problem was found but not everything
-    could be checked (a model of the hub that is not downloaded yet).
+    could be checked (a model of the hub that is not downloaded yet, a Python class that is not found).
     """
     allowed = {
         name: True for name, is_given in (("allow_code", allow_code), ("allow_pickle", allow_pickle)) if is_given
@@ -123,9 +128,7 @@ def examine(file: str, *, probe: bool, allowed: Mapping[str, bool] = {}) -> Chec
     )
     problems += [f"models.{one.model}: {one.url} {one.detail}" for one in remotes if one.answers is False]
     unchecked = [
-        f"{source} ({name}) is not downloaded yet, so its files and the memory it takes are unknown"
-        for name, model in config.models.items()
-        for source in _not_here(model)
+        f"{source} ({name}) {reason}" for name, model in config.models.items() for source, reason in _unread(model)
     ]
     warnings += [
         f"models.{name}: {upstream.url} is {_NOT_CLEAR}"
@@ -157,13 +160,19 @@ def _read(source: str, warnings: list[str], allowed: Mapping[str, bool]) -> Conf
         raise ConfigError(error.format_message()) from None
 
 
-def _not_here(model: ModelConfig) -> list[str]:
-    """The hub ids that serving a model would download first: until then their files cannot be looked at."""
+def _unread(model: ModelConfig) -> list[tuple[str, str]]:
+    """The sources of a model that cannot be looked at before it is served, and why: hub ids that are not downloaded
+    yet, and Python classes that no text defines."""
     draft = model.speculation.draft if model.speculation.method in ("auto", "draft") else None
     steps = [msgspec.convert(section, ModelConfig) for section in model.pipeline.models.values()]
     sources = [*([] if model.is_remote or model.is_pipeline else [model.source]), *([draft] if draft else [])]
-    missing = [source for source in sources if is_remote(source) and find(source) is None]
-    return [*missing, *(source for step in steps for source in _not_here(step))]
+    found = []
+    for source in sources:
+        if is_code(source) and not defines_class(source):
+            found.append((source, _NOT_DEFINED))
+        elif is_remote(source) and find(source) is None:
+            found.append((source, _NOT_DOWNLOADED))
+    return [*found, *(pair for step in steps for pair in _unread(step))]
 
 
 def _steps(config: Config) -> list[str]:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
-from collections.abc import Callable, Iterator
+import symtable
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
@@ -78,6 +82,35 @@ def check_code(source: str) -> None:
     path = Path(place).expanduser()
     if place.endswith(".py") and not path.is_file():
         raise ModelLoadError(f"There is no file {place}; {_path_advice(place, path)}", param="source")
+
+
+def defines_class(source: str) -> bool:
+    """Whether the text of the file of ``module:Class`` or ``path/file.py:Class`` binds the class's name at its top
+    level. Nothing is imported, so a name that code makes in another way is not seen."""
+    place, _, name = source.rpartition(":")
+    file = Path(place).expanduser() if place.endswith(".py") else _module_file(place)
+    if file is None:
+        return False
+    try:
+        table = symtable.symtable(file.read_bytes().decode("utf-8"), str(file), "exec")
+        bound = table.lookup(name)
+    except (OSError, SyntaxError, ValueError, KeyError):
+        return False
+    return bound.is_assigned() or bound.is_imported()
+
+
+def _module_file(module: str) -> Path | None:
+    """The file of a module's text, in the working folder or installed; None where there is none."""
+    places: Sequence[str] | None = [os.getcwd(), *sys.path]
+    spec = None
+    for at in range(1, module.count(".") + 2):
+        if places is None:
+            return None
+        spec = PathFinder.find_spec(".".join(module.split(".")[:at]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
 def is_path(source: str) -> bool:
