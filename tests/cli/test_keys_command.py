@@ -101,8 +101,13 @@ def test_the_config_file_names_the_database(tmp_path: Path) -> None:
         (["create", "--tenant", "t", "--rpm", "0"], "rpm must be at least 1"),
         (["create", "--tenant", "t", "--scopes", "root"], "'root' is not one of"),
         (["create", "--tenant", "t", "--expires", "soon"], "30d, 12h"),
-        (["revoke", "nobody"], "no key with this id"),
-        (["rotate", "nobody"], "no key with this id"),
+        (["revoke", "nobody"], "There is no key with the id 'nobody'"),
+        (["rotate", "nobody"], "There is no key with the id 'nobody'"),
+        (["revoke", "a\x1b[1mb"], r"There is no key with the id 'a\x1b[1mb'"),
+        (["revoke", "sk-inf-a1B2c3D4e5F6-SECRETSECRET"], "There is no key with the id 'a1B2c3D4e5F6'"),
+        (["revoke", "sk-proj-SECRETSECRET"], "There is no key with the id 'sk-...'"),
+        (["revoke", "vnDhSECRETSECRETSECRET"], "There is no key with the id 'vnDh...'"),
+        (["revoke", "sk-inf-vnDhSECRETSECRETSECRET"], "There is no key with the id 'vnDh...'"),
         (["usage", "--by", "weather"], "'weather' is not one of"),
         (["usage", "--since", "yesterday"], "'yesterday' is not a day such as 2026-11-01."),
     ],
@@ -111,6 +116,7 @@ def test_mistakes_are_explained_in_a_sentence(words: list[str], said: str, capsy
     assert main(["keys", *words]) in (1, 2)
     shown = capsys.readouterr()
     assert said in shown.err
+    assert "SECRET" not in shown.err
     assert "Traceback" not in shown.err
     assert shown.out == ""
 

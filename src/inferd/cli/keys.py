@@ -22,7 +22,7 @@ from inferd.errors import StateUnavailable
 from inferd.state.database import Database
 from inferd.state.folder import data_folder, make_folder
 from inferd.state.open import open_database
-from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, create_key, list_keys, revoke_key, rotate_key
+from inferd.tenancy.keys import PREFIX, KeyInfo, KeySpec, NewKey, create_key, list_keys, revoke_key, rotate_key
 from inferd.tenancy.principal import GRANTABLE, OPERATOR, KeyScope
 from inferd.tenancy.usage import COLUMNS, Column, UsageJournal, read_usage
 from inferd.types import CLASSES, PriorityClass
@@ -366,7 +366,7 @@ def _journal(config: Config) -> UsageJournal:
 
 def _id(text: str) -> str:
     """The id in an argument: the id alone, or the beginning of a key as listings show it."""
-    return text.removeprefix("sk-inf-").partition("-")[0]
+    return text.removeprefix(PREFIX).partition("-")[0] if text.startswith(PREFIX) else text
 
 
 def _show_new(made: NewKey, as_json: bool) -> None:

@@ -318,8 +318,18 @@ def _family_of(transaction: Transaction, principal: Principal) -> str:
 def _find(transaction: Transaction, key_id: str) -> KeyRow:
     rows = transaction.rows(f"SELECT {COLUMNS} FROM keys WHERE id = ?", (key_id,))
     if not rows:
-        raise KeyNotFound("There is no key with this id; list them with: inferd keys list.", param="id")
+        raise KeyNotFound(
+            f"There is no key with the id {shown_id(key_id)}; list them with: inferd keys list.", param="id"
+        )
     return row_of(rows[0])
+
+
+def shown_id(text: str) -> str:
+    """What was given as a key's id, for a sentence. A text that is longer than an id, or begins like a key, may hold a
+    secret, so only its beginning is shown."""
+    if text.startswith("sk-"):
+        return "'sk-...'"
+    return repr(text if len(text) <= ID_CHARS else f"{text[:4]}...")
 
 
 def row_of(row: Row) -> KeyRow:

@@ -143,6 +143,9 @@ def test_a_key_is_made_listed_rotated_and_ended(server: Running) -> None:
     assert ask(server, "DELETE", f"keys/{key_id}").json()["state"] == "revoked"
     assert len(ask(server, "GET", "keys").json()["data"]) == 3
     assert ask(server, "DELETE", "keys/none").status_code == 404
+    for given, told in (("none", "'none'"), ("sk-proj-SECRET", "'sk-...'"), ("vnDhSECRETSECRETSECRET", "'vnDh...'")):
+        message = ask(server, "DELETE", f"keys/{given}").json()["error"]["message"]
+        assert message == f"There is no key with the id {told}; GET /admin/keys lists them."
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,8 @@ def test_keys_of_another_tenant_do_not_exist(server: Running, control: FakeContr
     missing = ask(server, "DELETE", "keys/none")
     for method, path in [("DELETE", f"keys/{theirs.id}"), ("POST", f"keys/{theirs.id}/rotate")]:
         reply = ask(server, method, path)
-        assert (reply.status_code, reply.content) == (404, missing.content)
+        told = missing.text.replace("'none'", f"'{theirs.id}'")
+        assert (reply.status_code, reply.text) == (404, told)
     assert control.keys.keys == [theirs]
 
 

@@ -18,7 +18,7 @@ from inferd.gateway.context import Context
 from inferd.gateway.control import ControlActions, ModelReport, ReloadReport, ServerReport
 from inferd.gateway.decode import decode_body
 from inferd.gateway.sse import encode
-from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
+from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, shown_id
 from inferd.tenancy.principal import Principal
 
 MAX_BODY_BYTES: Final = 64 * 1024
@@ -147,7 +147,7 @@ async def _own_key(room: Context, call: Call, key_id: str) -> None:
     """Raises KeyNotFound for a key that the caller may not see, whether or not another tenant has it."""
     seen = await control_of(room).keys.list_keys(call.principal.tenant or None)
     if all(info.id != key_id for info in seen):
-        raise KeyNotFound("There is no key with this id; GET /admin/keys lists them.", param="id")
+        raise KeyNotFound(f"There is no key with the id {shown_id(key_id)}; GET /admin/keys lists them.", param="id")
 
 
 def control_of(room: Context) -> ControlActions:
