@@ -266,6 +266,15 @@ def test_a_key_for_an_alias_alone_finds_the_version_behind_it(where: str, what: 
             assert started.http.get(f"{started.url}/v2/models/{other}{what}", headers=headers).status_code in (404, 405)
 
 
+@pytest.mark.parametrize("where", ["digits@stable", "digits/versions/stable", "digits/versions/1"])
+def test_the_worker_is_asked_for_the_number_that_an_alias_stands_for(where: str) -> None:
+    models = Models()
+    with running(models, Config(server=ServerConfig(port=0), models=ALIASED)) as started:
+        for _ in range(2):  # the second request has a head that is known
+            post(started, f"/v2/models/{where}/infer", INPUTS)
+            assert (models.asked.model, models.asked.version) == ("digits@1", "1")
+
+
 # -- statistics ----------------------------------------------------------------------------------
 
 
