@@ -196,6 +196,7 @@ def test_folders_of_other_kinds_are_refused_with_what_to_do(tmp_path: Path, file
 
 
 def test_a_class_is_named_by_its_module_or_file(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("class Model: ...\n")
     for source in ("my_module:Model", "a.b.c:Model", f"{tmp_path}/model.py:Model"):
         found = recognise(source)
         assert (found.runtime, found.path, found.platform) == ("python", source, "python")
