@@ -205,6 +205,7 @@ class FakeRouter:
         self.relay_script: RelayScript | None = None  # for requests that may be relayed
         self.prediction = Prediction(b'{"said":"this"}')  # the answer to every request for one
         self.relays: list[Relay | None] = []
+        self.num_listed = 0  # times that all models were looked at
         self.checked: list[int] = []  # lists of requests, by their lengths
         self.refusal: InferdError | None = None
         self.draining = False
@@ -259,7 +260,11 @@ class FakeRouter:
         return "".join(f"t{i}" for i in token_ids)
 
     def models(self) -> list[FakeStatus]:
+        self.num_listed += 1
         return self.statuses
+
+    def model(self, name: str) -> FakeStatus | None:
+        return next((status for status in self.statuses if status.name == name), None)
 
     def _known(self, model: str) -> None:
         if all(s.name != model for s in self.statuses):

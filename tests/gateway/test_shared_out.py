@@ -56,3 +56,13 @@ def test_a_chat_keeps_its_version() -> None:
         seen = {user: asked(user) for user in map(str, range(12))}
         assert set(seen.values()) == {"chat", "chat@1"}
         assert seen == {user: asked(user) for user in seen}
+
+
+def test_a_request_that_names_its_model_looks_at_no_other(texts: tuple[Running, TextRouter]) -> None:
+    """Else every model that is served would make every request slower."""
+    server, router = texts
+    for name in ("vectors", "vectors@1", "vectors@stable"):
+        assert post(server, "/v1/embeddings", {"model": name, "input": "a"}).status_code == 200
+    assert router.num_listed == 0
+    assert post(server, "/v1/embeddings", {"model": "other", "input": "a"}).status_code == 404
+    assert router.num_listed == 1  # for the sentence that names them

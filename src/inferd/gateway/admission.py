@@ -119,24 +119,21 @@ def find_model(room: Context, call: Call, name: str | None) -> ModelStatus:
     A model that the key may not use is not found, exactly like one that does not exist. Raises
     ModelNotFound, InvalidRequest.
     """
-    seen = visible(room, call.principal)
-    if name is None:
-        if len(seen) == 1:
-            return seen[0]
-        raise InvalidRequest(
-            f"The field 'model' is missing; name one of: {_names(seen)}.",
-            param="model",
-            code="missing_required_parameter",
-        )
-    for status in seen:
-        if status.name == name:
+    if name is not None:
+        entry = entry_named(room.config.models, name) if "@" in name else None
+        status = room.router.model(name if entry is None else entry)
+        if status is not None and may_use(room, call.principal, status.name):
             return status
-    entry = entry_named(room.config.models, name) if "@" in name else None
-    if entry is not None:
-        for status in seen:
-            if status.name == entry:
-                return status
-    raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {_names(seen)}.", param="model")
+    seen = visible(room, call.principal)
+    if name is not None:
+        raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {_names(seen)}.", param="model")
+    if len(seen) == 1:
+        return seen[0]
+    raise InvalidRequest(
+        f"The field 'model' is missing; name one of: {_names(seen)}.",
+        param="model",
+        code="missing_required_parameter",
+    )
 
 
 def _names(served: Sequence[ModelStatus]) -> str:

@@ -42,7 +42,8 @@ def fingerprint_of(room: Context, model: ModelStatus) -> str | None:
     """What identifies the weights and settings; a model that was still loading has told it since."""
     info = model.info
     if info is None:
-        info = next((status.info for status in room.router.models() if status.name == model.name), None)
+        now = room.router.model(model.name)
+        info = now.info if now is not None else None
     return info.fingerprint if info is not None else None
 
 

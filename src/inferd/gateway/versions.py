@@ -8,7 +8,7 @@ none is by itself. Knows who asks; what the shares are and how they are drawn fr
 from __future__ import annotations
 
 from inferd.config.versions import entry_drawn
-from inferd.gateway.admission import find_model, session_of, visible
+from inferd.gateway.admission import find_model, may_use, session_of
 from inferd.gateway.call import Call
 from inferd.gateway.context import Context
 from inferd.gateway.upstream import ModelStatus
@@ -27,13 +27,21 @@ def drawn(room: Context, call: Call, model: ModelStatus, *, sequence: str = "", 
     config = room.config.models.get(model.name)
     if config is None or not config.versions.weights:
         return model
-    there = {status.name: status for status in visible(room, call.principal)}
     again = (call.header(b"idempotency-key") or b"").decode("latin-1")  # the first time may have been another's turn
     unit = sequence or session_of(call) or user or again or call.request_id
     entry = entry_drawn(
         room.config.models,
         model.name,
         f"{call.principal.tenant}\0{unit}",
-        lambda entry: entry in there and there[entry].state not in _UNABLE,
+        lambda entry: _is_able(_usable(room, call, entry)),
     )
-    return there.get(entry, model)
+    return _usable(room, call, entry) or model
+
+
+def _usable(room: Context, call: Call, entry: str) -> ModelStatus | None:
+    """The version, if the request's key may use it."""
+    return room.router.model(entry) if may_use(room, call.principal, entry) else None
+
+
+def _is_able(version: ModelStatus | None) -> bool:
+    return version is not None and version.state not in _UNABLE

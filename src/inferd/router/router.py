@@ -153,6 +153,11 @@ class Router:
     def models(self) -> list[ModelStatus]:
         return [pool.status for pool in self._pools.values()]
 
+    def model(self, name: str) -> ModelStatus | None:
+        """One of ``models``, without a look at the others; None: there is none of this name."""
+        pool = self._pools.get(name)
+        return pool.status if pool is not None else None
+
     def load_failures(self) -> dict[str, Failure]:
         """The models that cannot be served and why, in full; for the operator's eyes."""
         return {name: pool.load_failure for name, pool in self._pools.items() if pool.load_failure is not None}

@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from inferd.errors import InternalError
-from inferd.gateway.admission import visible
 from inferd.gateway.call import Answer, Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import Unsupported
@@ -125,17 +124,12 @@ def answer_head(served: Served, envelope: Envelope) -> bytes:
 
 def _find(room: Context, call: Call, envelope: Envelope) -> Served:
     """The model that is meant, or that of its versions which this request gets. Raises ModelNotFound."""
-    return drawn_version(room, call, _named(room, call, envelope), str(envelope.parameters.get("sequence_id") or ""))
-
-
-def _named(room: Context, call: Call, envelope: Envelope) -> Served:
-    name = envelope.model
-    if not envelope.version and "@" not in name:  # the usual request, without a look at all other models' versions
-        for status in visible(room, call.principal):
-            if status.name == name:
-                config = room.config.models.get(name)
-                return Served(status, name, config.version if config is not None else "1")
-    return find_served(room, call.principal, name, envelope.version)
+    return drawn_version(
+        room,
+        call,
+        find_served(room, call.principal, envelope.model, envelope.version),
+        str(envelope.parameters.get("sequence_id") or ""),
+    )
 
 
 def _submitted(

@@ -15,7 +15,7 @@ from inferd import __version__
 from inferd.config import ModelConfig
 from inferd.config.versions import base_of, entry_named, versions_of
 from inferd.errors import ModelNotFound, Unavailable
-from inferd.gateway.admission import MAX_TIMEOUT_S, visible
+from inferd.gateway.admission import MAX_TIMEOUT_S, may_use, visible
 from inferd.gateway.call import Call
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, printable, shown
@@ -144,14 +144,13 @@ class Served(NamedTuple):
 
 def find_served(room: Context, principal: Principal, name: str, version: str = "") -> Served:
     """The version asked for, by its number or an alias, or the newest that the principal may use. Raises ModelNotFound."""
-    seen = visible(room, principal)
     if not version:
         entry = entry_named(room.config.models, name) if "@" in name else None
-        for status in seen:
-            if status.name == (entry or name):
-                served = _served(room, status)
-                return served if entry is None else served._replace(asked=served.version)
-    known = [_served(room, status) for status in seen]
+        status = room.router.model(name if entry is None else entry)
+        if status is not None and may_use(room, principal, status.name):
+            served = _served(room, status)
+            return served if entry is None else served._replace(asked=served.version)
+    known = [_served(room, status) for status in visible(room, principal)]
     if not version:
         newest = _versions_among(known, name)[-1:]
         if newest:
