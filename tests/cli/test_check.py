@@ -169,9 +169,9 @@ def test_a_key_that_would_travel_unencrypted_is_warned_of(tmp_path: Path, monkey
     [
         ("127.0.0.1", "auto", "as soon as one exists"),
         ("0.0.0.0", "auto", "does not start before one exists"),
-        ("0.0.0.0", "off", "whoever reaches it may use it"),
+        ("0.0.0.0", "off", "any client that reaches it may use it"),
         ("::1", "off", "this machine alone may use it"),
-        ("0.0.0.0", "required", "API keys for everybody"),
+        ("0.0.0.0", "required", "API keys for every client"),
     ],
 )
 def test_who_may_use_the_server_is_said(host: str, auth: str, said: str) -> None:

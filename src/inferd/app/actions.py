@@ -1,6 +1,6 @@
 """The operator's commands to a running server: implements ``gateway.control.ControlActions``.
 
-Calls the parts by their public methods. The gateway checks who may send a command.
+Calls the parts by their public methods. The gateway checks the permission for each command.
 """
 
 from __future__ import annotations

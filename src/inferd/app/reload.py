@@ -92,7 +92,7 @@ class Reloader:
             finally:
                 self.since = None
             self.last = outcome
-        self._tell(outcome)
+        self._report_outcome(outcome)
         return outcome
 
     async def _read_whole(self) -> Config:
@@ -126,7 +126,7 @@ class Reloader:
         _log.error("%s The configuration in use keeps serving.", said)
         self._emit(ConfigReloaded(accepted=False, is_whole=False, detail=said))
 
-    def _tell(self, outcome: ReloadReport) -> None:
+    def _report_outcome(self, outcome: ReloadReport) -> None:
         path, problems = self._source.path, _listed(outcome.failed)
         if not outcome.accepted:
             problems = _listed(outcome.details)

@@ -20,7 +20,7 @@ from inferd.benchmark.dataset import Query
 from inferd.benchmark.stats import Record
 from inferd.errors import Unauthenticated, Unavailable
 
-Told = Callable[[Record], None]
+OnRecord = Callable[[Record], None]
 _MAX_HEADERS = 64 * 1024
 _MAX_LINE = 1 << 20
 
@@ -297,7 +297,7 @@ async def ask(connection: Connection, target: Target, query: Query, began: float
     )
 
 
-async def closed_loop(target: Target, queries: Sequence[Query], clients: int, told: Told) -> list[Record]:
+async def closed_loop(target: Target, queries: Sequence[Query], clients: int, on_record: OnRecord) -> list[Record]:
     """``clients`` clients, each sending its next request when its last is answered."""
     records: list[Record] = []
     source = iter(queries)
@@ -308,7 +308,7 @@ async def closed_loop(target: Target, queries: Sequence[Query], clients: int, to
         try:
             for query in source:
                 records.append(await ask(connection, target, query, began))
-                told(records[-1])
+                on_record(records[-1])
         finally:
             connection.close()
 
@@ -318,7 +318,9 @@ async def closed_loop(target: Target, queries: Sequence[Query], clients: int, to
     return records
 
 
-async def open_loop(target: Target, queries: Sequence[Query], rate: float, told: Told, seed: int = 0) -> list[Record]:
+async def open_loop(
+    target: Target, queries: Sequence[Query], rate: float, on_record: OnRecord, seed: int = 0
+) -> list[Record]:
     """Requests arrive on their own clock, ``rate`` per second (a Poisson process), answered or not."""
     rng = random.Random(seed)
     records: list[Record] = []
@@ -329,7 +331,7 @@ async def open_loop(target: Target, queries: Sequence[Query], rate: float, told:
         connection = idle.pop() if idle else target.connect()
         records.append(await ask(connection, target, query, began))
         idle.append(connection)
-        told(records[-1])
+        on_record(records[-1])
 
     due = began
     async with asyncio.TaskGroup() as group:

@@ -349,8 +349,8 @@ def _own_server(source: str) -> Iterator[str]:
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "TERM": "dumb"})
         try:
-            with loading(f"Starting inferd serve {source}") as tell:
-                tell("loading", 0, 0)
+            with loading(f"Starting inferd serve {source}") as report_progress:
+                report_progress("loading", 0, 0)
                 address = _ready_address(server)
             if address is None:
                 server.wait(timeout=30)

@@ -83,11 +83,11 @@ class Row:
     @property
     def doing(self) -> tuple[str, int, int]:
         """Phase, done and total of the replica that is least far."""
-        under_way = [told for index, told in self.progress.items() if self.states.get(index) not in _OVER]
+        under_way = [slowest for index, slowest in self.progress.items() if self.states.get(index) not in _OVER]
         if not under_way:
             return "", 0, 0
-        told = min(under_way, key=lambda told: told.done / told.total if told.total else 0.0)
-        return told.phase, told.done, told.total
+        slowest = min(under_way, key=lambda slowest: slowest.done / slowest.total if slowest.total else 0.0)
+        return slowest.phase, slowest.done, slowest.total
 
 
 class Board:

@@ -140,14 +140,14 @@ def converse(answer: Answer, system: str | None) -> None:
             click.secho(f"There is no command {word}; /help lists them.", fg="yellow")
         else:
             messages.append({"role": "user", "content": line})
-            said = _say(answer, messages)
+            said = _print_answer(answer, messages)
             if said is None:
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": said})
 
 
-def _say(answer: Answer, messages: list[JSON]) -> str | None:
+def _print_answer(answer: Answer, messages: list[JSON]) -> str | None:
     """Print an answer as it comes; None when it failed. Ctrl-C keeps the part that was printed."""
     pieces: list[str] = []
     try:
@@ -160,7 +160,7 @@ def _say(answer: Answer, messages: list[JSON]) -> str | None:
         click.secho(" (stopped)", dim=True)
     except InferdError as error:
         click.echo()
-        click.secho(f"{error.message}  (/reset starts anew)", fg="red", err=True)
+        click.secho(f"{error.message}  (/reset begins again)", fg="red", err=True)
         return None
     else:
         click.echo()

@@ -67,8 +67,12 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("file")
 @click.option("--probe", is_flag=True, help="Ask the remote servers whether they answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings for programs.")
-@click.option("--allow-code", is_flag=True, help="As for serve, of a model or a model repository: with their code.")
-@click.option("--allow-pickle", is_flag=True, help="Likewise with their pickles.")
+@click.option(
+    "--allow-code",
+    is_flag=True,
+    help="Check a model or a model repository with the code that comes with it, as serve does.",
+)
+@click.option("--allow-pickle", is_flag=True, help="Check models whose files are pickles, as serve does.")
 def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickle: bool) -> int:
     """Show all problems of FILE (or a model, or a Triton model repository), and the memory that serving it needs.
 
@@ -207,16 +211,16 @@ def _lines(error: InferdError) -> tuple[str, ...]:
 def access(config: Config) -> str:
     """A sentence about which clients may use a server of this configuration."""
     server = config.server
-    reach = "this machine alone" if is_loopback(server.host) else "whoever reaches it"
+    reach = "this machine alone" if is_loopback(server.host) else "any client that reaches it"
     match server.auth:
         case "off":
             return f"no API keys: {reach} may use it"
         case "required":
-            return f"API keys for everybody; {reach} may connect"
+            return f"API keys for every client; {reach} may connect"
         case _ if is_loopback(server.host):
             return "this machine alone may connect; API keys are needed as soon as one exists"
         case _:
-            return "API keys for everybody; it does not start before one exists (inferd keys create --tenant NAME)"
+            return "API keys for every client; it does not start before one exists (inferd keys create --tenant NAME)"
 
 
 def _is_in_the_clear(remote: RemoteConfig) -> bool:
@@ -358,7 +362,7 @@ def _show_contracts(models: Sequence[MemoryEstimate]) -> None:
         if model.not_batched:
             out.print(f"  one request at a time: {model.not_batched}", markup=False, soft_wrap=True)
         if model.named_rows:
-            told = f"{model.named_rows}, and nothing refutes it; a trial at load has the last word"
-            out.print(f"  requests together: {told}", markup=False, soft_wrap=True)
+            reason = f"{model.named_rows}, and nothing refutes it; a trial at load has the last word"
+            out.print(f"  requests together: {reason}", markup=False, soft_wrap=True)
     if models:
         out.print()

@@ -133,8 +133,8 @@ def _sections(of: type[msgspec.Struct], word: str) -> dict[tuple[str, ...], str]
     titles = {}
     for branch in branches(of):
         about = (getdoc(branch.type.cls) or "").partition("\n")[0].rstrip(".").partition(": ")
-        told = re.split(r", | \(", about[2] if about[0] == "One model" else about[0])[0]
-        titles[branch.path] = f"{'.'.join(branch.path) or word} ({told[:1].lower()}{told[1:]})"
+        summary = re.split(r", | \(", about[2] if about[0] == "One model" else about[0])[0]
+        titles[branch.path] = f"{'.'.join(branch.path) or word} ({summary[:1].lower()}{summary[1:]})"
     return titles
 
 

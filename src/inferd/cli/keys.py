@@ -135,7 +135,12 @@ def command() -> None:
 
 
 @command.command("create")
-@click.option("--tenant", required=True, metavar="NAME", help="Who pays: keys of a tenant share its limits and usage.")
+@click.option(
+    "--tenant",
+    required=True,
+    metavar="NAME",
+    help="The tenant of the key; all keys of a tenant share its limits and its usage.",
+)
 @click.option("--name", default="", metavar="TEXT", help="What the key is for, for people.")
 @click.option(
     "--scopes",

@@ -146,7 +146,7 @@ def command(
     with loading(f"Quantising {source}", counts=True) as tell:
         folder = check_folder(resolve(source, tell))
         result = quantise(folder, output, wish, data=data, source=_name(source), progress=tell)
-    _say(result)
+    _print_result(result)
     return 0
 
 
@@ -177,7 +177,7 @@ def _name(source: str) -> str:
     return Path(source).name if Path(source).exists() else source
 
 
-def _say(result: Result) -> None:
+def _print_result(result: Result) -> None:
     from rich.table import Table
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))

@@ -252,8 +252,8 @@ def python_lines(address: str, name: str, info: ModelInfo | None = None, *, need
     if info is not None and info.kind == "predict":
         return f'{head}print(client.embeddings.create(model={name!r}, input="What is inferd?").data[0].embedding[:4])'
     if info is not None and not info.has_chat_template:
-        asked = f"client.completions.create(model={name!r}, prompt='Once upon a time', max_tokens=32)"
-        return f"{head}print({asked}.choices[0].text)"
+        example_call = f"client.completions.create(model={name!r}, prompt='Once upon a time', max_tokens=32)"
+        return f"{head}print({example_call}.choices[0].text)"
     return f"""{head}messages = [{{"role": "user", "content": "What is inferd?"}}]
 for chunk in client.chat.completions.create(model={name!r}, messages=messages, stream=True):
     print(chunk.choices[0].delta.content or "", end="", flush=True)"""

@@ -22,7 +22,7 @@ from inferd.cli.demo import CHAT, demo_models
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, in_flags, model_flags, server_flags
 from inferd.cli.help import Sectioned
 from inferd.cli.ready import show_ready
-from inferd.cli.terminal import Told, is_live, loading, speak_json, warn
+from inferd.cli.terminal import ReportProgress, is_live, loading, speak_json, warn
 from inferd.config import REMOTE_PREFIX, Config, ModelConfig, load_config, model_name, stray_variables
 from inferd.errors import ConfigError, InferdError, ModelLoadError
 from inferd.observe.plain import is_plain
@@ -45,7 +45,7 @@ _RELAYED: Final = frozenset(("generate", "embed", "rerank", "score"))
 @click.option(
     "--insecure-no-auth",
     is_flag=True,
-    help="Serve everybody who reaches the address, without API keys: the same as --auth off.",
+    help="Serve every client that reaches the address, without API keys: the same as --auth off.",
 )
 @server_flags
 @model_flags
@@ -253,7 +253,7 @@ def run(
 
 
 def ready_to_load(
-    config: Config, showing: Callable[[str], AbstractContextManager[Told]], known: Collection[str] = ()
+    config: Config, showing: Callable[[str], AbstractContextManager[ReportProgress]], known: Collection[str] = ()
 ) -> Config:
     """The configuration with every hub id replaced by the folder it was downloaded to. ``known``: models whose steps
     need no look, as they come with inferd.
@@ -288,7 +288,7 @@ def ready_to_load(
     return msgspec.structs.replace(config, models=models)
 
 
-def _with_draft(model: ModelConfig, showing: Callable[[str], AbstractContextManager[Told]]) -> ModelConfig:
+def _with_draft(model: ModelConfig, showing: Callable[[str], AbstractContextManager[ReportProgress]]) -> ModelConfig:
     """The model with the folder of its draft model, downloaded first when it is a hub id that will be used."""
     settings = model.speculation
     if model.is_remote or settings.draft is None or settings.method not in ("auto", "draft"):
@@ -333,6 +333,6 @@ def checked(config: Config) -> Config:
     return config
 
 
-def _silently(title: str) -> AbstractContextManager[Told]:
+def _silently(title: str) -> AbstractContextManager[ReportProgress]:
     """A running server shows no progress of a download."""
     return contextlib.nullcontext(silent)

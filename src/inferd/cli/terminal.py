@@ -15,7 +15,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-Told = Callable[[str, int, int], None]
+ReportProgress = Callable[[str, int, int], None]
 
 _PHASES = {
     "download": "Downloading",
@@ -118,7 +118,7 @@ def is_live() -> bool:
 
 
 @contextmanager
-def loading(title: str, *, counts: bool = False) -> Iterator[Told]:
+def loading(title: str, *, counts: bool = False) -> Iterator[ReportProgress]:
     """A progress display on stderr. Yields a function of (phase, done, total), in bytes or as ``counts``.
 
     Live in a terminal; elsewhere one plain line per phase.

@@ -118,7 +118,7 @@ class Observer:
             elif kind is RequestEnded:
                 self._requests.ended(event, self._now())  # type: ignore[arg-type]
             else:
-                self._take(event)
+                self._handle(event)
         except Exception as error:  # the sink: a defect here must not reach the room that emits the event
             self._defect(event, error)
 
@@ -178,7 +178,7 @@ class Observer:
         if self._access_log:
             self._log.write(http_line(event, self._wall()))
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
             case QueueChanged():
                 self._queue_changed(event)

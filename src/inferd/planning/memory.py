@@ -239,7 +239,7 @@ def _asked(inputs: Iterable[TensorSpec], sequence: SequenceConfig) -> Iterator[T
     return (spec for spec in inputs if spec.name not in own)
 
 
-def _told(outputs: Iterable[TensorSpec], sequence: SequenceConfig) -> Iterator[TensorSpec]:
+def _answered_outputs(outputs: Iterable[TensorSpec], sequence: SequenceConfig) -> Iterator[TensorSpec]:
     """Without states, which stay here."""
     return (spec for spec in outputs if spec.name not in sequence.states)
 
@@ -257,7 +257,9 @@ def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -
         kind="predict",
         platform=artifact.platform,
         inputs=() if signature is None or config.preprocess else tuple(_asked(signature.inputs, config.sequence)),
-        outputs=() if signature is None or config.postprocess else tuple(_told(signature.outputs, config.sequence)),
+        outputs=()
+        if signature is None or config.postprocess
+        else tuple(_answered_outputs(signature.outputs, config.sequence)),
         max_batch_size=None if signature is None else signature.max_batch_size(declared),
         not_batched="" if signature is None else signature.not_batched(declared),
         named_rows="" if signature is None else signature.named_rows(declared),

@@ -77,7 +77,7 @@ class PredictBackend:
         self._codecs = codecs
         self._pending: dict[str, PendingRequest] = {}
         self._streams: dict[str, PendingRequest] = {}  # have begun, with answers to come
-        self._paused: dict[str, PendingRequest] = {}  # likewise, and their readers are slow
+        self._paused: dict[str, PendingRequest] = {}  # begun streams whose readers are slow
         self._running: _StagedBatch | None = None  # a batch between two of its steps
         self._cancelled: list[PendingRequest] = []  # their ends come with the next step
         self._outputs: list[Output] = []  # sent with the next step

@@ -9,7 +9,7 @@ a lone client is never delayed. No request is delayed by more than ``max_delay_s
 
 Items of one bucket may be computed together. Each bucket has four queues, one per priority class. A batch is from one
 bucket: better classes first, each in the order of arrival. Every ``aging_every`` batches the item that has waited
-longest goes first, whatever its class, so that no class starves.
+longest goes first, of any class, so that no class starves.
 """
 
 from __future__ import annotations

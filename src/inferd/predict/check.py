@@ -108,7 +108,7 @@ class Checker:
         for name in self._required:
             if name not in inputs:
                 raise InvalidRequest(
-                    f"The input {name!r} is missing; expected {_told(self._specs[name])}, got the inputs "
+                    f"The input {name!r} is missing; expected {_spec_text(self._specs[name])}, got the inputs "
                     f"{_listed(inputs)}.",
                     param="inputs",
                 )
@@ -194,10 +194,10 @@ def _check_finite(spec: TensorSpec, array: Array) -> None:
 
 
 def _unfit(spec: TensorSpec, got: str) -> InvalidRequest:
-    return InvalidRequest(f"The input {spec.name!r} does not fit: expected {_told(spec)}, {got}.", param="inputs")
+    return InvalidRequest(f"The input {spec.name!r} does not fit: expected {_spec_text(spec)}, {got}.", param="inputs")
 
 
-def _told(spec: TensorSpec) -> str:
+def _spec_text(spec: TensorSpec) -> str:
     return f"{spec.datatype} of the shape {_shape(spec.shape)}"
 
 

@@ -59,12 +59,12 @@ def _renames(*names: Mapping[str, str]) -> bool:
 
 
 def _matched(
-    what: str, told: Sequence[TensorConfig], specs: Sequence[TensorSpec], problems: list[str]
+    what: str, declarations: Sequence[TensorConfig], specs: Sequence[TensorSpec], problems: list[str]
 ) -> dict[str, str]:
     """Declared names to the artifact's: the same name, or for NAME__0 the one at place 0."""
     known = [spec.name for spec in specs]
     found: dict[str, str] = {}
-    for one in told:
+    for one in declarations:
         place = _PLACE.fullmatch(one.name)
         if one.name in known or not known:
             found[one.name] = one.name
@@ -77,14 +77,14 @@ def _matched(
 
 def _misfits(
     what: str,
-    told: Sequence[TensorConfig],
+    declarations: Sequence[TensorConfig],
     names: Mapping[str, str],
     contract: Contract,
     specs: Sequence[TensorSpec],
 ) -> list[str]:
     found = []
     by_name = {spec.name: spec for spec in specs}
-    for one in told:
+    for one in declarations:
         spec = by_name.get(names.get(one.name, ""))
         if spec is None or spec.name in contract.any_rank:
             continue
@@ -107,10 +107,14 @@ def _batched(runtime: Runtime, config: ModelConfig, names: Mapping[str, str]) ->
     rows = config.batching.max_batch_size
     if contract.max_batch_size or rows is None or not contract.any_rank:
         return runtime
-    told = {names[one.name]: one for one in config.inputs}
+    declarations = {names[one.name]: one for one in config.inputs}
     inputs = tuple(
-        TensorSpec(spec.name, told[spec.name].datatype, told[spec.name].reshape or told[spec.name].shape)
-        if spec.name in told
+        TensorSpec(
+            spec.name,
+            declarations[spec.name].datatype,
+            declarations[spec.name].reshape or declarations[spec.name].shape,
+        )
+        if spec.name in declarations
         else spec
         for spec in contract.inputs
     )
@@ -135,7 +139,7 @@ class Declared:
     ) -> None:
         self._runtime = runtime
         contract = runtime.contract
-        told = {one.name: one for one in (*config.inputs, *config.outputs)}
+        declarations = {one.name: one for one in (*config.inputs, *config.outputs)}
         self._controls = {
             spec.name: (config.sequence.controls[spec.name], spec)
             for spec in contract.inputs
@@ -152,9 +156,11 @@ class Declared:
         specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
         self.contract = msgspec.structs.replace(
             contract,
-            inputs=tuple(_spec(told.get(name), specs[own]) for name, own in self._inputs.items()),
-            outputs=tuple(_spec(told.get(name), specs.get(own)) for name, own in self._outputs.items()),
-            any_rank=tuple(name for name, own in self._inputs.items() if own in contract.any_rank and name not in told),
+            inputs=tuple(_spec(declarations.get(name), specs[own]) for name, own in self._inputs.items()),
+            outputs=tuple(_spec(declarations.get(name), specs.get(own)) for name, own in self._outputs.items()),
+            any_rank=tuple(
+                name for name, own in self._inputs.items() if own in contract.any_rank and name not in declarations
+            ),
             is_stateful=contract.is_stateful or bool(config.sequence.controls or config.sequence.states),
         )
 
@@ -214,13 +220,19 @@ class Declared:
         )
 
 
-def _spec(told: TensorConfig | None, spec: TensorSpec | None) -> TensorSpec:
-    if told is None:
+def _spec(declarations: TensorConfig | None, spec: TensorSpec | None) -> TensorSpec:
+    if declarations is None:
         assert spec is not None
         return spec
-    labels = read_lines(told.labels_file) if told.labels_file is not None else spec.labels if spec is not None else ()
-    is_optional = told.optional or (spec is not None and spec.is_optional)
-    return TensorSpec(told.name, told.datatype, told.shape, is_optional, labels)
+    labels = (
+        read_lines(declarations.labels_file)
+        if declarations.labels_file is not None
+        else spec.labels
+        if spec is not None
+        else ()
+    )
+    is_optional = declarations.optional or (spec is not None and spec.is_optional)
+    return TensorSpec(declarations.name, declarations.datatype, declarations.shape, is_optional, labels)
 
 
 def _reshaped(array: Array, shape: Sequence[int], *, has_rows: bool) -> Array:

@@ -112,8 +112,8 @@ def _join(results: Sequence[Result]) -> Result:
 
 
 def _concatenate(arrays: Sequence[Array]) -> Array:
-    """The arrays behind each other. Where rows differ in length (detections, tokens) the shorter ones are padded: with
-    -1 for signed integers, with empty texts, and with 0 for all other types."""
+    """The arrays, concatenated. If rows differ in length (detections, tokens), the shorter ones are padded: with -1 for
+    signed integers, with empty texts, and with 0 for all other types."""
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) > 1 and len({len(shape) for shape in shapes}) == 1:
         sizes = tuple(map(max, zip(*shapes, strict=True)))

@@ -71,9 +71,9 @@ class Sequences:
         self._axes = {spec.name: _axis_of(name, spec) for spec in self._states.values()}
         self._given = [spec for spec in contract.inputs if spec.name not in self._axes]
         self._with_rows = {spec.name for spec in self._given if spec.shape and spec.shape[0] == -1}
-        self._told = [spec for spec in contract.outputs if spec.name not in self._states]
+        self._answer_specs = [spec for spec in contract.outputs if spec.name not in self._states]
         can_stack = all(axis is not None for axis in self._axes.values()) and all(
-            spec.shape and spec.shape[0] == -1 for spec in self._told
+            spec.shape and spec.shape[0] == -1 for spec in self._answer_specs
         )
         rows = claimed(rows, config.batching.max_batch_size)
         can_stack = can_stack and bool(self._with_rows) and rows.because is not None
@@ -88,7 +88,7 @@ class Sequences:
                 *self._given,
                 *[msgspec.structs.replace(spec, is_optional=True) for spec in self._states.values()],
             ),
-            outputs=tuple(self._told),
+            outputs=tuple(self._answer_specs),
             max_batch_size=0,
             because=None,
             not_batched="" if max_items else contract.not_batched if rows.because is not None else rows.sentence,
@@ -99,7 +99,7 @@ class Sequences:
     def _tried(self, rows: Verdict) -> Verdict:
         """The verdict, unless sequences are seen to depend on each other, or could not be tried and have a name for a
         reason."""
-        axes = dict.fromkeys([*self._with_rows, *[spec.name for spec in self._told]], 0)
+        axes = dict.fromkeys([*self._with_rows, *[spec.name for spec in self._answer_specs]], 0)
         for output, spec in self._states.items():
             axes[output] = axes[spec.name] = self._axes[spec.name] or 0
         found = try_sequences(self._runtime.contract, self._compute, axes)
@@ -249,7 +249,7 @@ class Sequences:
                 del self._sequences[sequence.key]
             outputs = {
                 spec.name: self._part(result.outputs[spec.name], 0 if len(items) > 1 else None, begin, end)
-                for spec in self._told
+                for spec in self._answer_specs
                 if spec.name in result.outputs
             }
             answers.append(Result(outputs=outputs, stages_s=result.stages_s))

@@ -166,14 +166,14 @@ def _bar_class(progress: Callable[[str, int, int], None]) -> type[Any]:
         def update(self, n: float | None = 1) -> bool | None:
             with lock:
                 self.n += n or 0
-                tell()
+                report()
             return None
 
         def refresh(self, *args: Any, **kwargs: Any) -> None:
             with lock:
-                tell()
+                report()
 
-    def tell() -> None:
+    def report() -> None:
         total = max((int(bar.total or 0) for bar in bars.values()), default=0)
         done = max((int(bar.n) for bar in bars.values()), default=0)
         if total:

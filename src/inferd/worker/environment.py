@@ -58,7 +58,7 @@ def environment_for(config: ModelConfig, own: Mapping[str, str]) -> dict[str, st
         named |= _OF_DOWNLOADS
     found = {name: value for name, value in own.items() if name in named or _is_for_all(name)}
     # Compute threads that wait for each other spin; by libgomp's default long enough to take the core
-    # from the gateway and the clients, on which everybody then waits. Read when the library is loaded.
+    # from the gateway and the clients, while all requests wait. Read when the library is loaded.
     found.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     # The way to this package: a worker does not look into the current folder.
     root = Path(inferd.__file__).resolve().parents[1]

@@ -41,7 +41,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag=True):
     call_id: int
     prompt: Chat | TextPrompt
     want_strings: bool = False
-    tenant: str = ""  # who pays; cached tokens of the text are found by this tenant alone
+    tenant: str = ""  # the tenant that pays; cached tokens of the text are found by this tenant alone
 
 
 class Detokenize(msgspec.Struct, frozen=True, tag=True):

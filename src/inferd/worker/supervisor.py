@@ -141,7 +141,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Start the worker now, and keep it running."""
-        self._begin()
+        self._start_process()
         self._task = asyncio.get_running_loop().create_task(self._supervise())
         self._task.add_done_callback(_report)
 
@@ -203,7 +203,7 @@ class Supervisor:
                 if self._leaving.is_set():
                     return
             self.restarts += 1
-            self._begin()
+            self._start_process()
 
     def _is_burst(self, useful_ends: deque[float]) -> bool:
         """Whether useful lives end so often that something must be wrong with the model. Notes one more."""
@@ -212,7 +212,7 @@ class Supervisor:
         useful_ends.append(now)
         return is_burst
 
-    def _begin(self) -> None:
+    def _start_process(self) -> None:
         """Start a process; where that is impossible now, ``_live`` finds none."""
         self._info = self._load_failure = None
         self._has_finished = self._is_starved = False
@@ -222,7 +222,9 @@ class Supervisor:
         name = f"{self._model}/{self._replica}"
         try:
             environment = environment_for(self._config, os.environ)
-            self._process = WorkerProcess(self._command, name, environment, self._take, self._owner.worker_writable)
+            self._process = WorkerProcess(
+                self._command, name, environment, self._handle_messages, self._owner.worker_writable
+            )
         except OSError as error:
             self._process = None
             self._is_starved = error.errno in _STARVED
@@ -305,7 +307,7 @@ class Supervisor:
 
     # -- messages ---------------------------------------------------------------------------
 
-    def _take(self, messages: list[FromWorker]) -> None:
+    def _handle_messages(self, messages: list[FromWorker]) -> None:
         self._watch.silent_s = 0.0
         for message in messages:
             match message:

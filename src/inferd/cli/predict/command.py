@@ -264,7 +264,7 @@ def _read(answered: Answered) -> tuple[_Answer, dict[str, Array]]:
     arrays: dict[str, Array] = {}
     for output in answer.outputs:
         if output.datatype not in NUMPY:
-            raise Unavailable(f"The output {output.name!r} has the datatype {output.datatype!r}, which nobody knows.")
+            raise Unavailable(f"The output {output.name!r} has the datatype {output.datatype!r}, which is unknown.")
         size = output.parameters.binary_data_size
         if size is None:
             arrays[output.name] = from_json(output.name, output.datatype, output.shape, bytes(output.data))

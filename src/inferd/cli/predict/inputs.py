@@ -63,9 +63,9 @@ def tensors_of(
         elif given.kind in ("object", "table"):
             assert isinstance(given.value, Mapping)
             for key, value in _members(given.value, by_name, given.origin).items():
-                add(by_name[key], _told(value, f"{given.origin}, {key}"))
+                add(by_name[key], _recognised(value, f"{given.origin}, {key}"))
         else:
-            add(_taker(given, specs, found), given)
+            add(_input_for(given, specs, found), given)
     made = {name: _joined(by_name[name], parts) for name, parts in found.items()}
     return _checked(_level(made, by_name), specs)
 
@@ -129,13 +129,13 @@ def _content(data: bytes, origin: str, suffix: str, *, lines: bool) -> Given:
             if suffix == ".json":
                 raise InvalidRequest(f"{origin} is not valid JSON: {error}.") from None
         else:
-            return _told(value, origin)
+            return _recognised(value, origin)
     texts = text.splitlines() if lines else [text.removesuffix("\n")]
     numbers = None if lines or suffix == ".txt" else _numbers(text)
     return Given("texts", texts, origin) if numbers is None else Given("numbers", numbers, origin, text)
 
 
-def _told(value: object, origin: str) -> Given:
+def _recognised(value: object, origin: str) -> Given:
     """JSON: an object of inputs, texts, or numbers in lists of equal lengths."""
     if isinstance(value, Mapping):
         return Given("object", value, origin)
@@ -232,7 +232,7 @@ def _column(part: object) -> object:
 # -- fitting -------------------------------------------------------------------------------------
 
 
-def _taker(given: Given, specs: Sequence[TensorSpec], taken: Mapping[str, object]) -> TensorSpec:
+def _input_for(given: Given, specs: Sequence[TensorSpec], taken: Mapping[str, object]) -> TensorSpec:
     """The input for an argument without a name: the first that fits, required and free ones before others."""
 
     def rank(spec: TensorSpec) -> tuple[bool, bool]:
@@ -270,13 +270,13 @@ def _fitted(spec: TensorSpec, given: Given, brightness: Range, say: Callable[[st
     if given.kind == "texts":
         assert isinstance(value, list)
         if spec.datatype != "BYTES":
-            raise InvalidRequest(f"The input {spec.name!r} takes {_told_of(spec)}; {given.origin} is text.")
+            raise InvalidRequest(f"The input {spec.name!r} takes {_expected_text(spec)}; {given.origin} is text.")
         return _shaped(spec, bytes_array([text.encode() for text in value]), given.origin)
     if not isinstance(value, np.ndarray):
-        raise InvalidRequest(f"The input {spec.name!r} takes {_told_of(spec)}; {given.origin} is an object.")
+        raise InvalidRequest(f"The input {spec.name!r} takes {_expected_text(spec)}; {given.origin} is an object.")
     if spec.datatype == "BYTES":
         if not given.text:
-            raise InvalidRequest(f"The input {spec.name!r} takes {_told_of(spec)}; {given.origin} holds numbers.")
+            raise InvalidRequest(f"The input {spec.name!r} takes {_expected_text(spec)}; {given.origin} holds numbers.")
         value = bytes_array([given.text.removesuffix("\n").encode()])
     return _shaped(spec, value, given.origin)
 
@@ -293,7 +293,7 @@ def _shaped(spec: TensorSpec, array: Array, origin: str) -> Array:
     if len(frees) <= 1 and fixed and array.size % fixed == 0 and (frees or array.size == fixed):
         return array.reshape(wanted)
     raise InvalidRequest(
-        f"The input {spec.name!r} takes {_told_of(spec)}; {origin} has {array.size} values of the shape "
+        f"The input {spec.name!r} takes {_expected_text(spec)}; {origin} has {array.size} values of the shape "
         f"{list(array.shape)}."
     )
 
@@ -327,9 +327,9 @@ def _checked(made: Mapping[str, Array], specs: Sequence[TensorSpec]) -> dict[str
     return dict(checked)
 
 
-def _told_of(spec: TensorSpec) -> str:
+def _expected_text(spec: TensorSpec) -> str:
     return spec_text(msgspec.structs.replace(spec, is_optional=False))
 
 
 def _listed(specs: Iterable[TensorSpec]) -> str:
-    return ", ".join(f"{spec.name} ({_told_of(spec)})" for spec in specs) or "none"
+    return ", ".join(f"{spec.name} ({_expected_text(spec)})" for spec in specs) or "none"

@@ -33,7 +33,7 @@ _WIDE: Final = 110
 
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print what the server said, for programs.")
-@click.option("--watch", is_flag=True, help="Show it anew every second until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh it every second until Ctrl-C.")
 @server_options
 def command(server: Server, as_json: bool, watch: bool) -> int:
     """Show a server's models, replicas, queues, memory and last reload.

@@ -103,7 +103,7 @@ def _as_asked(sentence: Sentence, options: EncoderOptions) -> Sentence:
     return sentence if options.normalize is None else replace(sentence, normalize=options.normalize)
 
 
-def _task(source: Source, kind: Kind, asked: str, num_labels: int) -> Task:
+def _task(source: Source, kind: Kind, requested: str, num_labels: int) -> Task:
     made_for: Task = "embed"
     if kind.head == "token":
         made_for = "token_classify"
@@ -117,21 +117,21 @@ def _task(source: Source, kind: Kind, asked: str, num_labels: int) -> Task:
         "classify": kind.head == "sequence",
         "token_classify": kind.head == "token",
     }
-    if not fits[asked]:
+    if not fits[requested]:
         raise ModelLoadError(
-            f"{source.path}: {kind.architecture} with {num_labels} labels cannot {asked.replace('_', ' ')}; it was "
+            f"{source.path}: {kind.architecture} with {num_labels} labels cannot {requested.replace('_', ' ')}; it was "
             f"made to {made_for.replace('_', ' ')}. Leave task out, or give a checkpoint with such a head.",
             param="task",
         )
-    return made_for if asked in ("auto", "predict") else asked  # type: ignore[return-value]
+    return made_for if requested in ("auto", "predict") else requested  # type: ignore[return-value]
 
 
-def _limit(source: Source, sentence: Sentence, positions: int, asked: int | None) -> int:
-    if asked is not None:
-        if asked > positions:
+def _limit(source: Source, sentence: Sentence, positions: int, requested: int | None) -> int:
+    if requested is not None:
+        if requested > positions:
             raise ModelLoadError(
-                f"max_model_len is {asked}, but {source.path} has positions for {positions} tokens; lower it.",
+                f"max_model_len is {requested}, but {source.path} has positions for {positions} tokens; lower it.",
                 param="max_model_len",
             )
-        return asked
+        return requested
     return min(positions, sentence.max_tokens or positions)

@@ -112,10 +112,10 @@ def kind_of(source: Source) -> Kind:
     for name in map(str, source.architectures):
         if name in _KINDS:
             return _KINDS[name]
-    asked = ", ".join(map(str, source.architectures)) or "none named"
+    listed = ", ".join(map(str, source.architectures)) or "none named"
     stems = dict.fromkeys(kind.stem for kind in _KINDS.values())
     raise ModelLoadError(
-        f"{source.path}: the architecture ({asked}) is no text encoder that inferd knows. Supported are the families "
+        f"{source.path}: the architecture ({listed}) is no text encoder that inferd knows. Supported are the families "
         f"{', '.join(stems)}; inferd models lists every architecture.",
         param="architectures",
     )

@@ -126,15 +126,15 @@ def load_text_model(
     )
 
 
-def _format(source: Source, asked: DTypeName, device: torch.device) -> torch.dtype:
+def _format(source: Source, requested: DTypeName, device: torch.device) -> torch.dtype:
     """The format of the products. auto: float32, or a faster one if the checkpoint has no more precision."""
-    if asked == "float16" and device.type == "cpu":
+    if requested == "float16" and device.type == "cpu":
         raise ModelLoadError(
             "float16 is not computed on the CPU; use dtype: float32, or bfloat16 where the processor has it.",
             param="dtype",
         )
-    if asked != "auto":
-        found: torch.dtype = getattr(torch, asked)
+    if requested != "auto":
+        found: torch.dtype = getattr(torch, requested)
         return found
     stored = source.dtype()
     if device.type == "cpu":
@@ -142,8 +142,8 @@ def _format(source: Source, asked: DTypeName, device: torch.device) -> torch.dty
     return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(stored, torch.float32)
 
 
-def _bytes(source: Source, kind: Kind, asked: DTypeName, device: torch.device) -> torch.dtype:
-    if kind.family == "decoder" or device.type != "cpu" or asked not in ("auto", "float32"):
+def _bytes(source: Source, kind: Kind, requested: DTypeName, device: torch.device) -> torch.dtype:
+    if kind.family == "decoder" or device.type != "cpu" or requested not in ("auto", "float32"):
         raise ModelLoadError(
             f"{source.path}: quantize: int8 is for encoders on the CPU, beside dtype: float32; leave it out here.",
             param="options.quantize",

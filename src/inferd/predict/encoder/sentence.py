@@ -80,11 +80,11 @@ def read_sentence(folder: Path) -> Sentence:
                     )
     settings = _object(checkpoint / "sentence_bert_config.json")
     longest = settings.get("max_seq_length")
-    told = _object(folder / "config_sentence_transformers.json")
-    prompts = told.get("prompts") or {}
+    prompt_settings = _object(folder / "config_sentence_transformers.json")
+    prompts = prompt_settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelLoadError(f"{folder / 'config_sentence_transformers.json'}: prompts must be an object of texts.")
-    default = told.get("default_prompt_name")
+    default = prompt_settings.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise ModelLoadError(
             f"{folder / 'config_sentence_transformers.json'}: default_prompt_name is {default!r}, which prompts does "
@@ -123,12 +123,12 @@ def _pooling(path: Path) -> tuple[Pooling, ...]:
         unknown = [mode for mode in named if mode not in POOLINGS]
         if unknown:
             raise ModelLoadError(f"{path}: pooling_mode names {unknown[0]!r}; supported are {', '.join(POOLINGS)}.")
-        asked = set(named)
+        requested = set(named)
     else:
-        asked = {mode for flag, mode in _FLAGS.items() if settings.get(flag) is True}
-    if not asked:
+        requested = {mode for flag, mode in _FLAGS.items() if settings.get(flag) is True}
+    if not requested:
         raise ModelLoadError(f"{path} turns no way of pooling on; supported are {', '.join(_FLAGS)}.")
-    return tuple(mode for mode in POOLINGS if mode in asked)
+    return tuple(mode for mode in POOLINGS if mode in requested)
 
 
 def _dense(folder: Path) -> Dense:

@@ -63,12 +63,14 @@ def cut_of(wishes: Wishes, max_tokens: int) -> Cut:
 
 def dimensions_of(wishes: Wishes, size: int) -> int:
     """Raises InvalidRequest for more than there are."""
-    asked = wishes.dimensions
-    if asked is None:
+    requested = wishes.dimensions
+    if requested is None:
         return size
-    if not 1 <= asked <= size:
-        raise InvalidRequest(f"dimensions must be from 1 to {size} for this model, not {asked}.", param="dimensions")
-    return asked
+    if not 1 <= requested <= size:
+        raise InvalidRequest(
+            f"dimensions must be from 1 to {size} for this model, not {requested}.", param="dimensions"
+        )
+    return requested
 
 
 def prompt_of(wishes: Wishes, sentence: Sentence) -> str:

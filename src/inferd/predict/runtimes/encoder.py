@@ -87,12 +87,12 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
     return runtime
 
 
-def _device(asked: str) -> torch.device:
-    if asked == "auto":
+def _device(requested: str) -> torch.device:
+    if requested == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if asked.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelLoadError(f"device is {asked!r}, but torch finds no CUDA device here; use cpu.", param="device")
-    return torch.device(asked)
+    if requested.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelLoadError(f"device is {requested!r}, but torch finds no CUDA device here; use cpu.", param="device")
+    return torch.device(requested)
 
 
 class EncoderRuntime:

@@ -84,7 +84,7 @@ class OnnxModel:
             dtype=NUMPY[specs[0].datatype].name if specs and specs[0].datatype != "BYTES" else "float32",
         )
         self._run_options: onnxruntime.RunOptions | None = None  # of the trial
-        self._settle(patience_s, ceiling)
+        self._verify_contract(patience_s, ceiling)
 
     def compute(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs of stacked inputs. Raises InvalidRequest for text that is no UTF-8."""
@@ -137,7 +137,7 @@ class OnnxModel:
 
     # -- trying -----------------------------------------------------------------------------
 
-    def _settle(self, patience_s: float, ceiling: Ceiling) -> None:
+    def _verify_contract(self, patience_s: float, ceiling: Ceiling) -> None:
         """Compute examples, which warms up, and correct the contract by what comes out.
         Raises ModelLoadError where nothing will ever come out."""
         contract = self.contract

@@ -90,8 +90,8 @@ def check_archive(file: IO[bytes], name: str) -> None:
         ) from None
     odd = sorted(record for record in names if not _LAYOUT.fullmatch(record))
     if odd or len(set(names)) != len(names):
-        told = repr(odd[0][:100]) if odd else "a record twice"
-        raise _refusal(name, f"it holds {told}, which is no part of an exported program of torch 2.8 or newer")
+        shown_names = repr(odd[0][:100]) if odd else "a record twice"
+        raise _refusal(name, f"it holds {shown_names}, which is no part of an exported program of torch 2.8 or newer")
     if "models/model.json" not in names:
         raise _refusal(name, "it holds no program called model")
     for record in names:

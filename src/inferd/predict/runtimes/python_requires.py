@@ -39,7 +39,7 @@ def check_requirements(who: str, requires: object) -> None:
     with the line that installs what is missing."""
     if isinstance(requires, str) or not isinstance(requires, Iterable):
         raise ModelLoadError(f"{who}.requires is {requires!r}; expected a list such as ['pillow>=10'].", param="source")
-    missing, told = [], []
+    missing, problems = [], []
     for requirement in requires:
         found = _REQUIREMENT.fullmatch(requirement) if isinstance(requirement, str) else None
         if found is None:
@@ -51,16 +51,16 @@ def check_requirements(who: str, requires: object) -> None:
             version = metadata.version(found["name"])
         except metadata.PackageNotFoundError:
             missing.append(requirement)
-            told.append(f"{found['name']} is not installed")
+            problems.append(f"{found['name']} is not installed")
             continue
         clauses = _CLAUSE.findall(found["versions"])
         if not all(_holds(version, operator, wanted) for operator, wanted in clauses):
             missing.append(requirement)
-            told.append(f"{found['name']} {version} is installed")
+            problems.append(f"{found['name']} {version} is installed")
     if missing:
         line = " ".join(f"'{requirement}'" for requirement in missing)
         raise ModelLoadError(
-            f"{who} requires {', '.join(missing)}, but {', '.join(told)}. Install it: pip install {line}",
+            f"{who} requires {', '.join(missing)}, but {', '.join(problems)}. Install it: pip install {line}",
             param="source",
         )
 

@@ -84,7 +84,7 @@ class Signature:
             raise InternalError(
                 f"The model's answer lacks the outputs {', '.join(missing)}; it has {', '.join(parts)}."
             )
-        return {name: _taken(name, value, self._outputs.get(name)) for name, value in parts.items()}
+        return {name: _converted(name, value, self._outputs.get(name)) for name, value in parts.items()}
 
 
 def read_signature(model: object, source: str) -> Signature:
@@ -248,7 +248,7 @@ def _given(place: Place, array: Array) -> object:
     return values[0] if place.given == "scalar" else values
 
 
-def _taken(name: str, value: object, place: Place | None) -> Array:
+def _converted(name: str, value: object, place: Place | None) -> Array:
     """A value of an answer as an array; texts as bytes."""
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype.kind in "US" or array.dtype == np.object_:

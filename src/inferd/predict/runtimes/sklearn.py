@@ -57,11 +57,11 @@ class SklearnModel:
         self._has_names = self._columns is not None and hasattr(estimator, "feature_names_in_")
         _set_threads(estimator, config.threads)
         final = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
-        taken = inspect.signature(final.predict).parameters if hasattr(final, "predict") else {}
+        parameters = inspect.signature(final.predict).parameters if hasattr(final, "predict") else {}
         self._final = final
         self._before = estimator[:-1] if final is not estimator and hasattr(final, "predict_proba") else None
-        self._with_std = "return_std" in taken and bool(config.options.get("std", True))
-        self._quantiles = _quantiles(config, final) if "quantiles" in taken else ()
+        self._with_std = "return_std" in parameters and bool(config.options.get("std", True))
+        self._quantiles = _quantiles(config, final) if "quantiles" in parameters else ()
         inputs = self._columns or (tabular.numbers(int(getattr(estimator, "n_features_in_", -1)), "FP64"),)
         if self._reads_texts:
             inputs = (TensorSpec(tabular.TEXT, "BYTES", (-1,)),)
@@ -202,13 +202,13 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
         )
     path = Path(path)
     progress("model", 0, 1)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if content_of(path) == "skops":
             estimator, platform = _from_skops(name, path, config), "sklearn_skops"
         else:
             estimator, platform = _from_pickle(path, config), "sklearn_pickle"
-    for one in told:
+    for one in caught:
         if type(one.message).__name__ == "InconsistentVersionWarning":
             _log.warning("%s", " ".join(str(one.message).split())[:400])
             break

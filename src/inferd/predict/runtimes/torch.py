@@ -48,7 +48,7 @@ class TorchModel:
         self._device = device
         self._names = tuple(spec.name for spec in contract.outputs)
         self.contract = contract
-        self._settle()
+        self._try_examples()
 
     def compute(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs of stacked inputs."""
@@ -72,7 +72,7 @@ class TorchModel:
             tensor = tensor.view(torch.bfloat16)
         return tensor if self._device.type == "cpu" else tensor.to(self._device)
 
-    def _settle(self) -> None:
+    def _try_examples(self) -> None:
         """Try example rows: this warms up, shows TorchScript's outputs, and whether rows are independent."""
         contract = self.contract
         if contract.any_rank:
@@ -271,7 +271,7 @@ def _torchscript(torch: Any, name: str, path: Path, config: ModelConfig, device:
             f"torch {torch.__version__} cannot load {path}: {str(error).partition(chr(10))[0][:300]}", param="source"
         ) from None
     arguments = module.forward.schema.arguments[1:]
-    told = _told_inputs(name, config)
+    declared = _declared_inputs(name, config)
     specs, scalars, any_rank = [], {}, []
     for argument in arguments:
         kind = str(argument.type)
@@ -279,7 +279,7 @@ def _torchscript(torch: Any, name: str, path: Path, config: ModelConfig, device:
             scalars[argument.name] = kind
             specs.append(TensorSpec(argument.name, _SCALARS[kind], ()))
         elif kind == "Tensor":
-            spec = told.pop(argument.name, None)
+            spec = declared.pop(argument.name, None)
             if spec is None:
                 any_rank.append(argument.name)
             specs.append(spec or TensorSpec(argument.name, "FP32", (-1,)))
@@ -287,16 +287,16 @@ def _torchscript(torch: Any, name: str, path: Path, config: ModelConfig, device:
             raise ModelLoadError(f"{path} takes {argument.name}: {kind}, which is no tensor.", param="source")
         else:
             break  # positional: what follows has defaults too
-    if told:
+    if declared:
         raise ModelLoadError(
-            f"models.{name}.options.inputs names {sorted(told)[0]!r}; the program's inputs are "
+            f"models.{name}.options.inputs names {sorted(declared)[0]!r}; the program's inputs are "
             f"{', '.join(argument.name for argument in arguments)}.",
             param="options",
         )
     rows = claimed(_script_rows(specs, any_rank, scalars), config.batching.max_batch_size)
     contract = Contract(
         inputs=tuple(specs),
-        outputs=tuple(TensorSpec(one, "FP32", (-1,)) for one in _told_outputs(config)),
+        outputs=tuple(TensorSpec(one, "FP32", (-1,)) for one in _declared_outputs(config)),
         max_batch_size=ANY_ROWS if rows.because is not None else 0,
         because=rows.because,
         not_batched="" if rows.because is not None else rows.sentence,
@@ -320,7 +320,7 @@ def _script_rows(specs: Sequence[TensorSpec], any_rank: Sequence[str], scalars: 
     return Verdict(None, f"{doubt}; {CLAIM} declares that they do not", is_open=True)
 
 
-def _told_inputs(name: str, config: ModelConfig) -> dict[str, TensorSpec]:
+def _declared_inputs(name: str, config: ModelConfig) -> dict[str, TensorSpec]:
     """``options.inputs``: a datatype and shape for each input, as FP32 [-1, 3, 224, 224]."""
     found = {}
     for key, text in dict(config.options.get("inputs", {})).items():
@@ -336,9 +336,9 @@ def _told_inputs(name: str, config: ModelConfig) -> dict[str, TensorSpec]:
     return found
 
 
-def _told_outputs(config: ModelConfig) -> tuple[str, ...]:
-    told = config.options.get("outputs", ())
-    return tuple(str(name) for name in told) if isinstance(told, list | tuple) else ()
+def _declared_outputs(config: ModelConfig) -> tuple[str, ...]:
+    declared = config.options.get("outputs", ())
+    return tuple(str(name) for name in declared) if isinstance(declared, list | tuple) else ()
 
 
 def _array(tensor: torch.Tensor) -> Array:

@@ -249,10 +249,10 @@ def _contract(name: str, settings: Mapping[str, object], config: ModelConfig) ->
 
 
 def _specs(
-    name: str, what: str, settings: Mapping[str, object], told: Sequence[TensorConfig], *, has_rows: bool
+    name: str, what: str, settings: Mapping[str, object], declarations: Sequence[TensorConfig], *, has_rows: bool
 ) -> tuple[TensorSpec, ...]:
-    if told:
-        return tuple(TensorSpec(one.name, one.datatype, one.shape, one.optional) for one in told)
+    if declarations:
+        return tuple(TensorSpec(one.name, one.datatype, one.shape, one.optional) for one in declarations)
     first = (-1,) if has_rows else ()
     specs = []
     try:

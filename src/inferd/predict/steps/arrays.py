@@ -241,8 +241,10 @@ class Either(Operation, frozen=True, kw_only=True):
         first, *others = inputs.items()
         for name, spec in others:
             if spec[:2] != first[1][:2]:
-                told = " and ".join(f"{key!r} {one.datatype} {_told(one.shape)}" for key, one in (first, (name, spec)))
-                raise ValueError(f"its inputs must be of one datatype and shape, not {told}")
+                described = " and ".join(
+                    f"{key!r} {one.datatype} {_shape_text(one.shape)}" for key, one in (first, (name, spec))
+                )
+                raise ValueError(f"its inputs must be of one datatype and shape, not {described}")
         return {"output": first[1]}
 
     def run(self, inputs: Tensors) -> Tensors:
@@ -254,5 +256,5 @@ class Either(Operation, frozen=True, kw_only=True):
         )
 
 
-def _told(shape: tuple[int, ...] | None) -> str:
+def _shape_text(shape: tuple[int, ...] | None) -> str:
     return "of any shape" if shape is None else str(list(shape))

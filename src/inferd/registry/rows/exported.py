@@ -202,8 +202,8 @@ def prove(document: Mapping[str, Any]) -> dict[str, Value]:
         kept = Mixed("it keeps a state between calls", is_certain=True)
         return dict.fromkeys(outputs, kept)
     missing = Mixed("an output is made by no node", is_certain=False)
-    told = {name: found.get(name, missing) for name in outputs}
-    return {name: worst((proof.broken, value)) or value for name, value in told.items()}
+    described = {name: found.get(name, missing) for name in outputs}
+    return {name: worst((proof.broken, value)) or value for name, value in described.items()}
 
 
 def user_inputs(document: Mapping[str, Any]) -> list[str]:
@@ -241,13 +241,13 @@ class _Sizes:
     def tensor(self, name: str) -> tuple[Size, ...]:
         return tuple(self.of(size) for size in self._tensors[name]["sizes"])
 
-    def of(self, told: Mapping[str, Any]) -> Size:
+    def of(self, described: Mapping[str, Any]) -> Size:
         """A number that is given as an integer, by an expression or by a name."""
-        if "as_int" in told:
-            return Size(int(told["as_int"]))
-        if "as_name" in told:
-            return self.of(self._integers[told["as_name"]])
-        text = str(told["as_expr"]["expr_str"])
+        if "as_int" in described:
+            return Size(int(described["as_int"]))
+        if "as_name" in described:
+            return self.of(self._integers[described["as_name"]])
+        text = str(described["as_expr"]["expr_str"])
         if len(text) > _MAX_EXPRESSION:
             raise UnknownRuleError("has a size that is too long")
         return self._expression(ast.parse(text, mode="eval").body, text)
@@ -395,8 +395,8 @@ class _Node:
                 continue
             if "as_sym_float" in argument or "as_sym_bool" in argument:
                 raise UnknownRuleError("computes with a number that depends on sizes")
-            told = argument.get("as_sym_ints", ())
-            parts = [argument["as_sym_int"]] if "as_sym_int" in argument else told
+            described = argument.get("as_sym_ints", ())
+            parts = [argument["as_sym_int"]] if "as_sym_int" in argument else described
             if any(self.sizes.of(part).rows for part in parts):
                 raise UnknownRuleError("computes with the number of rows")
 
@@ -445,8 +445,8 @@ class _Proof:
             if at.is_in_place and at.outputs:
                 self._change(at, found[0])
             if at.tells_numbers and any(isinstance(value, Rows) for value in at.tensors()):
-                told = f"{at.called} decides for all rows by what is in one"
-                self.broken = worst((self.broken, Mixed(told, is_certain=True)))
+                described = f"{at.called} decides for all rows by what is in one"
+                self.broken = worst((self.broken, Mixed(described, is_certain=True)))
             scope.update(zip(at.outputs, found, strict=True))
         return scope
 

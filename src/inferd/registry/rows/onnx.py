@@ -514,8 +514,8 @@ def _concat(at: _Node, symbols: Symbols) -> Sequence[Value]:
 
 
 def _split(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    told = at.integers("split") if at.version < 13 else None
-    parts = sizes(told) if told is not None else None
+    given_number = at.integers("split") if at.version < 13 else None
+    parts = sizes(given_number) if given_number is not None else None
     if at.version >= 13 and at.maybe(1) is not None:
         parts = at.sizes(1)
     return shapes.split(at.value(0), at.integer("axis", 0), parts, len(at.node.outputs), symbols)
@@ -890,8 +890,8 @@ def _scalars(at: _Node, numbers: Sequence[int]) -> None:
 def _recurrent(at: _Node, symbols: Symbols) -> Sequence[Value]:
     kind = at.node.operator
     directions = 2 if at.text("direction", "forward") == "bidirectional" else 1
-    told = at.integer("hidden_size", 0)
-    hidden = Size(told) if told else recurrent.hidden_size(at.maybe(2), symbols)
+    given_number = at.integer("hidden_size", 0)
+    hidden = Size(given_number) if given_number else recurrent.hidden_size(at.maybe(2), symbols)
     states = [at.maybe(number) for number in ((5, 6) if kind == "LSTM" else (5,))]
     whole, last = recurrent.recurrent(
         at.value(0),
