@@ -88,7 +88,7 @@ class Checker:
             if self._refuses_nan:
                 _check_finite(plan.spec, array)
             checked[name] = array
-        if decoded.is_told_in_json and rows > 1:
+        if decoded.is_json_answer and rows > 1:
             check_answer(rows, decoded.wanted, self._contract)
         return checked, rows or 1
 

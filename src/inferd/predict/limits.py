@@ -17,25 +17,25 @@ DEFAULT_MAX_ROWS: Final = MOST_ROWS
 def limits_for(contract: Contract, config: ModelConfig) -> Limits:
     """What bounds a batch: the configuration within what the artifact allows."""
     batching = config.batching
-    able = contract.max_batch_size or contract.max_items or 1
-    usual = able if batching.mode == "off" else min(able, contract.typical_rows or DEFAULT_MAX_ROWS)
+    most_rows = contract.max_batch_size or contract.max_items or 1
+    usual = most_rows if batching.mode == "off" else min(most_rows, contract.typical_rows or DEFAULT_MAX_ROWS)
     wanted = batching.max_batch_size or usual
-    if able == 1 and wanted > 1 and (batching.mode != "off" or contract.max_batch_size):
+    if most_rows == 1 and wanted > 1 and (batching.mode != "off" or contract.max_batch_size):
         why = contract.not_batched or "its artifact has no batch dimension; export it with a dynamic first dimension"
         raise ModelLoadError(
             f"batching.max_batch_size is {wanted}, but the model computes one request at a time: {why}. Leave the "
             "setting out.",
             param="batching.max_batch_size",
         )
-    if wanted > able > 1:
+    if wanted > most_rows > 1:
         raise ModelLoadError(
-            f"batching.max_batch_size is {wanted}, but the artifact computes at most {able} rows together. Lower it, "
+            f"batching.max_batch_size is {wanted}, but the artifact computes at most {most_rows} rows together. Lower it, "
             "or export the model with a larger or dynamic batch dimension.",
             param="batching.max_batch_size",
         )
     budget_ms = batching.latency_budget_ms
     return Limits(
-        mode="off" if able == 1 else batching.mode,
+        mode="off" if most_rows == 1 else batching.mode,
         max_rows=wanted,
         cuts=batching.mode != "off",
         max_size=batching.max_batch_tokens or contract.max_size if contract.max_size else 0,

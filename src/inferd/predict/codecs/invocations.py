@@ -66,7 +66,7 @@ class InvocationsCodec:
             inputs=inputs,
             wanted=wanted_outputs(contract),
             parameters=params,
-            is_told_in_json=True,
+            is_json_answer=True,
             form=given == ["inputs"],
         )
 

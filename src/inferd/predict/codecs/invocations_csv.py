@@ -54,7 +54,7 @@ class InvocationsCsvCodec:
             for line, row in rows
         ]
         inputs = table(names, values, contract, _PARAM)
-        return DecodedRequest(inputs=inputs, wanted=wanted_outputs(contract), is_told_in_json=True)
+        return DecodedRequest(inputs=inputs, wanted=wanted_outputs(contract), is_json_answer=True)
 
     def encode(self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo) -> Prediction:
         return answer_in_rows(result, decoded.wanted, info)

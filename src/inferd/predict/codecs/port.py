@@ -25,7 +25,7 @@ class DecodedRequest(msgspec.Struct, kw_only=True, eq=False):
     wanted: tuple[str, ...] = ()  # names of outputs; empty: all
     parameters: Parameters = {}
     wants_times: bool = False  # the times of a pipeline's steps go into the answer's parameters
-    is_told_in_json: bool = False  # each value of the wanted outputs is written as JSON
+    is_json_answer: bool = False  # each value of the wanted outputs is written as JSON
     form: object = None  # what the codec needs again to encode the answer
 
 

@@ -64,7 +64,7 @@ class V1Codec:
             inputs=inputs,
             wanted=wanted_outputs(contract),
             parameters=parameters,
-            is_told_in_json=True,
+            is_json_answer=True,
             form=in_columns,
         )
 

@@ -154,7 +154,7 @@ class V2Codec:
             wanted=wanted,
             parameters=_parameters(wire.parameters) if wire.parameters else {},
             wants_times=wants_times(wire.parameters) if wire.parameters else False,
-            is_told_in_json=not form.is_binary and not form.choices,
+            is_json_answer=not form.is_binary and not form.choices,
             form=form,
         )
 

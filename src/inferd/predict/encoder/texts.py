@@ -150,18 +150,18 @@ class Texts:
 
     def _cut_single(self, text: str, limit: int, side: Side) -> tokenizers.Encoding:
         bare = self._backend.encode(text, add_special_tokens=False)
-        bare.truncate(self._room(limit, is_pair=False), direction=side)
+        bare.truncate(self._max_text_tokens(limit, is_pair=False), direction=side)
         return self._backend.post_process(bare)
 
     def _cut_pair(self, pair: tuple[str, str], limit: int, side: Side) -> tokenizers.Encoding:
         first, second = (self._backend.encode(text, add_special_tokens=False) for text in pair)
-        room = self._room(limit, is_pair=True)
-        of_first, of_second = _longest_first(len(first.ids), len(second.ids), room)
+        max_tokens = self._max_text_tokens(limit, is_pair=True)
+        of_first, of_second = _longest_first(len(first.ids), len(second.ids), max_tokens)
         first.truncate(of_first, direction=side)
         second.truncate(of_second, direction=side)
         return self._backend.post_process(first, second)
 
-    def _room(self, limit: int, *, is_pair: bool) -> int:
+    def _max_text_tokens(self, limit: int, *, is_pair: bool) -> int:
         special = self._backend.num_special_tokens_to_add(is_pair)
         if limit <= special:
             raise InvalidRequest(
@@ -185,9 +185,9 @@ class Texts:
         )
 
 
-def _longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+def _longest_first(first: int, second: int, max_tokens: int) -> tuple[int, int]:
     """How many tokens of each text remain: the longer text loses one until both fit."""
-    over = max(0, first + second - room)
+    over = max(0, first + second - max_tokens)
     swap = first < second
     long, short = max(first, second), min(first, second)
     level = min(over, long - short)

@@ -23,8 +23,8 @@ from inferd.predict.encoder.checkpoint import read_options
 from inferd.predict.encoder.entities import entities
 from inferd.predict.encoder.load import TextModel, load_text_model
 from inferd.predict.encoder.ragged import ragged
+from inferd.predict.encoder.text_options import TextOptions, cut_of, dimensions_of, prompt_of, text_options_of
 from inferd.predict.encoder.texts import Among, Encoded
-from inferd.predict.encoder.wishes import Wishes, cut_of, dimensions_of, prompt_of, wishes_of
 from inferd.predict.load import num_threads
 from inferd.predict.runtime import Item, Result
 from inferd.predict.runtimes.libraries import bound_memory
@@ -61,7 +61,7 @@ _Row = tuple[int, int, int]
 class _Prepared(msgspec.Struct, frozen=True):
     texts: tuple[str, ...]
     encoded: list[Encoded]
-    wishes: Wishes
+    text_options: TextOptions
 
 
 def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -> EncoderRuntime:
@@ -140,10 +140,10 @@ class EncoderRuntime:
 
     def prepare(self, item: Item) -> None:
         """Tokenize; ``size`` is tokens. Raises InvalidRequest, ContextLengthExceeded."""
-        model, wishes = self._model, wishes_of(item.parameters)
-        cut = cut_of(wishes, model.texts.max_tokens)
+        model, text_options = self._model, text_options_of(item.parameters)
+        cut = cut_of(text_options, model.texts.max_tokens)
         if model.task == "embed":
-            dimensions_of(wishes, model.size)
+            dimensions_of(text_options, model.size)
         among = Among(item.first_row, item.total_rows or item.rows)
         texts: tuple[str, ...] = ()
         if "token_ids" in item.inputs:
@@ -164,12 +164,12 @@ class EncoderRuntime:
             elif other is not None:
                 encoded = model.texts.encode_pairs(list(zip(first, _texts(item, other), strict=True)), cut, among=among)
             else:
-                prompt = prompt_of(wishes, model.sentence)
+                prompt = prompt_of(text_options, model.sentence)
                 if prompt:
                     first = [prompt + text for text in first]
                 encoded = model.texts.encode(first, cut, offsets=model.task == "token_classify", among=among)
         item.size = sum([len(one.ids) for one in encoded])
-        item.prepared = _Prepared(texts, encoded, wishes)
+        item.prepared = _Prepared(texts, encoded, text_options)
 
     # -- tokens to results ------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class EncoderRuntime:
             for value, (_, i, j) in zip(values, chunk, strict=True):
                 per_text[i][j] = value
         return [
-            Result(outputs=self._finished(many.wishes, values), num_tokens=item.size)
+            Result(outputs=self._finished(many.text_options, values), num_tokens=item.size)
             for item, many, values in zip(items, prepared, per_text, strict=True)
         ]
 
@@ -214,24 +214,24 @@ class EncoderRuntime:
         found = self._pool.map(compute, chunks) if self._pool is not None and is_shared else map(compute, chunks)
         return list(zip(chunks, found, strict=True))
 
-    def _finished(self, wishes: Wishes, values: Floats) -> dict[str, npt.NDArray[np.generic]]:
+    def _finished(self, text_options: TextOptions, values: Floats) -> dict[str, npt.NDArray[np.generic]]:
         """[n, size] of one item to the output that its task has."""
         model = self._model
         match model.task:
             case "embed":
-                values = values[:, : dimensions_of(wishes, model.size)]
-                if model.normalize if wishes.normalize is None else wishes.normalize:
+                values = values[:, : dimensions_of(text_options, model.size)]
+                if model.normalize if text_options.normalize is None else text_options.normalize:
                     length = np.sqrt(np.einsum("ij,ij->i", values, values))
                     values = values / np.maximum(length, 1e-12)[:, None]
                 return {"embedding": values}
             case "rerank":
-                is_raw = model.raw_score if wishes.raw_scores is None else wishes.raw_scores
+                is_raw = model.raw_score if text_options.raw_scores is None else text_options.raw_scores
                 return {"score": values[:, 0] if is_raw else _sigmoid(values[:, 0])}
             case _:
-                return {"probabilities": values if wishes.raw_scores else _probabilities(model, values)}
+                return {"probabilities": values if text_options.raw_scores else _probabilities(model, values)}
 
     def _entities(self, many: _Prepared, logits: list[Floats]) -> npt.NDArray[np.object_]:
-        is_joined = many.wishes.aggregation_strategy != "none"
+        is_joined = many.text_options.aggregation_strategy != "none"
         return _bytes(
             [
                 msgspec.json.encode(entities(text, one, _softmax(values), self._model.labels, is_joined=is_joined))

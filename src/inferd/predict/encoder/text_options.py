@@ -12,7 +12,7 @@ from inferd.predict.encoder.sentence import Sentence
 from inferd.predict.encoder.texts import KEEP, Cut, Side
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Fields are the parameters' names; what a request does not say is None."""
 
     dimensions: int | None = None  # of the vectors, from the front (Kusupati et al. 2022)
@@ -26,11 +26,11 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     aggregation_strategy: Literal["none", "simple"] | None = None
 
 
-NONE: Final = Wishes()
-_NAMES: Final = frozenset(Wishes.__struct_fields__)
+NONE: Final = TextOptions()
+_NAMES: Final = frozenset(TextOptions.__struct_fields__)
 
 
-def wishes_of(parameters: Mapping[str, object]) -> Wishes:
+def text_options_of(parameters: Mapping[str, object]) -> TextOptions:
     """The options among a request's parameters; other parameters are ignored. Raises InvalidRequest."""
     if not parameters:
         return NONE
@@ -38,19 +38,19 @@ def wishes_of(parameters: Mapping[str, object]) -> Wishes:
     if not known:
         return NONE
     try:
-        return msgspec.convert(known, Wishes)
+        return msgspec.convert(known, TextOptions)
     except msgspec.ValidationError as error:
         what, _, at = str(error).partition(" - at ")
         name = at.strip("`$.") or None
         raise InvalidRequest(f"Invalid value for {name!r}: {what}. Correct it or leave it out.", param=name) from None
 
 
-def cut_of(wishes: Wishes, max_tokens: int) -> Cut:
+def cut_of(text_options: TextOptions, max_tokens: int) -> Cut:
     """Raises InvalidRequest for a length that the model does not have."""
-    side = wishes.truncation_side or "right"
-    to = wishes.truncate_prompt_tokens
+    side = text_options.truncation_side or "right"
+    to = text_options.truncate_prompt_tokens
     if to is None:
-        return Cut(max_tokens, side) if wishes.truncate else KEEP
+        return Cut(max_tokens, side) if text_options.truncate else KEEP
     if to == -1:
         return Cut(max_tokens, side)
     if not 1 <= to <= max_tokens:
@@ -61,9 +61,9 @@ def cut_of(wishes: Wishes, max_tokens: int) -> Cut:
     return Cut(to, side)
 
 
-def dimensions_of(wishes: Wishes, size: int) -> int:
+def dimensions_of(text_options: TextOptions, size: int) -> int:
     """Raises InvalidRequest for more than there are."""
-    requested = wishes.dimensions
+    requested = text_options.dimensions
     if requested is None:
         return size
     if not 1 <= requested <= size:
@@ -73,11 +73,11 @@ def dimensions_of(wishes: Wishes, size: int) -> int:
     return requested
 
 
-def prompt_of(wishes: Wishes, sentence: Sentence) -> str:
+def prompt_of(text_options: TextOptions, sentence: Sentence) -> str:
     """The prefix of every text; empty: none. Raises InvalidRequest for a name that the model does not have."""
-    if wishes.prompt is not None:
-        return wishes.prompt
-    name = wishes.prompt_name if wishes.prompt_name is not None else sentence.default_prompt
+    if text_options.prompt is not None:
+        return text_options.prompt
+    name = text_options.prompt_name if text_options.prompt_name is not None else sentence.default_prompt
     if name is None:
         return ""
     prompt = sentence.prompts.get(name)
