@@ -2,22 +2,21 @@
 // FlashAttention, Dao et al. 2022; pages as in PagedAttention, Kwon et al. 2023; whole numbers for the weights
 // of a cache of bytes as in SageAttention, Zhang et al. 2025, but with 16 bits).
 //
-// A task is one (sequence, key/value head, tile of query rows); the query heads that share a key/value
-// head are rows of the same tile, so that each key and value is read once for all of them. Keys come in tiles of
-// 64 that begin at multiples of 64 of the sequence, and tiles in chunks of 1,024 keys, whose sums are made apart and then
-// folded: so a long context can be shared out among threads. What a row sees is added in the same order wherever the
-// row stands and whoever computes it: a tile in which it sees nothing multiplies by one and adds zeros, and such a
-// chunk is left out.
+// A task is one (sequence, key/value head, tile of query rows). The query heads that share a key/value head are rows of
+// the same tile, so each key and value is read once for all of them. Keys are read in tiles of 64, which begin at multiples
+// of 64 in the sequence, and tiles in chunks of 1,024 keys. Each chunk has sums of its own, which are then merged, so
+// several threads can share a long context. The keys of a row are added in the same order in every batch and on every
+// thread: a tile without visible keys multiplies by one and adds zeros, and a chunk without any is skipped.
 #pragma once
 #include <type_traits>
 #include <utility>
 
 #include "cache.h"
-#include "room.h"
+#include "scratch.h"
 
 namespace inferd::INFERD_LEVEL {
 
-constexpr int64_t kChunk = 1024;    // keys whose sums are made apart
+constexpr int64_t kChunk = 1024;    // keys with sums of their own
 constexpr int64_t kQueryRows = 48;  // rows of a task: tokens x heads of the group
 constexpr float kHidden = -__builtin_inff();
 
@@ -26,7 +25,7 @@ alignas(64) constexpr float kCount[kKeys] = {
     32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63,
 };
 
-// Tokens first_token.. of a sequence's rows, with one key/value head's group of query heads.
+// Tokens of a sequence from first_token on, with one key/value head's group of query heads.
 struct Task {
     int64_t sequence, kv_head, first_token, tokens;
     int64_t begin, end;  // keys: a tile's first that some row sees (or that this part of the task begins with), and behind the last
@@ -55,7 +54,7 @@ inline float exp_of(float x) {
     return lanes[0];
 }
 
-// Adds the sums of the next chunk. A row that saw nothing there stays as it is, to the bit.
+// Adds the sums of the next chunk. A row without visible keys in it does not change, to the bit.
 inline void fold(const Sums& whole, const Sums& chunk, int64_t rows, int64_t padded_dim) {
     for (int64_t r = 0; r < rows; r++) {
         if (chunk.top[r] == kHidden) continue;
@@ -87,22 +86,22 @@ struct Attend {
     const int64_t dim = cache.dim, padded_dim = cache.padded_dim, lanes = cache.lanes, group = g.heads / g.kv_heads;
     const int64_t key_groups = F::bytes ? g.key_groups : 1;
     uint32_t* q;  // [rows][lanes]
-    float *q_scale, *q_excess;  // bytes: [rows][key_groups] what a whole number is worth, and what 128 in every key would add
+    float *q_scale, *q_excess;  // bytes: [rows][key_groups] the scale of a whole number, and what 128 in every key would add
     float* scores;              // [rows][kKeys]
     Weight* weights;            // [rows][kKeys]; of bytes: [rows][2][kKeys], high and low
-    float* step;                // bytes: [rows] what 1 of a weight is worth
+    float* step;                // bytes: [rows] the scale of a weight
     float* factor;              // [rows] for what was added before
     float* totals;              // [rows][width] sum of weights so far, in lanes
     uint32_t* tail;             // [padded_dim] the last lane of the values, where a sequence ends within it
     Sums sums, whole;           // of the chunk; of all before
     Gathered<F> gathered;
-    int64_t fetched = kBunches;  // bunches of the task at hand, and then of the next, that were fetched
+    int64_t fetched = kBunches;  // bunches of this task, and then of the next, that were prefetched
 
-    // Memory is the thread's own and kept from call to call.
+    // The memory belongs to the thread and is kept from call to call.
     Attend(const AttentionArgs& args, int64_t rows) : g(args), rows_most(rows) {
-        static thread_local Room room;
+        static thread_local Scratch room;
         char* at = nullptr;
-        for (int pass = 0; pass < 2; pass++) {  // how much it is, and where
+        for (int pass = 0; pass < 2; pass++) {  // first the size, then the addresses
             char* const begin = at;
             const auto take = [&](auto*& to, int64_t count) {
                 to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(at);
@@ -216,7 +215,7 @@ struct Attend {
     void score_rows(int64_t row, int64_t vectors, const Found& found, const Found* next) {
         constexpr int C = Vec::max_columns;
         int64_t j = 0;
-        // Three quarters of a tile are computed as a whole one: its last vectors repeat others, and nobody looks.
+        // Three quarters of a tile are computed as a whole one: its last vectors repeat others and are not read.
         for (; vectors - j > C / 2; j += C) score<R, C>(row, j, found, next);
         if constexpr (C > 2)
             if (vectors - j == 2) return score<R, 2>(row, j, found, next);
@@ -243,7 +242,7 @@ struct Attend {
         now = now > sums.top[row] ? now : sums.top[row];
         factor[row] = 1.0f;
         Weight* to = weights + row * kKeys * (F::bytes ? 2 : 1);
-        if (now == kHidden) {  // nothing seen yet
+        if (now == kHidden) {  // no visible key yet
             memset(static_cast<void*>(to), 0, size_t(kKeys) * sizeof(Weight) * (F::bytes ? 2 : 1));
             if constexpr (F::bytes) step[row] = 0;
             return;
@@ -253,7 +252,7 @@ struct Attend {
             Vec p = exp(Vec::load(s + j * Vec::width) - Vec::all(now));
             if constexpr (F::bytes) {
                 sum = sum + p;
-                // The scale of a key that is not seen may be anything, a NaN too.
+                // The scale of a key that is not visible may be any value, even NaN.
                 p = Vec::where_less(Vec::zero(), p, p * Vec::load(found.value_scale(j)), p);
                 p.store(s + j * Vec::width);
                 most_worth = Vec::max(most_worth, p);
@@ -265,7 +264,7 @@ struct Attend {
         }
         if constexpr (F::bytes) {
             const float most_now = most_worth.top(), inverse = most_now > 1e-30f ? 65535.0f / most_now : 0.0f;
-            step[row] = most_now / 65535.0f + poison.sum();  // a NaN among the values stays one
+            step[row] = most_now / 65535.0f + poison.sum();  // a NaN among the values stays NaN
             uint8_t *high = reinterpret_cast<uint8_t*>(to), *low = high + kKeys;
             for (int64_t i = 0; i < vectors * Vec::width; i++) {
                 const int32_t whole_weight = int32_t(s[i] * inverse + 0.5f);
@@ -337,7 +336,7 @@ struct Attend {
         for (; d < padded_dim; d += Vec::width) mix<R, 1>(row, d, value_rows, has_tail, found, next);
     }
 
-    // The sums of the chunk are done: the lanes of their totals come together.
+    // The chunk's sums are complete: add up the lanes of their totals.
     void close_chunk(int64_t rows) {
         for (int64_t r = 0; r < rows; r++) sums.total[r] = Vec::load(totals + r * Vec::width).sum();
     }
@@ -387,7 +386,7 @@ struct Attend {
             } else
                 gather(cache, tile, gathered, found);
             const int64_t vectors = divide_up(tile.count, Vec::width), value_rows = tile.count / F::lane, left = tile.count % F::lane;
-            if (left) {  // what lies behind the last key may be anything, and a NaN times 0 is one
+            if (left) {  // memory after the last key may hold anything, and NaN times 0 is NaN
                 const uint32_t mask = (1u << (left * 32 / F::lane)) - 1;
                 const uint32_t* from = found.values[value_rows / bunch_rows] + value_rows % bunch_rows * found.value_step;
                 for (int64_t d = 0; d < padded_dim; d++) tail[d] = from[d] & mask;
@@ -438,7 +437,7 @@ struct Tasks {
     int64_t* tiles_before;  // [sequences + 1] query tiles of the sequences before
     int64_t count, chunks = 1;  // chunks: the most that a task has
 
-    Tasks(const AttentionArgs& args, Room& room) : g(args), tiles_before(room.take<int64_t>(g.sequences + 1)) {
+    Tasks(const AttentionArgs& args, Scratch& room) : g(args), tiles_before(room.take<int64_t>(g.sequences + 1)) {
         tiles_before[0] = 0;
         for (int64_t i = 0; i < g.sequences; i++) {
             tiles_before[i + 1] = tiles_before[i] + divide_up(tokens_of(i), tile_tokens);
@@ -447,7 +446,7 @@ struct Tasks {
         count = tiles_before[g.sequences] * g.kv_heads;
     }
     int64_t tokens_of(int64_t sequence) const { return g.query_start[sequence + 1] - g.query_start[sequence]; }
-    // Whether one task of each head reads all that it has to write.
+    // Whether one task of each head reads all keys that it writes.
     bool is_alone(int64_t sequence) const { return tokens_of(sequence) <= tile_tokens; }
 
     Task at(int64_t index) const {
@@ -470,11 +469,11 @@ struct Tasks {
 template <class E, class F>
 void attention_in(const AttentionArgs& g, int threads) {
     using T = typename E::type;
-    static thread_local Room tasks_room, parts_room;
+    static thread_local Scratch tasks_room, parts_room;
     const Tasks tasks(g, tasks_room);
     const int64_t group = g.heads / g.kv_heads, rows = tasks.tile_tokens * group;
     const int64_t part_size = Sums::size(rows, divide_up(g.head_dim, Vec::width) * Vec::width);
-    // Few tasks and long contexts: chunks are shared out too. Sums are made and folded alike either way.
+    // Few tasks with long contexts: threads share chunks too. Sums are computed and merged in the same way.
     const bool split = threads > 1 && tasks.chunks > 2 && tasks.count < 4 * threads;
     const int64_t chunks = split ? tasks.chunks : 1, items = tasks.count * chunks;
     float* const parts = split ? parts_room.take<float>(items * part_size) : nullptr;
@@ -489,7 +488,7 @@ void attention_in(const AttentionArgs& g, int threads) {
             for (int64_t row = 0; row < g.rows; row++)
                 for (int64_t head = 0; head < g.kv_heads; head++) attend.cache.template write<T>(row, head);
         }
-        // From the last: late tiles of a long prompt see most keys, so the longest tasks go first.
+        // In descending order: late tiles of a long prompt have the most keys, so the longest tasks come first.
         const auto take = [&](Task& task) {
             for (;;) {
                 const int64_t index = items - 1 - __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);

@@ -1,10 +1,10 @@
-// The paged cache of keys and values, as it lies in memory: written by rows, read by tiles of keys.
+// The layout of the paged KV cache in memory: written by rows, read by tiles of keys.
 //
-// A block holds, for one key/value head, what a product reads as it reads it, in lanes of 32 bits (one float,
-// two bf16 or four bytes): keys [head_dim / lane][block_size][lane], so that a vector holds one lane of as many
-// keys, and values [block_size / lane][head_dim][lane], so that a lane holds as many keys of one column. Nothing is
-// turned or paired when a step reads it. Keys of 8 bits are stored with 128 added, as the products of bytes want
-// one side unsigned; each row of `quantised` columns has a scale (symmetric, Dettmers et al. 2022).
+// A block holds the data of one key/value head in the order in which products read it, in lanes of 32 bits (one float,
+// two bf16 or four bytes). Keys are [head_dim / lane][block_size][lane]: a vector holds one lane of several keys. Values
+// are [block_size / lane][head_dim][lane]: a lane holds several keys of one column. So reading needs no transposition.
+// Keys of 8 bits are stored with 128 added, because products of bytes need one unsigned side; each row of `quantised`
+// columns has a scale (symmetric, Dettmers et al. 2022).
 #pragma once
 #include "gemm.h"
 
@@ -27,7 +27,7 @@ struct ByteCells {
     static constexpr bool bytes = true;
 };
 
-// Whole numbers in -127..127 of n values, and what one of them is worth. A NaN or infinity makes the scale NaN.
+// Whole numbers in -127..127 for n values, and their scale. A NaN or infinity makes the scale NaN.
 template <class T>
 inline float to_bytes(const T* x, int64_t n, int8_t* bytes) {
     float highest = 0, poison = 0;
@@ -42,7 +42,7 @@ inline float to_bytes(const T* x, int64_t n, int8_t* bytes) {
         const int64_t count = least(Vec::width, n - i);
         for (int64_t j = 0; j < Vec::width; j++) part[j] = j < count ? to_float(x[i + j]) : 0.0f;
         Vec::round(Vec::load(part) * Vec::all(inverse)).store(part);
-        // Where the scale is poisoned it does not matter what is written, but it has to be a byte.
+        // Where the scale is NaN any byte may be written.
         for (int64_t j = 0; j < count; j++) bytes[i + j] = part[j] >= -127.0f && part[j] <= 127.0f ? int8_t(part[j]) : int8_t(0);
     }
     return highest / 127.0f + poison;
@@ -53,7 +53,7 @@ struct Cache {
     const AttentionArgs& g;
     const int64_t dim = g.head_dim, size = g.block_size, lanes = dim / F::lane, value_rows = divide_up(size, F::lane);
     const int64_t padded_dim = divide_up(dim, Vec::width) * Vec::width;
-    // Whether tiles are read where they lie; else they are gathered first.
+    // Whether tiles are read in place; otherwise they are gathered first.
     const bool in_place = size % kBunch == 0 && dim % Vec::width == 0;
 
     uint32_t* keys_of(int64_t block, int64_t head) const {
@@ -65,7 +65,7 @@ struct Cache {
     float* key_scales_of(int64_t block, int64_t head) const { return g.key_scales + (block * g.kv_heads + head) * g.key_groups * size; }
     float* value_scales_of(int64_t block, int64_t head) const { return g.value_scales + (block * g.kv_heads + head) * size; }
 
-    // Fetches the lines that `write` will touch.
+    // Prefetches the cache lines that `write` will touch.
     void prepare(int64_t row, int64_t head) const {
         const int64_t block = g.slots[row] / size, offset = g.slots[row] % size;
         const uint32_t *keys = keys_of(block, head) + offset, *values = values_of(block, head) + offset / F::lane * dim;
@@ -105,7 +105,7 @@ struct Tile {
     int64_t sequence, kv_head, start, count;
 };
 
-// Where a tile lies: bunches of keys and the steps between their lanes. Behind the last bunch its address is repeated.
+// The position of a tile: bunches of keys and the steps between their lanes. After the last bunch its address is repeated.
 struct Found {
     const uint32_t *keys[kBunches], *values[kBunches];
     const float *key_scales[kBunches], *value_scales[kBunches];
@@ -119,7 +119,7 @@ struct Found {
     const float* value_scale(int64_t j) const { return value_scales[j * Vec::width / kBunch] + j * Vec::width % kBunch; }
 };
 
-// Room for one tile that is not read where it lies.
+// Memory for one tile that is not read in place.
 template <class F>
 struct Gathered {
     uint32_t* keys;     // [lanes][kKeys]
@@ -158,7 +158,7 @@ inline void gather(const Cache<F>& cache, const Tile& tile, const Gathered<F>& t
         const int64_t at = tile.start + least(key, tile.count - 1), block = table[at / cache.size], offset = at % cache.size;
         const uint32_t* k = cache.keys_of(block, tile.kv_head) + offset;
         for (int64_t l = 0; l < cache.lanes; l++) to.keys[l * kKeys + key] = k[l * cache.size];
-        if (key >= tile.count) continue;  // its weight is 0, and so is the value: what a block holds there may be anything
+        if (key >= tile.count) continue;  // its weight is 0, and the value is set to 0 because a block may hold anything there
         using Cell = typename F::Cell;
         const Cell* v = reinterpret_cast<const Cell*>(cache.values_of(block, tile.kv_head) + offset / F::lane * cache.dim) + offset % F::lane;
         Cell* cells = reinterpret_cast<Cell*>(to.values + key / F::lane * cache.padded_dim) + key % F::lane;

@@ -1,7 +1,7 @@
 // The decoder of engine/model/llama.py as one call: every layer of a step over a plan that was made at load.
 //
-// It calls the functions of the level in use in the same order and with the same roundings, so that it gives the same bits;
-// what it saves is the way between them. Activations lie in buffers that are kept from step to step.
+// It calls the functions of the current level in the same order and with the same roundings as Python does, so the results
+// are equal to the bit. It saves the calls from Python. Activations lie in buffers that are kept from step to step.
 #pragma once
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace inferd {
 
 struct Shape {  // of all layers
     Dtype dtype, norm_dtype;
-    int64_t hidden, heads, kv_heads, head_dim, wide;
+    int64_t hidden, heads, kv_heads, head_dim, intermediate;
     float eps, embedding_scale, residual_multiplier;
     Activation gate;
     bool whole_norms;  // of queries and keys: over all heads together, else over each
@@ -33,8 +33,8 @@ struct StepRows {
     const int32_t *query_start, *seq_len;          // [sequences + 1], [sequences]
     const int32_t* block_table;                    // [sequences, table_stride]
     int64_t table_stride, sequences, rows;
-    const int64_t* wanted;  // [num_wanted] rows whose hidden states are looked at, ascending
-    int64_t num_wanted;     // < 0: all are
+    const int64_t* output_rows;  // [num_output_rows] rows whose hidden states are needed, ascending
+    int64_t num_output_rows;     // < 0: all are needed
 };
 
 class Decoder {
@@ -50,14 +50,14 @@ class Decoder {
         layers_.push_back(layer);
     }
 
-    // Memory for steps of so many rows; more come later where a step has more.
+    // Reserves memory for steps of so many rows; a larger step allocates more.
     void reserve(int64_t rows) {
         if (rows <= capacity_) return;
         const int64_t item = this->item(), heads = shape_.heads * shape_.head_dim;
-        const int64_t widths[] = {shape_.hidden, shape_.hidden, shape_.hidden, qkv_width(), heads, 2 * shape_.wide, shape_.wide};
+        const int64_t widths[] = {shape_.hidden, shape_.hidden, shape_.hidden, qkv_width(), heads, 2 * shape_.intermediate, shape_.intermediate};
         int64_t bytes = kLine;
         for (const int64_t width : widths) bytes += lines(rows * width * item);
-        capacity_ = 0;  // where there is no more memory, nothing is held, and a smaller step asks anew
+        capacity_ = 0;  // if the allocation fails, nothing is held, and a smaller step allocates again
         free(memory_);
         memory_ = malloc(size_t(bytes));
         if (memory_ == nullptr) throw std::bad_alloc();
@@ -70,34 +70,35 @@ class Decoder {
         }
     }
 
-    // out [rows, hidden] = the wanted rows' hidden states after the last norm; other rows stay as they are. embedded [rows, hidden]: where
-    // there is no packed embedding. What follows the last layer's keys and values is computed for wanted rows alone.
+    // out [rows, hidden] = the output rows' hidden states after the last norm; other rows are not changed. embedded
+    // [rows, hidden]: used where there is no packed embedding. After the last layer's keys and values, only the output rows
+    // are computed.
     void forward(const Kernels& k, const StepRows& step, const void* embedded, void* out, int threads) {
         if (step.rows == 0) return;
         reserve(step.rows);
         Call call{*this, k, step, threads, step.rows};
         call.embed(embedded);
-        bool has_branch = false;  // something is still to be added to the residual
+        bool has_branch = false;  // a branch is still to be added to the residual
         for (const DecoderLayer& layer : layers_) {
             const void* x = call.enter(has_branch, layer.attention_norm);
             call.attend(layer, x);
-            if (step.num_wanted >= 0 && &layer == &layers_.back()) {
-                call.keep_wanted();
+            if (step.num_output_rows >= 0 && &layer == &layers_.back()) {
+                call.keep_output_rows();
                 if (call.rows == 0) return;
             }
             call.linear(layer.out, attended_, shape_.heads * shape_.head_dim, branch_, shape_.hidden);
             call.leave(layer.attention_out_norm);
             x = call.enter(true, layer.feed_forward_norm);
-            call.linear(layer.gate_up, x, shape_.hidden, gate_up_, 2 * shape_.wide);
-            k.gate_and_mul(shape_.dtype, shape_.gate, gate_up_, 2 * shape_.wide, gated_, call.rows, shape_.wide, threads);
-            call.linear(layer.down, gated_, shape_.wide, branch_, shape_.hidden);
+            call.linear(layer.gate_up, x, shape_.hidden, gate_up_, 2 * shape_.intermediate);
+            k.gate_and_mul(shape_.dtype, shape_.gate, gate_up_, 2 * shape_.intermediate, gated_, call.rows, shape_.intermediate, threads);
+            call.linear(layer.down, gated_, shape_.intermediate, branch_, shape_.hidden);
             call.leave(layer.feed_forward_out_norm);
             has_branch = true;
         }
-        if (step.num_wanted < 0) return call.norm(branch_, residual_, norm_, out);
+        if (step.num_output_rows < 0) return call.norm(branch_, residual_, norm_, out);
         call.norm(branch_, residual_, norm_, normed_);
         const int64_t bytes = shape_.hidden * item();
-        for (int64_t i = 0; i < call.rows; i++) memcpy(static_cast<char*>(out) + step.wanted[i] * bytes, row(normed_, i, bytes), size_t(bytes));
+        for (int64_t i = 0; i < call.rows; i++) memcpy(static_cast<char*>(out) + step.output_rows[i] * bytes, row(normed_, i, bytes), size_t(bytes));
     }
 
   private:
@@ -113,16 +114,16 @@ class Decoder {
         const Kernels& k;
         const StepRows& step;
         const int threads;
-        int64_t rows;  // under way
+        int64_t rows;  // still computed
 
-        // Moves the wanted rows of what the rest of a layer reads to the front.
-        void keep_wanted() {
+        // Moves the output rows of the tensors that the rest of the layer reads to the front.
+        void keep_output_rows() {
             const int64_t heads = d.shape_.heads * d.shape_.head_dim * d.item(), hidden = d.shape_.hidden * d.item();
-            for (int64_t i = 0; i < step.num_wanted; i++) {
-                memmove(row(d.attended_, i, heads), row(d.attended_, step.wanted[i], heads), size_t(heads));
-                memmove(row(d.residual_, i, hidden), row(d.residual_, step.wanted[i], hidden), size_t(hidden));
+            for (int64_t i = 0; i < step.num_output_rows; i++) {
+                memmove(row(d.attended_, i, heads), row(d.attended_, step.output_rows[i], heads), size_t(heads));
+                memmove(row(d.residual_, i, hidden), row(d.residual_, step.output_rows[i], hidden), size_t(hidden));
             }
-            rows = step.num_wanted;
+            rows = step.num_output_rows;
         }
         void embed(const void* embedded) const {
             const Shape& s = d.shape_;
@@ -141,7 +142,7 @@ class Decoder {
             const Shape& s = d.shape_;
             k.rms_norm(s.dtype, x, s.hidden, residual, residual, weight, s.norm_dtype, out, s.hidden, rows, 1, s.hidden, s.eps, threads);
         }
-        // Adds the branch to the residual; what the next part of the layer reads.
+        // Adds the branch to the residual; returns the input of the layer's next part.
         const void* enter(bool has_branch, const void* weight) const {
             const Shape& s = d.shape_;
             if (weight == nullptr) {

@@ -1,7 +1,7 @@
-// A small decoder that guesses: as many passes as are worth it in one call, each over the tokens that the pass before it found.
+// Guessing with a small decoder: all passes that are worth it in one call, each over the tokens that the pass before guessed.
 //
-// Called from Python, a pass of a model of some megabytes takes longer on the way than in its products, so neither arrays nor
-// decisions go back between passes. What is decided here is decided in engine/speculation/draft_model.py where there are no kernels, by the same rule.
+// For a model of a few megabytes, calling a pass from Python takes longer than its products. So neither arrays nor decisions
+// return to Python between passes. Without kernels, engine/speculation/draft_passes.py decides by the same rule.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,23 +13,23 @@
 
 namespace inferd {
 
-// When a token is kept and a pass follows (engine/speculation/gain.py has the reasons). A token's chance is that of its sureness
+// When a token is kept and a pass follows (engine/speculation/gain.py has the reasons). A token's chance is that of its confidence
 // (`chances[i]` from `bounds[i - 1]` on) times those before it.
 struct DraftRule {
     std::vector<float> bounds, chances;
-    double next_chance;      // of a token of which nothing is known but that those before it are right
+    double next_chance;      // of a token, given only that those before it are right
     double tokens, seconds;  // expected of the step so far, without these guesses
     double row_s, pass_s;    // seconds of one more row of the step, and of a pass
-    double least, least_per_s;  // chance that any token must have; and for each second that it takes
+    double least, least_per_s;  // the least chance of any token, and more for each second that it takes
 
     float chance(float sureness) const { return chances[size_t(std::upper_bound(bounds.begin(), bounds.end(), sureness) - bounds.begin())]; }
-    // Chance that a token must have for so many seconds not to make the step slower per token.
+    // The least chance with which a token of so many seconds does not make the step slower per token.
     double bar(double cost_s) const { return std::max(least, cost_s * std::max(least_per_s, tokens / seconds)); }
     void add(double chance) { tokens += chance, seconds += row_s; }
 };
 
-// What each of some sequences needs: tokens that are known and not computed, where the first of them stands, the blocks (which have
-// room for the guesses as well), and how many guesses at most.
+// For each sequence: tokens that are known and not computed, the position of the first of them, the blocks (which also hold
+// the guesses), and the most guesses.
 struct DraftWork {
     std::vector<std::vector<int64_t>> pending, blocks;
     std::vector<int64_t> start, most;
@@ -37,7 +37,7 @@ struct DraftWork {
 
 struct Drafted {
     std::vector<std::vector<int64_t>> tokens;
-    // Of each pass over a sequence, kept token or not: its share of what it and the second likeliest have, 0.5 to 1.
+    // For each pass over a sequence, whether its token was kept or not: p(first) / (p(first) + p(second)), 0.5 to 1.
     std::vector<std::vector<float>> surenesses;
     int64_t passes = 0;
 };
@@ -93,7 +93,7 @@ class Drafter {
         if (!is_whole) throw std::invalid_argument("each sequence needs pending tokens, a guess at least, and blocks that hold both");
     }
 
-    // The rows of a pass: what is pending of each sequence, or its latest guess.
+    // The rows of a pass: the pending tokens of each sequence, or its latest guess.
     void gather(const DraftWork& work, const Drafted& found, const std::vector<size_t>& going, bool is_first) {
         ids_.clear(), positions_.clear(), slots_.clear(), wanted_.clear(), lengths_.clear();
         starts_.assign(1, 0);
@@ -119,7 +119,7 @@ class Drafter {
         }
     }
 
-    // The likeliest token behind each sequence, and how sure it is.
+    // The likeliest next token of each sequence, and its confidence.
     void compute(const Kernels& k, int threads) {
         const int64_t rows = int64_t(ids_.size()), count = int64_t(wanted_.size()), item = dtype_ == Dtype::f32 ? 4 : 2;
         hidden_.resize(size_t(rows * hidden_size_ * item));
@@ -138,7 +138,7 @@ class Drafter {
         best(k, count, next_, second_, threads);
         for (size_t i = 0; i < size_t(count); i++) {
             const float gap = shown(first_[i]) - shown(second_[i]);
-            sureness_[i] = gap >= 0 ? 1.0f / (1.0f + std::exp(-gap)) : 0.5f;  // the latter where they are no numbers
+            sureness_[i] = gap >= 0 ? 1.0f / (1.0f + std::exp(-gap)) : 0.5f;  // 0.5 where they are NaN
         }
     }
 
@@ -161,7 +161,7 @@ class Drafter {
     const Dtype dtype_;
     const int64_t hidden_size_, vocab_, block_size_;
     const float divisor_, softcap_;
-    // Of the pass under way, kept for the next.
+    // Arrays of the current pass, reused by the next.
     std::vector<int64_t> ids_, positions_, slots_, wanted_, token_, next_, none_;
     std::vector<int32_t> starts_, lengths_, table_;
     size_t stride_ = 0;

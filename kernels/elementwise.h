@@ -22,7 +22,7 @@ inline void store_some(Vec v, T* p, int64_t count) {
     memcpy(p, part, size_t(count) * sizeof(T));
 }
 
-// W: the weight's format, as Gemma's are float32 whatever the model's format is.
+// W: the weight's format; Gemma's norms are float32 in every model format.
 template <class T, class W>
 void rms_norm(const void* x, int64_t x_stride, const void* residual, void* sum, const void* weight, void* out, int64_t out_stride,
               int64_t rows, int64_t groups, int64_t n, float eps, int threads) {

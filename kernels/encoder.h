@@ -1,4 +1,4 @@
-// What text encoders need besides matrix products: layer norm, and attention of every token to its own text.
+// Operations of text encoders besides matrix products: layer norm, and attention of every token to its own text.
 //
 // A row's result never depends on the other rows (batch invariance): scores, weights and sums are made in the order of
 // the text's own tokens.
@@ -67,7 +67,7 @@ void attend_text(const TextAttentionArgs& g, const TextTask& task, uint32_t* pac
     const float* q = g.qkv + (start + task.first) * stride + task.head * dim;
     const float* k = g.qkv + start * stride + (g.heads + task.head) * dim;
     const float* v = k + g.heads * dim;
-    // Keys that some row sees.
+    // The keys that are visible to any row.
     int64_t low = 0, high = length;
     if (g.window >= 0) {
         low = most(0, task.first - g.window) / kKeys * kKeys;
@@ -120,7 +120,7 @@ void attend_text(const TextAttentionArgs& g, const TextTask& task, uint32_t* pac
     }
 }
 
-// head_dim is a multiple of the vector's width, which the caller has seen to.
+// The caller guarantees that head_dim is a multiple of the vector's width.
 template <class Out>
 void text_attention(const TextAttentionArgs& g, int threads) {
     int64_t longest = 1, tiles = 0;

@@ -8,7 +8,8 @@
 namespace inferd::INFERD_LEVEL {
 
 // c [R, C * width] (+)= a [R, n lanes] * b [n lanes, C * width]. a_stride in bytes, ldb in lanes, ldc in floats.
-// Slow: see Ahead. More lines are under way at a time to L2 alone than to L1 as well, but each then keeps the tile's own reads of L2 waiting.
+// Slow: see Ahead. More cache lines can be in flight to L2 alone than to L1 as well, but each then delays the tile's own
+// reads of L2.
 template <class E, int R, int C, bool Slow>
 inline void tile(const char* a, int64_t a_stride, const uint32_t* b, int64_t ldb, int64_t n, float* c, int64_t ldc, bool accumulate,
                  Ahead ahead) {
@@ -78,7 +79,7 @@ void pack(const void* weight, int64_t stride, int64_t out, int64_t in, int64_t f
         const int64_t row = panel * kPanel - first_row;  // of the weight, in the panel's first column
         int64_t k = 0;
         if (row >= 0 && row + kPanel <= out)
-            // Few rows at a time, so that the processor follows their streams; few lanes, so that what is written stays in L2.
+            // Few rows at a time, so that the processor prefetches their streams; few lanes, so that the output stays in L2.
             for (const int64_t whole = lanes / Vec::width * Vec::width; k < whole;) {
                 const int64_t to = least(whole, k + 128);
                 for (int64_t col = 0; col < kPanel; col += Vec::width)

@@ -1,18 +1,19 @@
-// Products with quantised weights: integers of 8 or 4 bits times activations that are made bytes as they come.
+// Products with quantised weights: integers of 8 or 4 bits times activations, which are converted to bytes first.
 //
 // A weight is scale * (w - middle - zero) with w unsigned, an activation x_scale * (x - x_zero) with x signed. Within a group
 // of inputs, which share a scale, sums are exact (int32); groups are added in ascending order in float. So a row's result
-// never depends on the other rows, nor on how the work is shared out, and integers are the same on every level.
+// never depends on the other rows or on the number of threads, and integers are the same on every level.
 //
 // A panel (kPanel outputs) is one stream, group after group:
 //     scales, f16 [kPanel], to be multiplied by the output's own    where there are groups
 //     zeros, u8 [kPanel]                                            where there are zero points: middle + zero
-//     weights, in steps of kPanel lanes: a lane of 8 bits has four inputs, one of 4 bits four and, in the high halves, the next four
-// A group is filled up to a whole number of steps with activations that are 0.
+//     weights, in steps of kPanel lanes: a lane of 8-bit weights has four inputs; a lane of 4-bit weights has four inputs,
+//     and the next four in the high halves
+// A group is padded to a whole number of steps with activations of 0.
 #pragma once
 #include "elementwise.h"
 #include "panels.h"
-#include "room.h"
+#include "scratch.h"
 
 namespace inferd::INFERD_LEVEL {
 
@@ -20,7 +21,7 @@ struct Ints {  // how a matrix lies in memory
     int64_t group, groups;  // inputs of one; how many
     int64_t step;           // inputs
     int64_t steps;          // of a group
-    int64_t width;          // inputs of a group with what fills it up
+    int64_t width;          // inputs of a group with its padding
     int64_t scale_at, zero_at, weights_at, group_bytes, panel_bytes;
     int32_t middle;
 
@@ -40,12 +41,12 @@ struct Ints {  // how a matrix lies in memory
     explicit Ints(const Weights& w) : Ints(w.format == WeightFormat::int8 ? 8 : 4, w.in, w.group, w.has_zero) {}
 };
 
-// Nibbles that are made bytes lose their zero points on the way and are so much larger instead.
+// Nibbles become bytes without their zero points and are larger by this amount instead.
 constexpr int32_t kRaised = 16;
 constexpr int64_t kShortGroup = 256;  // inputs whose bytes add up to 16 bits
 
-// Activations as bytes. A sum over a group starts at start + factor * (what an output says: its total), and where outputs say
-// their zero points at factor * zero.
+// Activations as bytes. A sum over a group starts at start + factor * (the output's total); where groups have zero points, it
+// starts at factor * zero.
 struct Bytes {
     const int8_t* x;       // [rows][groups * width]
     const float* scale;    // [rows][groups]
@@ -53,11 +54,11 @@ struct Bytes {
     const int32_t* factor;
 };
 
-// A row's numbers in the order in which the columns take them.
+// A row's numbers in the order of the columns.
 template <class T>
 inline const T* in_order(const Weights& w, const T* x) {
     if (w.order == nullptr) return x;
-    static thread_local Room room;
+    static thread_local Scratch room;
     T* gathered = room.take<T>(w.in);
     for (int64_t i = 0; i < w.in; i++) gathered[i] = x[w.order[i]];
     return gathered;
@@ -105,7 +106,7 @@ inline void to_bytes(const Weights& w, const Ints& lay, const T* x, int64_t row,
     }
 }
 
-// What a register tile reads of a panel, from its first column on.
+// The part of a panel that a register tile reads, from its first column on.
 struct Columns {
     const char* weights;
     int64_t weights_step;  // bytes from group to group
@@ -118,7 +119,7 @@ struct Columns {
     bool is_short;               // groups are
 };
 
-// R rows by C vectors of columns into c, where the sums of groups meet.
+// R rows by C vectors of columns into c, which adds up the sums of the groups.
 template <int Bits, int R, int C, bool Grouped>
 __attribute__((noinline)) void ints_tile(const Bytes& x, int64_t width, const Columns& of, float* c, Ahead ahead) {
     constexpr int step = Bits == 8 ? 4 : 8;
@@ -147,7 +148,7 @@ __attribute__((noinline)) void ints_tile(const Bytes& x, int64_t width, const Co
                 for (int j = 0; j < C; j++) acc[r][j] = start;
             }
         const uint32_t* lanes = reinterpret_cast<const uint32_t*>(of.weights + group * of.weights_step);
-        const int8_t *from = x.x + group * width, *later = from + 3 * x_stride;  // two, as few registers reach all rows that way
+        const int8_t *from = x.x + group * width, *later = from + 3 * x_stride;  // two pointers, so that few registers reach all rows
         const auto spread = [&](int r, int64_t at) __attribute__((always_inline)) {
             return Whole::spread(lane_at((r < 3 ? from : later) + r % 3 * x_stride + at));
         };
@@ -247,9 +248,9 @@ inline void widen(const Ints& lay, const char* base, uint32_t* to) {
 
 template <class T>
 void ints_product(const Weights& w, const LinearArgs& g, int threads) {
-        constexpr int64_t wide_strips = 22;  // from here on nibbles lose their zero points once for all strips
+        constexpr int64_t wide_strips = 22;  // from here on zero points are subtracted once for all strips
     const Ints lay(w);
-    static thread_local Room rooms[4];
+    static thread_local Scratch rooms[4];
     int8_t* bytes = rooms[0].take<int8_t>(g.rows * lay.groups * lay.width);
     float* scale = rooms[1].take<float>(g.rows * lay.groups);
     int32_t* start = rooms[2].take<int32_t>(g.rows * lay.groups);
@@ -279,7 +280,7 @@ void ints_product(const Weights& w, const LinearArgs& g, int threads) {
     over_panels(w, g, lay.panel_bytes, 256, threads,
                 [&](const char* base, int64_t strips) {
                     if (!w.has_zero || strips < wide_strips) return Ready{base, nullptr};
-                    static thread_local Room room;
+                    static thread_local Scratch room;
                     uint32_t* widened = room.take<uint32_t>(lay.groups * lay.steps * 2 * kPanel);
                     widen(lay, base, widened);
                     return Ready{base, reinterpret_cast<const char*>(widened)};

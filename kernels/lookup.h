@@ -1,4 +1,5 @@
-// What followed the last time a text ended like this: engine/speculation/prompt_lookup.py, whose twin this is, without Python between tokens.
+// The tokens that followed the last time a text ended like this. It computes the same as
+// engine/speculation/prompt_lookup.py, without Python between tokens.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace inferd {
 
-// How places are found and followed; the words and their meaning are those of engine/speculation/prompt_lookup.py.
+// Parameters of the search; engine/speculation/prompt_lookup.py defines the terms.
 struct LookupRule {
     int64_t returned, resumed, longest, kept, window, held, most_looked_at;
 };
@@ -19,7 +20,7 @@ class Lookup {
     using Tokens = std::vector<int64_t>;
     explicit Lookup(const LookupRule& rule) : rule_(rule) {}
 
-    // Takes what the text has more. How many tokens are equal, `count` tokens that followed them, and each one's rival.
+    // Appends the text's new tokens. Returns the number of equal tokens, `count` tokens that followed them, and the rival of each.
     std::tuple<int64_t, Tokens, Tokens> find(const Tokens& more, int64_t count) {
         for (const int64_t token : more) append(token);
         const int64_t end = int64_t(tokens_.size()) - 1;
@@ -98,10 +99,10 @@ class Lookup {
     }
 
     const LookupRule rule_;
-    Tokens tokens_, before_;                      // by position: where the pair that ends here ended before; 0: nowhere
+    Tokens tokens_, before_;                      // by position: where the pair that ends here last ended before; 0: nowhere
     std::unordered_map<uint64_t, int64_t> last_;  // pair -> where it ended last
     std::vector<Place> places_;                   // latest first
-    int64_t quote_at_ = -1, quote_end_ = 0;       // where the place that is followed, and the text, ended then
+    int64_t quote_at_ = -1, quote_end_ = 0;       // the ends of the followed place and of the text at that time
     bool may_resume_ = false;
 };
 

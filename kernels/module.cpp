@@ -1,5 +1,5 @@
-// inferd._kernels: the tables of level.cpp for Python. Tensors come as addresses and sizes; whoever calls
-// (inferd/native/compiled.py) has checked formats and shapes. The GIL is released while a kernel runs.
+// inferd._kernels: the tables of level.cpp for Python. Tensors are passed as addresses and sizes; the caller
+// (inferd/native) has checked formats and shapes. The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -216,11 +216,11 @@ NB_MODULE(_kernels, m) {
         .def(
             "forward",
             [](Decoder& self, uintptr_t token_ids, uintptr_t positions, uintptr_t slots, uintptr_t query_start, uintptr_t seq_len,
-               uintptr_t block_table, int64_t table_stride, int64_t sequences, int64_t rows, uintptr_t wanted, int64_t num_wanted, uintptr_t embedded,
+               uintptr_t block_table, int64_t table_stride, int64_t sequences, int64_t rows, uintptr_t output_rows, int64_t num_output_rows, uintptr_t embedded,
                uintptr_t out, int threads) {
                 self.forward(*active,
                              {at<int64_t>(token_ids), at<int64_t>(positions), at<int64_t>(slots), at<int32_t>(query_start), at<int32_t>(seq_len),
-                              at<int32_t>(block_table), table_stride, sequences, rows, at<int64_t>(wanted), num_wanted},
+                              at<int32_t>(block_table), table_stride, sequences, rows, at<int64_t>(output_rows), num_output_rows},
                              at(embedded), at(out), threads);
             },
             nogil());

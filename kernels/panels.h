@@ -1,5 +1,5 @@
-// How the products of a linear layer are shared out: which thread computes which panel for which rows, what is fetched
-// ahead meanwhile, and how sums become what the layer returns. Knows no format of weights.
+// The distribution of a linear layer's products: which thread computes which panel for which rows, what is prefetched
+// meanwhile, and how sums become the layer's output. Independent of the weights' format.
 #pragma once
 #include "table.h"
 #include "vec.h"
@@ -17,9 +17,9 @@ struct Ahead {
     const char* at = nullptr;
     int64_t step = 0;
     int lines = 0;
-    bool is_slow = false;  // one line in so long a time that few are under way
+    bool is_slow = false;  // lines are requested so rarely that few are in flight
 
-    // What belongs to lane k.
+    // Prefetch the part for lane k.
     void fetch(int64_t k) const {
         const char* p = at + k * step;
         if (lines > 0) __builtin_prefetch(p, 0, 2);
@@ -43,7 +43,7 @@ inline void write_row(const float* c, const float* bias, T* out, int64_t count) 
 }
 
 inline void activate(float* c, const float* bias, int64_t count, Activation activation) {
-    for (int64_t j = 0; j < count; j += Vec::width) {  // behind the last column there is room, and nobody looks
+    for (int64_t j = 0; j < count; j += Vec::width) {  // memory after the last column exists and is not read
         float part[Vec::width] = {};
         if (bias) memcpy(part, bias + j, size_t(least(count - j, Vec::width)) * 4);
         const Vec x = Vec::load(c + j) + Vec::load(part);
@@ -52,8 +52,8 @@ inline void activate(float* c, const float* bias, int64_t count, Activation acti
 }
 
 // For each panel and each strip of up to kRows rows: strip(ready, panel, row, rows, c, ahead) leaves the sums in
-// c [rows, kPanel], and they are written. `enter(base, strips)` sees a panel's memory once before its strips and says what they
-// are to read. A strip reads its panel in steps of `step_bytes` bytes.
+// c [rows, kPanel], and they are written. `enter(base, strips)` gets a panel's memory once before its strips and returns what
+// they read. A strip reads its panel in steps of `step_bytes` bytes.
 template <class Enter, class Strip>
 void over_panels(const Weights& w, const LinearArgs& g, int64_t panel_bytes, int64_t step_bytes, int threads, const Enter& enter, const Strip& strip) {
     if (g.rows == 0) return;

@@ -1,7 +1,7 @@
-// Making integers of weights, without any data: what a load-time quantisation does to every matrix.
+// Quantisation of weights at load, without calibration data.
 #pragma once
 #include "elementwise.h"
-#include "room.h"
+#include "scratch.h"
 
 namespace inferd::INFERD_LEVEL {
 
@@ -9,7 +9,7 @@ struct Fit {  // x is about scale * (q - zero), with q from 0 to 15
     float scale, zero, error;
 };
 
-// The best of a few ranges: the group's own, and shrunk ones that cut off its ends. For each, scale and integers are fitted
+// The best of a few ranges: the group's own, and narrower ones that cut off its extremes. For each, scale and integers are fitted
 // to each other twice (least squares). x [n], n a multiple of the vector's width; zeros behind the group change nothing.
 inline Fit fit_nibbles(const float* x, int64_t n) {
     constexpr float top = 15.0f, tiny = 1e-12f, shrink[] = {1.0f, 0.925f, 0.85f, 0.775f, 0.7f};
@@ -72,7 +72,7 @@ void round_weights(int bits, const T* weight, int64_t stride, int64_t out, int64
     const int64_t width = group ? group : in, groups = divide_up(in, width), padded = divide_up(width, Vec::width) * Vec::width;
 #pragma omp parallel num_threads(threads)
     {
-        static thread_local Room rooms[2];
+        static thread_local Scratch rooms[2];
         float* x = rooms[0].take<float>(padded);
         int8_t* bytes = rooms[1].take<int8_t>(padded);
 #pragma omp for schedule(static)

@@ -1,14 +1,14 @@
 // A token for each row of logits: the best, or a draw from what temperature, min-p, top-k and top-p leave.
 //
-// The vocabulary is never sorted. One pass keeps the greatest logit of each block of 128; from then on only blocks are
-// read that can hold what is looked for. The k-th largest logit and the end of the nucleus are found by partitioning
+// The vocabulary is never sorted. One pass stores the greatest logit of each block of 128; later passes read only blocks
+// that can hold the searched logit. The k-th largest logit and the end of the nucleus are found by partitioning
 // candidates (quickselect, Hoare 1961; for the nucleus by mass instead of by number). A draw inverts the cumulative
 // distribution in the vocabulary's order; a row's token does not depend on the other rows.
 #pragma once
 #include <algorithm>
 
 #include "gemm.h"
-#include "room.h"
+#include "scratch.h"
 
 namespace inferd::INFERD_LEVEL {
 
@@ -30,9 +30,9 @@ struct SampleRow {
     float best, temperature;
     float* tops;       // [blocks] greatest logit of each
     double* ends;      // [blocks] sums of weights up to the end of each
-    Room& room;        // of candidates
+    Scratch& room;        // of candidates
 
-    // Logits of a block, relative to the best and after temperature; behind the last one there is nothing.
+    // Logits of a block, relative to the best and after temperature; -infinity after the last one.
     void scaled(int64_t block, float* y) const {
         const int64_t first = block * kBlock, n = least(kBlock, count - first);
         const Vec top = Vec::all(best), heat = Vec::all(temperature);
@@ -222,7 +222,7 @@ inline void sample(const SampleArgs& g, int threads) {
     const int64_t blocks = divide_up(g.vocab, kBlock);
 #pragma omp parallel num_threads(threads) if (g.rows > 1)
     {
-        static thread_local Room tops_room, ends_room, spare_room, candidates_room;
+        static thread_local Scratch tops_room, ends_room, spare_room, candidates_room;
         float* const tops = tops_room.take<float>(blocks);
         double* const ends = ends_room.take<double>(blocks);
         float* const spare = spare_room.take<float>(2 * blocks);
@@ -230,7 +230,7 @@ inline void sample(const SampleArgs& g, int threads) {
         for (int64_t r = 0; r < g.rows; r++) {
             const float* x = g.logits + r * g.stride;
             const Vec endless = Vec::all(__builtin_inff());
-            Vec odd = Vec::zero();  // counts what is neither finite nor banned
+            Vec odd = Vec::zero();  // counts logits that are neither finite nor banned
             float best = SampleRow::kNone;
             for (int64_t b = 0; b < blocks; b++) {
                 const int64_t first = b * kBlock, n = least(kBlock, g.vocab - first);

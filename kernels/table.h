@@ -1,4 +1,4 @@
-// What one instruction-set level offers: plain functions over pointers.
+// The functions of one instruction-set level, over plain pointers.
 //
 // Every level is the same sources compiled with other flags (see CMakeLists.txt), so this header must
 // stay free of inline functions: the linker would keep one copy, of any level.
@@ -14,13 +14,14 @@ enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2, silu = 3 };  //
 constexpr int kPanel = 64;
 constexpr int kMaxDim = 256;  // of a head, in attention
 
-// Which way integers lie in panels (ints.h); another number where that changes, because packed weights are kept on disk.
+// The version of the layout of integers in panels (ints.h). It changes with the layout, because packed weights are stored
+// on disk.
 constexpr int kIntsLayout = 1;
 
 // The number format of a linear layer's weights.
 enum class WeightFormat : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
 
-// The weights of a linear layer. How they lie behind `packed` is the business of linear.h and what it includes.
+// The weights of a linear layer. linear.h and the files it includes define the layout of `packed`.
 struct Weights {
     WeightFormat format;
     const void* packed;    // [ceil(out / kPanel)] panels

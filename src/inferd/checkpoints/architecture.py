@@ -30,7 +30,8 @@ def read_config(source: Source) -> DecoderConfig:
     architecture = _architecture(source)
     if architecture == "GPT2LMHeadModel" and source.quantization is not None:
         raise ModelLoadError(
-            f"{source.path}: quantised GPT-2 checkpoints ({source.quantization.label}) are not read, as their weights are stored "
+            f"{source.path}: quantised GPT-2 checkpoints ({source.quantization.label}) are not read, "
+            "as their weights are stored "
             "transposed. Take the unquantised checkpoint.",
             param="quantization_config",
         )
@@ -75,7 +76,10 @@ def _architecture(source: Source) -> str:
 
 def is_ignorable(config: DecoderConfig) -> Callable[[str], bool]:
     """Which tensors of old checkpoints no model needs: masks, rotary buffers, a tied head, vision."""
-    pattern = r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn(ention)?\.(attention\.)?(masked_)?bias|position_ids)$"
+    pattern = (
+        r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)"
+        r"|attn(ention)?\.(attention\.)?(masked_)?bias|position_ids)$"
+    )
     if config.tie_word_embeddings:
         pattern += r"|^(lm_head|embed_out)\.weight$"
     if config.architecture == "Gemma3ForConditionalGeneration":

@@ -41,7 +41,8 @@ def load_generation_defaults(folder: Path) -> GenerationDefaults:
             return None
         if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
             raise ModelLoadError(
-                f"{path}: {name} is {value!r}, but must be a number from {low:g} to {high:g}. Correct it, or set use_generation_config to false.",
+                f"{path}: {name} is {value!r}, but must be a number from {low:g} to {high:g}. Correct it, "
+                "or set use_generation_config to false.",
                 param=name,
             )
         return value
@@ -50,7 +51,8 @@ def load_generation_defaults(folder: Path) -> GenerationDefaults:
         value = number(name, low, 2**31 - 1)
         if value is not None and value != int(value):
             raise ModelLoadError(
-                f"{path}: {name} is {value!r}, but must be a whole number. Correct it, or set use_generation_config to false.",
+                f"{path}: {name} is {value!r}, but must be a whole number. Correct it, "
+                "or set use_generation_config to false.",
                 param=name,
             )
         return None if value is None else int(value)

@@ -25,7 +25,8 @@ def with_factors(config: DecoderConfig, asked: Asked, max_model_len: int | None)
     if original is None:
         if asked != "auto":
             raise ModelLoadError(
-                f"rope_factors is {asked!r}, but the checkpoint ({config.architecture}) has no LongRoPE factors to choose "
+                f"rope_factors is {asked!r}, but the checkpoint ({config.architecture}) has no LongRoPE factors to "
+                "choose "
                 "from; leave it out.",
                 param="rope_factors",
             )
@@ -62,11 +63,13 @@ def factors_text(config: DecoderConfig) -> str:
         return ""
     if factors == "long":
         return (
-            f"LongRoPE's long factors are used for texts of every length; transformers takes the short ones up to {original} "
+            "LongRoPE's long factors are used for texts of every length; transformers takes the short ones up to "
+            f"{original} "
             f"tokens. For these alone set max_model_len to {original} or less, or rope_factors to short"
         )
     return (
-        f"LongRoPE's short factors are used, for texts of up to {original} tokens; for longer ones set max_model_len, or "
+        f"LongRoPE's short factors are used, for texts of up to {original} tokens; for longer ones set max_model_len, "
+        "or "
         "rope_factors to long"
     )
 

@@ -72,7 +72,8 @@ class Rope:
             or not all(isinstance(v, int | float) and v > 0 for v in value)
         ):
             raise ModelLoadError(
-                f"config.json: rope parameter {name!r} must be a list of {self.dim // 2} positive numbers for {self.variant}.",
+                f"config.json: rope parameter {name!r} must be a list of {self.dim // 2} positive numbers for "
+                f"{self.variant}.",
                 param=name,
             )
         return [float(v) for v in value]

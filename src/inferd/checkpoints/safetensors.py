@@ -116,7 +116,8 @@ def weight_files(folder: Path) -> list[Path]:
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise ModelLoadError(
-                f"{folder}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)}. Download the checkpoint again."
+                f"{folder}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)}. "
+                "Download the checkpoint again."
             )
         return [folder / name for name in names]
     single = folder / "model.safetensors"
@@ -128,7 +129,8 @@ def weight_files(folder: Path) -> list[Path]:
     pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
     if pickles:
         raise ModelLoadError(
-            f"{folder} has weights only as {pickles[0].name}, a pickle, which can run code and is never loaded. Convert it to safetensors, or take a revision that has them."
+            f"{folder} has weights only as {pickles[0].name}, a pickle, which can run code and is never loaded. "
+            "Convert it to safetensors, or take a revision that has them."
         )
     raise ModelLoadError(
         f"{folder} has no model.safetensors. Give the folder of a Hugging Face checkpoint with safetensors weights."

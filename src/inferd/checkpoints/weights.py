@@ -109,7 +109,7 @@ class Weights:
         self.total_bytes = sum(f.table[n].nbytes for n, f in self._where.items())
         self._done_bytes = 0
         self._asked = self._prefix = ""
-        # What is put around each product that is made of these weights (names and rows, biases, product): calibration.
+        # Wraps each product that is made of these weights (names and rows, biases, product): used by calibration.
         self.around: Callable[[list[tuple[str, int]], list[Tensor] | None, ops.Linear], ops.Linear] | None = None
         self._forms: Counter[str] = Counter()  # of integers: parameters
         self.num_parameters = 0  # parameters
@@ -182,7 +182,7 @@ class Weights:
         return layout.is_integer and self.device.type == "cpu" and (self._keep is None or self._keep(layout))
 
     def _cast(self, tensor: Tensor) -> Tensor:
-        # A copy even where the type fits: the kernels want memory of their own, aligned and unmapped.
+        # A copy even where the type fits: the kernels need aligned memory that is not a mapped file.
         return tensor.to(device=self.device, dtype=self.dtype, copy=True)
 
     def _stored(self, name: str) -> str:
@@ -227,7 +227,8 @@ class Weights:
         file = self._where.get(name)
         if file is None:
             raise ModelLoadError(
-                f"{self.folder}: the checkpoint has no tensor {name!r}, which config.json's architecture needs. A shard or a conversion step may be missing."
+                f"{self.folder}: the checkpoint has no tensor {name!r}, which config.json's architecture needs. "
+                "A shard or a conversion step may be missing."
             )
         tensor = file.tensor(name)
         if tuple(tensor.shape) != shape:
@@ -255,6 +256,7 @@ class Weights:
             left = [name for name in left if not self._is_spare(name)]
         if left:
             raise ModelLoadError(
-                f"{self.folder}: the checkpoint has {len(left)} tensors that config.json's architecture does not know, for example {', '.join(left[:3])}. "
+                f"{self.folder}: the checkpoint has {len(left)} tensors that config.json's architecture does not "
+                f"know, for example {', '.join(left[:3])}. "
                 "Its configuration and its weights do not belong together."
             )

@@ -53,7 +53,7 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._beams: dict[str, BeamSearch] = {}
         self._cancelled: list[Generation] = []  # their ends are due with the next step
-        self._completed: list[Generation] = []  # likewise: continuations that had nothing left to say
+        self._completed: list[Generation] = []  # likewise: continuations whose answer was already complete
         self._with_deadline: set[str] = set()
         self._next_deadline = math.inf  # none of them is due before
         self._current: Step | None = None  # the step being computed
@@ -111,7 +111,7 @@ class Engine:
             weight=request.weight,
             priority=request.priority,
             arrived_at=request.arrived_at,
-            # Logits of every prompt token are wanted, so every one must be computed.
+            # Logits of every prompt token are requested, so every token must be computed.
             use_cache=sampling.prompt_logprobs is None or request.resumes is not None,
         )
         choice = generation.open_choice(root)
@@ -269,7 +269,7 @@ class Engine:
 
     def _extend_sequences(self, step: Step, hidden: Tensor, tell_time: Callable[[], float]) -> None:
         """Sample every sequence that has caught up, and collect the outputs."""
-        rows: list[int] = []  # of hidden; a sequence with tentative tokens has one more than there are of them
+        rows: list[int] = []  # of hidden; a sequence with guesses has one row more than guesses
         plain: list[Slice] = []
         plain_rows: list[int] = []  # their places in ``rows``
         beams: list[tuple[int, Sequence]] = []

@@ -260,7 +260,7 @@ class Generation:
         return Output.ended(self.id, self.end("cancelled", now))
 
     def end(self, outcome: str, now: float, error: InferdError | None = None) -> End:
-        """Usage counts what was computed, however the request ended. Call it when none of its sequences runs any more."""
+        """Usage counts what was computed, however the request ended. To be called after its sequences have stopped."""
         arrived = self.prepared.request.arrived_at
         num_prompt = self._num_prompt_computed if outcome != "done" else len(self.prepared.prompt_ids)
 

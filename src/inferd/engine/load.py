@@ -325,7 +325,8 @@ def _device(wanted: str) -> torch.device:
         raise ModelLoadError(f"device is {wanted!r}. Use auto, cpu, cuda or cuda:N.", param="device")
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         raise ModelLoadError(
-            f"device is {wanted!r}, but this machine has {torch.cuda.device_count()} CUDA devices that torch can use. Use auto or cpu.",
+            f"device is {wanted!r}, but this machine has {torch.cuda.device_count()} CUDA devices that torch can use. "
+            "Use auto or cpu.",
             param="device",
         )
     return device
@@ -343,12 +344,14 @@ def _attention(config: ModelConfig, decoder: Decoder, device: torch.device) -> A
     runs_on = {"native": "cpu", "triton": "cuda"}.get(config.attention)
     if runs_on is not None and runs_on != device.type:
         raise ModelLoadError(
-            f"attention is {config.attention!r}, which computes on {runs_on} only, but the device is {device}. Set attention to auto.",
+            f"attention is {config.attention!r}, which computes on {runs_on} only, but the device is {device}. "
+            "Set attention to auto.",
             param="attention",
         )
     if config.attention == "triton" and not switch.installed():
         raise ModelLoadError(
-            "attention is 'triton', but Triton is not installed, which torch's CUDA builds bring. Install it, or set attention to auto.",
+            "attention is 'triton', but Triton is not installed, which torch's CUDA builds include. Install it, "
+            "or set attention to auto.",
             param="attention",
         )
     return config.attention
@@ -370,8 +373,10 @@ def _free_bytes(device: torch.device) -> int:
 def _check_tokenizer(tokenizer: Tokenizer, decoder: Decoder, folder: Path) -> None:
     if tokenizer.vocab_size > decoder.config.vocab_size:
         raise ModelLoadError(
-            f"{folder / 'tokenizer.json'} has {tokenizer.vocab_size} tokens, but the model's embedding in {folder / 'config.json'} "
-            f"has vocab_size = {decoder.config.vocab_size}: they do not belong together. Use the tokenizer that came with the checkpoint."
+            f"{folder / 'tokenizer.json'} has {tokenizer.vocab_size} tokens, "
+            f"but the model's embedding in {folder / 'config.json'} "
+            f"has vocab_size = {decoder.config.vocab_size}: they do not belong together. "
+            "Use the tokenizer that came with the checkpoint."
         )
 
 

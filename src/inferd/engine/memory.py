@@ -94,7 +94,8 @@ def plan_arena(
         smallest = 2 * size * per_token
         if allowed < smallest:
             raise ModelLoadError(
-                f"memory_bytes is {bytes_text(config.memory_bytes)}, but weights ({bytes_text(weights_bytes)}) and a worker's own needs "
+                f"memory_bytes is {bytes_text(config.memory_bytes)}, but weights ({bytes_text(weights_bytes)}) and a "
+                "worker's own needs "
                 f"({bytes_text(rest)}) leave nothing of it for the KV cache. Give the model at least "
                 f"{enough_text(weights_bytes + rest + smallest)}.",
                 param="memory_bytes",
@@ -121,7 +122,8 @@ def plan_arena(
     arena = Arena(max_model_len, num_blocks, size, per_token)
     if config.memory_bytes is not None and allowed is not None and arena.nbytes > allowed:
         raise ModelLoadError(
-            f"memory_bytes is {bytes_text(config.memory_bytes)}, but the KV cache that kv_cache asks for takes {bytes_text(arena.nbytes)} "
+            f"memory_bytes is {bytes_text(config.memory_bytes)}, but the KV cache that kv_cache asks for takes "
+            f"{bytes_text(arena.nbytes)} "
             f"and only {bytes_text(max(allowed, 0))} are left for it. Lower kv_cache, or give the model at least "
             f"{enough_text(config.memory_bytes + arena.nbytes - allowed)}.",
             param="memory_bytes",
@@ -143,7 +145,8 @@ def refuse_more_than_is_free(arena: Arena, config: ModelConfig, free_bytes: int)
     elif cache.memory_bytes is not None:
         name, asked = "kv_cache.memory_bytes", bytes_text(cache.memory_bytes)
     raise ModelLoadError(
-        f"{name} is {asked}, which makes a KV cache of {bytes_text(arena.nbytes)}, but only {bytes_text(free_bytes)} of memory are free. "
+        f"{name} is {asked}, which makes a KV cache of {bytes_text(arena.nbytes)}, "
+        f"but only {bytes_text(free_bytes)} of memory are free. "
         f"Lower {name}, or leave it out: then the cache takes what fits.",
         param=name,
     )
@@ -153,7 +156,7 @@ def _max_model_len(asked: int | None, cache: KVCacheConfig, trained: int, bytes_
     if asked is None:
         if cache.num_blocks is None and cache.memory_bytes is None:
             return trained
-        # The operator sized the cache and left the length to us: take what fits.
+        # The cache's size is configured and the length is not: take the longest that fits.
         blocks = cache.num_blocks or (cache.memory_bytes or 0) // (bytes_per_token * cache.block_size)
         return min(trained, max((blocks - 1) * cache.block_size, 1))
     if asked > trained:

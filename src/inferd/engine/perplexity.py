@@ -73,7 +73,8 @@ def windows(
     step = fresh if stride is None else stride
     if not 1 <= step <= fresh or context < 2:
         raise InvalidRequest(
-            f"Windows of {context} tokens ({len(leading)} of them before the text) every {step} tokens leave out parts of the text. "
+            f"Windows of {context} tokens ({len(leading)} of them before the text) every {step} tokens leave out "
+            "parts of the text. "
             f"Give a context of at least {max(len(leading) + 1, 2)} and a stride from 1 to {max(fresh, 1)}.",
             param="stride",
         )
@@ -147,7 +148,8 @@ def losses(runner: Runner, parts: Sequence[Window], progress: Progress | None = 
     longest = max(len(part.ids) for part in parts)
     if _blocks(runner, longest) > room:
         raise InvalidRequest(
-            f"A window has {longest} tokens, but the arena has {room} blocks of {runner.cache.block_size}. Give a smaller context.",
+            f"A window has {longest} tokens, but the arena has {room} blocks of {runner.cache.block_size}. "
+            "Give a smaller context.",
             param="context",
         )
     found: list[Tensor] = []

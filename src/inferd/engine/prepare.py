@@ -118,7 +118,8 @@ class Preparer:
             case Chat():
                 if self.template is None:
                     raise InvalidRequest(
-                        "This model has no chat template. Use /v1/completions, or set chat_template in the model's configuration.",
+                        "This model has no chat template. Use /v1/completions, or set chat_template in the model's "
+                        "configuration.",
                         param="messages",
                     )
                 return self.tokenizer.encode(self.template.render(prompt), prompt.add_special_tokens, owner)
@@ -128,7 +129,8 @@ class Preparer:
         fewest, longest = self.tokenizer.min_tokens(text), self.limits.max_model_len
         if fewest > longest:
             raise ContextLengthExceeded(
-                f"This model's maximum context length is {longest} tokens, but prompt has at least {fewest}. Shorten it.",
+                f"This model's maximum context length is {longest} tokens, but prompt has at least {fewest}. "
+                "Shorten it.",
                 param="prompt",
             )
 
@@ -156,12 +158,14 @@ class Preparer:
         elif num_prompt + asked > longest:
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {longest} tokens, but {num_prompt + asked} were asked for "
-                f"({num_prompt} in {field}, {asked} to generate). Shorten {field}, or set max_tokens to {longest - num_prompt} or less.",
+                f"({num_prompt} in {field}, {asked} to generate). Shorten {field}, "
+                f"or set max_tokens to {longest - num_prompt} or less.",
                 param="max_tokens",
             )
         if sampling.min_tokens > (asked if asked is not None else longest - num_prompt):
             raise InvalidRequest(
-                f"min_tokens is {sampling.min_tokens}, more than the {asked if asked is not None else longest - num_prompt} tokens that may be generated.",
+                f"min_tokens is {sampling.min_tokens}, more than the "
+                f"{asked if asked is not None else longest - num_prompt} tokens that may be generated.",
                 param="min_tokens",
             )
         return msgspec.structs.replace(sampling, **changes) if changes else sampling
@@ -176,7 +180,8 @@ class Preparer:
         bad = next((t for t in resumes.token_ids if not 0 <= t < size), None)
         if bad is not None or length > self.limits.max_model_len:
             raise InvalidRequest(
-                f"The answer to be continued has token id {bad}, which this model does not have. Send the request again."
+                f"The answer to be continued has token id {bad}, which this model does not have. "
+                "Send the request again."
                 if bad is not None
                 else f"The answer to be continued has {length} tokens with its prompt, but this model holds "
                 f"{self.limits.max_model_len}. Send the request again.",
@@ -221,7 +226,8 @@ class Preparer:
         per_beam = -(-(num_prompt + (sampling.max_tokens or 0)) // limits.block_size) + 1
         if width * per_beam > limits.num_blocks:
             raise InvalidRequest(
-                f"{width} beams of up to {num_prompt + (sampling.max_tokens or 0)} tokens need {width * per_beam} KV blocks, "
+                f"{width} beams of up to {num_prompt + (sampling.max_tokens or 0)} tokens need {width * per_beam} KV "
+                "blocks, "
                 f"but this model has {limits.num_blocks}. Lower {param} or max_tokens.",
                 param=param,
             )

@@ -76,9 +76,7 @@ class Runner:
 
     def logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
         """Logits [len(rows), V] float32 of some of the step's rows."""
-        if rows != list(
-            range(hidden.shape[0])
-        ):  # as many rows may be others: two of three, one of them for two choices
+        if rows != list(range(hidden.shape[0])):  # equal length is not enough: rows may repeat or skip
             hidden = hidden[torch.tensor(rows, device=self.device)]
         return self.decoder.logits(hidden)
 

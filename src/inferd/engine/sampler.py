@@ -200,7 +200,8 @@ def _completing(word: tuple[int, ...], output_ids: list[int]) -> int | None:
 def _unsampled(best: float) -> InferdError:
     if best == -math.inf:
         return InvalidRequest(
-            "Every token is banned: allowed_token_ids, bad_words and min_tokens together leave nothing to generate. Loosen one of them.",
+            "Every token is banned: allowed_token_ids, bad_words and min_tokens together leave nothing to generate. "
+            "Loosen one of them.",
             param="allowed_token_ids",
         )
     return InternalError(

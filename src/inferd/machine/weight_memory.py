@@ -27,7 +27,7 @@ class WeightMemory:
         self._memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._size = nbytes
-        self._reserved = 0  # bytes from the beginning that are somebody's
+        self._reserved = 0  # bytes from the beginning that were handed out
         self._touching = (0, 0)  # bytes that the thread may write to just now
         self._touched = 0  # where it has come to
         self._changed = threading.Condition()
@@ -42,7 +42,7 @@ class WeightMemory:
             if self._is_closed or begin + nbytes > self._size:
                 return None
             self._reserved = begin + nbytes
-            # The thread writes zeros, which must not meet what is written here.
+            # The thread writes zeros, which must not overwrite the caller's data.
             self._changed.wait_for(lambda: self._touching[0] >= self._reserved or self._touching[1] <= begin)
         return self._memory, begin
 
@@ -73,7 +73,7 @@ class WeightMemory:
                     if self._is_closed or begin >= end:
                         return
                     self._touching = (begin, end)
-                # A byte of each page, read by the system: it waits for no lock of ours, nor for one of the whole
+                # The system reads a byte into each page, without the interpreter's lock and without one of the whole
                 # process.
                 os.readv(zeros, [memory[at : at + 1] for at in range(begin, end, _PAGE)])
                 begin = end

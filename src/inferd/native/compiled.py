@@ -533,7 +533,7 @@ def sample(
     See ``sampler`` and ``SampleArgs`` in kernels/table.h.
     """
     rows = x.shape[0]
-    # One tensor for what has the same format: each costs as long as some thousand logits.
+    # One tensor per format, because making a tensor takes as long as some thousand logits.
     narrow = torch.tensor((temperature, floors), dtype=torch.float32)
     wide = torch.tensor((top_p, draws), dtype=torch.float64)
     ks = torch.tensor(top_k, dtype=torch.int64)

@@ -29,7 +29,7 @@ class Form:
     bits: int  # 4 or 8
     group_size: int  # inputs that share a scale; 0: all of an output
     has_zero: bool  # groups have zero points
-    is_float: bool = False  # numbers of 8 bits with a point (e4m3), on CUDA
+    is_float: bool = False  # 8-bit floats (e4m3), on CUDA
 
     @property
     def name(self) -> str:

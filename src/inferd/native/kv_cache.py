@@ -13,8 +13,8 @@ from torch import Tensor
 from inferd.native import compiled
 from inferd.native.kv_sizes import ahead_bytes, key_groups
 
-# Blocks of a few kB lie anywhere in an arena, so small pages are looked up all the time: large ones save a tenth of
-# decoding's attention over 4,000 tokens. Arenas that are not much larger than such a page would only take more memory.
+# Blocks of a few kB are spread over an array, so small pages cause many page table lookups. Large pages save a tenth of
+# the time of attention over 4,000 tokens. Arrays that are not much larger than such a page would only take more memory.
 _WORTH_LARGE_PAGES_BYTES = 32 * 1024 * 1024
 _LARGE_PAGE_BYTES = 2 * 1024 * 1024
 
@@ -80,7 +80,7 @@ class KVCache:
             key_shape = value_shape = (*heads, block_size, head_dim)
 
         def arenas(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-            # Not cleared: what was never written is never read, and untouched pages cost no memory.
+            # Not cleared: only written parts are read, and untouched pages cost no memory.
             made = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
             for arena in made:
                 if arena.nbytes >= _WORTH_LARGE_PAGES_BYTES:

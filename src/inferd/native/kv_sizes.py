@@ -27,9 +27,9 @@ def kv_bytes_per_token(
     return num_layers * num_kv_heads * of_a_head
 
 
-# The system clears a page when it is first written to, and a virtual machine's host may have to find it first: one or
-# two milliseconds for a megabyte, which is 4 % of a prompt's time with a model of 0.6B. So the blocks that are used
-# first get their pages before there is a request: what 32 sequences of some hundred tokens take. The rest costs no
+# The system clears a page when it is first written to, and a virtual machine's host may have to find it first. That is
+# one or two milliseconds for a megabyte, or 4 % of a prompt's time with a model of 0.6B. So the blocks that are used
+# first get their pages before the first request: those of 32 sequences of some hundred tokens. The rest costs no
 # memory until it is used.
 _AHEAD_TOKENS = 32 * 320
 _AHEAD_BYTES = 1024 * 1024 * 1024

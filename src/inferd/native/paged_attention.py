@@ -40,7 +40,7 @@ class ReferenceAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         batch, cache = self.batch, self.cache
         cache.write(layer, batch.slots, k, v)
-        if cache.in_bytes:  # the products of bytes take the queries likewise
+        if cache.in_bytes:  # products of bytes use queries in bytes too
             whole, scales = to_bytes(q, cache.key_groups)
             columns = cache.head_dim // cache.key_groups
             seen = (whole * scales.repeat_interleave(columns, -1)).float()

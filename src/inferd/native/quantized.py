@@ -87,7 +87,7 @@ class QuantizedWeight:
 
 
 def by_output(weight: Tensor) -> QuantizedWeight:
-    """[out, in] floats in 8 bits with one scale per output: rounded to nearest, the largest of an output becomes 127."""
+    """[out, in] floats in 8 bits with one scale per output, rounded to nearest; an output's largest becomes 127."""
     weight = weight.float()
     scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127.0
     return QuantizedWeight((weight / scale).round().to(torch.int8), scale, None, 8, 0)

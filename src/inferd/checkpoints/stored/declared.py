@@ -4,7 +4,7 @@ Formats that are read, with the name that config.json gives them under ``quantiz
 
 | method | what | source |
 | --- | --- | --- |
-| gptq | AutoGPTQ's and GPTQModel's layout, 4 and 8 bits, with and without act-order, zero points v1 and v2 | Frantar et al. 2022 |
+| gptq | AutoGPTQ's and GPTQModel's layout, 4 and 8 bits, with or without act-order, zero points v1, v2 | Frantar 2022 |
 | awq | AutoAWQ's GEMM layout, 4 bits | Lin et al. 2023 |
 | compressed-tensors | pack-quantized, int-quantized, float-quantized, naive-quantized | vLLM's llm-compressor |
 | fp8, fbgemm_fp8, modelopt (FP8) | float8_e4m3 with scales per tensor, row or block | DeepSeek-AI 2024 |
@@ -36,7 +36,8 @@ _AUTO_ROUND = {
 }
 _REMEDY = (
     "inferd reads gptq (4 and 8 bits), awq (GEMM), auto-round in these, compressed-tensors (pack-, int-, float- and "
-    "naive-quantized), eetq and fp8 checkpoints. Take the model's unquantised checkpoint: quantization: int8 or int4 quantises it when it is loaded, and "
+    "naive-quantized), eetq and fp8 checkpoints. Take the model's unquantised checkpoint: quantization: "
+    "int8 or int4 quantises it when it is loaded, and "
     "'inferd quantize' writes a checkpoint."
 )
 

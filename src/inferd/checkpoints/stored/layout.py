@@ -6,9 +6,10 @@ planner counts by the same layouts as the loader, so they agree.
 
 | kind | tensors |
 | --- | --- |
-| gptq | qweight int32 [in * bits / 32, out], qzeros int32 [groups, out * bits / 32], scales [groups, out], g_idx int32 [in] |
+| gptq | qweight int32 [in * bits / 32, out], qzeros int32 [groups, out * bits / 32], scales [groups, out], g_idx [in] |
 | awq | qweight int32 [in, out * bits / 32], qzeros int32 [groups, out * bits / 32], scales [groups, out] |
-| packed | weight_packed int32 [out, in * bits / 32], weight_scale [out, groups], weight_shape [2], weight_zero_point int32 [out * bits / 32, groups], weight_g_idx int32 [in] |
+| packed | weight_packed int32 [out, in * bits / 32], weight_scale [out, groups], weight_shape [2], |
+| | weight_zero_point int32 [out * bits / 32, groups], weight_g_idx int32 [in] |
 | int8 | weight int8 [out, in], weight_scale [out, groups] or of the whole, weight_zero_point int8 like the scale |
 | eetq | weight int8 [in, out] as kernels read it, weight_scales [out] |
 | fp8 | weight float8_e4m3 [out, in], weight_scale or weight_scale_inv: of the whole, of rows, or of blocks |
@@ -119,7 +120,7 @@ def served_bytes(
     itemsize: int,
     keeps: Callable[[Layout], bool] = lambda layout: layout.is_integer,
 ) -> int:
-    """Memory of the tensors ``table`` in a loaded model: kept integers as stored, numbers in ``itemsize`` bytes each."""
+    """Memory of the tensors ``table`` in a loaded model: integers as stored, numbers in ``itemsize`` bytes each."""
     parts = {layout.tensor(part) for layout in stored.values() for part in layout.parts}
     plain = sum(
         entry.count for name, entry in table.items() if name not in parts and name.rpartition(".")[2] not in UNUSED

@@ -113,7 +113,8 @@ def read_fp8(layout: Layout, read: Read, where: str) -> Tensor:
 def _check_shape(layout: Layout, shape: Tensor, where: str) -> None:
     if shape.tolist() != [layout.out_features, layout.in_features]:
         raise ModelLoadError(
-            f"{where}: tensor '{layout.tensor('weight_shape')}' says {shape.tolist()}, but '{layout.tensor('weight_packed')}' "
+            f"{where}: tensor '{layout.tensor('weight_shape')}' says {shape.tolist()}, "
+            f"but '{layout.tensor('weight_packed')}' "
             f"holds {[layout.out_features, layout.in_features]}. Download the checkpoint again."
         )
 

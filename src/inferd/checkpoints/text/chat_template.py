@@ -127,11 +127,13 @@ class ChatTemplate:
             return self._sandbox.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelLoadError(
-                f"The chat template in {origin} has an error in line {error.lineno}: {error.message}. Correct it, or set chat_template to another file."
+                f"The chat template in {origin} has an error in line {error.lineno}: {error.message}. Correct it, "
+                "or set chat_template to another file."
             ) from error
         except (SyntaxError, *_TEMPLATE_ERRORS) as error:
             raise ModelLoadError(
-                f"The chat template in {origin} cannot be compiled: {_said(error)}. Correct it, or set chat_template to another file."
+                f"The chat template in {origin} cannot be compiled: {_said(error)}. Correct it, "
+                "or set chat_template to another file."
             ) from error
 
     def _choose(self, chat: Chat) -> str:
@@ -224,7 +226,8 @@ def _check(chat: Chat, special_tokens: dict[str, str]) -> None:
         raise InvalidRequest("messages is empty. Give at least one message.", param="messages")
     if chat.continue_final_message and chat.add_generation_prompt:
         raise InvalidRequest(
-            "continue_final_message and add_generation_prompt are both true, but the answer is either continued or begun. Set one to false.",
+            "continue_final_message and add_generation_prompt are both true, "
+            "but the answer is either continued or begun. Set one to false.",
             param="continue_final_message",
         )
     reserved = sorted(chat.template_kwargs.keys() & (_RESERVED | special_tokens.keys()))
@@ -247,7 +250,8 @@ def _mark_final(messages: list[JSON], source: str) -> str:
     content = messages[-1].get("content")
     if "content" not in source or not content:
         raise InvalidRequest(
-            "continue_final_message is true, but the last message has no content to continue. Give it some, or set it to false.",
+            "continue_final_message is true, but the last message has no content to continue. Give it some, "
+            "or set it to false.",
             param="continue_final_message",
         )
     if isinstance(content, str):
@@ -263,7 +267,8 @@ def _mark_final(messages: list[JSON], source: str) -> str:
             ]
             return str(part["text"])
     raise InvalidRequest(
-        "continue_final_message is true, but the last message has no text to continue. Give it some, or set it to false.",
+        "continue_final_message is true, but the last message has no text to continue. Give it some, "
+        "or set it to false.",
         param="continue_final_message",
     )
 
@@ -273,7 +278,8 @@ def _cut_after_final(text: str, final: str) -> str:
     at = text.rfind(_CONTINUE_TAG.strip())
     if at < 0 or final.strip() not in text:
         raise InvalidRequest(
-            "continue_final_message is true, but this model's chat template changes the last message, so it cannot be continued.",
+            "continue_final_message is true, but this model's chat template changes the last message, "
+            "so it cannot be continued.",
             param="continue_final_message",
         )
     if text.startswith(_CONTINUE_TAG, at):

@@ -93,7 +93,8 @@ class Tokenizer:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise ModelLoadError(
-                f"{path} cannot be read as a tokenizer: {error}. Download it again, or save it anew with the library that made it."
+                f"{path} cannot be read as a tokenizer: {error}. Download it again, "
+                "or save it anew with the library that made it."
             ) from error
         if tokenizer.vocab_size == 0:
             raise ModelLoadError(f"{path} has no tokens. Use the tokenizer that came with the checkpoint.")
@@ -217,10 +218,15 @@ def _missing(folder: Path) -> str:
         if (folder / n).is_file()
     ]
     if not others:
-        return f"{folder / 'tokenizer.json'} does not exist. Copy the tokenizer files that came with the checkpoint into this folder."
+        return (
+            f"{folder / 'tokenizer.json'} does not exist. Copy the tokenizer files that came with the checkpoint into "
+            "this folder."
+        )
     return (
-        f"{folder / 'tokenizer.json'} does not exist; there is only {others[0]}, which inferd does not read. Convert it once: "
-        f"python -c \"from transformers import AutoTokenizer as T; T.from_pretrained('{folder}').save_pretrained('{folder}')\""
+        f"{folder / 'tokenizer.json'} does not exist; there is only {others[0]}, which inferd does not read. "
+        "Convert it once: "
+        'python -c "from transformers import AutoTokenizer as T; '
+        f"T.from_pretrained('{folder}').save_pretrained('{folder}')\""
     )
 
 

@@ -21,7 +21,8 @@ def card(result: Result) -> str:
         "int8": "to the nearest",
         "int4": "to the nearest on each group's best grid",
         "gptq": gptq,
-        "tuned": f"{gptq}, then integers, scales and what stays floating learned from the original's answers to these tokens",
+        "tuned": f"{gptq}, then integers, scales and what stays floating learned from the original's answers to "
+        "these tokens",
     }[wish.method]
     kept = "as they were" if result.divergence is None else "in the format they had"
     rows = [
@@ -29,8 +30,16 @@ def card(result: Result) -> str:
         ("architecture", result.architecture),
         ("weights", integers),
         ("method", method),
-        ("quantised", f"{result.num_quantised:,} weights, {result.bits_per_weight:.2f} bits each with their scales; embedding, head and norms {kept}"),
-        ("size", f"{result.before_bytes:,} -> {result.after_bytes:,} bytes ({result.after_bytes / result.before_bytes:.0%})"),
+        (
+            "quantised",
+            f"{result.num_quantised:,} weights, {result.bits_per_weight:.2f} bits each with their scales; "
+            f"embedding, head and norms {kept}",
+        ),
+        (
+            "size",
+            f"{result.before_bytes:,} -> {result.after_bytes:,} bytes "
+            f"({result.after_bytes / result.before_bytes:.0%})",
+        ),
         ("format", "compressed-tensors; inferd, vLLM and transformers read it"),
         ("made with", f"inferd {__version__}"),
     ]  # fmt: skip
@@ -39,7 +48,8 @@ def card(result: Result) -> str:
         rows.append(
             (
                 "learned",
-                f"{before:.4f} -> {after:.4f} nats a token from the original's answers, on windows that were not learned from",
+                f"{before:.4f} -> {after:.4f} nats a token from the original's answers, "
+                "on windows that were not learned from",
             )
         )
     lines = [f"# {result.source}, {integers}", "", "| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows), ""]
@@ -50,8 +60,10 @@ def card(result: Result) -> str:
         "| --- | --- | --- | --- |",
         f"| {result.data} | {result.before.value:.5g} | {result.after.value:.5g} | {result.change:+.2%} |",
         "",
-        f"Measured by inferd as it serves, on {result.after.num_scored:,} tokens of the text's end, which calibration did not see, in "
-        f"windows of {result.context}. The standard error of the text's mean loss is {result.before.error:.3f} nats; the change is of the "
+        f"Measured by inferd as it serves, on {result.after.num_scored:,} tokens of the text's end, "
+        "which calibration did not see, in "
+        f"windows of {result.context}. The standard error of the text's mean loss is {result.before.error:.3f} nats; "
+        "the change is of the "
         "same tokens, so it is known better than that.",
         "",
         f"Data: {result.data}, {result.data_digest}",

@@ -64,7 +64,8 @@ class _Texts:
         count = len(calibration) // fresh
         if count < 1:
             raise InvalidRequest(
-                f"{path} has {len(ids)} tokens, too few: {2 * context} are measured on and {context} at least calibrated with. "
+                f"{path} has {len(ids)} tokens, too few: {2 * context} are measured on and {context} at least "
+                "calibrated with. "
                 "Give a longer text, or a smaller context.",
                 param="data",
             )
@@ -152,7 +153,8 @@ def _opened(folder: Path) -> tuple[DecoderConfig, Callable[[], Handed]]:
     source = Source(folder / "config.json")
     if source.quantization is not None:
         raise ModelLoadError(
-            f"{source.path}: the checkpoint is quantised already ({source.quantization.label}). Give the unquantised one: "
+            f"{source.path}: the checkpoint is quantised already ({source.quantization.label}). "
+            "Give the unquantised one: "
             "quantising twice loses twice."
         )
     config = with_factors(read_config(source), "auto", None)  # as it is served where nothing else is said
@@ -294,6 +296,8 @@ def _judge(result: Result) -> None:
     assert result.before is not None
     assert result.after is not None
     raise QualityError(
-        f"Perplexity went from {result.before.value:.4g} to {result.after.value:.4g} on {result.data}, {change:+.2%}, and "
-        f"--max-perplexity-change allows {most:+.2%}. Nothing was written. Take --method tuned, smaller groups, --mixed or int8, or allow more."
+        f"Perplexity went from {result.before.value:.4g} to {result.after.value:.4g} on {result.data}, {change:+.2%}, "
+        "and "
+        f"--max-perplexity-change allows {most:+.2%}. Nothing was written. Take --method tuned, smaller groups, "
+        "--mixed or int8, or allow more."
     )

@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 Fitted = Iterator[tuple[str, QuantizedWeight]]
 """Names without ".weight"."""
 
-# Where nobody said from how many tokens tuning learns:
+# Tokens that tuning learns from, where none are configured:
 _TUNING_TOKENS = 1 << 20
 _MOST_WORK = 2e14  # eight for each weight and token; one core of 2022 does some 4e10 a second
 _LEAST_TOKENS = 1 << 15  # fewer are not worth the memory: models of 760 million weights and more stay as GPTQ made them

@@ -88,7 +88,7 @@ class StepsOnDevice:
     )
 
     def __init__(self, decoder: Decoder, cache: KVCache, kind: AttentionKind, device: Device, *, max_rows: int) -> None:
-        """``cache``: no sequence uses its last block. ``max_rows``: rows of a step, for which memory is pinned at once."""
+        """``cache``: no sequence uses its last block. ``max_rows``: rows of a step, for which memory is pinned."""
         self._decoder, self._cache, self._kind, self._device = decoder, cache, kind, device
         self._null_block = cache.num_blocks - 1
         self._pinned = _Pinned(device, 64 * max_rows)
@@ -109,8 +109,8 @@ class StepsOnDevice:
             self._lengths = torch.ones(most, dtype=torch.int32, device=self._device.where)
             self._starts = torch.arange(most + 1, dtype=torch.int32, device=self._device.where)
             self._sizes = tuple(sorted(sizes))
-            nobody = np.zeros((3, 0), dtype=np.int64), np.zeros(0, dtype=np.int32), np.zeros((0, 1), dtype=np.int32)
-            batches = [self._fill(size, *nobody) for size in sorted(sizes, reverse=True)]
+            empty = np.zeros((3, 0), dtype=np.int64), np.zeros(0, dtype=np.int32), np.zeros((0, 1), dtype=np.int32)
+            batches = [self._fill(size, *empty) for size in sorted(sizes, reverse=True)]
             graphs = self._device.record([partial(self._compute, batch) for batch in batches])
             self._graphs = {batch.num_sequences: graph for batch, graph in zip(batches, graphs, strict=True)}
 

@@ -131,7 +131,7 @@ class BlockPool:
         self._changed: dict[_Tenant, None] = {}  # since they were lined up
         self._retention = Retention(num_blocks)
 
-    # -- questions --------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------
 
     @property
     def num_available(self) -> int:
@@ -161,7 +161,7 @@ class BlockPool:
     def is_idle(self, block: int) -> bool:
         return self._refs[block] == 0
 
-    # -- deeds ------------------------------------------------------------------------------
+    # -- changes ----------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int]:
         """Allocate ``count`` blocks, evicting cached ones when the free ones are used up.

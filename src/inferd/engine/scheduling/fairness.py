@@ -19,7 +19,7 @@ OUTPUT_COST = 2.0
 """A generated token costs as much as so many of a prompt: it has a step of its own (Sheng et al. use 2)."""
 
 _NUM_CLASSES = len(CLASSES)
-_KEPT = 64  # counters of absent tenants that may lie about before it is worth looking for those without meaning
+_KEPT = 64  # counters of absent tenants that are kept before useless ones are searched for
 
 
 BATCH = class_index(RANKS["batch"])
@@ -46,10 +46,10 @@ class Shares:
             least = min(self._counters[other] for other in self._present)
             self._counters[tenant] = max(self[tenant], least)
             if len(self._counters) > len(self._present) + _KEPT:
-                # At or below the least they would be lifted anyway: nothing is lost with them.
+                # Counters at or below the least would be raised to it anyway.
                 self._counters = {t: c for t, c in self._counters.items() if t in self._present or c > least}
         else:
-            self._counters = {tenant: 0.0}  # nobody to be fair to
+            self._counters = {tenant: 0.0}  # the only tenant
         self._present[tenant] = 1
 
     def leave(self, tenant: str) -> None:

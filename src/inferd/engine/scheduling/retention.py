@@ -127,7 +127,7 @@ def worth_by_age(reused: Histogram, left: Histogram) -> Histogram:
             here = hits[age] + others[age]
             times[age] = (staying + here / 2) * widths[age]
             staying += here
-        imagined = 1.0  # a block nobody saw, for what is not known yet
+        imagined = 1.0  # one imaginary block, before there are observations
         for age in range(_NUM_AGES):
             reuse = imagined * min(_PRIOR_CHANCE * uses, 1.0)
             chances[age] += reuse

@@ -14,8 +14,8 @@ last in this order is preempted first.
 
 - When slots or blocks are short, a sequence displaces running ones of a worse class. A sequence that was displaced
   ``MAX_PREEMPTIONS`` times precedes all others and keeps what it has.
-- Every ``AGING_EVERY``-th admission is that of the longest-waiting sequence of a worse class, which is not displaced. If
-  it is held up for four times as long, no other sequence is admitted before it: no class starves.
+- Every ``AGING_EVERY``-th admission is that of the longest-waiting sequence of a worse class, which is not displaced.
+  If it is held up for four times as long, no other sequence is admitted before it: no class starves.
 - Batch work never delays a first token of another class for long (``batch_guard``). While one is due, steps leave batch
   work out, except every ``SHARE_EVERY``-th. Otherwise a step's batch work is limited while other classes are active,
   because a new arrival waits for the step in progress. Within these limits batch sequences take turns: with R of them
@@ -36,8 +36,8 @@ from inferd.types import class_index
 
 MAX_PREEMPTIONS = 4
 AGING_EVERY = 16
-LEAST_CHUNK = 16  # tokens of prefill that a step has room for, whatever the objective says
-_OBJECTIVE_SHARE = 0.9  # of the objective, for what the fit does not know
+LEAST_CHUNK = 16  # tokens of prefill that every step may compute, whatever the objective
+_OBJECTIVE_SHARE = 0.9  # of the objective: a margin for the error of the fit
 
 _MANY = 2**31
 
@@ -90,7 +90,7 @@ class _Budget:
     tokens: int
     prefill: int = _MANY
     batch: float = _MANY
-    batch_limit: float = _MANY  # what batch work may have where no first token is due
+    batch_limit: float = _MANY  # of batch work where no first token is due
     decode_cost: float = 1.0  # of one batch decode
 
     def grant(self, gap: int, *, is_batch: bool) -> int:
@@ -98,7 +98,7 @@ class _Budget:
         most = min(gap, self.tokens, self.prefill if gap > 1 else _MANY)
         if not is_batch:
             return most
-        # The last one may overdraw: however dear a decode is, one at a time is computed.
+        # The last one may exceed the budget, so that one decode is computed whatever it costs.
         return min(most, max(int(self.batch), 1)) if self.batch > 0 else 0
 
     def spend(self, count: int, gap: int, *, is_batch: bool) -> None:
@@ -295,7 +295,7 @@ class Scheduler:
             prefills.sort(key=_waited_longest if is_shared else self._standing)
         if batch:
             batch.sort(key=_waited_longest)
-        if is_shared and batch:  # its share, before the others can use up the step
+        if is_shared and batch:  # its share, before other classes use up the step
             budget.batch = min(budget.batch, max(budget.tokens / SHARE_EVERY, 1))
             order = [*batch, *decodes, *prefills]
         else:
@@ -344,7 +344,7 @@ class Scheduler:
                 budget.tokens += part.count
                 del step.slices[i]
                 break
-        # A copy into a block that is given up would be written after its next owner took it.
+        # A copy into a released block would overwrite the data of the block's next owner.
         mine = set(sequence.blocks)
         step.copies = [pair for pair in step.copies if pair[1] not in mine]
         rank = self._ranks[sequence]
@@ -380,15 +380,15 @@ class Scheduler:
             sequence = aged or self._waiting.best()
             assert sequence is not None
             if self._ranks[sequence][0] >= step.best_preempted:
-                return  # what was just preempted does not come back in the same step
+                return  # a sequence that was just preempted is not admitted in the same step
             if aged is None and self._ranks[sequence][0] == BATCH and not self._leaves_room(sequence, step):
                 return
             if not self._admit(sequence, step, budget, may_displace=aged is None):
-                return  # in order: a smaller one behind does not overtake
+                return  # in order: a smaller sequence does not overtake
             if aged is not None:
                 aged.is_pinned = True
                 self._admissions = 0
-            elif any(self._waiting.counts[best + 1 :]):  # somebody was overtaken by class
+            elif any(self._waiting.counts[best + 1 :]):  # a waiting sequence was overtaken by class
                 self._admissions += 1
 
     def _aged(self, best: int, budget: _Budget) -> Sequence | None:
@@ -398,7 +398,7 @@ class Scheduler:
         sequence = self._waiting.longest_below(best)
         if sequence is None or self._ranks[sequence][0] < BATCH or budget.batch > 0:
             return sequence
-        # It could compute nothing now. The others may go on, unless it has been held up for too long.
+        # It could compute nothing now. Other sequences may be admitted, unless it has waited for too long.
         if self._admissions < 4 * AGING_EVERY:
             return None
         budget.batch = LEAST_BATCH
@@ -422,7 +422,9 @@ class Scheduler:
             step.prefix_query_tokens += len(sequence.tokens)
             step.prefix_hit_tokens += num_hit
             sequence.num_cached = min(num_hit, sequence.num_prompt)
-        if sequence.num_charged == 0:  # a prompt is paid for when it is let in, so that one tenant's do not all come in
+        if (
+            sequence.num_charged == 0
+        ):  # a prompt is charged at admission, so that one tenant's prompts are not all admitted
             self._shares[place].charge(sequence.tenant, gap / sequence.weight)
             sequence.num_charged = len(sequence.tokens)
             if place != BATCH:
@@ -510,7 +512,7 @@ class Scheduler:
     def _advance(self, sequence: Sequence, end: int) -> None:
         """The known tokens up to ``end`` are computed."""
         sequence.num_computed = end
-        if end > sequence.num_charged:  # what is computed again after a preemption was paid for
+        if end > sequence.num_charged:  # what is recomputed after a preemption was charged before
             shares = self._shares[self._ranks[sequence][0]]
             shares.charge(sequence.tenant, (end - sequence.num_charged) * OUTPUT_COST / sequence.weight)
             sequence.num_charged = end

@@ -100,4 +100,7 @@ class Sequence:
         return keys[i]
 
     def __repr__(self) -> str:
-        return f"<Sequence {self.request_id}/{self.index} known={len(self.tokens)} computed={self.num_computed} blocks={len(self.blocks)}>"
+        return (
+            f"<Sequence {self.request_id}/{self.index} known={len(self.tokens)} computed={self.num_computed} "
+            f"blocks={len(self.blocks)}>"
+        )

@@ -87,7 +87,8 @@ def load_draft(
     decoder = load_model(folder, dtype=config.dtype, device=device, progress=progress, num_positions=longest)
     if decoder.config.vocab_size < num_tokens:
         raise ModelLoadError(
-            f"The draft model's {folder / 'config.json'} has vocab_size = {decoder.config.vocab_size}, but the model says "
+            f"The draft model's {folder / 'config.json'} has vocab_size = {decoder.config.vocab_size}, "
+            "but the model says "
             f"{num_tokens} different tokens. Set speculation.draft to a smaller model made with the same tokenizer.",
             param="speculation.draft",
         )

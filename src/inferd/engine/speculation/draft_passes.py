@@ -28,7 +28,7 @@ from inferd.native.compiled import CODES, kernels
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When a guess is kept and another pass follows. A token's chance is that of its confidence times those before it."""
+    """When a guess is kept and another pass follows. A token's chance includes those of the tokens before it."""
 
     bounds: tuple[float, ...]  # of surenesses: ``chances[i]`` is that from ``bounds[i - 1]`` to below ``bounds[i]``
     chances: tuple[float, ...]

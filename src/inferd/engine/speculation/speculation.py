@@ -21,9 +21,9 @@ from inferd.engine.speculation.gain import Acceptance, BatchCost, Chances, Costs
 from inferd.engine.speculation.native_lookup import finder
 from inferd.engine.speculation.prompt_lookup import KEPT, SHORTEST, Finder, Found
 
-_LEAST_CHUNK = 64  # tokens that a draft model computes at least when it is behind
+_LEAST_CHUNK = 64  # fewest tokens that a draft model computes when it is behind
 _TIMED_EVERY = 8  # steps of a pause; one of so many is timed: for a small model even that takes a hundredth of a step
-_EXPLORE_EVERY = 16  # drafts that were found not to pay; one of so many is made all the same
+_EXPLORE_EVERY = 16  # drafts that do not pay by forecast; one of so many is made anyway
 
 
 @dataclass(slots=True)
@@ -63,14 +63,14 @@ class Speculation:
         self._contested = Chances((1, 2, 3, 5), (0.3, 0.5, 0.6, 0.7, 0.8))
         self._untried: dict[
             Sequence, tuple[int, int, Acceptance]
-        ] = {}  # where a token was found, which, and what it teaches
+        ] = {}  # position of a found token, the token, and its statistics
         self._surenesses = Chances((0.6, 0.7, 0.8, 0.9, 0.95, 0.99), (0.35, 0.45, 0.55, 0.65, 0.8, 0.9, 0.95))
         self._any_guess = Acceptance(0.6)  # of a draft model's first tokens, before it is known how sure it is
         self._pass_s: dict[int, float] = {}  # seconds of a draft model's pass, by number of sequences
         self._prompt_token_s: float | None = None  # of the draft model, catching up
         self._answer_len = 64.0  # tokens of finished answers, smoothed
         self._num_found_unworthy = 0
-        self._cost: BatchCost | None = None  # of the step under way, where it consists of decodes alone
+        self._cost: BatchCost | None = None  # of the current step, where it consists of decodes alone
         self._is_try = False
         self._num_decodes = 0
         self._num_taken = 0  # tokens that the step gave
@@ -91,7 +91,7 @@ class Speculation:
             sequence = part.sequence
             known = len(sequence.tokens)
             if part.count != 1 or part.start + 1 != known or known == sequence.num_prompt:
-                return  # beside a prompt a row's cost is not known apart, nor what came of it
+                return  # beside a prompt neither a row's cost nor its outcome can be measured
             is_random = is_random or not sequence.sampling.is_greedy
         if not decodes:
             return
@@ -218,7 +218,7 @@ class Speculation:
         level = level[: self._rows_left]
         if not level or not self._pays(chance, len(level), outlook):
             return
-        share = self._rows_left // len(level)  # passes whose tokens have no row would be for nothing
+        share = self._rows_left // len(level)  # passes whose tokens have no row would be wasted
         guesses = [
             Guess(part.sequence, min(self._room(part.sequence), self.draft.max_len - len(part.sequence.tokens), share))
             for part in level
@@ -252,7 +252,7 @@ class Speculation:
         self._pass_s[size] = _usual(self._pass_s.get(size), seconds)
 
     def _catch_up(self, sequences: list[Sequence], outlook: Outlook) -> None:
-        """Let the draft model compute sequences that are behind, where their answers will be long enough to repay it."""
+        """Let the draft model compute sequences that are behind, where their answers are long enough to repay it."""
         assert self.draft is not None
         each_s = self._prompt_token_s
         count = len(sequences)
@@ -291,7 +291,7 @@ class Speculation:
 
 
 def _usual(known: float | None, seconds: float) -> float:
-    """A duration updated by one more measurement. Exceptions, such as a first call, are the longer ones and count less."""
+    """A duration updated by one more measurement. Longer ones, such as a first call, count less."""
     if known is None or seconds < known:
         return seconds
     return known + (min(seconds, 2.0 * known) - known) / 16

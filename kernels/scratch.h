@@ -1,5 +1,5 @@
-// Memory that a thread keeps from call to call: large pieces would be mapped, and cleared, anew each time.
-// Not std::vector, whose functions the levels would share.
+// Memory that a thread keeps from call to call. Otherwise large pieces would be mapped, and cleared, at each call.
+// This is not std::vector, because all levels would share its compiled functions.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -7,14 +7,14 @@
 
 namespace inferd::INFERD_LEVEL {
 
-class Room {
+class Scratch {
 public:
-    Room() = default;
-    Room(const Room&) = delete;
-    Room& operator=(const Room&) = delete;
-    ~Room() { free(memory_); }
+    Scratch() = default;
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    ~Scratch() { free(memory_); }
 
-    // Room for so many; what was in it is lost.
+    // Memory for so many elements; the previous content is lost.
     template <class T>
     T* take(int64_t count) {
         const size_t bytes = (size_t(count) * sizeof(T) + 63) / 64 * 64;
