@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,30 @@ def test_a_name_that_the_server_does_not_have_is_told_before_the_conversation(
     assert "Talking to" not in said.out
 
 
+def test_a_model_that_cannot_answer_is_told_before_the_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as away:
+        away.bind(("127.0.0.1", 0))  # and does not listen
+        source = f"openai:http://127.0.0.1:{away.getsockname()[1]}/v1"
+        file = tmp_path / "inferd.yaml"
+        file.write_text(f"server: {{port: 0}}\nmodels: {{far: {{source: '{source}'}}}}\n")
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(tmp_path)}
+        command = [sys.executable, "-m", "inferd", "serve", str(file), "--log-format", "text"]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+            assert server.stdout is not None
+            url = next(line.split("listens at ")[1].split()[0] for line in server.stdout if "listens at" in line)
+            monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path))
+            for words in ([], ["--url", url], ["--model", "far"]):
+                assert main(["chat", *words]) == 1
+                said = capsys.readouterr()
+                assert "far cannot answer at the server " in said.err
+                assert "now (replica 0 is unreachable); try again later" in said.err
+                assert "Talking to" not in said.out
+            server.terminate()
+            server.communicate(timeout=30)
+
+
 class _Deaf:
     """A model during whose load Ctrl-C comes, and is dropped by what is imported."""
 
@@ -117,6 +142,17 @@ def test_bench_measures_the_server_that_runs(port: int, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == f"Testing the server at http://127.0.0.1:{port}.\n"
     report = json.loads((tmp_path / "b.json").read_text())
     assert (report["url"], report["model"]) == (f"http://127.0.0.1:{port}", "talker")
+
+
+def test_bench_refuses_a_name_that_the_server_does_not_have(
+    port: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for where in ([], ["--port", str(port)], ["demo-draft"]):
+        words = ["--model", "tlaker", "--warmup", "0", "--requests", "1", "--concurrency", "1"]
+        assert main(["bench", *where, *words, "--output", str(tmp_path / "b")]) == 1
+        names = "demo-draft" if where == ["demo-draft"] else "digits, talker"
+        assert f'The model "tlaker" does not exist; this server has: {names}.' in capsys.readouterr().err
+    assert not (tmp_path / "b.json").exists()
 
 
 def test_a_port_at_which_nothing_runs_is_an_error_and_no_second_model(

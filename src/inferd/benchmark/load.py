@@ -64,11 +64,12 @@ _chunk = msgspec.json.Decoder(_Chunk)
 
 
 class ServerError(Exception):
-    """The server's answer was an error, or none that can be understood. ``status``: the error's."""
+    """The server's answer was an error, or none that can be understood. ``status`` and ``body``: the error's."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, body: bytes = b"") -> None:
         super().__init__(message)
         self.status = status
+        self.body = body
 
 
 class Connection:
@@ -119,7 +120,7 @@ class Connection:
                     for line in complete:
                         yield line
                 if status != 200:
-                    raise ServerError(f"{status}: {_message(failed)}", status)
+                    raise ServerError(f"{status}: {_message(failed)}", status, failed)
                 if rest:
                     yield rest
                 is_done = True

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -24,7 +25,7 @@ from inferd.benchmark.dataset import Query, from_file, random_tokens
 from inferd.benchmark.report import Report, load_label, milliseconds, profile_rows, render
 from inferd.benchmark.stats import Record, Summary, summarise
 from inferd.benchmark.step_profile import StepProfile
-from inferd.cli.endpoint import DEFAULT_URL
+from inferd.cli.endpoint import DEFAULT_URL, find_endpoint
 from inferd.cli.running.control import find_server
 from inferd.cli.terminal import console, is_live, loading, note
 from inferd.errors import ModelLoadError, Unavailable
@@ -179,6 +180,8 @@ def command(
     dataset = _Dataset(prompts, input_len, output_len, vocab_size, seed)
     dataset.queries(1, 0)  # a bad file is reported before a server is started
     with _own_server(source) if source is not None else contextlib.nullcontext(url or _running(port)) as address:
+        if model is not None and url is None:
+            _refuse_unknown(model, port if source is None else urlsplit(address).port, api_key)
         name = model or asyncio.run(load.find_model(address, api_key))
         target = load.Target(url=address, model=name, api_key=api_key, timeout_s=timeout, ignore_eos=ignore_eos)
         if warmup:
@@ -274,6 +277,13 @@ def _running(port: int | None) -> str:
     address = server.get("/admin/status", ServerReport).address
     note(f"Testing the server at {address}.")
     return address
+
+
+def _refuse_unknown(model: str, port: int | None, api_key: str | None) -> None:
+    """Raises Unavailable where the server on this machine has no such model."""
+    endpoint = find_endpoint(None, port, api_key)
+    if endpoint is not None:
+        endpoint.refuse_unknown(model)
 
 
 def _ignore(record: Record) -> None:

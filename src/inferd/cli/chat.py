@@ -76,6 +76,7 @@ def command(
                         f"{name} answers no conversations; ask it with inferd generate --model {name} TEXT, or with "
                         f"inferd predict {name} where it makes predictions."
                     )
+                endpoint.refuse_unavailable(name)
                 title = f"{name}, {endpoint.name}"
                 settings: JSON = {"model": name, "max_tokens": max_tokens}
                 answer = answers(endpoint, settings if temperature is None else settings | {"temperature": temperature})

@@ -49,6 +49,11 @@ class Endpoint(NamedTuple):
         if self.connect is not None:
             asyncio.run(_refuse_unknown(self, model))
 
+    def refuse_unavailable(self, model: str) -> None:
+        """Raises Unavailable where no replica of the model can answer now, or the server does not answer. A model that
+        its first request loads is available."""
+        asyncio.run(_refuse_unavailable(self, model))
+
     def converses(self, model: str) -> bool:
         """Whether the model answers conversations. True for a server that does not report it: its answer will show
         it."""
@@ -75,6 +80,33 @@ async def _refuse_unknown(endpoint: Endpoint, model: str) -> None:
             pass
     except ServerError as error:
         raise _refused(endpoint, error) from None
+    except (OSError, asyncio.IncompleteReadError) as error:
+        raise _broke(endpoint, error) from None
+    finally:
+        connection.close()
+
+
+class _Readiness(msgspec.Struct, frozen=True):
+    condition: str = ""
+    detail: str = ""
+
+
+async def _refuse_unavailable(endpoint: Endpoint, model: str) -> None:
+    connection = endpoint.connection(ANSWER_S)
+    try:
+        async for _ in connection.lines("GET", f"/v2/models/{quote(model, safe='')}/ready"):
+            pass
+    except ServerError as error:
+        try:
+            told = msgspec.json.decode(error.body, type=_Readiness)
+        except msgspec.DecodeError:
+            return  # no inferd, which alone says this
+        if told.condition == "unavailable":
+            reason = f" ({told.detail})" if told.detail else ""
+            raise Unavailable(
+                f"{model} cannot answer at {endpoint.name} now{reason}; try again later, or ask another model with "
+                "--model."
+            ) from None
     except (OSError, asyncio.IncompleteReadError) as error:
         raise _broke(endpoint, error) from None
     finally:

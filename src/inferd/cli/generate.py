@@ -52,7 +52,9 @@ def command(
 ) -> int:
     """Answer PROMPT, which '-' reads from stdin.
 
-    The server on this machine answers if it serves the model. Otherwise the model is loaded into this process.
+    The server on this machine answers if it serves the model. Otherwise the model is loaded into this process, so a
+    name that is not served is taken for a folder or a hub id. chat and bench refuse such a name, and so does the
+    server of --url or --port.
 
     \b
     Examples:
