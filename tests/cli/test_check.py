@@ -59,7 +59,7 @@ def test_the_shipped_example_can_be_served_here() -> None:
     assert report.problems == ()
     assert report.plan is not None
     assert {model.name: model.replicas for model in report.plan.models} == {"chat": 2, "nightly": 1}
-    assert all(model.total_bytes <= 512 * 2**20 for model in report.plan.models)
+    assert all(model.total_bytes <= 640 * 2**20 for model in report.plan.models)
     assert report.plan.startup_bytes < report.plan.all_bytes <= report.plan.budget_bytes
     assert [remote.fallback for remote in report.remotes] == [True]
 
@@ -128,11 +128,11 @@ def test_a_plan_of_sixty_columns_cuts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("inferd.cli.check.console", lambda: Console(width=60, soft_wrap=True))
-    path = written(tmp_path, "models: {chat: {source: demo, memory_bytes: 512MiB}, digits: {source: demo-digits}}\n")
+    path = written(tmp_path, "models: {chat: {source: demo, memory_bytes: 640MiB}, digits: {source: demo-digits}}\n")
     assert main(["check", str(path)]) == 0
     said = capsys.readouterr().out
     assert "…" not in said
-    assert {"chat", "digits", "weights", "cache", "together", "MiB", "512"} <= set(said.split())
+    assert {"chat", "digits", "weights", "cache", "together", "MiB", "640"} <= set(said.split())
 
 
 def test_remote_servers_are_asked_only_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

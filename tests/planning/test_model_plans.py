@@ -18,7 +18,7 @@ from tests.families import FAMILIES, write_checkpoint
 from inferd.config import Config, KVCacheConfig, ModelConfig, SchedulerConfig, ServerConfig
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
-from inferd.engine.memory import RUNTIME_BYTES
+from inferd.engine.memory import runtime_bytes
 from inferd.engine.model.load import load_model
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.planning.memory import MemoryEstimate, bind, plan_config, plan_model
@@ -61,8 +61,8 @@ def test_every_familys_weights_are_planned_to_the_byte(name: str, tmp_path: Path
     [
         {"kv_cache": KVCacheConfig(num_blocks=100)},
         {"kv_cache": KVCacheConfig(memory_bytes=10**6, block_size=4)},
-        {"memory_bytes": RUNTIME_BYTES + 40_000_000, "dtype": "float32"},
-        {"memory_bytes": RUNTIME_BYTES + 40_000_000, "max_model_len": 64},
+        {"memory_bytes": runtime_bytes() + 40_000_000, "dtype": "float32"},
+        {"memory_bytes": runtime_bytes() + 40_000_000, "max_model_len": 64},
         {"max_model_len": 100, "scheduler": SchedulerConfig(max_num_seqs=3)},
     ],
     ids="-".join,
@@ -77,7 +77,7 @@ def test_a_loaded_model_has_the_planned_arena(tiny_model: Path, changes: dict[st
         estimate.dtype,
     )
     assert info.memory.kv_bytes_per_token == estimate.kv_bytes_per_token
-    assert info.memory.activation_bytes == estimate.headroom_bytes - RUNTIME_BYTES
+    assert info.memory.activation_bytes == estimate.headroom_bytes - runtime_bytes()
 
 
 _FILL = """
@@ -113,7 +113,7 @@ def test_a_models_memory_bounds_everything_it_takes_and_a_plan_bound_to_itself_i
 ) -> None:
     config = ModelConfig(
         source="demo",
-        memory_bytes=RUNTIME_BYTES + extra,
+        memory_bytes=runtime_bytes() + extra,
         kv_cache=KVCacheConfig(block_size=block_size),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
     )
@@ -123,7 +123,7 @@ def test_a_models_memory_bounds_everything_it_takes_and_a_plan_bound_to_itself_i
         # Only where one sequence of the asked length does not fit beside the rest.
         assert extra < 20_000_000
         return
-    assert estimate.total_bytes <= RUNTIME_BYTES + extra
+    assert estimate.total_bytes <= runtime_bytes() + extra
     again = planned("m", within(config, estimate), None)
     assert again == estimate
     free = msgspec.structs.replace(config, memory_bytes=None)
@@ -135,9 +135,14 @@ def test_what_does_not_fit_is_refused_with_the_remedy() -> None:
     with pytest.raises(ModelLoadError, match=r"Give the model at least \d+MiB\."):
         planned("m", ModelConfig(source="demo", memory_bytes=10**6))
     with pytest.raises(ModelLoadError, match=r"Lower kv_cache, or give the model at least \d+MiB\."):
-        planned("m", ModelConfig(source="demo", memory_bytes=3 * 10**8, kv_cache=KVCacheConfig(memory_bytes=10**9)))
-    with pytest.raises(ModelLoadError, match=r"A replica of m takes 1\.\d+ GiB .* but 477 MiB may be used"):
-        planned("m", ModelConfig(source="demo", kv_cache=KVCacheConfig(memory_bytes=10**9)), 500_000_000)
+        planned(
+            "m",
+            ModelConfig(
+                source="demo", memory_bytes=runtime_bytes() + 5 * 10**7, kv_cache=KVCacheConfig(memory_bytes=10**9)
+            ),
+        )
+    with pytest.raises(ModelLoadError, match=r"A replica of m takes 1\.\d+ GiB .* but [\d.]+ [MG]iB may be used"):
+        planned("m", ModelConfig(source="demo", kv_cache=KVCacheConfig(memory_bytes=10**9)), 2 * runtime_bytes())
 
 
 def test_a_model_that_is_not_here_has_no_plan_and_one_that_was_downloaded_has(
@@ -232,7 +237,7 @@ def test_two_models_with_budgets_stay_within_them_under_a_flood(tiny_model: Path
 
 
 def test_a_budget_binds_every_model_of_the_start_to_its_part(tmp_path: Path) -> None:
-    budget = 700 * 2**20
+    budget = 2 * runtime_bytes() + 220 * 2**20
     (tmp_path / "broken").mkdir()
     models = {
         "a": ModelConfig(source="demo"),
@@ -251,10 +256,10 @@ def test_a_budget_binds_every_model_of_the_start_to_its_part(tmp_path: Path) -> 
 
 def test_models_that_do_not_fit_together_do_not_start() -> None:
     config = Config(
-        server=ServerConfig(memory_bytes=400 * 2**20),
+        server=ServerConfig(memory_bytes=runtime_bytes() + 160 * 2**20),
         models={"a": ModelConfig(source="demo"), "b": ModelConfig(source="demo")},
     )
-    with pytest.raises(ConfigError, match=r"server.memory_bytes = 400 MiB .*models.b: A replica of b takes more than"):
+    with pytest.raises(ConfigError, match=r"server.memory_bytes = .*models.b: A replica of b takes more than"):
         bind(config)
     unbound = msgspec.structs.replace(config, server=ServerConfig())
     assert bind(unbound) is unbound

@@ -12,11 +12,14 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
+from tests.predict.runtimes.programs import Scores, export
 
 from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig, PipelineConfig, ServerConfig
 from inferd.errors import ConfigError, ModelLoadError
+from inferd.machine.torch_build import CUDA_BUILD_BYTES, cuda_build_bytes
 from inferd.planning.memory import MemoryEstimate, bind, plan_config, plan_model
 
 GB = 10**9
@@ -124,14 +127,15 @@ def test_one_budget_holds_an_embedding_model_a_detector_and_a_chat_model(tmp_pat
         "detect": msgspec.structs.replace(detector(tmp_path / "m.onnx"), batching=BatchingConfig(max_batch_size=4)),
         "chat": ModelConfig(source="demo", kv_cache=KVCacheConfig(memory_bytes=64 << 20)),
     }
-    budget = 800 << 20
+    both = 2 * cuda_build_bytes()  # of the two that are computed by torch
+    budget = (800 << 20) + both
     bound = bind(Config(server=ServerConfig(memory_bytes=budget), models=models)).models
     shares = {name: model.memory_bytes or 0 for name, model in bound.items()}
     assert all(shares.values())
     assert sum(shares.values()) <= budget
     plan = plan_config(Config(models=models), free_bytes=8 * GB)
     assert {estimate.name: estimate.total_bytes for estimate in plan.models} == shares
-    tight = Config(server=ServerConfig(memory_bytes=600 << 20), models=models)
+    tight = Config(server=ServerConfig(memory_bytes=(600 << 20) + both), models=models)
     with pytest.raises(ConfigError, match=r"planned so far: embed 1 x .*models.\w+: A replica of \w+ takes"):
         bind(tight)
 
@@ -169,3 +173,45 @@ def test_a_worker_takes_no_more_than_was_planned(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     assert 0.4 * planned(config).total_bytes < int(run.stdout) < planned(config).total_bytes
+
+
+_PLAN = """
+import json, sys
+from inferd.config import Config, ModelConfig
+from inferd.planning.memory import plan_config
+models = {name: ModelConfig(source=source) for name, source in (word.split("=") for word in sys.argv[1:])}
+plan = plan_config(Config(models=models), free_bytes=8 * 10**9)
+assert plan.fits, plan.problems
+print(json.dumps({each.name: each.headroom_bytes for each in plan.models}))
+"""
+
+
+def test_a_plan_counts_the_build_of_torch_that_is_installed_without_importing_it(tmp_path: Path) -> None:
+    """The folder ``torch`` stands for a build; its import ends the process."""
+    models = {
+        "chat": "demo",
+        "vectors": encoder(tmp_path / "vectors").source,
+        "program": str(export(Scores(), tmp_path / "program.pt2", torch.randn(2, 4))),
+        "detect": detector(tmp_path / "m.onnx").source,
+    }
+
+    def headroom(*libraries: str) -> dict[str, int]:
+        package = tmp_path / f"with-{len(libraries)}" / "torch"
+        (package / "lib").mkdir(parents=True)
+        (package / "__init__.py").write_text("raise SystemExit('torch was imported')\n")
+        for library in libraries:
+            (package / "lib" / library).touch()
+        ran = subprocess.run(
+            [sys.executable, "-c", _PLAN, *(f"{name}={source}" for name, source in models.items())],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path])},
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        found: dict[str, int] = json.loads(ran.stdout)
+        return found
+
+    plain, cuda = headroom("libtorch_cpu.so"), headroom("libtorch_cpu.so", "libtorch_cuda.so")
+    more = {name: cuda[name] - plain[name] for name in models}
+    assert more == {**dict.fromkeys(("chat", "vectors", "program"), CUDA_BUILD_BYTES), "detect": 0}

@@ -25,12 +25,12 @@ from inferd.config import ModelConfig
 from inferd.engine.engine import Engine
 from inferd.engine.memory import (
     FREE_SHARE,
-    RUNTIME_BYTES,
     Arena,
     headroom_bytes,
     memory_plan,
     plan_arena,
     refuse_more_than_is_free,
+    runtime_bytes,
 )
 from inferd.engine.model.load import Decoder, load_model, open_weight_cache
 from inferd.engine.prepare import Limits, Preparer
@@ -255,7 +255,7 @@ def _info(
         memory=memory_plan(
             arena,
             weights_bytes=memory.weights_bytes,
-            activations=headroom_bytes(config, dims, itemsize=decoder.dtype.itemsize) - RUNTIME_BYTES,
+            activations=headroom_bytes(config, dims, itemsize=decoder.dtype.itemsize) - runtime_bytes(),
         ),
         load_s=phases.seconds,
         num_threads=torch.get_num_threads(),

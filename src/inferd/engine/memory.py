@@ -12,6 +12,7 @@ from inferd.checkpoints.decoder_config import DecoderConfig
 from inferd.config import KVCacheConfig, ModelConfig
 from inferd.config.units import bytes_text, enough_text
 from inferd.errors import ModelLoadError
+from inferd.machine.torch_build import cuda_build_bytes
 from inferd.native.kv_sizes import kv_bytes_per_token
 from inferd.types import MemoryPlan
 
@@ -19,9 +20,7 @@ FREE_SHARE = 0.25  # of the memory that is free now; the rest is for activations
 
 _LEAST_SAMPLED_ROWS = 32  # of a step, so that a server of few sequences has room to speculate
 
-RUNTIME_BYTES = 250_000_000
-"""Resident memory of a worker before it has a model: Python, torch and the tokenizer's library (measured: 240 MB,
-of which replicas share 80 with each other)."""
+_RUNTIME_BYTES = 250_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,12 @@ class Arena:
     @property
     def nbytes(self) -> int:
         return self.num_blocks * self.block_size * self.bytes_per_token
+
+
+def runtime_bytes() -> int:
+    """Resident memory of a worker before it has a model: Python, torch and the tokenizer's library (measured: 240 MB
+    with the CPU build of torch, of which replicas share 80 with each other, and 540 MB with a CUDA build)."""
+    return _RUNTIME_BYTES + cuda_build_bytes()
 
 
 def most_sampled_rows(config: ModelConfig) -> int:
@@ -56,7 +61,7 @@ def headroom_bytes(config: ModelConfig, dims: DecoderConfig, *, itemsize: int) -
     logits = most_sampled_rows(config) * dims.vocab_size * 4 * 4
     longest = min(config.max_model_len or dims.max_position_embeddings, dims.max_position_embeddings)
     tables = sum(longest * rope.dim * 4 for rope in {id(r): r for r in dims.ropes if r is not None}.values())
-    return RUNTIME_BYTES + rows + logits + tables
+    return runtime_bytes() + rows + logits + tables
 
 
 def plan_arena(

@@ -18,7 +18,7 @@ from inferd.checkpoints.footprint import weight_bytes
 from inferd.checkpoints.longrope import factors_text, with_factors
 from inferd.config import Config, ModelConfig, SequenceConfig
 from inferd.config.units import bytes_text
-from inferd.engine.memory import RUNTIME_BYTES, headroom_bytes, plan_arena
+from inferd.engine.memory import headroom_bytes, plan_arena, runtime_bytes
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.machine.memory import available_bytes
 from inferd.native.kv_sizes import kv_bytes_per_token
@@ -103,11 +103,12 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     weights_bytes = weight_bytes(folder, source, dims, itemsize, config.quantization)
     draft_weights, draft_per_token = _draft(config)
     weights_bytes += draft_weights
-    beside = free - weights_bytes - RUNTIME_BYTES
+    runtime = runtime_bytes()
+    beside = free - weights_bytes - runtime
     if beside <= 0:
         raise ModelLoadError(
-            f"A replica of {name} takes more than {bytes_text(weights_bytes + RUNTIME_BYTES)} (weights "
-            f"{bytes_text(weights_bytes)}, the process {bytes_text(RUNTIME_BYTES)}, and a KV cache), but "
+            f"A replica of {name} takes more than {bytes_text(weights_bytes + runtime)} (weights "
+            f"{bytes_text(weights_bytes)}, the process {bytes_text(runtime)}, and a KV cache), but "
             f"{bytes_text(free)} may be used. Give it more memory, or take a smaller model.",
             param="memory_bytes",
         )

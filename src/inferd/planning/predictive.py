@@ -16,16 +16,19 @@ import msgspec
 
 from inferd.checkpoints.safetensors import read_table, weight_files
 from inferd.config import BatchingConfig, ModelConfig, Runtime
+from inferd.machine.torch_build import cuda_build_bytes
 from inferd.predict.encoder.checkpoint import read_checkpoint, read_options
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.signature import Signature, read_signature
 from inferd.types import TensorSpec
 
-WORKER_BYTES: Final[Mapping[Runtime, int]] = {
+_WORKER_BYTES: Final[Mapping[Runtime, int]] = {
     "onnx": 80_000_000, "torch": 360_000_000, "sklearn": 170_000_000, "xgboost": 170_000_000, "lightgbm": 150_000_000,
     "encoder": 300_000_000, "python": 60_000_000, "pipeline": 90_000_000,
 }  # fmt: skip
-"""Resident memory of a worker with its library and a model of no size, measured on Linux."""
+"""Resident memory of a worker with its library and a model of no size, measured on Linux with torch's CPU build."""
+
+_TORCH_RUNTIMES: Final = ("torch", "encoder")
 
 _LAYERS: Final = 16  # arrays of an input's size that a model holds at once, at most as a rule
 _COPIES: Final = 3  # of an output: the model's, each request's part, its answer
@@ -60,12 +63,19 @@ def plan_predictive(artifact: Artifact, config: ModelConfig) -> Predictive:
             options=read_options(config.options),
         )
     signature = read_signature(artifact)
-    worker = WORKER_BYTES.get(artifact.runtime, WORKER_BYTES["python"])
+    worker = worker_bytes(artifact.runtime)
     batch = _batch_bytes(signature, config.batching) if signature is not None else 0
     return Predictive(
         weights_bytes=_weights_bytes(artifact, signature, config),
         headroom_bytes=worker + batch,
         signature=signature,
+    )
+
+
+def worker_bytes(runtime: Runtime) -> int:
+    """Resident memory of a worker with its library and a model of no size."""
+    return _WORKER_BYTES.get(runtime, _WORKER_BYTES["python"]) + (
+        cuda_build_bytes() if runtime in _TORCH_RUNTIMES else 0
     )
 
 
@@ -76,8 +86,8 @@ def _pipeline(config: ModelConfig) -> Predictive:
         part = msgspec.convert(settings, ModelConfig)
         artifact = artifact_of(part)
         if artifact.kind == "predict":
-            parts.append((plan_predictive(artifact, part), WORKER_BYTES.get(artifact.runtime, 0)))
-    own = WORKER_BYTES["pipeline"]
+            parts.append((plan_predictive(artifact, part), worker_bytes(artifact.runtime)))
+    own = worker_bytes("pipeline")
     return Predictive(
         weights_bytes=sum(plan.weights_bytes for plan, _ in parts),
         headroom_bytes=max([own, *(worker for _, worker in parts)]) + sum(plan.headroom_bytes - w for plan, w in parts),
