@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inferd.router.errand import Errand
-from inferd.router.replica import LocalReplica
+from inferd.router.replicas.replica import LocalReplica
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import QuotaExceeded
 from inferd.events import Event, HttpServed, RequestEnded
 from inferd.gateway.admission import SDK_GRACE_S
-from inferd.gateway.express import Lane
-from inferd.gateway.express_infer import InferErrand
+from inferd.gateway.repeated.heads import Lane
+from inferd.gateway.repeated.infer import InferErrand
 from inferd.gateway.server import create_app
 from inferd.http.listener import HttpServer
 from inferd.router.router import Router

@@ -122,10 +122,10 @@ KNOWN: Final = (
     ),
     Known(
         "a half-open breaker lets everything through",
-        "router/breaker.py",
+        "router/choosing/breaker.py",
         '        if self.state == "closed":\n            return True\n        probing',
         '        if self.state != "open":\n            return True\n        probing',
-        ("tests/router/test_breaker.py::test_a_half_open_breaker_lets_no_more_than_its_probes_through",),
+        ("tests/router/choosing/test_breaker.py::test_a_half_open_breaker_lets_no_more_than_its_probes_through",),
     ),
     Known(
         "what a client did wrong opens the breaker",

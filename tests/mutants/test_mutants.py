@@ -75,7 +75,7 @@ def test_a_block_keeps_its_name_when_lines_move() -> None:
 
 
 def test_every_block_of_a_module_is_marked_once() -> None:
-    file = "router/breaker.py"
+    file = "router/choosing/breaker.py"
     names: list[str] = []
     text = marked(file, names)
     assert text.count("__inferd_blocks__[") == len(names) == len(set(names))
@@ -91,7 +91,7 @@ def test_a_sample_is_the_same_for_the_same_seed_and_has_some_of_every_room() -> 
 
 
 def test_a_change_keeps_its_place_in_the_sample_when_its_file_moves_or_grows() -> None:
-    for change in changes("router/queue.py", SOURCE):
+    for change in changes("router/waiting/queue.py", SOURCE):
         elsewhere = change._replace(
             file="http/queue.py", block=change.block.replace("router", "http"), line=99, start=9
         )
@@ -99,18 +99,20 @@ def test_a_change_keeps_its_place_in_the_sample_when_its_file_moves_or_grows() -
 
 
 def test_a_rooms_own_tests_are_asked_first_and_others_when_they_notice_nothing() -> None:
-    change = next(change for change in changes("router/queue.py", SOURCE))._replace(block="router/queue.py:push:0")
+    change = next(change for change in changes("router/waiting/queue.py", SOURCE))._replace(
+        block="router/waiting/queue.py:push:0"
+    )
     seconds = {
         "tests/gateway/test_x.py::test_quick": 0.01,
         "tests/router/test_pool_laws.py::test_of_the_folder": 0.2,
-        "tests/router/test_queue.py::test_slow_of_its_own": 1.0,
-        "tests/router/test_queue.py::test_that_does_not_run_it": 0.1,
+        "tests/router/waiting/test_queue.py::test_slow_of_its_own": 1.0,
+        "tests/router/waiting/test_queue.py::test_that_does_not_run_it": 0.1,
         "tests/test_app.py::test_of_a_whole_server": 9.0,
     }
     hits = np.array([[True], [True], [True], [False], [True]])
     first, second = likely_tests(change, Trace([change.block], seconds, hits))
     assert first == [
-        "tests/router/test_queue.py::test_slow_of_its_own",
+        "tests/router/waiting/test_queue.py::test_slow_of_its_own",
         "tests/router/test_pool_laws.py::test_of_the_folder",
         "tests/gateway/test_x.py::test_quick",
     ]

@@ -14,8 +14,8 @@ from inferd import clock
 from inferd.config import RemoteConfig
 from inferd.errors import InferdError
 from inferd.events import Event
-from inferd.router.remote_replica import RemoteReplica
-from inferd.router.replica import Replica
+from inferd.router.replicas.remote_replica import RemoteReplica
+from inferd.router.replicas.replica import Replica
 from inferd.router.stream import Stream
 from inferd.router.ticket import Ticket
 from inferd.types import End, Output, Relay, Relayed, Request, StepStats

@@ -12,7 +12,7 @@ from tests.worker.tiny_backend import letters
 from tests.worker.watching import ask, outputs_of, serving, text_of, until
 
 from inferd.config import RemoteConfig, RetryConfig
-from inferd.router.replica import LocalReplica
+from inferd.router.replicas.replica import LocalReplica
 from inferd.router.router import Router, Stream
 from inferd.types import Output, Relay, Relayed
 

@@ -20,7 +20,7 @@ from inferd.config import RemoteConfig
 from inferd.events import Event
 from inferd.remote.origin import trust
 from inferd.remote.secret import Secret
-from inferd.router.remote_replica import RemoteReplica
+from inferd.router.replicas.remote_replica import RemoteReplica
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
@@ -218,7 +218,7 @@ def test_a_name_that_is_gone_is_told_and_found_again(monkeypatch: pytest.MonkeyP
 
 def test_a_peer_that_takes_connections_and_never_says_anything_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel does, with nobody behind it."""
-    monkeypatch.setattr("inferd.router.remote_replica.PROBE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("inferd.router.replicas.remote_replica.PROBE_TIMEOUT_S", 0.1)
 
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as peer:

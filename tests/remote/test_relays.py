@@ -26,7 +26,7 @@ from inferd.config import Config, ModelConfig, RemoteSettings, RetryConfig, Serv
 from inferd.events import Event, HttpServed, RequestEnded
 from inferd.gateway.server import create_app
 from inferd.http.listener import HttpServer
-from inferd.router.remote_replica import RemoteReplica
+from inferd.router.replicas.remote_replica import RemoteReplica
 from inferd.router.router import Router
 from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.types import Usage

@@ -20,7 +20,7 @@ from inferd.errors import ConfigError, DeadlineExceeded, Overloaded, UpstreamFai
 from inferd.events import ReplicaChanged
 from inferd.remote.connection import MAX_HEAD_BYTES
 from inferd.remote.pool import RECEIVE_BYTES
-from inferd.router.remote_replica import RemoteReplica
+from inferd.router.replicas.remote_replica import RemoteReplica
 from inferd.types import Usage
 
 Script = Callable[[Talk], Awaitable[None]]

@@ -20,7 +20,7 @@ from tests.remote.test_relays import MESSAGES, Client, Reply, Site, through, wel
 
 from inferd.errors import UpstreamFailed
 from inferd.events import HttpServed, RequestEnded
-from inferd.gateway.express import Lane
+from inferd.gateway.repeated.heads import Lane
 from inferd.remote import connection as wire
 from inferd.remote.connection import Connection, Head, Headers
 from inferd.remote.familiar import is_exact, pattern_of

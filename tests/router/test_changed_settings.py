@@ -13,7 +13,7 @@ from tests.worker.watching import Witness, ask, outputs_of, routing, serving, te
 from inferd.config import Config, ModelConfig, QueueConfig, RetryConfig
 from inferd.errors import Overloaded
 from inferd.events import Retried
-from inferd.router import loading
+from inferd.router.replicas import loading
 from inferd.router.router import Router
 
 TINY = ModelConfig(source="tiny", queue=QueueConfig(max_requests=1, timeout_s=60.0))

@@ -24,11 +24,11 @@ from inferd import clock
 from inferd.config import BreakerConfig, ModelConfig, QueueConfig, RemoteConfig, RetryConfig
 from inferd.errors import InferdError, InvalidRequest, Overloaded, Unavailable, UpstreamFailed
 from inferd.events import Event, RequestEnded
-from inferd.router import remote_replica as remote_module
-from inferd.router import replica as replica_module
-from inferd.router.member import Member
 from inferd.router.pool import MAX_KILLS, Pool
-from inferd.router.replica import LocalReplica, ReplicaOwner
+from inferd.router.replicas import remote_replica as remote_module
+from inferd.router.replicas import replica as replica_module
+from inferd.router.replicas.member import Member
+from inferd.router.replicas.replica import LocalReplica, ReplicaOwner
 from inferd.router.stream import Stream
 from inferd.router.ticket import Ticket
 from inferd.types import (

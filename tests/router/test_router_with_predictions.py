@@ -17,7 +17,7 @@ from tests.worker.watching import IMPATIENT, Witness, outputs_of, until
 from inferd import clock
 from inferd.config import BatchingConfig, Config, ModelConfig
 from inferd.events import StepDone
-from inferd.router.replica import LocalReplica
+from inferd.router.replicas.replica import LocalReplica
 from inferd.router.router import Router
 from inferd.router.stream import Stream
 from inferd.types import Failure, GenerateRequest, Output, PredictRequest, TextPrompt

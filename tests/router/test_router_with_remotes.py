@@ -17,7 +17,7 @@ from inferd import clock
 from inferd.config import BreakerConfig, Config, ModelConfig, RemoteConfig, RemoteSettings, RetryConfig, RoutingConfig
 from inferd.errors import InvalidRequest, Unavailable
 from inferd.events import BreakerChanged, Retried
-from inferd.router.remote_replica import RemoteReplica
+from inferd.router.replicas.remote_replica import RemoteReplica
 from inferd.router.router import Router, Stream
 from inferd.router.status import Applied
 from inferd.types import End, Output, Relay, Relayed, Request

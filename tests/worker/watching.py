@@ -17,8 +17,8 @@ from tests.worker import tiny_backend
 from inferd import clock
 from inferd.config import Config, ModelConfig, QueueConfig
 from inferd.events import Event, ReplicaChanged, RequestEnded
-from inferd.router.loading import Plan
-from inferd.router.replica import LocalReplica
+from inferd.router.replicas.loading import Plan
+from inferd.router.replicas.replica import LocalReplica
 from inferd.router.router import Router, Stream
 from inferd.types import GenerateRequest, Output, SamplingParams, TextPrompt
 from inferd.worker.supervisor import Patience

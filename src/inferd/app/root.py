@@ -34,7 +34,7 @@ from inferd.errors import InternalError, ModelLoadError
 from inferd.events import Emit, Event, ignore
 from inferd.observe import Observer
 from inferd.observe.plain import is_plain
-from inferd.router.loading import Plan, plan_model
+from inferd.router.replicas.loading import Plan, plan_model
 from inferd.router.router import Router
 from inferd.router.status import Applied, ModelStatus
 from inferd.state.folder import data_folder

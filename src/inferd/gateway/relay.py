@@ -24,8 +24,6 @@ from inferd.gateway.call import Answer, Call, EventStream, Response, require_jso
 from inferd.gateway.context import Context
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body, may_repeat_keys
 from inferd.gateway.errors import invalid
-from inferd.gateway.express import Lane
-from inferd.gateway.express_relay import FamiliarRelay
 from inferd.gateway.generation import check_end, error_frame, failure_of, forwarded_headers
 from inferd.gateway.openai.sampling import check_range
 from inferd.gateway.origin import Origins
@@ -41,6 +39,8 @@ from inferd.gateway.relay_fields import (
     remote_models,
     text_decoder,
 )
+from inferd.gateway.repeated.heads import Lane
+from inferd.gateway.repeated.relay import FamiliarRelay
 from inferd.gateway.upstream import Item, ModelStatus, Stream
 from inferd.http.exchange import Exchange
 from inferd.tenancy.principal import Principal

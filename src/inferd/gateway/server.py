@@ -43,12 +43,12 @@ from inferd.gateway.errors import (
     kind_of,
     printable,
 )
-from inferd.gateway.express import Lane
-from inferd.gateway.express_infer import FamiliarInfer
 from inferd.gateway.generation import error_frame
 from inferd.gateway.kserve import rest as v2
 from inferd.gateway.origin import Origins
 from inferd.gateway.relay import Relays
+from inferd.gateway.repeated.heads import Lane
+from inferd.gateway.repeated.infer import FamiliarInfer
 from inferd.gateway.route import Match, RouteTable
 from inferd.gateway.routes import ROUTES
 from inferd.gateway.upstream import Upstream

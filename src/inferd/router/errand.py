@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from inferd import clock
 from inferd.events import RequestEnded
-from inferd.router.replica import LocalReplica
+from inferd.router.replicas.replica import LocalReplica
 from inferd.types import End, Prediction, PredictRequest, Timings
 
 if TYPE_CHECKING:
-    from inferd.router.member import Member
     from inferd.router.pool import Pool
+    from inferd.router.replicas.member import Member
     from inferd.router.stream import Stream
 
 

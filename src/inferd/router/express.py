@@ -19,12 +19,12 @@ from inferd.events import RequestEnded
 from inferd.remote.connection import Connection, Head, Headers, media_of
 from inferd.remote.events import BadAnswer, EventReader, ReportedError, read_answer
 from inferd.remote.openai import BYTES_PER_TOKEN, MAX_ANSWER_BYTES, Answer, Letterhead
-from inferd.router.remote_replica import RemoteReplica
+from inferd.router.replicas.remote_replica import RemoteReplica
 from inferd.types import End, Relay, Request, Timings, Usage
 
 if TYPE_CHECKING:
-    from inferd.router.member import Member
     from inferd.router.pool import Pool
+    from inferd.router.replicas.member import Member
     from inferd.router.stream import Stream
 
 _JSON: Final = b"application/json"

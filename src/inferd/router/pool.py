@@ -27,19 +27,19 @@ from inferd.errors import (
     WorkerDied,
 )
 from inferd.events import Emit, RequestEnded, RequestRefused, Retried, StepDone
+from inferd.router.choosing.placement import Placement
 from inferd.router.continuation import continuation, is_continuable, noted
 from inferd.router.ends import timed, told, too_late, was_too_late
-from inferd.router.fleet import Fleet
-from inferd.router.member import Member
-from inferd.router.outlook import Outlook, Verdict
-from inferd.router.placement import Placement
-from inferd.router.queue import RequestQueue, is_patient
-from inferd.router.replica import LocalReplica, Replica
+from inferd.router.replicas.fleet import Fleet
+from inferd.router.replicas.member import Member
+from inferd.router.replicas.replica import LocalReplica, Replica
 from inferd.router.status import Applied, ModelStatus
 from inferd.router.stream import Stream
 from inferd.router.teller import Teller
-from inferd.router.ticket import Ticket
+from inferd.router.ticket import Runner, Ticket
 from inferd.router.tries import Tries
+from inferd.router.waiting.outlook import Outlook, Verdict
+from inferd.router.waiting.queue import RequestQueue, is_patient
 from inferd.types import (
     End,
     Failure,
@@ -498,7 +498,7 @@ class Pool:
         if member is not None and begun_at is not None:
             self.fleet.health.answered(member, now - begun_at, begun_at, now)
 
-    def _note_silence(self, ticket: Ticket, replica: Replica, now: float) -> None:
+    def _note_silence(self, ticket: Ticket, replica: Runner, now: float) -> None:
         """The request is over for this replica, which had said nothing of it."""
         member = self.fleet.member_of(replica)
         begun_at = ticket.reserve_at if replica is ticket.reserve else ticket.dispatched_at

@@ -15,9 +15,9 @@ from inferd.config import Config, ModelConfig
 from inferd.errors import InvalidRequest, ModelNotFound, Unavailable
 from inferd.events import Emit, RequestRefused, ignore
 from inferd.router.errand import Desk, find_desk
-from inferd.router.loading import Loading, Plan, plan_model
 from inferd.router.pool import Pool
-from inferd.router.replica import LocalReplica, Replica
+from inferd.router.replicas.loading import Loading, Plan, plan_model
+from inferd.router.replicas.replica import LocalReplica, Replica
 from inferd.router.status import Applied, ModelStatus, ReplicaStatus, Unloaded
 from inferd.router.stream import Stream
 from inferd.types import Chat, Failure, GenerateRequest, Relay, Request, TextPrompt

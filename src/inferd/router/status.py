@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from inferd.router.breaker import BreakerState
-from inferd.router.replica import Kind, ReplicaState
+from inferd.router.choosing.breaker import BreakerState
+from inferd.router.replicas.replica import Kind, ReplicaState
 from inferd.types import ModelInfo
 
 ModelState = Literal["loading", "ready", "degraded", "unavailable", "failed", "stopped", "unloaded"]

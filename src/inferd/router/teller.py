@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from inferd import clock
 from inferd.events import Emit, QueueChanged
-from inferd.router.fleet import Fleet
-from inferd.router.queue import RequestQueue
+from inferd.router.replicas.fleet import Fleet
+from inferd.router.waiting.queue import RequestQueue
 
 _TELL_EVERY_S = 0.02
 

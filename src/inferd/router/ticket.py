@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from inferd.errors import InferdError
 from inferd.router.stream import Stream
 from inferd.types import GenerateRequest, PredictRequest, Relay, Request
 
-if TYPE_CHECKING:
-    from inferd.errors import InferdError
-    from inferd.router.replica import Replica
+
+class Runner(Protocol):
+    """A replica, as a request that is in flight in it sees it."""
+
+    @property
+    def index(self) -> int: ...
+    def cancel(self, request_id: str) -> None: ...
+    def pause(self, request_id: str) -> None: ...
+    def resume(self, request_id: str) -> None: ...
 
 
 class Ticket:
@@ -58,11 +64,11 @@ class Ticket:
         self.is_paid = False  # the queue gave it out once: its tenant's share has paid for it
         self.first_dispatched_at: float | None = None
         self.dispatched_at: float | None = None  # the last time
-        self.runner: Replica | None = None  # where it is in flight
-        self.reserve: Replica | None = None  # a second one that was asked as well, while neither has answered
+        self.runner: Runner | None = None  # where it is in flight
+        self.reserve: Runner | None = None  # a second one that was asked as well, while neither has answered
         self.replica: int | None = None  # the runner's index, or that of the last one
         self.reserve_at: float | None = None  # when the second one was asked
-        self.avoid: tuple[Replica, ...] = ()  # replicas that failed it: it goes to none of them again
+        self.avoid: tuple[Runner, ...] = ()  # replicas that failed it: it goes to none of them again
         self.refusal: InferdError | None = None  # what the last of them said
         self.attempts = 0  # replicas it was given to
         self.kills = 0  # workers that died with it in flight

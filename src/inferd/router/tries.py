@@ -13,9 +13,9 @@ from typing import Literal
 from inferd.config import RetryConfig
 from inferd.events import Emit, Retried
 from inferd.router.budget import RetryBudget
-from inferd.router.outlook import Outlook
-from inferd.router.replica import Replica
+from inferd.router.replicas.replica import Replica
 from inferd.router.ticket import Ticket
+from inferd.router.waiting.outlook import Outlook
 
 _REST_S = (0.025, 2.0)  # before another try: at first, doubled with each, and at the longest
 

@@ -18,7 +18,7 @@ from inferd.config import Config, ModelConfig, SequenceConfig, ServerConfig
 from inferd.events import ignore
 from inferd.gateway.server import create_app
 from inferd.http.listener import HttpServer
-from inferd.router.replica import LocalReplica
+from inferd.router.replicas.replica import LocalReplica
 from inferd.router.router import Router
 
 PATH = "/v2/models/sum/infer"

@@ -10,7 +10,7 @@ import pytest
 from tests.worker.watching import until
 
 from inferd.config import Config, ModelConfig, ServerConfig
-from inferd.gateway.express import Lane
+from inferd.gateway.repeated.heads import Lane
 from inferd.gateway.server import create_app
 from inferd.http.listener import HttpServer
 from inferd.router.router import Router

@@ -29,7 +29,7 @@ from inferd.gateway.windows.stream import WindowStream
 from inferd.http.connection import Connection
 from inferd.http.exchange import Exchange
 from inferd.http.websocket import WebSocket, _Handshake
-from inferd.router.replica import LocalReplica
+from inferd.router.replicas.replica import LocalReplica
 from inferd.tenancy.principal import Principal
 
 

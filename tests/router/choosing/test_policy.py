@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.router.policy import choose, ramp
+from inferd.router.choosing.policy import choose, ramp
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from inferd.config import BreakerConfig, ModelConfig, RemoteConfig
-from inferd.router.breaker import Breaker, BreakerState
-from inferd.router.replica import Kind, LocalReplica, Replica
+from inferd.router.choosing.breaker import Breaker, BreakerState
+from inferd.router.replicas.replica import Kind, LocalReplica, Replica
 from inferd.router.status import ReplicaStatus
 
 Standing = Literal["open", "busy", "coming", "blocked", "gone"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from inferd.router.replica import Replica
+from inferd.router.replicas.replica import Replica
 from inferd.types import PredictRequest, Request
 
 MAX_SEATS: Final = 100_000

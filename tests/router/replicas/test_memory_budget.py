@@ -13,7 +13,7 @@ from tests.worker.watching import Bytes, Witness, ask, outputs_of, routing, text
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import Overloaded
 from inferd.events import ModelUnloaded, ReplicaChanged
-from inferd.router.loading import Plan
+from inferd.router.replicas.loading import Plan
 
 TINY = ModelConfig(source="tiny")
 ON_DEMAND = msgspec.structs.replace(TINY, load="on_demand")

@@ -6,7 +6,7 @@ out to cost (as the virtual token counter of Sheng et al., "Fairness in Serving 
 goes next, and its tag grows by tokens / weight. A tenant that had nothing waiting begins where the least of
 the others stands, so silence earns no credit; what it still owes is kept.
 
-The law (tests/router/test_fair_share.py): over any time in which the tenants f and g both have requests
+The law (tests/router/waiting/test_fair_share.py): over any time in which the tenants f and g both have requests
 waiting that could be taken, with W the estimated tokens taken from each, l the largest of its requests and w
 its weight, ``|W_f/w_f - W_g/w_g| <= l_f/w_f + l_g/w_g``; corrections shift it by their own size. Proof: f
 is only taken from while start_f <= start_g, so start_f <= start_g + l_f/w_f always, and likewise for g; W_f/w_f is

@@ -12,9 +12,9 @@ from inferd.errors import QuotaExceeded
 from inferd.gateway.admission import UNSET_MAX_TOKENS, cost_of, waits_of
 from inferd.gateway.call import EVENTS_HEADERS, EVENTS_TYPE
 from inferd.gateway.decode import OFF_LOOP_BYTES, may_repeat_keys
-from inferd.gateway.express import CLOSE_LINE, Familiar, Lane, Passage
 from inferd.gateway.openai.sampling import INT32_MAX
 from inferd.gateway.relay_fields import CHAT, ELSEWHERE, ChatFields, TextFields, chat_decoder, is_text, text_decoder
+from inferd.gateway.repeated.heads import CLOSE_LINE, Familiar, Lane, Passage
 from inferd.http.exchange import Exchange, date_line
 from inferd.router.express import Transit
 from inferd.tenancy.principal import Principal

@@ -10,14 +10,14 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, InternalError, Overloaded, Unavailable, from_failure
 from inferd.events import Emit
-from inferd.router.keepsake import Keepsake
+from inferd.router.replicas.keepsake import Keepsake
 from inferd.router.ticket import Ticket
 from inferd.types import (
     CLASSES,
@@ -27,6 +27,7 @@ from inferd.types import (
     GenerateRequest,
     ModelInfo,
     Output,
+    Prediction,
     PredictRequest,
     Relayed,
     StepStats,
@@ -35,9 +36,6 @@ from inferd.types import (
 )
 from inferd.worker.messages import Cancel, Check, Checked, Detokenize, Detokenized, Pause, Submit, Tokenize, Tokenized
 from inferd.worker.supervisor import Patience, State, Supervisor
-
-if TYPE_CHECKING:
-    from inferd.router.errand import Errand
 
 _log = logging.getLogger("inferd.router")
 
@@ -164,6 +162,23 @@ class ReplicaOwner(Protocol):
         """Something was raised here between the replica and the request: it ends, if it has not ended."""
 
     def replica_has_room(self) -> None: ...
+
+
+class Errand(Protocol):
+    """A prediction that is in flight without a ticket (``router.errand``)."""
+
+    line: int
+    request: PredictRequest
+
+    def take(self, prediction: Prediction, end: End) -> bool:
+        """It is answered; False: the answer could not be delivered, and the request needs a ticket."""
+        ...
+
+    def tell(self) -> None:
+        """Let the client have what was delivered."""
+
+    def convert(self) -> None:
+        """Become an ordinary request in flight."""
 
 
 class LocalReplica:

@@ -7,7 +7,7 @@ pool's to judge, by what it is told here.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal, Protocol
 
 from inferd import clock
 from inferd.config import RemoteConfig
@@ -19,18 +19,22 @@ from inferd.remote.openai import Answer, Letterhead
 from inferd.remote.origin import Patience, origin_of, trust
 from inferd.remote.pool import Exchange, Pool
 from inferd.remote.secret import Secret, environment
-from inferd.router.replica import Kind, ReplicaOwner
+from inferd.router.replicas.replica import Kind, ReplicaOwner
 from inferd.router.ticket import Ticket
 from inferd.types import End, Failure, ModelInfo, Relay, Relayed
-
-if TYPE_CHECKING:
-    from inferd.router.express import Transit
 
 PROBE_PATH: Final = "/models"
 PROBE_TIMEOUT_S: Final = 5.0
 PROBE_EVERY_S: Final = (0.25, 5.0)  # at first, and at the longest
 
 RemoteState = Literal["starting", "unreachable", "ready", "stopped"]
+
+
+class Transit(Protocol):
+    """A request that is in flight without a ticket (``router.express``)."""
+
+    def convert(self) -> object:
+        """Become an ordinary request in flight."""
 
 
 class RemoteReplica:

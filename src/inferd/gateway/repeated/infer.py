@@ -9,11 +9,11 @@ from inferd.errors import InferdError, QuotaExceeded
 from inferd.gateway.call import Call
 from inferd.gateway.compression import MIN_BYTES, Encoding, compress, wanted_encoding
 from inferd.gateway.errors import KSERVE_ERRORS
-from inferd.gateway.express import CLOSE_LINE, Familiar, Lane, Passage
 from inferd.gateway.kserve.models import Served
 from inferd.gateway.kserve.rest import header_length
 from inferd.gateway.kserve.wire import DIALECT, read_infer
 from inferd.gateway.predictions import BYTES_PER_TOKEN
+from inferd.gateway.repeated.heads import CLOSE_LINE, Familiar, Lane, Passage
 from inferd.http.exchange import Exchange, date_line
 from inferd.router.errand import Errand
 from inferd.types import End, Prediction, PredictRequest, class_index

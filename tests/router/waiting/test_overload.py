@@ -20,9 +20,9 @@ from inferd import clock
 from inferd.config import ModelConfig, QueueConfig, RemoteConfig
 from inferd.errors import DeadlineExceeded, Overloaded
 from inferd.events import ignore
-from inferd.router import remote_replica as remote_module
 from inferd.router.pool import Pool
-from inferd.router.replica import ReplicaOwner
+from inferd.router.replicas import remote_replica as remote_module
+from inferd.router.replicas.replica import ReplicaOwner
 from inferd.router.ticket import Ticket
 from inferd.types import End, Priority, Relay, Relayed, RelayHead, Request
 from inferd.worker.supervisor import Patience

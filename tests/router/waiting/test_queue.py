@@ -10,8 +10,8 @@ from tests.router.tickets import ticket
 
 from inferd.config import QueueConfig
 from inferd.errors import Overloaded
-from inferd.router.queue import RequestQueue
 from inferd.router.ticket import Ticket
+from inferd.router.waiting.queue import RequestQueue
 from inferd.types import CLASSES, class_of
 
 PLENTY = QueueConfig(aging_every=1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from inferd.config import BatchingConfig, ModelConfig
-from inferd.router.engine_fields import ENGINE_FIELDS, is_same_engine
+from inferd.router.replicas.engine_fields import ENGINE_FIELDS, is_same_engine
 
 # What the gateway's process alone acts on: a running worker need not know.
 ABOVE_THE_WORKER = {

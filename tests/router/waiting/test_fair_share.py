@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.router.tickets import ticket
 
-from inferd.router.fair_share import FairShare
 from inferd.router.ticket import Ticket
+from inferd.router.waiting.fair_share import FairShare
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 LARGEST = 50

@@ -16,10 +16,10 @@ from inferd import clock
 from inferd.config import ModelConfig
 from inferd.config.units import bytes_text
 from inferd.errors import InferdError, InternalError, ModelLoadError, Overloaded, Unavailable
-from inferd.router.fleet import Leaving
-from inferd.router.member import Member
 from inferd.router.pool import Pool
-from inferd.router.residency import Resident, make_room
+from inferd.router.replicas.fleet import Leaving
+from inferd.router.replicas.member import Member
+from inferd.router.replicas.residency import Resident, make_room
 
 RETRY_LOAD_S = 30.0
 """After a load that failed, requests are refused for so long before one of them causes another try."""

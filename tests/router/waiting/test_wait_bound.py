@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.router.wait_bound import DOUBLING, EVIDENCE, GENERATIONS, LEAST_S, TOGETHER_S, WaitBound
+from inferd.router.waiting.wait_bound import DOUBLING, EVIDENCE, GENERATIONS, LEAST_S, TOGETHER_S, WaitBound
 
 TIMES = st.floats(0.001, 100.0)
 

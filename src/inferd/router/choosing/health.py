@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from inferd import clock
 from inferd.config import RemoteConfig, RoutingConfig
 from inferd.events import BreakerChanged, Emit
-from inferd.router.member import Member
-from inferd.router.outlier import Outliers
-from inferd.router.replica import Kind
+from inferd.router.choosing.outlier import Outliers
+from inferd.router.replicas.member import Member
+from inferd.router.replicas.replica import Kind
 
 
 class Health:

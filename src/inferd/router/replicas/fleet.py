@@ -19,12 +19,13 @@ from inferd import clock
 from inferd.config import ModelConfig, RemoteConfig
 from inferd.errors import InferdError, ModelLoadError, Unavailable, UpstreamFailed, from_failure
 from inferd.events import Emit, ModelUnloaded, ReplicaChanged
-from inferd.router.engine_fields import is_same_engine
-from inferd.router.health import Health
-from inferd.router.keepsake import Keepsake
-from inferd.router.member import Member
-from inferd.router.replica import LocalReplica, Replica, ReplicaOwner
+from inferd.router.choosing.health import Health
+from inferd.router.replicas.engine_fields import is_same_engine
+from inferd.router.replicas.keepsake import Keepsake
+from inferd.router.replicas.member import Member
+from inferd.router.replicas.replica import LocalReplica, Replica, ReplicaOwner
 from inferd.router.status import Applied, Residency
+from inferd.router.ticket import Runner
 from inferd.types import Failure
 from inferd.worker.supervisor import Patience
 
@@ -95,7 +96,7 @@ class Fleet:
     def remotes(self) -> list[Member]:
         return [m for m in self._members.values() if m.kind == "remote" and not m.is_leaving]
 
-    def member_of(self, replica: Replica) -> Member | None:
+    def member_of(self, replica: Runner) -> Member | None:
         """Its member, while it has one: an index is given again."""
         member = self._members.get(replica.index)
         return member if member is not None and member.replica is replica else None
@@ -425,7 +426,7 @@ class Fleet:
         return self._add(replica, self._loads)
 
     def _add_remote(self, remote: RemoteConfig) -> Member:
-        from inferd.router.remote_replica import RemoteReplica  # not needed where every model is here
+        from inferd.router.replicas.remote_replica import RemoteReplica  # not needed where every model is here
 
         return self._add(RemoteReplica(self._name, self._free_index(), remote, self._owner, self._emit), remote)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from inferd.router.affinity import CHUNK_BYTES, MAX_BYTES, PrefixIndex, prefixes, text_of
+from inferd.router.choosing.affinity import CHUNK_BYTES, MAX_BYTES, PrefixIndex, prefixes, text_of
 from inferd.types import JSON, Chat, GenerateRequest, Prompt, Relay, Request, TextPrompt, TokenPrompt
 
 PLENTY = 100_000

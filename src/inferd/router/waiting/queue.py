@@ -30,8 +30,8 @@ from typing import Final
 
 from inferd.config import QueueConfig
 from inferd.errors import Overloaded
-from inferd.router.fair_share import Accepts, FairShare, Place
 from inferd.router.ticket import Ticket
+from inferd.router.waiting.fair_share import Accepts, FairShare, Place
 from inferd.types import CLASSES, Request, class_index, class_of
 
 _SLACK: Final = 64

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from random import Random
 
 from inferd.config import ModelConfig
-from inferd.router.affinity import CHUNK_BYTES, PrefixIndex, prefixes, relayed_text, text_of
-from inferd.router.fleet import Fleet
-from inferd.router.member import Member
-from inferd.router.policy import choose
-from inferd.router.seats import Seats
+from inferd.router.choosing.affinity import CHUNK_BYTES, PrefixIndex, prefixes, relayed_text, text_of
+from inferd.router.choosing.policy import choose
+from inferd.router.choosing.seats import Seats
+from inferd.router.replicas.fleet import Fleet
+from inferd.router.replicas.member import Member
 from inferd.router.ticket import Ticket
 
 MAX_PREFIXES = 20_000

@@ -12,13 +12,13 @@ from inferd import clock
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, Overloaded, Unavailable
 from inferd.events import RefusalReason, state_words
-from inferd.router.drain_rate import DrainRate
-from inferd.router.fleet import Fleet
-from inferd.router.member import Member
-from inferd.router.queue import RequestQueue, is_patient
+from inferd.router.replicas.fleet import Fleet
+from inferd.router.replicas.member import Member
 from inferd.router.status import ModelState, ModelStatus
 from inferd.router.ticket import Ticket
-from inferd.router.wait_bound import WaitBound
+from inferd.router.waiting.drain_rate import DrainRate
+from inferd.router.waiting.queue import RequestQueue, is_patient
+from inferd.router.waiting.wait_bound import WaitBound
 from inferd.types import Failure, ModelInfo
 
 _RETRY_AFTER_S = (1.0, 60.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from inferd.config import RoutingConfig
-from inferd.router.outlier import Outliers
+from inferd.router.choosing.outlier import Outliers
 
 CONFIG = RoutingConfig(eject_factor=3.0, eject_s=10.0)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.router.drain_rate import SOUND_ENDS, WINDOW_S, DrainRate
+from inferd.router.waiting.drain_rate import SOUND_ENDS, WINDOW_S, DrainRate
 
 
 @given(st.integers(SOUND_ENDS + 1, 60), st.floats(0.01, 0.4), st.integers(1, 100))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inferd.config import BreakerConfig
-from inferd.router.breaker import Breaker
+from inferd.router.choosing.breaker import Breaker
 
 CONFIG = BreakerConfig(failures=3, window_s=10, cooldown_s=5, probes=2, successes=2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.router.residency import Resident, make_room
+from inferd.router.replicas.residency import Resident, make_room
 
 RESIDENTS = st.lists(
     st.builds(
