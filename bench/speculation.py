@@ -99,7 +99,7 @@ class Bench:
 
         def way(method: Method, draft: DraftModel | None) -> Speculation:
             settings = msgspec.structs.replace(config, speculation=SpeculationConfig(method=method))
-            return Speculation(settings, scheduler, length, draft, loaded.tell_time)
+            return Speculation(settings, scheduler, length, draft, loaded.read_clock)
 
         self.ways: dict[str, Speculation | None] = {"none": None, "prompt lookup": way("prompt_lookup", None)}
         if draft is not None:
@@ -113,8 +113,8 @@ def play(engine: Engine, way: Speculation | None, requests: list[GenerateRequest
     said: dict[str, tuple[int, ...]] = {}
     waiting, running = list(reversed(prepared)), 0
     steps = drafted = accepted = 0
-    tell_time = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter  # other programs do not count
-    began = tell_time()
+    read_clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter  # other programs do not count
+    began = read_clock()
     while waiting or running:
         while waiting and running < num_seqs:
             engine.add(waiting.pop(), 0.0)
@@ -129,7 +129,7 @@ def play(engine: Engine, way: Speculation | None, requests: list[GenerateRequest
             if output.end is not None:
                 assert output.end.outcome == "done", output.end
                 running -= 1
-    return Round(tell_time() - began, sum(map(len, said.values())), steps, drafted, accepted, said)
+    return Round(read_clock() - began, sum(map(len, said.values())), steps, drafted, accepted, said)
 
 
 def compare(

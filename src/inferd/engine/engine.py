@@ -267,7 +267,7 @@ class Engine:
                     known += [generation.describe(s, sampling.prompt_logprobs) for s in scored]
             row += part.count
 
-    def _extend_sequences(self, step: Step, hidden: Tensor, tell_time: Callable[[], float]) -> None:
+    def _extend_sequences(self, step: Step, hidden: Tensor, read_clock: Callable[[], float]) -> None:
         """Sample every sequence that has caught up, and collect the outputs."""
         rows: list[int] = []  # of hidden; a sequence with guesses has one row more than guesses
         plain: list[Slice] = []
@@ -297,7 +297,7 @@ class Engine:
             plain_rows += range(first, len(rows))
         logits = self._runner.logits(hidden, rows) if rows else hidden
         self._clock.lap("logits")
-        now = tell_time()
+        now = read_clock()
         for generation in scored:
             self._outputs.append(self._finish_unsampled(generation, now))
         if not rows:

@@ -213,7 +213,7 @@ def _tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[int]]:
     """The largest of each row's logits x [R, v], and the drawn token (any where the largest is not finite)."""
     drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= _TINY_TEMPERATURE]
     best, best_ids = _argmax(x)
-    values, tokens = _told(best, best_ids)
+    values, tokens = _on_host(best, best_ids)
     alive = [i for i in drawn if math.isfinite(values[i])]
     if alive:
         picked = x if len(alive) == len(rows) else x[alive]
@@ -222,7 +222,7 @@ def _tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[int]]:
     return values, tokens
 
 
-def _told(best: Tensor, ids: Tensor) -> tuple[list[float], list[int]]:
+def _on_host(best: Tensor, ids: Tensor) -> tuple[list[float], list[int]]:
     """Both tensors on the host, by one copy from a device, because each copy waits for the device. float64 holds ids
     exactly."""
     if best.is_cpu:

@@ -312,7 +312,7 @@ class Scheduler:
         count = budget.grant(gap, is_batch=is_batch)
         if count <= 0:
             return
-        while not self._take_blocks(sequence, count, step):
+        while not self._allocate_blocks(sequence, count, step):
             victim = max(self.running, key=self._standing)
             self._preempt(victim, step, budget)
             if victim is sequence:
@@ -321,7 +321,7 @@ class Scheduler:
         sequence.last_step = self._steps
         budget.spend(count, gap, is_batch=is_batch)
 
-    def _take_blocks(self, sequence: Sequence, count: int, step: Step) -> bool:
+    def _allocate_blocks(self, sequence: Sequence, count: int, step: Step) -> bool:
         """Allocate blocks for ``count`` more tokens, all or none."""
         first = sequence.num_computed // self.block_size  # block written first
         missing = -(-(sequence.num_computed + count) // self.block_size) - len(sequence.blocks)
@@ -434,7 +434,7 @@ class Scheduler:
         sequence.num_computed = num_hit
         sequence.num_hashed = len(hits)
         self._run(sequence)
-        taken = self._take_blocks(sequence, count, step)
+        taken = self._allocate_blocks(sequence, count, step)
         assert taken, "admission checked that the blocks are there. This is a bug."
         step.slices.append(Slice(sequence, num_hit, count))
         sequence.last_step = self._steps

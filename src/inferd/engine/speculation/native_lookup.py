@@ -11,7 +11,7 @@ from inferd.engine.speculation.prompt_lookup import (
     HELD,
     KEPT,
     LONGEST,
-    MOST_LOOKED_AT,
+    MOST_SEARCHED,
     RESUMED,
     RETURNED,
     WINDOW,
@@ -40,7 +40,7 @@ class NativeNGrams:
             kept=KEPT,
             window=WINDOW,
             held=HELD,
-            most_looked_at=MOST_LOOKED_AT,
+            most_looked_at=MOST_SEARCHED,
         )
 
     def find(self, tokens: Seq[int], count: int) -> Found:

@@ -22,7 +22,7 @@ LONGEST = 32  # as far back as occurrences are compared
 KEPT = 4  # equal tokens after which a place is returned to,
 WINDOW = 24  # as many tokens behind it
 HELD = 24  # and for as many tokens of text
-MOST_LOOKED_AT = 8  # occurrences, latest first
+MOST_SEARCHED = 8  # occurrences, latest first
 
 
 class Found(NamedTuple):
@@ -91,7 +91,7 @@ class NGrams:
         """Numbers of equal tokens of the latest occurrences, and where they end."""
         places: list[tuple[int, int]] = []
         at = self._before[end] if end >= 0 else 0
-        while at and len(places) < MOST_LOOKED_AT:
+        while at and len(places) < MOST_SEARCHED:
             length = SHORTEST
             while length < LONGEST and length <= at and tokens[at - length] == tokens[end - length]:
                 length += 1

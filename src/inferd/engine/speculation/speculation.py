@@ -35,7 +35,7 @@ class _Drafted:
 
 
 class Speculation:
-    """Belongs to the step loop. ``draft``: None where only texts are looked up. ``tell_time``: a clock, in seconds."""
+    """Belongs to the step loop. ``draft``: None where only texts are looked up. ``read_clock``: a clock, in seconds."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Speculation:
         scheduler: Scheduler,
         max_model_len: int,
         draft: DraftModel | None = None,
-        tell_time: Callable[[], float] = clock.now,
+        read_clock: Callable[[], float] = clock.now,
     ) -> None:
         self.draft = draft
         self.costs = Costs()
-        self.tell_time = tell_time
+        self.read_clock = read_clock
         self._most = config.speculation.max_tokens
         self._most_rows = most_sampled_rows(config)
         self._looks_up = config.speculation.method in ("auto", "prompt_lookup")
@@ -98,7 +98,7 @@ class Speculation:
         cost = self.costs.at(len(decodes), is_random=is_random)
         if cost.off_for % _TIMED_EVERY == 0:
             self._cost = cost
-            self._began = self.tell_time()
+            self._began = self.read_clock()
         self._num_decodes = self._num_taken = len(decodes)
         budget = self._scheduler.config.max_num_batched_tokens - step.num_tokens
         self._rows_left = min(budget, self._most_rows - len(decodes))
@@ -116,7 +116,7 @@ class Speculation:
                 rest.append(part)
         if self.draft is not None and rest:
             self._guess(rest, outlook)
-        self._drafting_s = self.tell_time() - began
+        self._drafting_s = self.read_clock() - began
 
     def record_outcome(self, part: Slice, num_right: int, was_wrong: bool) -> None:
         """The first ``num_right`` of the slice's guesses were drawn; ``was_wrong``: the next one was not."""
@@ -136,7 +136,7 @@ class Speculation:
         cost = self._cost
         if cost is None:
             return
-        seconds = self.tell_time() - self._began
+        seconds = self.read_clock() - self._began
         computing_s = seconds - self._drafting_s if self._is_try else seconds
         if self.num_drafted:
             cost.record_rows(self._num_decodes, self.num_drafted, computing_s)
@@ -230,10 +230,10 @@ class Speculation:
             outlook=outlook,
             pass_s=self._pass_s.get(_size(len(level)), 0.0),
         )
-        began = self.tell_time()
+        began = self.read_clock()
         passes = self.draft.guess(guesses, rule)
         if passes:
-            self._record_pass(len(level), (self.tell_time() - began) / passes)
+            self._record_pass(len(level), (self.read_clock() - began) / passes)
         for part, guess in zip(level, guesses, strict=True):
             if guess.tokens:
                 classes = [self._surenesses[sureness] for sureness in guess.surenesses[: len(guess.tokens)]]
@@ -273,11 +273,11 @@ class Speculation:
             budget = max(budget, int(worth_s * self._num_decodes / each_s))
         budget = min(budget, self._scheduler.config.max_num_batched_tokens)
         before = sum(map(self.draft.gap, chosen))
-        began = self.tell_time()
+        began = self.read_clock()
         self.draft.catch_up(chosen, budget)
         count = before - sum(map(self.draft.gap, chosen))
         if count > 0:
-            self._prompt_token_s = _usual(each_s, (self.tell_time() - began) / count)
+            self._prompt_token_s = _usual(each_s, (self.read_clock() - began) / count)
 
     def _add(self, part: Slice, tokens: list[int], chances: list[Acceptance], *, by_model: bool) -> bool:
         self._scheduler.speculate(part, tuple(tokens[: self._rows_left]))
