@@ -81,8 +81,8 @@ KNOWN: Final = (
     Known(
         "a refund gives two requests back",
         "tenancy/limiter.py",
-        "                for bucket in taken.requests:\n                    bucket.give(1.0, now)",
-        "                for bucket in taken.requests:\n                    bucket.give(2.0, now)",
+        "                for bucket in taken.requests:\n                    bucket.credit(1.0, now)",
+        "                for bucket in taken.requests:\n                    bucket.credit(2.0, now)",
         ("tests/tenancy/test_buckets.py",),
     ),
     Known(

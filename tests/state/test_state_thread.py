@@ -34,7 +34,7 @@ def test_jobs_run_in_order_and_answer(tmp_path: Path) -> None:
 def test_what_is_asked_before_the_end_is_done(tmp_path: Path) -> None:
     thread = StateThread(lambda: open_database(None, tmp_path))
     farewell: list[int] = []
-    thread.at_end(lambda database: farewell.append(_next(database)))
+    thread.run_at_close(lambda database: farewell.append(_next(database)))
     thread.start(open_database(None, tmp_path))
     futures = [thread.submit(_next) for _ in range(10)]
     thread.close()
@@ -77,7 +77,7 @@ def test_a_lost_connection_is_made_again(tmp_path: Path) -> None:
         _next(database)
         ran.release()
 
-    thread.every(0.01, task)
+    thread.run_every(0.01, task)
     thread.start(connect())
     assert ran.acquire(timeout=10)
     (tmp_path / "state.db").unlink()
@@ -91,8 +91,8 @@ def test_a_task_runs_at_the_start_and_then_when_its_time_has_come(tmp_path: Path
     thread = StateThread(lambda: open_database(None, tmp_path))
     rarely: list[int] = []
     often = threading.Semaphore(0)
-    thread.every(3600.0, lambda database: rarely.append(1))
-    thread.every(0.01, lambda database: often.release())
+    thread.run_every(3600.0, lambda database: rarely.append(1))
+    thread.run_every(0.01, lambda database: often.release())
     thread.start(open_database(None, tmp_path))
     for _ in range(20):
         assert often.acquire(timeout=10)
@@ -108,8 +108,8 @@ def test_a_defect_in_one_task_stops_no_other(tmp_path: Path, caplog: pytest.LogC
     def broken(database: Database) -> None:
         raise ValueError("a defect")
 
-    thread.every(0.01, broken)
-    thread.every(0.01, lambda database: ran.release())
+    thread.run_every(0.01, broken)
+    thread.run_every(0.01, lambda database: ran.release())
     thread.start(open_database(None, tmp_path))
     for _ in range(3):
         assert ran.acquire(timeout=10)

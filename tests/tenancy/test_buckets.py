@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from inferd.errors import QuotaExceeded
 from inferd.tenancy.buckets import Bucket, Kind
-from inferd.tenancy.limiter import Limiter, Quota, Taken, duration
+from inferd.tenancy.limiter import Limiter, Quota, Reservation, duration
 from inferd.tenancy.principal import Limits
 
 SECONDS = st.floats(0, 90, allow_nan=False)
@@ -27,7 +27,7 @@ STEPS = st.lists(
 
 def refused(limiter: Limiter, quotas: tuple[Quota, ...], tokens: int, now: float) -> QuotaExceeded:
     with pytest.raises(QuotaExceeded) as caught:
-        limiter.take(quotas, tokens, now)
+        limiter.reserve(quotas, tokens, now)
     assert (caught.value.retry_after_s or 0) > 0
     return caught.value
 
@@ -42,13 +42,13 @@ def test_nothing_ever_exceeds_a_limit(
     tenant = Limits(tpm=tpm, rpm=rpm, max_in_flight=at_once)
     limiter.configure({"tenant:t": tenant, **{f"key:{i}": Limits(tpm=2 * tpm) for i in range(4)}}, 0.0)
     now, requests = 0.0, 0
-    running: list[tuple[Taken, int]] = []
+    running: list[tuple[Reservation, int]] = []
     for what, index, tokens, part in steps:
         if what == "wait":
             now += part
         elif what == "ask":
             try:
-                taken = limiter.take(limiter.find((f"key:{index}", "tenant:t")), tokens, now)
+                taken = limiter.reserve(limiter.quotas_of((f"key:{index}", "tenant:t")), tokens, now)
             except QuotaExceeded:
                 pass
             else:
@@ -58,7 +58,7 @@ def test_nothing_ever_exceeds_a_limit(
             taken, reserved = running[index % len(running)]
             if what == "learn":
                 actual = int(reserved * part)
-                limiter.lower(taken, actual, now)
+                limiter.reduce(taken, actual, now)
                 running[index % len(running)] = (taken, actual)
             else:
                 running.remove((taken, reserved))
@@ -78,11 +78,11 @@ def test_tokens_used_never_exceed_what_the_bucket_held(asks: list[tuple[int, flo
     limiter = Limiter(is_whole=True)
     limiter.configure({"key:k": Limits(tpm=tpm)}, 0.0)
     now, used = 0.0, 0
-    running: list[tuple[Taken, int]] = []
+    running: list[tuple[Reservation, int]] = []
     for reserve, part, pause in asks:
         now += pause
         try:
-            taken = limiter.take(limiter.find(("key:k",)), reserve, now)
+            taken = limiter.reserve(limiter.quotas_of(("key:k",)), reserve, now)
         except QuotaExceeded:
             if running:
                 first, actual = running.pop(0)
@@ -97,38 +97,38 @@ def test_tokens_used_never_exceed_what_the_bucket_held(asks: list[tuple[int, flo
 def test_the_refused_request_passes_when_it_was_told_to_and_not_before(asks: list[int], tpm: int, rpm: int) -> None:
     limiter = Limiter(is_whole=True)
     limiter.configure({"key:k": Limits(tpm=tpm), "tenant:t": Limits(tpm=tpm + 7, rpm=rpm)}, 0.0)
-    quotas = limiter.find(("key:k", "tenant:t"))
+    quotas = limiter.quotas_of(("key:k", "tenant:t"))
     now = 0.0
     for tokens in asks:
         try:
-            limiter.take(quotas, tokens, now)
+            limiter.reserve(quotas, tokens, now)
         except QuotaExceeded as error:
             wait_s = error.retry_after_s or 0.0
             refused(limiter, quotas, tokens, now + wait_s / 2)
             refused(limiter, quotas, tokens, now + wait_s * 0.99)
             now += wait_s + 1e-6
-            limiter.take(quotas, tokens, now)
+            limiter.reserve(quotas, tokens, now)
 
 
 def test_a_request_larger_than_the_bucket_waits_for_a_full_one_and_is_charged_in_full() -> None:
     limiter = Limiter(is_whole=True)
     limiter.configure({"key:k": Limits(tpm=600)}, 0.0)
-    quotas = limiter.find(("key:k",))
-    taken = limiter.take(quotas, 10_000, 0.0)
+    quotas = limiter.quotas_of(("key:k",))
+    taken = limiter.reserve(quotas, 10_000, 0.0)
     limiter.settle(taken, 1200, refund=False, now=0.0)  # 600 more than the bucket held: a minute's debt
     assert refused(limiter, quotas, 10, 59.0).retry_after_s == pytest.approx(2.0)
-    limiter.take(quotas, 10, 61.1)
+    limiter.reserve(quotas, 10, 61.1)
 
 
 def test_settling_gives_back_what_was_not_used_at_once() -> None:
     limiter = Limiter(is_whole=True)
     limiter.configure({"key:k": Limits(tpm=1000, rpm=2, max_in_flight=1)}, 0.0)
-    quotas = limiter.find(("key:k",))
+    quotas = limiter.quotas_of(("key:k",))
     for _ in range(2):
-        taken = limiter.take(quotas, 900, 0.0)
-        limiter.lower(taken, 500, 0.0)
+        taken = limiter.reserve(quotas, 900, 0.0)
+        limiter.reduce(taken, 500, 0.0)
         before = limiter.headers(taken, 0.0)
-        limiter.lower(taken, 800, 0.0)  # a later, larger bound takes nothing again
+        limiter.reduce(taken, 800, 0.0)  # a later, larger bound takes nothing again
         assert limiter.headers(taken, 0.0) == before
         limiter.settle(taken, 10, refund=False, now=0.0)
     headers = dict(limiter.headers(taken, 0.0))
@@ -139,45 +139,45 @@ def test_settling_gives_back_what_was_not_used_at_once() -> None:
 def test_a_refusal_of_ours_does_not_count_as_the_clients_request() -> None:
     limiter = Limiter(is_whole=True)
     limiter.configure({"key:k": Limits(rpm=1)}, 0.0)
-    quotas = limiter.find(("key:k",))
+    quotas = limiter.quotas_of(("key:k",))
     for _ in range(5):
-        limiter.settle(limiter.take(quotas, 1, 0.0), 0, refund=True, now=0.0)
+        limiter.settle(limiter.reserve(quotas, 1, 0.0), 0, refund=True, now=0.0)
 
 
 def test_a_refund_gives_back_the_one_request_that_was_taken() -> None:
     limiter = Limiter(is_whole=True)
     limiter.configure({"key:k": Limits(rpm=5), "tenant:t": Limits(rpm=7)}, 0.0)
-    quotas = limiter.find(("key:k", "tenant:t"))
-    taken = [limiter.take(quotas, 1, 0.0) for _ in range(4)]
+    quotas = limiter.quotas_of(("key:k", "tenant:t"))
+    taken = [limiter.reserve(quotas, 1, 0.0) for _ in range(4)]
     limiter.settle(taken[0], 0, refund=True, now=0.0)
     limiter.settle(taken[1], 1, refund=False, now=0.0)
     assert {(use.owner, use.used) for use in limiter.use(0.0)} == {("key:k", 3.0), ("tenant:t", 3.0)}
     for _ in range(2):
-        limiter.take(quotas, 1, 0.0)
+        limiter.reserve(quotas, 1, 0.0)
     assert refused(limiter, quotas, 1, 0.0).limit == "requests"
 
 
 def test_a_limit_that_changes_keeps_what_is_in_use() -> None:
     limiter = Limiter(is_whole=True)
     limiter.configure({"key:k": Limits(max_in_flight=2, tpm=100)}, 0.0)
-    quotas = limiter.find(("key:k",))
-    taken = [limiter.take(quotas, 50, 0.0) for _ in range(2)]
+    quotas = limiter.quotas_of(("key:k",))
+    taken = [limiter.reserve(quotas, 50, 0.0) for _ in range(2)]
     limiter.configure({"key:k": Limits(max_in_flight=1, tpm=1000)}, 0.0)
     for one in taken:
         assert refused(limiter, quotas, 0, 0.0).limit == "in_flight"
         limiter.settle(one, 50, refund=False, now=0.0)
-    limiter.take(quotas, 0, 0.0)
+    limiter.reserve(quotas, 0, 0.0)
 
 
 def test_a_limit_that_is_taken_away_limits_no_more() -> None:
     limiter = Limiter(is_whole=True)
     limiter.configure({"key:k": Limits(rpm=1, tpm=100)}, 0.0)
-    quotas = limiter.find(("key:k",))
-    limiter.take(quotas, 10, 0.0)
+    quotas = limiter.quotas_of(("key:k",))
+    limiter.reserve(quotas, 10, 0.0)
     assert refused(limiter, quotas, 10, 0.0).limit == "requests"
     limiter.configure({"key:k": Limits(tpm=100)}, 0.0)
     assert [use.kind for use in limiter.use(0.0)] == ["tokens"]
-    limiter.take(quotas, 10, 0.0)
+    limiter.reserve(quotas, 10, 0.0)
 
 
 def test_a_bucket_is_full_again_when_what_it_lacks_has_come() -> None:
@@ -212,12 +212,12 @@ KINDS = st.sampled_from(("requests", "tokens", "in_flight"))
 
 Done = Callable[[Bucket, float, float], object]
 DEEDS: dict[str, Done] = {
-    "lacks": lambda bucket, amount, now: bucket.lacks(amount, now),
-    "take": lambda bucket, amount, now: bucket.take(amount, now),
-    "give": lambda bucket, amount, now: bucket.give(amount, now),
+    "lacks": lambda bucket, amount, now: bucket.shortage(amount, now),
+    "take": lambda bucket, amount, now: bucket.withdraw(amount, now),
+    "give": lambda bucket, amount, now: bucket.credit(amount, now),
     "full": lambda bucket, amount, now: bucket.full_in_s(now),
-    "grow": lambda bucket, amount, now: bucket.grow(0.25, amount, now),
-    "shrink": lambda bucket, amount, now: bucket.shrink(0.25, now)[1],
+    "grow": lambda bucket, amount, now: bucket.add_share(0.25, amount, now),
+    "shrink": lambda bucket, amount, now: bucket.remove_share(0.25, now)[1],
     "configure": lambda bucket, amount, now: bucket.configure(amount, now),
 }
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from inferd.errors import QuotaExceeded, StateUnavailable
 from inferd.state.database import Database, Instant, Transaction
 from inferd.state.open import open_database
-from inferd.state.presence import Present
+from inferd.state.presence import Members
 from inferd.tenancy.leases import Claimant, Leases, split
-from inferd.tenancy.limiter import Limiter, Taken
+from inferd.tenancy.limiter import Limiter, Reservation
 from inferd.tenancy.principal import Limits
 
 LIMITS = Limits(rpm=60, tpm=600, max_in_flight=4)
@@ -48,11 +48,11 @@ class Seat:
         world.alive.add(name)
         world.ever.add(name)
 
-    def look(self, transaction: Transaction) -> Present:
+    def members(self, transaction: Transaction) -> Members:
         living = frozenset(self._world.alive | {self.id})
-        return Present(living, frozenset(self._world.ever - living))
+        return Members(living, frozenset(self._world.ever - living))
 
-    def sweep(self, dead: frozenset[str]) -> None:
+    def remove_dead(self, dead: frozenset[str]) -> None:
         self._world.ever -= dead
 
 
@@ -63,14 +63,14 @@ class Server:
         self.limiter = Limiter()
         self.limiter.configure({"key:k": limits}, world.now)
         self.leases = Leases(self.limiter, Seat(world, name), lambda: world.now)
-        self.running: list[tuple[Taken, int]] = []
+        self.running: list[tuple[Reservation, int]] = []
 
     def tick(self) -> None:
         self.leases.exchange(self.world.database)
 
     def ask(self, tokens: int = 1) -> bool:
         try:
-            taken = self.limiter.take(self.limiter.find(("key:k",)), tokens, self.world.now)
+            taken = self.limiter.reserve(self.limiter.quotas_of(("key:k",)), tokens, self.world.now)
         except QuotaExceeded:
             return False
         self.running.append((taken, tokens))

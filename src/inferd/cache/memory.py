@@ -27,7 +27,7 @@ class _Entry(msgspec.Struct, frozen=True):
     ttl_s: float
 
 
-class _Shelf:
+class _TenantEntries:
     """One tenant's answers, the longest unused first."""
 
     __slots__ = ("entries", "size")
@@ -49,31 +49,31 @@ class MemoryCache:
         self._max_bytes = config.max_bytes
         self._max_entry_bytes = config.max_entry_bytes
         self._now = now
-        self._shelves: dict[bytes, _Shelf] = {}
+        self._tenants: dict[bytes, _TenantEntries] = {}
         self._by_magnitude: list[dict[bytes, None]] = [{} for _ in range(65)]
         self._magnitudes = 0  # bit m: some tenant is in _by_magnitude[m]
         self._by_ttl: dict[float, OrderedDict[bytes, float]] = {}  # in the order in which they expire
         self.num_bytes = 0
 
     def __len__(self) -> int:
-        return sum(len(shelf.entries) for shelf in self._shelves.values())
+        return sum(len(held.entries) for held in self._tenants.values())
 
     def bytes_of(self, tenant: str) -> int:
         """Bytes kept for a tenant."""
-        shelf = self._shelves.get(tenant_digest(tenant))
-        return shelf.size if shelf is not None else 0
+        held = self._tenants.get(tenant_digest(tenant))
+        return held.size if held is not None else 0
 
     async def get(self, key: bytes) -> CachedAnswer | None:
         """The answer kept under a key, unless it is too old."""
         now = self._now()
-        shelf = self._shelves.get(key[:TENANT_BYTES])
-        entry = shelf.entries.get(key) if shelf is not None else None
-        if shelf is None or entry is None:
+        held = self._tenants.get(key[:TENANT_BYTES])
+        entry = held.entries.get(key) if held is not None else None
+        if held is None or entry is None:
             return None
         if entry.expires_at <= now:
             self._remove(key)
             return None
-        shelf.entries.move_to_end(key)
+        held.entries.move_to_end(key)
         return entry.answer
 
     async def put(self, key: bytes, answer: CachedAnswer, ttl_s: float) -> None:
@@ -86,20 +86,20 @@ class MemoryCache:
         if content > self._max_entry_bytes or size > self._max_bytes:
             return
         tenant = key[:TENANT_BYTES]
-        shelf = self._shelves.setdefault(tenant, _Shelf())
-        shelf.entries[key] = _Entry(answer, now + ttl_s, size, ttl_s)
+        held = self._tenants.setdefault(tenant, _TenantEntries())
+        held.entries[key] = _Entry(answer, now + ttl_s, size, ttl_s)
         self._by_ttl.setdefault(ttl_s, OrderedDict())[key] = now + ttl_s
-        self._resize(tenant, shelf, size)
+        self._resize(tenant, held, size)
         while self.num_bytes > self._max_bytes:
             self._evict(tenant)
 
     async def drop_tenant(self, tenant: str) -> None:
-        shelf = self._shelves.get(tenant_digest(tenant))
-        for key in list(shelf.entries) if shelf is not None else ():
+        held = self._tenants.get(tenant_digest(tenant))
+        for key in list(held.entries) if held is not None else ():
             self._remove(key)
 
     async def close(self) -> None:
-        self._shelves.clear()
+        self._tenants.clear()
         self._by_ttl.clear()
         self._by_magnitude = [{} for _ in range(65)]
         self._magnitudes = self.num_bytes = 0
@@ -108,7 +108,7 @@ class MemoryCache:
         """Make room among the tenants that hold most: from the one that stores, if it is one of them."""
         largest = self._by_magnitude[self._magnitudes.bit_length() - 1]
         tenant = storing if storing in largest else next(iter(largest))
-        self._remove(next(iter(self._shelves[tenant].entries)))
+        self._remove(next(iter(self._tenants[tenant].entries)))
 
     def _expire(self, now: float) -> None:
         """Drop what is too old, so that it does not wait in memory until somebody asks for it."""
@@ -123,19 +123,19 @@ class MemoryCache:
 
     def _remove(self, key: bytes) -> None:
         tenant = key[:TENANT_BYTES]
-        shelf = self._shelves.get(tenant)
-        entry = shelf.entries.pop(key, None) if shelf is not None else None
-        if shelf is None or entry is None:
+        held = self._tenants.get(tenant)
+        entry = held.entries.pop(key, None) if held is not None else None
+        if held is None or entry is None:
             return
         self._by_ttl[entry.ttl_s].pop(key)
-        self._resize(tenant, shelf, -entry.size)
+        self._resize(tenant, held, -entry.size)
 
-    def _resize(self, tenant: bytes, shelf: _Shelf, by: int) -> None:
-        before, shelf.size = shelf.size.bit_length(), shelf.size + by
-        after = shelf.size.bit_length()
+    def _resize(self, tenant: bytes, held: _TenantEntries, by: int) -> None:
+        before, held.size = held.size.bit_length(), held.size + by
+        after = held.size.bit_length()
         self.num_bytes += by
-        if not shelf.entries:
-            del self._shelves[tenant]
+        if not held.entries:
+            del self._tenants[tenant]
         if before == after:
             return
         if before:

@@ -22,7 +22,7 @@ BEAT_S: Final = 2.0
 TERM_S: Final = 30.0
 
 
-class Present(NamedTuple):
+class Members(NamedTuple):
     living: frozenset[str]  # with this one
     dead: frozenset[str]
 
@@ -30,11 +30,11 @@ class Present(NamedTuple):
 class Presence(Protocol):
     @property
     def id(self) -> str: ...
-    def look(self, transaction: Transaction) -> Present:
+    def members(self, transaction: Transaction) -> Members:
         """Who uses the database, from its table of gateways."""
         ...
 
-    def sweep(self, dead: frozenset[str]) -> None:
+    def remove_dead(self, dead: frozenset[str]) -> None:
         """What the dead left outside the database can go."""
 
 
@@ -76,7 +76,7 @@ class LockedPresence:
             os.close(self._file)
             self._file = None
 
-    def look(self, transaction: Transaction) -> Present:
+    def members(self, transaction: Transaction) -> Members:
         living: set[str] = {self.id}
         dead: set[str] = set()
         rows = transaction.rows("SELECT id, host, seen_at FROM gateways")
@@ -85,7 +85,7 @@ class LockedPresence:
             gateway, _, seen_at = msgspec.convert(row, tuple[str, str, float])
             if gateway != self.id:
                 (living if self._is_alive(gateway, now - seen_at) else dead).add(gateway)
-        return Present(frozenset(living), frozenset(dead))
+        return Members(frozenset(living), frozenset(dead))
 
     def _is_alive(self, gateway: str, silent_s: float) -> bool:
         try:
@@ -94,7 +94,7 @@ class LockedPresence:
             return not self._everyone_is_here and silent_s < TERM_S
         return is_locked(file)
 
-    def sweep(self, dead: frozenset[str]) -> None:
+    def remove_dead(self, dead: frozenset[str]) -> None:
         """Remove the files of servers that are gone."""
         for gateway in dead:
             with contextlib.suppress(OSError):

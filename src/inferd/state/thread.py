@@ -30,7 +30,7 @@ WAIT_S: Final = 5.0
 _log = logging.getLogger("inferd.state")
 
 
-class _Due:
+class _PeriodicTask:
     """A task that is run again and again."""
 
     __slots__ = ("at", "every_s", "task")
@@ -51,8 +51,8 @@ class StateThread:
         self._connect = connect
         self._changed = changed
         self._database: Database | None = None
-        self._tasks: list[_Due] = []
-        self._farewells: list[Job[None]] = []
+        self._tasks: list[_PeriodicTask] = []
+        self._closing_tasks: list[Job[None]] = []
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._pause_s = MIN_PAUSE_S
         self._retry_at = 0.0
@@ -61,13 +61,13 @@ class StateThread:
 
     # -- from any thread ---------------------------------------------------------------------------
 
-    def every(self, seconds: float, task: Job[None]) -> None:
+    def run_every(self, seconds: float, task: Job[None]) -> None:
         """Run ``task`` at least so often. Before ``start``."""
-        self._tasks.append(_Due(seconds, task))
+        self._tasks.append(_PeriodicTask(seconds, task))
 
-    def at_end(self, task: Job[None]) -> None:
+    def run_at_close(self, task: Job[None]) -> None:
         """Run ``task`` when closing, if the database can be reached. Before ``start``."""
-        self._farewells.append(task)
+        self._closing_tasks.append(task)
 
     def start(self, database: Database) -> None:
         """Take over a database that was opened elsewhere."""
@@ -122,8 +122,8 @@ class StateThread:
                 break
             job()
             self._run_due()
-        for farewell in self._farewells:
-            self._run_task(farewell)
+        for task in self._closing_tasks:
+            self._run_task(task)
         if self._database is not None:
             self._database.close()
 

@@ -1,8 +1,8 @@
-"""Token buckets: how much may pass now, and when a given amount will.
+"""Token buckets: how much a quota allows at this time, and how long a given amount has to wait.
 
-Pure: time is an argument, seconds that never go back. A gateway holds a share of each bucket (all of it
-where it is alone); what the shares do is ``leases.py``'s. One law holds for any interleaving: what was
-taken and not given back is at most ``capacity + rate * time``.
+Time is an argument, in seconds of a clock that never goes back. A server holds a share of each bucket, and all of it
+where it is the only server; ``leases.py`` moves shares between servers. One law holds for any order of calls: the
+amount that was withdrawn and not credited is at most ``capacity + rate * time``.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ _ROUNDING: Final = 1e-9
 
 
 class Bucket:
-    """A share of one limit: ``requests`` and ``tokens`` refill evenly over a minute, ``in_flight`` by give-backs alone.
+    """A share of one limit: ``requests`` and ``tokens`` refill evenly over a minute, ``in_flight`` by credits alone.
 
-    ``level`` may be below zero: debt of requests that turned out larger than the whole bucket.
+    ``level`` may be below zero: the debt of requests that were larger than the whole bucket.
     """
 
     __slots__ = ("at", "demand", "kind", "level", "need", "share", "whole")
 
     def __init__(self, kind: Kind, whole: float, *, share: float, level: float, now: float) -> None:
         self.kind = kind
-        self.whole = whole  # the limit that all shares together make
+        self.whole = whole  # the limit: the sum of the shares of all servers
         self.share = share
         self.level = level
         self.at = now
-        self.demand = 0.0  # amount asked for since the lessor last looked, granted or not
-        self.need = 0.0  # largest amount that failed for want of a larger share
+        self.demand = 0.0  # amount requested since the last measurement, granted or not
+        self.need = 0.0  # largest amount that was refused because the share was too small
 
     @property
     def capacity(self) -> float:
@@ -47,11 +47,11 @@ class Bucket:
             self.at = now
 
     def capped(self, amount: float) -> float:
-        """What an amount costs at first: one larger than the whole bucket waits for a full one."""
+        """The part of an amount that is withdrawn at first: an amount above the limit waits for a full bucket."""
         return min(amount, self.whole)
 
-    def lacks(self, amount: float, now: float) -> float:
-        """How much is missing for ``amount`` to pass; 0: nothing. Notes what was asked."""
+    def shortage(self, amount: float, now: float) -> float:
+        """The part of ``amount`` that is missing now; 0: it can be withdrawn. Records a share that is too small."""
         self.refill(now)
         amount = self.capped(amount)
         missing = amount - self.level
@@ -61,20 +61,20 @@ class Bucket:
             self.need = max(self.need, amount)
         return missing
 
-    def take(self, amount: float, now: float) -> float:
-        """Take an amount that nothing is lacking for; what was taken."""
+    def withdraw(self, amount: float, now: float) -> float:
+        """Withdraw an amount without a shortage. Returns what was withdrawn."""
         self.refill(now)
         amount = self.capped(amount)
         self.level -= amount
         return amount
 
-    def give(self, amount: float, now: float) -> None:
-        """Give back; a negative amount is charged."""
+    def credit(self, amount: float, now: float) -> None:
+        """Return an amount to the bucket; a negative amount is charged."""
         self.refill(now)
         self.level = min(self.capacity, self.level + amount)
 
     def wait_s(self, missing: float) -> float:
-        """Seconds until so much more is there, if nobody else takes it; infinite for ``in_flight``."""
+        """Seconds until ``missing`` is refilled, without other withdrawals; infinite for ``in_flight``."""
         return missing / self.rate if self.rate > 0 else float("inf")
 
     def full_in_s(self, now: float) -> float:
@@ -84,16 +84,16 @@ class Bucket:
 
     # -- the share ---------------------------------------------------------------------------------
 
-    def grow(self, share: float, level: float, now: float) -> None:
-        """Add a part of the bucket, with what is in it."""
+    def add_share(self, share: float, level: float, now: float) -> None:
+        """Add a share of the bucket and the level that belongs to it."""
         self.refill(now)
         self.share += share
         self.level = min(self.capacity, self.level + level)
 
-    def shrink(self, share: float, now: float) -> tuple[float, float]:
-        """Give up at most ``share`` of the bucket; what was given up: (share, level in it).
+    def remove_share(self, share: float, now: float) -> tuple[float, float]:
+        """Remove at most ``share`` of the bucket. Returns the removed share and the level that belonged to it.
 
-        Level goes in proportion. Of ``in_flight`` only what is free can go, and debt stays here.
+        The level is divided in proportion. Only the free part of ``in_flight`` can be removed, and debt stays here.
         """
         self.refill(now)
         share = min(share, self.share)
@@ -109,7 +109,7 @@ class Bucket:
         return share, level
 
     def configure(self, whole: float, now: float) -> None:
-        """Another limit, from now on: what is in use stays in use."""
+        """Set another limit. Amounts in use stay in use."""
         self.refill(now)
         before, self.whole = self.capacity, whole
         if self.kind == "in_flight":

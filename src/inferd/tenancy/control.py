@@ -1,7 +1,7 @@
-"""Keys, quotas, books and kept answers of one server, wired to their database.
+"""Keys, quotas, usage and idempotency of one server, connected to their database.
 
-The composition of this room: opens the database, gives its thread what is due and when, and offers the
-event loop what it may ask. The request path never waits for any of it.
+``Control`` opens the database, registers the periodic tasks of its thread, and offers the operations on keys and usage
+to the event loop. Requests of models never wait for the database here.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from inferd.tenancy.ring import KeyRing
 from inferd.tenancy.usage import COLUMNS, Column, UsageJournal, UsageRow, forget_before, read_usage
 
 REFRESH_S: Final = 0.25
-"""How often changes of keys are looked for. One number is read; a notification of PostgreSQL's would need a
-second connection and could be lost with it, and is no faster than anybody notices."""
+"""Time between two checks for changed keys; each reads one number. PostgreSQL's notifications would need a second
+connection, could be lost with it, and would save at most this time."""
 
 EXCHANGE_S: Final = 0.25
 SETTLE_S: Final = 2.0
@@ -52,12 +52,12 @@ HOURLY_S: Final = 3600.0
 
 
 class Control:
-    """Made, started, used, closed."""
+    """Everything about keys, quotas and usage of one server. Call ``start`` once, then the others, then ``close``."""
 
     def __init__(self, config: Config, emit: Emit = ignore) -> None:
         self._config = config
         self._folder = data_folder(config.state)
-        self._lock = threading.Lock()  # between a refresh and another configuration
+        self._lock = threading.Lock()  # held by a refresh and by a change of the configuration
         self._rows: Sequence[KeyRow] = ()
         self._ring = KeyRing(config.tenants)
         self._limiter = Limiter()
@@ -66,37 +66,37 @@ class Control:
         self._leases = Leases(self._limiter, self._presence)
         self._emit = emit
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = StateThread(self._connect, self._tell)
+        self._thread = StateThread(self._connect, self._emit_availability)
         self.door = KeyDoor(self._ring, self._limiter, self._journal, config, emit)
         self.idempotency = IdempotencyStore(config.state.idempotency_ttl_s, self._thread, self._presence)
 
     async def start(self) -> None:
-        """Open the database and read what the door must know; then keep both current.
+        """Open the database, read keys and shares of limits, and start the thread that keeps them current.
 
         Raises ConfigError (unusable database, newer schema, an exposed address without keys) and
-        StateUnavailable (the database cannot be reached). Nothing is left running then.
+        StateUnavailable (the database cannot be reached). No thread runs after an error.
         """
         self._loop = asyncio.get_running_loop()
         database = await asyncio.to_thread(self._open)
-        self._thread.every(REFRESH_S, self._refresh)
-        self._thread.every(EXCHANGE_S, self._leases.exchange)
-        self._thread.every(BEAT_S, self._presence.beat)
-        self._thread.every(ENTER_S, self._journal.enter)
-        self._thread.every(HOURLY_S, self._forget)
-        self._thread.every(HOURLY_S, self.idempotency.purge)
-        self._thread.at_end(self._journal.close)
-        self._thread.at_end(self._leases.release)
-        self._thread.at_end(self._presence.leave)
+        self._thread.run_every(REFRESH_S, self._refresh)
+        self._thread.run_every(EXCHANGE_S, self._leases.exchange)
+        self._thread.run_every(BEAT_S, self._presence.beat)
+        self._thread.run_every(ENTER_S, self._journal.enter)
+        self._thread.run_every(HOURLY_S, self._purge_usage)
+        self._thread.run_every(HOURLY_S, self.idempotency.purge)
+        self._thread.run_at_close(self._journal.close)
+        self._thread.run_at_close(self._leases.release)
+        self._thread.run_at_close(self._presence.leave)
         self._thread.start(database)
 
     async def close(self) -> None:
-        """Enter the usage, give back what is leased, close the database. Within bounded time."""
+        """Enter the usage into the ledger, return the leases and close the database, within a bounded time."""
         await asyncio.to_thread(self._thread.close)
         self._presence.unlock()
 
     def apply(self, config: Config) -> None:
-        """Tenants of a configuration that was read again; their new limits count as soon as they are leased.
-        The database, and who needs keys, stay as they are."""
+        """Adopt the tenants of a new configuration. New limits hold as soon as they are leased. The database and the
+        requirement of keys stay as they are."""
         self._ring.configure(config.tenants)
         with self._lock:
             self._config = config
@@ -106,10 +106,10 @@ class Control:
         """How much of each tenant's and key's limits is in use at this server."""
         return self._limiter.use(clock.now())
 
-    # -- what may be asked -------------------------------------------------------------------------
+    # -- operations ---------------------------------------------------------------------------------
 
     async def create_key(self, spec: KeySpec, by: Principal) -> NewKey:
-        """Make a key; it opens this server's door when this returns, other servers' within a second.
+        """Create a key. This server accepts it when the call returns, other servers within a second.
         Raises InvalidRequest, Forbidden, StateUnavailable."""
 
         def job(database: Database) -> NewKey:
@@ -123,7 +123,8 @@ class Control:
         return await self._thread.call(lambda database: list_keys(database, now=clock.wall(), tenant=tenant))
 
     async def revoke_key(self, key_id: str) -> KeyInfo:
-        """End a key: at once here, within a second elsewhere; requests in flight go on. Raises KeyNotFound."""
+        """Revoke a key, here at once and at other servers within a second. Requests in flight continue. Raises
+        KeyNotFound."""
 
         def job(database: Database) -> KeyInfo:
             info = revoke_key(database, key_id, now=clock.wall())
@@ -150,7 +151,7 @@ class Control:
         key_id: str | None = None,
         since: str | None = None,
     ) -> list[UsageRow]:
-        """The ledger, with every request that was settled before the call."""
+        """Rows of the ledger, with every request that ended before the call."""
 
         def job(database: Database) -> list[UsageRow]:
             self._journal.enter(database)
@@ -169,26 +170,26 @@ class Control:
             check_exposure(self._config.server, self._ring.num_usable(clock.wall()))
             self._journal.recover(database)
             self._journal.prepare()
-            self._settle(database)
+            self._await_shares(database)
         except BaseException:
-            self._leave(database)
+            self._abandon_start(database)
             raise
         return database
 
     def _lock_folder(self) -> Path:
-        """One that all users of a local database share; for another one this machine's own."""
+        """The folder of lock files: beside a SQLite database, where all its users find it, else in the data folder."""
         path = sqlite_path(self._config.state.url, self._folder)
         return self._folder / "run" if path is None else path.with_name(path.name + "-users")
 
-    def _settle(self, database: Database) -> None:
-        """Let the other servers give this one its share before the first request; not for long."""
+    def _await_shares(self, database: Database) -> None:
+        """Wait for a share of each limit from the other servers, for at most ``SETTLE_S``."""
         deadline = clock.now() + SETTLE_S
-        while not self._leases.is_settled and clock.now() < deadline:
+        while not self._leases.has_every_share and clock.now() < deadline:
             time.sleep(EXCHANGE_S / 4)
             self._leases.exchange(database)
 
-    def _leave(self, database: Database) -> None:
-        """After a start that failed."""
+    def _abandon_start(self, database: Database) -> None:
+        """Undo a start that failed."""
         with contextlib.suppress(StateUnavailable):
             self._journal.close(database)
             self._leases.release(database)
@@ -197,7 +198,7 @@ class Control:
         database.close()
 
     def _connect(self) -> Database:
-        """After an outage: whatever the database says now holds."""
+        """Connect again after an outage and read everything again."""
         database = open_database(self._config.state.url, self._folder)
         try:
             self._presence.enter(database)
@@ -208,8 +209,8 @@ class Control:
         self._leases.reread()
         return database
 
-    def _tell(self, available: bool) -> None:
-        """Events belong to the event loop, which may be over when the thread has last words."""
+    def _emit_availability(self, available: bool) -> None:
+        """Emit the event in the event loop, which may have ended before the thread does."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._emit, StateChanged(available=available))
@@ -222,13 +223,13 @@ class Control:
             try:
                 self._leases.exchange(database)
             except StateUnavailable:
-                # Neither may a revocation wait for leases, nor a new key come without its limits: it is
-                # refused until they are there.
+                # A revocation must not wait for leases, and a new key must not be used without its limits: requests
+                # with it are refused until a share is leased.
                 self._limiter.publish()
 
         self._ring.refresh(database, limit)
 
-    def _forget(self, database: Database) -> None:
+    def _purge_usage(self, database: Database) -> None:
         days = self._config.state.usage_retention_days
         if days is not None:
             forget_before(database, days, clock.wall())

@@ -1,7 +1,7 @@
-"""The door: whose request this is, whether there is quota left, and the books when it is over.
+"""Admission by key: authenticates a request, reserves its quota, and records its usage when it ends.
 
-Knows keys, quotas and the usage journal. Does not know HTTP, and never touches a database: what it
-looks at is in memory, kept current by the database's thread.
+Knows keys, quotas and the usage journal. Does not know HTTP and never touches a database: keys and quotas are in memory,
+and the database's thread keeps them current.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from inferd.errors import ConfigError, QuotaExceeded, Unauthenticated
 from inferd.events import Emit, RefusalReason, RequestRefused, ignore
 from inferd.tenancy.buckets import Kind
 from inferd.tenancy.keys import KeyRow
-from inferd.tenancy.limiter import Limiter, Taken
+from inferd.tenancy.limiter import Limiter, Reservation
 from inferd.tenancy.principal import LOCAL, Limits, Principal
-from inferd.tenancy.ring import KeyRing, line_of
+from inferd.tenancy.ring import KeyRing, families_of
 from inferd.tenancy.usage import Entry, UsageJournal
 from inferd.types import Usage
 
@@ -30,11 +30,13 @@ _REASONS: Final[dict[Kind, RefusalReason]] = {
 
 
 class KeyPermit:
-    """One admitted request: its part of the quotas, and its line in the books."""
+    """One admitted request: what it reserved of its quotas, and its record in the usage journal."""
 
     __slots__ = ("_door", "_is_settled", "_max_tokens", "_model", "_principal", "_taken")
 
-    def __init__(self, door: KeyDoor, principal: Principal, model: str, taken: Taken | None, max_tokens: int) -> None:
+    def __init__(
+        self, door: KeyDoor, principal: Principal, model: str, taken: Reservation | None, max_tokens: int
+    ) -> None:
         self._door = door
         self._principal = principal
         self._model = model
@@ -44,10 +46,10 @@ class KeyPermit:
 
     def learned(self, prompt_tokens: int) -> None:
         if self._taken is not None and not self._is_settled:
-            self._door.limiter.lower(self._taken, prompt_tokens + self._max_tokens, self._door.now())
+            self._door.limiter.reduce(self._taken, prompt_tokens + self._max_tokens, self._door.now())
 
     def settle(self, usage: Usage | None, outcome: str) -> None:
-        """``outcome`` refused: our capacity was the reason, so it does not count as a request either."""
+        """A request with the ``outcome`` refused met a lack of capacity, so it does not count as a request."""
         if self._is_settled:
             return
         self._is_settled = True
@@ -67,7 +69,7 @@ class KeyPermit:
 
 
 class KeyDoor:
-    """Keys from the ring, quotas from the limiter."""
+    """Authenticates with the keys of the ring and reserves with the limiter."""
 
     def __init__(
         self,
@@ -94,8 +96,8 @@ class KeyDoor:
         return self._server.auth == "required"
 
     def authenticate(self, token: str | None) -> Principal:
-        """Whose credential this is. Where no keys are needed, a word that is no key (clients send
-        ``EMPTY``) is as good as none. Raises Unauthenticated."""
+        """The principal of a credential. Where no keys are needed, a text that is not a key (clients send ``EMPTY``)
+        counts as no credential. Raises Unauthenticated."""
         if token is None:
             if not self.needs_keys:
                 return LOCAL
@@ -110,11 +112,11 @@ class KeyDoor:
     def admit(
         self, principal: Principal, request_id: str, model: str, *, prompt_tokens: int, max_tokens: int
     ) -> KeyPermit:
-        quotas = self.limiter.find(self._keys.owners(principal))
+        quotas = self.limiter.quotas_of(self._keys.owners(principal))
         if not quotas:
             return KeyPermit(self, principal, model, None, max_tokens)
         try:
-            taken = self.limiter.take(quotas, prompt_tokens + max_tokens, self.now())
+            taken = self.limiter.reserve(quotas, prompt_tokens + max_tokens, self.now())
         except QuotaExceeded as refused:
             self._emit(RequestRefused(model=model, reason=_REASONS[refused.limit], tenant=principal.tenant))
             raise
@@ -122,16 +124,16 @@ class KeyDoor:
 
 
 def limits_of(rows: Iterable[KeyRow], config: Config) -> dict[str, Limits]:
-    """Every quota there is, by its owner's name. Expired keys count: a clock may be set back."""
+    """All limits, by the name of their owner. Expired keys keep theirs, because the clock may be set back."""
     wanted = {
         f"tenant:{name}": Limits(rpm=tenant.rpm, tpm=tenant.tpm, max_in_flight=tenant.max_in_flight)
         for name, tenant in config.tenants.items()
     }
-    rows = sorted(rows, key=lambda row: row.created_at)  # the family's newest key says
+    rows = sorted(rows, key=lambda row: row.created_at)  # the newest key of a family decides
     by_id = {row.id: row for row in rows}
     live = [row for row in rows if row.revoked_at is None]
-    # Limits of a key that was revoked still hold for the keys that it made.
-    in_force = {family for row in live for family in line_of(row, by_id.get)}
+    # Limits of a revoked key still hold for the keys that were created with it.
+    in_force = {family for row in live for family in families_of(row, by_id.get)}
     for row in (*[row for row in rows if row.revoked_at is not None], *live):
         if row.family in in_force:
             wanted[f"key:{row.family}"] = Limits(rpm=row.rpm, tpm=row.tpm, max_in_flight=row.max_in_flight)
@@ -149,7 +151,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(server: ServerConfig, num_keys: int) -> None:
-    """Raises ConfigError for an address that others can reach while nobody needs a key to use it."""
+    """Raises ConfigError for an address that other machines can reach while no key is needed."""
     if server.auth == "auto" and not is_loopback(server.host) and num_keys == 0:
         raise ConfigError(
             f"Others can reach {server.host}, and there is no API key: create one with "

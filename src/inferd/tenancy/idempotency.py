@@ -1,7 +1,7 @@
-"""One execution per Idempotency-Key: who comes first works, the others get that answer.
+"""One execution per Idempotency-Key: the first request is computed, repetitions get its answer.
 
-Knows digests and finished answers, not HTTP, and not what a request is. Answers are looked up in
-memory, then in the database through its thread: the event loop awaits, and never blocks.
+Knows digests and finished answers. Does not know HTTP or what a request asks for. Answers are looked up in memory, then
+in the database through its thread: the event loop awaits and never blocks.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from inferd.state.presence import Presence
 from inferd.state.thread import StateThread
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""A larger answer is not kept: the same key runs again."""
+"""A larger answer is not stored, and a repetition of its request is computed again."""
 
 MAX_MEMORY_BYTES: Final = 16 * 1024 * 1024
 OVERHEAD_BYTES: Final = 512
-"""What an answer takes in memory beside its body, about: predictions' are often smaller than that."""
+"""Approximate memory of an answer beside its body; bodies of predictions are often smaller."""
 
 MAX_KEY_CHARS: Final = 255
 MAX_TENANT_BYTES: Final = 64 * 1024 * 1024
 KEEP_WAIT_S: Final = 2.0
 WAIT_S: Final = 600.0
-"""Longest time a duplicate waits for the first before it is told to come back."""
+"""Longest time that a repetition waits for the first request before it is refused with a time to retry."""
 
 
 _SQL_ANSWER: Final = "SELECT digest, gateway, status, content_type, body, expires_at FROM answers WHERE name = ?"
@@ -40,25 +40,25 @@ _log = logging.getLogger("inferd.idempotency")
 
 
 class StoredAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """A finished answer as it was sent; a stream's is all of its events, joined."""
+    """A finished answer as it was sent; for a stream, all of its events joined."""
 
     status: int
     content_type: bytes
     body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()  # those that the body cannot be read without
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # headers that are needed to read the body
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
-    gateway: str  # who works on it; empty: there is an answer
+    gateway: str  # the server that computes it; empty: the answer is complete
     status: int
-    content_type: bytes  # and below it, a line each, the answer's headers
+    content_type: bytes  # then the answer's headers, one per line
     body: bytes
     expires_at: float
 
 
 class Claim:
-    """The right to execute. Ends in exactly one of ``finish`` and ``abandon``; later calls do nothing."""
+    """The right to compute the request. It ends by one of ``finish`` and ``abandon``; later calls have no effect."""
 
     __slots__ = ("_ended", "_store", "digest", "name", "tenant")
 
@@ -70,8 +70,8 @@ class Claim:
         self.digest = digest
 
     async def finish(self, answer: StoredAnswer) -> None:
-        """Keep the answer. Await it before the answer's last byte is sent: what a client has seen complete
-        is then repeated even after a crash. Waits ``KEEP_WAIT_S`` at most, and never raises."""
+        """Store the answer. Await this before the last byte of the answer is sent: an answer that a client received
+        completely is then repeated even after a crash. Waits ``KEEP_WAIT_S`` at most and never raises."""
         if not self._ended.is_set():
             try:
                 await self._store.keep(self, answer)
@@ -79,13 +79,13 @@ class Claim:
                 self.withdraw()
 
     def abandon(self) -> None:
-        """The execution failed, or its answer is not to be repeated: the next one with this key runs."""
+        """The request failed, or its answer must not be repeated: the next request with this key is computed."""
         if not self._ended.is_set():
             self._store.drop(self)
             self.withdraw()
 
     def withdraw(self) -> None:
-        """Let those who wait look again."""
+        """Release the key and wake the repetitions that wait for it."""
         self._store.release(self)
         self._ended.set()
 
@@ -101,8 +101,8 @@ class Claim:
 class IdempotencyStore:
     """Claims in progress and finished answers, by tenant and key.
 
-    ``state`` None: in memory alone. What survives a crash: an answer whose ``finish`` returned. What was
-    still running is fresh again, wherever it is asked for next. While the database is away, memory alone decides.
+    Without ``state`` answers are in memory alone. An answer whose ``finish`` returned survives a crash. A request that
+    was still running then is computed again when it is repeated. During an outage of the database only memory is used.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class IdempotencyStore:
         self._answers: OrderedDict[bytes, tuple[bytes, StoredAnswer, float]] = OrderedDict()
 
     async def begin(self, tenant: str, key: str, digest: bytes) -> Claim | StoredAnswer:
-        """A claim for whoever is first, else the first one's answer, waited for if need be.
+        """A claim for the first request with this key; for a repetition, the first request's answer, once it is there.
 
         ``digest`` is of the method, path and body. Raises IdempotencyConflict: code
         ``idempotency_key_reused`` (another body, 422) or ``idempotency_in_progress`` (still being
@@ -155,7 +155,7 @@ class IdempotencyStore:
             return answer
 
     async def keep(self, claim: Claim, answer: StoredAnswer) -> None:
-        """Remember an answer, and have it in the database before returning, if that answers in time."""
+        """Store an answer in memory and, if the database answers in time, in the database."""
         if len(answer.body) > MAX_ANSWER_BYTES:
             self.drop(claim)
             return
@@ -167,7 +167,7 @@ class IdempotencyStore:
         def job(database: Database) -> None:
             with database.transaction() as transaction:
                 _write(transaction, claim, "", answer, expires_at)
-                _bound(transaction, claim.tenant)
+                _limit_tenant(transaction, claim.tenant)
 
         try:
             await self._state.call(job, wait_s=KEEP_WAIT_S)
@@ -175,7 +175,7 @@ class IdempotencyStore:
             _log.error("an answer was not kept for its Idempotency-Key beyond this process: %s", error.message)
 
     def drop(self, claim: Claim) -> None:
-        """Nothing is kept: let others have the key."""
+        """Store nothing, and make the key free at all servers."""
         if self._state is None or self._presence is None:
             return
         me = self._presence.id
@@ -191,12 +191,12 @@ class IdempotencyStore:
             del self._claims[claim.name]
 
     def purge(self, database: Database) -> None:
-        """Remove what is over. Runs in the database's thread."""
+        """Remove expired answers. Runs in the database's thread."""
         with database.transaction(durable=False) as transaction:
             transaction.execute("DELETE FROM answers WHERE expires_at <= ?", (clock.wall(),))
 
     async def _look_up(self, claim: Claim) -> StoredAnswer | None:
-        """What the database says of a key; None: the claim is ours, and written there."""
+        """The answer that the database holds; None: the claim of this server was written."""
         if self._state is None or self._presence is None:
             return None
         presence, wall = self._presence, clock.wall()
@@ -208,7 +208,7 @@ class IdempotencyStore:
                 row = msgspec.convert(found[0], _Row) if found else None
                 if row is not None and row.expires_at > wall:
                     is_ours_to_redo = row.gateway == presence.id or (
-                        row.gateway and row.gateway not in presence.look(transaction).living
+                        row.gateway and row.gateway not in presence.members(transaction).living
                     )
                     if not is_ours_to_redo:
                         return row
@@ -274,8 +274,8 @@ def _write(transaction: Transaction, claim: Claim, gateway: str, answer: StoredA
     )
 
 
-def _bound(transaction: Transaction, tenant: str) -> None:
-    """Keep a tenant's answers within its bytes: the oldest go first, and never another tenant's."""
+def _limit_tenant(transaction: Transaction, tenant: str) -> None:
+    """Remove the oldest answers of a tenant beyond ``MAX_TENANT_BYTES``."""
     rows = transaction.rows(
         "SELECT name, length(body) FROM answers WHERE tenant = ? AND gateway = '' ORDER BY expires_at DESC", (tenant,)
     )
@@ -288,7 +288,7 @@ def _bound(transaction: Transaction, tenant: str) -> None:
 
 
 def _name(tenant: str, key: str) -> bytes:
-    """What a key is known by: no tenant can guess or meet another's."""
+    """The name of a key in the store: keys of different tenants never collide."""
     return hashlib.sha256(tenant.encode() + b"\0" + key.encode()).digest()
 
 

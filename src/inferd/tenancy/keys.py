@@ -1,11 +1,10 @@
-"""API keys: made, shown once, kept as hashes, ended and replaced.
+"""API keys in the database: create, list, revoke and rotate.
 
-Knows the database's rows and what a key's text looks like. Does not know HTTP, nor what a server holds of
-them in memory (``ring.py``).
+Knows the rows of keys and the form of a key's text. Does not know HTTP, or the copies of keys in memory (``ring.py``).
 
 A key is ``sk-inf-<id>-<secret>``. The id finds the row; the secret is 256 random bits, of which only the
-SHA-256 is kept. A slow hash would protect a secret that a person chose, which can be guessed; 2^256
-equally likely ones cannot, however fast the hash is, and a request must not cost a slow one.
+SHA-256 is stored. A slow hash protects passwords, which can be guessed. A secret of 256 random bits cannot be guessed
+however fast the hash is, and each request would pay for a slow one.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ COLUMNS: Final = (
 
 
 class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody asks a new key to be."""
+    """The properties of a key that is to be created."""
 
     tenant: str
     name: str = ""
@@ -55,7 +54,7 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be told of a key: everything but its secret."""
+    """Everything about a key except its secret."""
 
     id: str
     prefix: str  # how its text begins
@@ -71,11 +70,11 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     expires_at: float | None
     revoked_at: float | None
-    family: str  # the key it was rotated from at first; limits belong to the family
+    family: str  # id of the first key before all rotations; limits belong to the family
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The one time that a key's text is shown."""
+    """A new key with its text, which is shown once and not stored."""
 
     key: str
     info: KeyInfo
@@ -144,11 +143,11 @@ class KeyRow(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-# -- what is done to keys, in the database's thread or by the command line ---------------------------
+# -- operations on keys, in the database's thread or in a command ------------------------------------
 
 
 def create_key(database: Database, spec: KeySpec, *, by: Principal, now: float) -> NewKey:
-    """Make a key. ``now``: seconds since the epoch. Raises InvalidRequest, Forbidden, StateUnavailable.
+    """Create a key. ``now``: seconds since the epoch. Raises InvalidRequest, Forbidden, StateUnavailable.
 
     When this returns, the key survives a crash of the machine.
     """
@@ -161,7 +160,7 @@ def create_key(database: Database, spec: KeySpec, *, by: Principal, now: float) 
 
 
 def list_keys(database: Database, *, now: float, tenant: str | None = None) -> list[KeyInfo]:
-    """Every key, or a tenant's, oldest first, revoked ones as well."""
+    """All keys, or those of a tenant, the oldest first, with revoked keys."""
     where, values = ("", ()) if tenant is None else (" WHERE tenant = ?", (tenant,))
     with database.reading() as transaction:
         rows = transaction.rows(f"SELECT {COLUMNS} FROM keys{where} ORDER BY created_at, id", values)
@@ -169,7 +168,7 @@ def list_keys(database: Database, *, now: float, tenant: str | None = None) -> l
 
 
 def revoke_key(database: Database, key_id: str, *, now: float) -> KeyInfo:
-    """End a key, now, and forget its hash. Revoking it again changes nothing. Raises KeyNotFound."""
+    """Revoke a key at ``now`` and delete its hash. Idempotent. Raises KeyNotFound."""
     with database.transaction() as transaction:
         found = _find(transaction, key_id)
         if found.revoked_at is None:
@@ -181,10 +180,10 @@ def revoke_key(database: Database, key_id: str, *, now: float) -> KeyInfo:
 
 
 def rotate_key(database: Database, key_id: str, *, by: Principal, overlap_s: float, now: float) -> NewKey:
-    """A new key that may what the old one may; the old one ends after ``overlap_s``.
+    """Create a key with the properties of an old key, which expires after ``overlap_s``.
 
-    Limits are one family's, so two keys during the overlap do not get twice as much. Raises KeyNotFound,
-    InvalidRequest (a key that is over), Forbidden.
+    Both keys share the limits of their family during the overlap. Raises KeyNotFound, InvalidRequest (the key is
+    revoked or expired), Forbidden.
     """
     if not 0 <= overlap_s <= MAX_NUMBER:
         raise InvalidRequest(f"An overlap of {overlap_s:g} s is not possible; give 0 or more.", param="overlap")
@@ -243,7 +242,7 @@ def check_spec(spec: KeySpec) -> None:
 
 
 def check_not_stronger(spec: KeySpec, by: Principal, expires_at: float | None) -> None:
-    """A credential never makes one that may more, or lives longer, than itself. Raises Forbidden."""
+    """A key must not create a key with more permissions or a later expiry than its own. Raises Forbidden."""
     if not by.may("admin"):
         raise Forbidden("Making keys needs the scope admin.", param="scopes")
     if by.tenant and spec.tenant != by.tenant:
@@ -268,8 +267,8 @@ def check_not_stronger(spec: KeySpec, by: Principal, expires_at: float | None) -
 
 
 def _covers(mine: str, asked: str) -> bool:
-    """Whether every name that ``asked`` matches is matched by ``mine``. A pattern is covered by itself, by
-    one that is a plain prefix of it with a star behind, or by a star; when in doubt it is not."""
+    """Whether ``mine`` matches every name that ``asked`` matches. A pattern is covered by the same pattern, by a plain
+    prefix of it with a star at the end, and by a star. Other patterns count as not covered."""
     if mine in (asked, "*"):
         return True
     if any(letter in asked for letter in "*?["):

@@ -1,13 +1,12 @@
-"""Several servers, one limit: each holds a leased share of every bucket, and refills that share by itself.
+"""One limit for several servers: each server leases a share of every bucket and refills that share by itself.
 
-The database keeps the free part (its level, and when that was true) and who holds which share. Shares never
-add up to more than 1, and a share travels with what is in it, so together the servers never grant more
-than the bucket holds. A server alone holds everything, and then the database is not asked again.
+The database holds the free part of a bucket (its level and the time of that level) and the share of each server. Shares
+never add up to more than 1, and a share moves together with its level, so the servers never grant more than the bucket
+holds. A server that is alone holds everything and does not ask the database again.
 
-Who needs more than it holds says so in its row; the others see that and give up what they use less. All
-of it happens in the database's thread, at most a few times a second. A server that dies takes the
-level of its share with it; the share itself is free again as soon as its death is known, and begins
-empty. While the database is away each goes on with the share it has.
+A server that needs more writes this into its row. Other servers read it and release what they use less. This happens in
+the database's thread, at most a few times a second. When a server dies, the level of its share is lost; the share is
+free as soon as the death is known, and starts empty. During an outage of the database each server keeps its share.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ import msgspec
 
 from inferd import clock
 from inferd.state.database import Database, Instant, Transaction, next_number, number
-from inferd.state.presence import Presence, Present
+from inferd.state.presence import Members, Presence
 from inferd.tenancy.buckets import Bucket
 from inferd.tenancy.limiter import Limiter
 
 MEASURE_S: Final = 1.0
 IDLE_PART: Final = 0.1
-"""Of a bucket in demand, the part that stays spread evenly: somebody's next request may come anywhere."""
+"""The part of a bucket in demand that is divided evenly, because the next request may reach any server."""
 
 NOTEWORTHY: Final = 0.05
-"""Smaller differences of shares are not worth a transaction."""
+"""Smaller differences of shares are not written."""
 
 MANY: Final = 50
 
@@ -37,15 +36,15 @@ _SQL_BUCKETS: Final = "SELECT name, level, at, epoch FROM buckets"
 
 
 class Claimant(NamedTuple):
-    """What a server holds of a bucket and would like to."""
+    """The share of a bucket that a server holds, and what it needs."""
 
     share: float = 0.0
-    demand: float = 0.0  # amount per second that was asked for
+    demand: float = 0.0  # amount per second that was requested
     need: float = 0.0  # the largest request that its share was too small for
 
 
 class Free(NamedTuple):
-    """The part of a bucket that nobody holds."""
+    """The part of a bucket that no server holds."""
 
     level: float
     at: float
@@ -68,10 +67,10 @@ class _FreeRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 def split(whole: float, claimants: dict[str, Claimant]) -> dict[str, float]:
-    """The share of a bucket that each should have; they add up to 1.
+    """The share of a bucket that each server should have; they add up to 1.
 
-    By demand, a tenth evenly; evenly without any demand. A share too small for a single request of
-    its holder is of no use, so the least demanding of such go without.
+    ``IDLE_PART`` is divided evenly and the rest by demand; everything evenly without demand. A share that is too small
+    for one request of its server is useless, so of these servers those with the least demand get none.
     """
     left = dict(claimants)
     while True:
@@ -89,7 +88,7 @@ def split(whole: float, claimants: dict[str, Claimant]) -> dict[str, float]:
 
 
 def refilled(free: Free, share: float, bucket: Bucket, now: Instant) -> Free:
-    """The free part at ``now``. After the machine was booted nobody knows how long that took: nothing is added."""
+    """The free part at ``now``. Nothing is added after a boot of the machine, because its length is unknown."""
     elapsed = max(0.0, now.seconds - free.at) if free.epoch == now.epoch else 0.0
     capacity = share * bucket.whole
     rate = 0.0 if bucket.kind == "in_flight" else capacity / 60.0
@@ -98,7 +97,7 @@ def refilled(free: Free, share: float, bucket: Bucket, now: Instant) -> Free:
 
 
 class Leases:
-    """This server's shares. Everything here runs in the database's thread."""
+    """The shares of this server. All methods run in the database's thread."""
 
     def __init__(self, limiter: Limiter, presence: Presence, now: Callable[[], float] = clock.now) -> None:
         self._limiter = limiter
@@ -111,25 +110,26 @@ class Leases:
         self._measured_at = now()
 
     @property
-    def is_settled(self) -> bool:
-        """Whether this server holds something of every bucket."""
+    def has_every_share(self) -> bool:
+        """Whether this server holds a share of every bucket."""
         return all(bucket.share > 0 for bucket in self._limiter.buckets().values())
 
     def reread(self) -> None:
-        """Look at everything again: the database may be another one."""
+        """Read all leases at the next exchange: the database may be another one."""
         self._living = frozenset()
 
     def exchange(self, database: Database) -> None:
-        """Give up what others need more, take what is free and wanted here. Raises StateUnavailable."""
+        """Release shares that other servers need more, and lease free shares that are needed here. Raises
+        StateUnavailable."""
         self._exchange(database)
         self._limiter.publish()
 
     def _exchange(self, database: Database) -> None:
         buckets = self._limiter.buckets()
-        wishes = self._measure(buckets)
+        needs = self._measure(buckets)
         with database.reading() as transaction:
             version = number(transaction, "leases")
-            present = self._presence.look(transaction)
+            present = self._presence.members(transaction)
             changed: set[str] = set()
             if version != self._version and len(present.living) > 1:
                 rows = transaction.rows(
@@ -142,17 +142,17 @@ class Leases:
         else:
             names = {name for name in buckets if name in changed or name not in self._published}
             if len(present.living) > 1:
-                names |= {name for name in buckets if _is_news(wishes[name], self._published.get(name))}
+                names |= {name for name in buckets if _is_news(needs[name], self._published.get(name))}
         gone = self._published.keys() - buckets.keys()
         if not names and not gone and not present.dead:
             self._version = version
             return
-        self._settle(database, present, {name: buckets[name] for name in sorted(names)}, wishes, gone)
+        self._rebalance(database, present, {name: buckets[name] for name in sorted(names)}, needs, gone)
         self._version = version  # not the number just taken: others may have written since it was read
         self._living = present.living
 
     def release(self, database: Database) -> None:
-        """Give everything back, with what is in it."""
+        """Return all shares with their levels."""
         with database.transaction(durable=False) as transaction:
             transaction.lock()
             now = transaction.now()
@@ -162,7 +162,7 @@ class Leases:
                 free = frees.get(name, _full(bucket, now))
                 free = refilled(free, _free_share(leases.get(name, {})), bucket, now)
                 with self._limiter.lock:
-                    _, level = bucket.shrink(bucket.share, self._now())
+                    _, level = bucket.remove_share(bucket.share, self._now())
                     level += min(bucket.level, 0.0)  # debt
                 _write_free(transaction, name, free._replace(level=free.level + level))
             transaction.execute("DELETE FROM leases WHERE gateway = ?", (self._presence.id,))
@@ -171,10 +171,10 @@ class Leases:
         self._living = frozenset()
 
     def _measure(self, buckets: dict[str, Bucket]) -> dict[str, Claimant]:
-        """What this server would like: the recent rate of what was asked, whether or not it was granted."""
+        """The needs of this server: the recent rate of requested amounts, granted or not."""
         now = self._now()
         elapsed = now - self._measured_at
-        wishes: dict[str, Claimant] = {}
+        needs: dict[str, Claimant] = {}
         with self._limiter.lock:
             for name, bucket in buckets.items():
                 demand = self._demands.get(name, 0.0)
@@ -186,18 +186,18 @@ class Leases:
                     bucket.demand = bucket.need = 0.0
                 elif demand == 0.0 and bucket.demand > 0:  # a first request need not wait to be measured
                     demand = self._demands[name] = bucket.demand
-                wishes[name] = Claimant(bucket.share, demand, need)
+                needs[name] = Claimant(bucket.share, demand, need)
         if elapsed >= MEASURE_S:
             self._measured_at = now
             self._demands = {name: demand for name, demand in self._demands.items() if name in buckets}
-        return wishes
+        return needs
 
-    def _settle(
+    def _rebalance(
         self,
         database: Database,
-        present: Present,
+        present: Members,
         buckets: dict[str, Bucket],
-        wishes: dict[str, Claimant],
+        needs: dict[str, Claimant],
         gone: Iterable[str],
     ) -> None:
         me = self._presence.id
@@ -210,19 +210,19 @@ class Leases:
             leases, known = _read(transaction, buckets)
             for name, bucket in buckets.items():
                 rows = leases.get(name, {})
-                # Refilled before it changes hands: what the dead left joins it empty.
+                # Refilled before shares move: shares of dead servers are added empty.
                 free = known.get(name, _full(bucket, now))
                 free = refilled(free, _free_share(rows), bucket, now)
                 living = {gateway: rows.get(gateway, Claimant()) for gateway in present.living}
                 free_share = _free_share(living)
                 if bucket.kind == "in_flight":
                     free = free._replace(level=free_share * bucket.whole)
-                mine = self._agree(bucket, living[me].share)
-                living[me] = wishes[name]._replace(share=mine)
+                mine = self._adopt_share(bucket, living[me].share)
+                living[me] = needs[name]._replace(share=mine)
                 more = split(bucket.whole, living)[me] - mine
                 if more < -NOTEWORTHY or (more < 0 and mine <= NOTEWORTHY):
                     with self._limiter.lock:
-                        share, level = bucket.shrink(-more, self._now())
+                        share, level = bucket.remove_share(-more, self._now())
                     mine -= share
                     free = free._replace(level=free.level + level)
                 elif more > 0 and free_share > 0:
@@ -234,18 +234,18 @@ class Leases:
                 row = rows.get(me)
                 if row is None or row.share != mine or present.dead:
                     frees[name] = free
-                if row is None or row.share != mine or _is_news(wishes[name], row):
-                    claims[name] = wishes[name]._replace(share=mine)
+                if row is None or row.share != mine or _is_news(needs[name], row):
+                    claims[name] = needs[name]._replace(share=mine)
             self._write(transaction, frees, claims, gone, present, now)
         with self._limiter.lock:
             for bucket, share, level in taken:
-                bucket.grow(share, level, self._now())
+                bucket.add_share(share, level, self._now())
         for name in gone:
             self._published.pop(name, None)
         for name in buckets:
             self._published.setdefault(name, Claimant())
         self._published.update(claims)
-        self._presence.sweep(present.dead)
+        self._presence.remove_dead(present.dead)
 
     def _write(
         self,
@@ -253,10 +253,10 @@ class Leases:
         frees: dict[str, Free],
         claims: dict[str, Claimant],
         gone: Iterable[str],
-        present: Present,
+        present: Members,
         now: Instant,
     ) -> None:
-        """What changed, and nothing else: others look at whatever takes the next number."""
+        """Write the changes and nothing else: other servers read every row with a new version."""
         me = self._presence.id
         for name, free in frees.items():
             _write_free(transaction, name, free)
@@ -267,7 +267,7 @@ class Leases:
         for gateway in present.dead:
             for row in transaction.rows("SELECT bucket FROM leases WHERE gateway = ?", (gateway,)):
                 name = msgspec.convert(row[0], str)
-                if name not in frees:  # a bucket that this server does not know: it may have none of that share's past
+                if name not in frees:  # a bucket unknown to this server: its free share starts empty
                     transaction.execute(
                         "UPDATE buckets SET at = ?, epoch = ? WHERE name = ?", (now.seconds, now.epoch, name)
                     )
@@ -281,18 +281,18 @@ class Leases:
                 (name, name),
             )
 
-    def _agree(self, bucket: Bucket, share: float) -> float:
-        """Make the bucket's share what the database says it is; what it then is.
+    def _adopt_share(self, bucket: Bucket, share: float) -> float:
+        """Set the bucket's share to the share in the database. Returns it.
 
-        More there than here: a transaction failed after something had been given up here. Less: this
-        server was taken for dead, or an older copy of the database was put in its place.
+        The database has more where a transaction failed after a share was released here. It has less where this server
+        was counted as dead, or where an older copy of the database replaced it.
         """
         with self._limiter.lock:
             if share < bucket.share:
-                bucket.shrink(bucket.share - share, self._now())
+                bucket.remove_share(bucket.share - share, self._now())
             elif share > bucket.share:
                 level = (share - bucket.share) * bucket.whole if bucket.kind == "in_flight" else 0.0
-                bucket.grow(share - bucket.share, level, self._now())
+                bucket.add_share(share - bucket.share, level, self._now())
             return bucket.share
 
 
@@ -300,17 +300,17 @@ def _free_share(claimants: dict[str, Claimant]) -> float:
     return max(0.0, 1.0 - sum(claimant.share for claimant in claimants.values()))
 
 
-def _is_news(wish: Claimant, published: Claimant | None) -> bool:
-    """Whether others must hear of it."""
-    if published is None or wish.need > published.need:
+def _is_news(claim: Claimant, published: Claimant | None) -> bool:
+    """Whether other servers must know this claim."""
+    if published is None or claim.need > published.need:
         return True
-    if (wish.demand == 0) != (published.demand == 0):
+    if (claim.demand == 0) != (published.demand == 0):
         return True
-    return abs(wish.demand - published.demand) > 0.5 * published.demand
+    return abs(claim.demand - published.demand) > 0.5 * published.demand
 
 
 def _full(bucket: Bucket, now: Instant) -> Free:
-    """What a bucket is before its first request."""
+    """The state of a bucket before its first request."""
     return Free(bucket.whole, now.seconds, now.epoch)
 
 

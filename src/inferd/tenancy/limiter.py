@@ -1,7 +1,7 @@
-"""Takes requests from their quotas, all or none, and settles them exactly.
+"""Reserves a request in all of its quotas or in none, and charges exactly what it used when it ends.
 
-Knows a key's and a tenant's buckets; neither HTTP nor the database. The event loop takes and gives;
-the database's thread moves shares (``leases.py``); one lock, held for microseconds, is between them.
+Knows the buckets of keys and tenants; does not know HTTP or the database. The event loop reserves and settles, and the
+database's thread moves shares (``leases.py``). One lock, held for microseconds, protects the buckets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inferd.tenancy.buckets import KINDS, Bucket, Kind
 from inferd.tenancy.principal import Limits
 
 SHARE_WAIT_S: Final = 1.0
-"""A request that needs a larger share than this gateway holds is told to come back after this."""
+"""Time to retry for a request that needs a larger share than this server holds."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -30,7 +30,7 @@ _WORDS: Final[dict[Kind, tuple[str, str]]] = {
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a request did not pass."""
+    """Why a request was refused."""
 
     kind: Kind
     owner: str
@@ -56,11 +56,11 @@ class Quota:
     def __init__(self, name: str) -> None:
         self.name = name
         self.buckets: dict[Kind, Bucket] = {}
-        self.hold_s = 1.0  # how long a request holds its place, recently (EWMA)
+        self.hold_s = 1.0  # moving average (EWMA) of the duration of requests
 
 
-class Taken:
-    """One request's part of its quotas: what exactly was taken from which bucket."""
+class Reservation:
+    """The amounts that one request withdrew from the buckets of its quotas."""
 
     __slots__ = ("began_at", "flights", "quotas", "requests", "tokens")
 
@@ -73,17 +73,17 @@ class Taken:
 
 
 class Limiter:
-    """Every quota by its owner's name. ``is_whole``: new buckets begin full and whole (no lessor)."""
+    """All quotas by the name of their owner. ``is_whole``: new buckets start with their whole share, without leases."""
 
     def __init__(self, *, is_whole: bool = False) -> None:
         self.lock = threading.Lock()
         self._quotas: dict[str, Quota] = {}
         self._is_whole = is_whole
-        self._coming: list[tuple[Quota, Bucket]] = []  # not in force yet: their shares are not leased
+        self._coming: list[tuple[Quota, Bucket]] = []  # not in force: their shares are not leased yet
 
     def configure(self, wanted: Mapping[str, Limits], now: float) -> None:
-        """Have exactly these owners' limits. What is in use stays counted. New buckets come into force with
-        ``publish``: before their shares are there they would refuse everything."""
+        """Set the limits of all owners. Amounts in use stay counted. New buckets come into force with ``publish``: without
+        a share they would refuse every request."""
         with self.lock:
             for name in [name for name in self._quotas if name not in wanted]:
                 del self._quotas[name]
@@ -117,7 +117,7 @@ class Limiter:
             self._coming.clear()
 
     def use(self, now: float) -> list[QuotaUse]:
-        """Every limit that is in force, for people."""
+        """The use of every limit that is in force, for display."""
         with self.lock:
             found = []
             for quota in self._quotas.values():
@@ -128,7 +128,7 @@ class Limiter:
             return found
 
     def buckets(self) -> dict[str, Bucket]:
-        """Every bucket by its name in the database, also those to come. Hold the lock to change one."""
+        """All buckets by their names in the database, with those not in force. Hold the lock to change one."""
         with self.lock:
             found = {
                 f"{quota.name}/{kind}": bucket
@@ -137,70 +137,70 @@ class Limiter:
             }
             return found | {f"{quota.name}/{bucket.kind}": bucket for quota, bucket in self._coming}
 
-    def find(self, names: Iterable[str]) -> tuple[Quota, ...]:
-        """The quotas that these owners have."""
+    def quotas_of(self, names: Iterable[str]) -> tuple[Quota, ...]:
+        """The quotas of these owners."""
         return tuple(quota for quota in map(self._quotas.get, names) if quota is not None)
 
-    def take(self, quotas: tuple[Quota, ...], tokens: int, now: float) -> Taken:
-        """One request of so many tokens at most. Raises QuotaExceeded, and has then taken nothing."""
+    def reserve(self, quotas: tuple[Quota, ...], tokens: int, now: float) -> Reservation:
+        """Reserve one request of at most ``tokens`` tokens. Raises QuotaExceeded, and then reserves nothing."""
         with self.lock:
             refusal: Refusal | None = None
             for quota in quotas:
                 for kind, bucket in quota.buckets.items():
                     amount = float(tokens) if kind == "tokens" else 1.0
                     bucket.demand += bucket.capped(amount)
-                    missing = bucket.lacks(amount, now)
+                    missing = bucket.shortage(amount, now)
                     if missing > 0:
                         wait_s = _wait_s(quota, bucket, amount, missing)
                         if refusal is None or wait_s > refusal.retry_after_s:
                             refusal = Refusal(kind, quota.name, bucket.whole, amount, wait_s)
             if refusal is not None:
                 raise _refused(refusal, _headers(quotas, now))
-            taken = Taken(quotas, now)
+            taken = Reservation(quotas, now)
             for quota in quotas:
                 for kind, bucket in quota.buckets.items():
                     if kind == "tokens":
-                        taken.tokens.append((bucket, bucket.take(float(tokens), now)))
+                        taken.tokens.append((bucket, bucket.withdraw(float(tokens), now)))
                         continue
-                    bucket.take(1.0, now)
+                    bucket.withdraw(1.0, now)
                     if kind == "requests":
                         taken.requests.append(bucket)
                     else:
                         taken.flights.append((quota, bucket))
         return taken
 
-    def lower(self, taken: Taken, tokens: int, now: float) -> None:
-        """The request will take ``tokens`` at most: give back what was taken beyond."""
+    def reduce(self, taken: Reservation, tokens: int, now: float) -> None:
+        """Return what was reserved beyond ``tokens``, the new upper bound of the request."""
         with self.lock:
             for index, (bucket, amount) in enumerate(taken.tokens):
                 if tokens < amount:
-                    bucket.give(amount - tokens, now)
+                    bucket.credit(amount - tokens, now)
                     taken.tokens[index] = (bucket, float(tokens))
 
-    def settle(self, taken: Taken, tokens: int, *, refund: bool, now: float) -> None:
-        """The request took so many tokens and is over; ``refund``: it does not count as a request."""
+    def settle(self, taken: Reservation, tokens: int, *, refund: bool, now: float) -> None:
+        """Charge a request that ended for ``tokens``. ``refund``: it does not count as a request."""
         with self.lock:
             for bucket, amount in taken.tokens:
-                bucket.give(amount - tokens, now)
+                bucket.credit(amount - tokens, now)
             for quota, bucket in taken.flights:
-                bucket.give(1.0, now)
+                bucket.credit(1.0, now)
                 quota.hold_s += 0.2 * (max(now - taken.began_at, 0.0) - quota.hold_s)
             if refund:
                 for bucket in taken.requests:
-                    bucket.give(1.0, now)
+                    bucket.credit(1.0, now)
 
-    def headers(self, taken: Taken, now: float) -> Headers:
+    def headers(self, taken: Reservation, now: float) -> Headers:
         """``x-ratelimit-*`` of the tightest quota of each kind."""
         with self.lock:
             return _headers(taken.quotas, now)
 
 
 def _wait_s(quota: Quota, bucket: Bucket, amount: float, missing: float) -> float:
-    """When the same request would pass, as far as can be known."""
+    """Estimated seconds until the same request would be admitted."""
     if bucket.kind == "in_flight":
         in_use = max(bucket.capacity - bucket.level, 1.0)
         return max(quota.hold_s / in_use, 0.05) if bucket.capacity >= 1 else SHARE_WAIT_S
-    if bucket.capped(amount) > bucket.capacity:  # another gateway holds the rest
+    if bucket.capped(amount) > bucket.capacity:  # another server holds the rest
         return max(SHARE_WAIT_S, missing * 60.0 / bucket.whole)
     return bucket.wait_s(missing)
 

@@ -1,6 +1,6 @@
-"""Who asks: the identity that a credential stands for, and what it allows.
+"""The identity of a request: the principal that a credential stands for, and what it allows.
 
-Knows neither HTTP nor where keys are kept.
+Does not know HTTP or where keys are stored.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from inferd.config.versions import base_of
 from inferd.types import Priority, Usage
 
 KeyScope = Literal["infer", "models", "metrics", "admin"]
-"""What a key can be given. infer: use models; models: list them; metrics: read numbers; admin: everything that
-changes the server. admin includes the others."""
+"""The scopes of a key. infer: use models; models: list them; metrics: read metrics; admin: change the server.
+admin includes the others."""
 
 Scope = Literal["public"] | KeyScope
-"""What a route asks for. public: nothing, so no key is given it."""
+"""The scope that a route requires. public: none; it is not a scope of a key."""
 
 GRANTABLE: tuple[KeyScope, ...] = get_args(KeyScope)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much in a minute, and at once; None: no limit."""
+    """Requests and tokens per minute, and requests at the same time; None: no limit."""
 
     rpm: int | None = None
     tpm: int | None = None
@@ -32,13 +32,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a request comes from. Immutable; made from a key, or for somebody without one."""
+    """The identity of a request, made from its key; ``LOCAL`` where no key is needed."""
 
     key_id: str = ""  # empty: no key was needed
     tenant: str = ""
     scopes: frozenset[Scope] = frozenset(("infer", "models", "metrics"))
     models: tuple[str, ...] = ()  # names or patterns (team-*); none: every model
-    priority: Priority = -2  # the best class it may ask for, which it also gets when it does not ask
+    priority: Priority = -2  # the best class that a request may ask for
     default_priority: Priority = 0  # the class of a request that asks for none
     weight: float = 1.0
     region: str = ""
@@ -50,7 +50,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return scope == "public" or scope in self.scopes or "admin" in self.scopes
 
     def may_use(self, model: str) -> bool:
-        """Whoever may use a model may use its versions."""
+        """Permission for a model is permission for its versions."""
         if not self.models:
             return True
         names = (model, base_of(model))
@@ -58,20 +58,20 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LOCAL = Principal()
-"""Somebody on this machine while no keys are needed: may infer, list and read metrics, not administrate."""
+"""A request without a key, where no keys are needed: it may infer, list models and read metrics, not administrate."""
 
 OPERATOR = Principal(key_id="operator", scopes=frozenset(GRANTABLE))
-"""Whoever can open the control socket: the user the server runs as."""
+"""A request over the control socket, which only the user that the server runs as can open."""
 
 
 class Permit(Protocol):
-    """One admitted request's part of its quotas. Settled exactly once, however the request ends."""
+    """The part of its quotas that an admitted request holds. It is settled exactly once, however the request ends."""
 
     def learned(self, prompt_tokens: int) -> None:
-        """The prompt's true length is known: give back what was reserved beyond it. Idempotent."""
+        """Return what was reserved beyond the real length of the prompt. Idempotent."""
 
     def settle(self, usage: Usage | None, outcome: str) -> None:
-        """The end: charge what was used (None: nothing was computed) and give back the rest. Idempotent."""
+        """Charge what was used (None: nothing was computed) and return the rest of the reservation. Idempotent."""
 
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
         """``x-ratelimit-*`` as they stand now; empty where there are no limits."""
@@ -79,22 +79,22 @@ class Permit(Protocol):
 
 
 class Door(Protocol):
-    """Decides who comes in. Nothing here waits for a database."""
+    """Authenticates and admits requests. No method waits for a database."""
 
     def authenticate(self, token: str | None) -> Principal:
-        """Whose credential this is; None where the client sent none. Raises Unauthenticated."""
+        """The principal of a credential; None: the client sent none. Raises Unauthenticated."""
         ...
 
     def admit(
         self, principal: Principal, request_id: str, model: str, *, prompt_tokens: int, max_tokens: int
     ) -> Permit:
-        """Take one request, and upper bounds of its tokens, from the quotas. Raises QuotaExceeded, whose
-        ``retry_after_s`` is when the same request would pass."""
+        """Reserve one request and upper bounds of its tokens. Raises QuotaExceeded, whose ``retry_after_s`` says when
+        the same request would be admitted."""
         ...
 
 
 class OpenPermit:
-    """Where nothing is limited and nobody keeps books."""
+    """The permit of a server without limits and without usage records."""
 
     def learned(self, prompt_tokens: int) -> None:
         pass
@@ -107,7 +107,7 @@ class OpenPermit:
 
 
 class OpenDoor:
-    """Everybody is ``LOCAL``: no keys, no limits, no books. For tests and libraries."""
+    """Admits every request as ``LOCAL``: no keys, limits or usage records. For tests and libraries."""
 
     def authenticate(self, token: str | None) -> Principal:
         return LOCAL

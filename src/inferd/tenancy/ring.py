@@ -1,6 +1,6 @@
-"""The ring of keys that a server holds in memory: finds the key that a credential is.
+"""The keys that a server holds in memory, and the comparison of a credential with them.
 
-Knows rows of keys and how they are compared. Does not know how they are made, nor HTTP.
+Knows rows of keys and how secrets are compared. Does not know how keys are created, or HTTP.
 """
 
 from __future__ import annotations
@@ -20,49 +20,52 @@ from inferd.state.database import Database, number
 from inferd.tenancy.keys import COLUMNS, ID_CHARS, PREFIX, SECRET_CHARS, KeyRow, hash_of, row_of
 from inferd.tenancy.principal import Principal
 
-_NOBODY: Final = hashlib.sha256(b"no key has this hash").digest()
+_NO_KEY: Final = hashlib.sha256(b"no key has this hash").digest()
 
 
-class Holder(msgspec.Struct, frozen=True):
+class HeldKey(msgspec.Struct, frozen=True):
     """A key in memory."""
 
     row: KeyRow
     principal: Principal
 
 
-def line_of(row: KeyRow, row_of: Callable[[str], KeyRow | None]) -> list[str]:
-    """A key's family, and those of the keys by which it was made, the nearest first. A family has the id of its first key."""
-    line = [row.family]
-    while row.maker and row.maker not in line:
-        line.append(row.maker)
+def families_of(row: KeyRow, row_of: Callable[[str], KeyRow | None]) -> list[str]:
+    """A key's family and the families of the keys with which it was created, the nearest first.
+
+    A family has the id of its first key.
+    """
+    families = [row.family]
+    while row.maker and row.maker not in families:
+        families.append(row.maker)
         maker = row_of(row.maker)
         if maker is None:
             break
         row = maker
-    return line
+    return families
 
 
 class KeyRing:
-    """All keys by id. Written by the database's thread, read by the event loop: entries are replaced, never changed."""
+    """All keys by id. The database's thread replaces entries and never changes them; the event loop reads them."""
 
     def __init__(self, tenants: Mapping[str, TenantConfig]) -> None:
         self._tenants = dict(tenants)
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[str, HeldKey] = {}
         self._version = -1
-        self._lock = threading.Lock()  # between a refresh and another configuration
+        self._lock = threading.Lock()  # held by a refresh and by a change of the configuration
 
     def __len__(self) -> int:
-        """Keys that were ever made. A server whose last key was revoked does not become open by that."""
+        """Keys that were ever created. Revoking the last key does not make a server accept requests without keys."""
         return len(self._holders)
 
     def num_usable(self, now: float) -> int:
-        """Keys that open the door at ``now``, seconds since the epoch."""
+        """Keys that are valid at ``now``, seconds since the epoch."""
         return sum(holder.row.state(now) == "active" for holder in list(self._holders.values()))
 
     def refresh(self, database: Database, before: Callable[[Sequence[KeyRow]], None]) -> bool:
-        """Read what changed since the last time; whether anything did. For the database's thread, a few
-        times a second: one number is read when nothing did. ``before`` gets all keys before the first request
-        with a new one can come in."""
+        """Read the keys that changed since the last call; whether any did. Runs in the database's thread a few times a
+        second, and reads one number where no key changed. ``before`` is called with all keys before requests with a
+        new key are accepted."""
         with database.reading() as transaction:
             version = number(transaction, "keys")
             if version == self._version:
@@ -75,44 +78,44 @@ class KeyRing:
         known = {} if is_all else {name: holder.row for name, holder in self._holders.items()}
         before(list({**known, **changed}.values()))
         with self._lock:
-            holders = {name: Holder(row, row.principal(self._tenants)) for name, row in changed.items()}
+            holders = {name: HeldKey(row, row.principal(self._tenants)) for name, row in changed.items()}
             self._holders = holders if is_all else {**self._holders, **holders}
         self._version = version
         return True
 
     def reread(self) -> None:
-        """Take everything anew at the next ``refresh``: after an outage the file may be another one."""
+        """Read all keys at the next ``refresh``: after an outage the database may be another one."""
         self._version = -1
 
     def configure(self, tenants: Mapping[str, TenantConfig]) -> None:
-        """Other limits, weights and regions of tenants."""
+        """Adopt other limits, weights and regions of tenants."""
         with self._lock:
             self._tenants = dict(tenants)
             self._holders = {
-                name: Holder(holder.row, holder.row.principal(tenants)) for name, holder in self._holders.items()
+                name: HeldKey(holder.row, holder.row.principal(tenants)) for name, holder in self._holders.items()
             }
 
     def owners(self, principal: Principal) -> tuple[str, ...]:
-        """The owners of the quotas that a principal's requests take from: its key, the keys by which that one was made, and
-        the tenant. A key that makes others shares its limits with them. Empty for a principal without a key."""
+        """The owners of the quotas of a principal's requests: its key, the keys with which that key was created, and
+        the tenant. A key shares its limits with the keys created with it. Empty for a principal without a key."""
         holder = self._holders.get(principal.key_id)
         if holder is None:
             return ()
         row = holder.row
-        return (*[f"key:{family}" for family in line_of(row, self._row)], f"tenant:{row.tenant}")
+        return (*[f"key:{family}" for family in families_of(row, self._row)], f"tenant:{row.tenant}")
 
     def _row(self, key_id: str) -> KeyRow | None:
         holder = self._holders.get(key_id)
         return None if holder is None else holder.row
 
-    def find(self, token: str) -> Holder:
-        """The key that a credential is. Takes the same time whatever is wrong. Raises Unauthenticated."""
+    def find(self, token: str) -> HeldKey:
+        """The key of a credential. Takes the same time for every wrong credential. Raises Unauthenticated."""
         key_id, _, secret = token.removeprefix(PREFIX).partition("-")
         is_shaped = (
             len(token) == len(PREFIX) + ID_CHARS + 1 + SECRET_CHARS and token.isascii() and token.startswith(PREFIX)
         )
         holder = self._holders.get(key_id) if is_shaped else None
-        kept = holder.row.hash if holder is not None else _NOBODY
+        kept = holder.row.hash if holder is not None else _NO_KEY
         is_same = hmac.compare_digest(hash_of(secret if is_shaped else "x" * SECRET_CHARS), kept)
         if holder is None or not is_same or holder.row.state(clock.wall()) != "active":
             raise Unauthenticated(

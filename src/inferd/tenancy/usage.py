@@ -1,9 +1,9 @@
-"""Who used how much: a journal that every request writes to, and the ledger that it is entered into.
+"""Usage: a journal with one record per request, and the ledger of sums in the database.
 
-The journal is memory mapped from a file, so a record costs a copy of some bytes, and a killed process
-leaves it in the system's page cache. The database's thread enters it: sums and the position up to which
-they reach are one transaction, so each record counts exactly once, whenever the process dies. A process
-locks its files while it lives; whoever starts next enters those whose lock is free.
+The journal is a memory-mapped file, so a record costs a copy of some bytes and survives a killed process in the page
+cache. The database's thread enters records into the ledger: sums and the position in the journal are written in one
+transaction, so each record counts exactly once. A process locks its files while it lives; the next process that starts
+enters the files without a lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from inferd.state.database import Database, Transaction
 
 SEGMENT_BYTES: Final = 2 * 1024 * 1024
 MAX_KEPT_IN_MEMORY: Final = 100_000
-"""Records kept where the disk has no room for a segment; more are lost, and counted."""
+"""Records held in memory while the disk has no space for a segment. Further records are lost and counted."""
 
 _HEAD: Final = struct.Struct("<II")  # length, CRC-32 of the payload; a length of 0 ends the segment
 _DAY_S: Final = 86_400
@@ -52,7 +52,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over everything that the columns left empty stand for."""
+    """Sums over all values of the columns that are empty."""
 
     day: str = ""  # UTC, 2026-11-21
     tenant: str = ""
@@ -78,7 +78,7 @@ class _Segment:
         self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            left = SEGMENT_BYTES  # zeros, not a hole: one that the disk cannot fill later would be a SIGBUS
+            left = SEGMENT_BYTES  # zeros, not a hole: a hole that the disk cannot fill later raises SIGBUS
             while left:
                 left -= os.write(self._file, bytes(left))
             self.memory = mmap.mmap(self._file, SEGMENT_BYTES)
@@ -86,11 +86,11 @@ class _Segment:
             os.close(self._file)
             path.unlink(missing_ok=True)
             raise
-        self.written = 0  # everything before it is whole
+        self.written = 0  # end of the last complete record
         self.entered = 0
 
     def append(self, payload: bytes) -> bool:
-        """False: there is no room left."""
+        """False: the segment is full."""
         end = self.written + _HEAD.size + len(payload)
         if end > SEGMENT_BYTES:
             return False
@@ -105,24 +105,24 @@ class _Segment:
 
 
 class UsageJournal:
-    """Written by the event loop, entered by the database's thread."""
+    """The event loop writes records, and the database's thread enters them into the ledger."""
 
     def __init__(self, folder: Path, url: str | None) -> None:
         self._folder = folder / "usage"
-        # Journals go into the database they were meant for.
+        # A journal belongs to one database.
         self._tag = hashlib.sha256((url or "").encode()).hexdigest()[:8]
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder(Entry)
         self._segments: deque[_Segment] = deque()
         self._spares: deque[_Segment] = deque()
-        self._kept: deque[Entry] = deque()
+        self._in_memory: deque[Entry] = deque()
         self.num_lost = 0
-        self._num_told = 0
+        self._num_reported = 0
 
     # -- the event loop ----------------------------------------------------------------------------
 
     def record(self, entry: Entry) -> None:
-        """Note one request. Copies into memory; never waits and never raises."""
+        """Write one record. Copies into memory; never waits and never raises."""
         payload = self._encode(entry)
         if self._segments and self._segments[-1].append(payload):
             return
@@ -132,8 +132,8 @@ class UsageJournal:
             segment = self._make()
         if segment is not None and segment.append(payload):
             self._segments.append(segment)
-        elif len(self._kept) < MAX_KEPT_IN_MEMORY:
-            self._kept.append(entry)
+        elif len(self._in_memory) < MAX_KEPT_IN_MEMORY:
+            self._in_memory.append(entry)
         else:
             self.num_lost += 1
 
@@ -143,13 +143,13 @@ class UsageJournal:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return _Segment(path)
         except OSError as error:
-            _log.error("no room for the usage journal %s, usage is kept in memory: %s", path, error.strerror)
+            _log.error("no space for the usage journal %s, records are held in memory: %s", path, error.strerror)
             return None
 
     # -- the database's thread ---------------------------------------------------------------------
 
     def recover(self, database: Database) -> int:
-        """Enter what processes that are gone left behind; the number of records."""
+        """Enter the journals of processes that ended. Returns the number of records."""
         count = 0
         for path in sorted(self._folder.glob(f"{self._tag}-*.journal")):
             with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
@@ -170,9 +170,9 @@ class UsageJournal:
         return count
 
     def enter(self, database: Database) -> None:
-        """Enter what was written since the last time. Raises StateUnavailable; then nothing is lost."""
+        """Enter the records since the last call. Raises StateUnavailable, and loses nothing then."""
         for segment in list(self._segments):
-            is_full = segment is not self._segments[-1]  # asked first: then nobody writes to it any more
+            is_full = segment is not self._segments[-1]  # read before ``written``: a full segment gets no more records
             written = segment.written
             if written > segment.entered:
                 found, _ = self._read(segment.memory, segment.entered, written)
@@ -185,28 +185,29 @@ class UsageJournal:
                 segment.remove()
                 with database.transaction(durable=False) as transaction:
                     transaction.execute("DELETE FROM journals WHERE name = ?", (segment.path.name,))
-        if self.num_lost > self._num_told:
+        if self.num_lost > self._num_reported:
             _log.error(
-                "the usage of %d requests is lost: no room on the disk nor in memory", self.num_lost - self._num_told
+                "the usage of %d requests is lost: no space on the disk or in memory",
+                self.num_lost - self._num_reported,
             )
-            self._num_told = self.num_lost
-        kept = [self._kept[index] for index in range(len(self._kept))]
-        if kept:
+            self._num_reported = self.num_lost
+        waiting = [self._in_memory[index] for index in range(len(self._in_memory))]
+        if waiting:
             with database.transaction() as transaction:
-                self._enter(transaction, kept)
-            for _ in kept:
-                self._kept.popleft()
+                self._enter(transaction, waiting)
+            for _ in waiting:
+                self._in_memory.popleft()
         self.prepare()
 
     def prepare(self) -> None:
-        """Have a segment ready before the event loop needs one."""
+        """Create a spare segment before the event loop needs it."""
         if not self._spares:
             made = self._make()
             if made is not None:
                 self._spares.append(made)
 
     def close(self, database: Database) -> None:
-        """Enter the rest and remove the files. Nothing is written afterwards."""
+        """Enter the last records and remove the files. No record may be written afterwards."""
         self.enter(database)
         for segment in (*self._segments, *self._spares):
             segment.remove()
@@ -216,7 +217,7 @@ class UsageJournal:
         self._spares.clear()
 
     def _read(self, data: bytes | mmap.mmap, start: int, end: int) -> tuple[list[Entry], int]:
-        """The whole records from ``start``, and where they end: at the first that is none."""
+        """The complete records from ``start``, and the position behind the last of them."""
         found: list[Entry] = []
         while start + _HEAD.size <= end:
             length, check = _HEAD.unpack_from(data, start)
@@ -241,7 +242,7 @@ class UsageJournal:
             "requests = usage.requests + excluded.requests, "
             "prompt_tokens = usage.prompt_tokens + excluded.prompt_tokens, "
             "completion_tokens = usage.completion_tokens + excluded.completion_tokens",
-            [(*account, *total) for account, total in sorted(sums.items())],  # in one order: no deadlocks
+            [(*account, *total) for account, total in sorted(sums.items())],  # sorted, so that servers cannot deadlock
         )
 
 
@@ -251,7 +252,7 @@ def day_of(at: float) -> str:
 
 
 def forget_before(database: Database, retention_days: int, now: float) -> int:
-    """Remove usage older than so many days; the number of rows."""
+    """Remove usage older than ``retention_days``. Returns the number of rows."""
     with database.transaction() as transaction:
         return transaction.execute("DELETE FROM usage WHERE day < ?", (day_of(now - retention_days * _DAY_S),))
 
