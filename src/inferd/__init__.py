@@ -10,7 +10,7 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """``from inferd import LLM, SamplingParams``: found when asked for, as the server needs neither."""
+    """Import ``LLM`` and ``SamplingParams`` at their first use, because a server needs neither."""
     if name not in _LAZY:
         raise AttributeError(f"module 'inferd' has no attribute {name!r}")
     import importlib

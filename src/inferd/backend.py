@@ -1,11 +1,11 @@
-"""The one interface of a model in a worker.
+"""The interface of a model in a worker.
 
 Two loops drive backends: ``worker/loop.py`` with threads, for models that generate, and ``worker/direct.py`` with one
-thread, for models that predict. Both use the methods below and neither knows what a backend computes. A prediction is
-a stream of one output; a unary answer is a stream collected.
+thread, for models that predict. Both use the methods below and neither knows what a backend computes. A prediction
+is a stream of one output, and a unary answer is a collected stream.
 
-``PreparingBackend`` and ``PredictiveBackend`` add what their own loop needs. The protocols after them are abilities that
-a backend may have; a loop asks for each by ``isinstance``.
+``PreparingBackend`` and ``PredictiveBackend`` add what their own loop needs. The protocols after them are abilities
+that a backend may have; a loop asks for each by ``isinstance``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a request ends without its whole answer: refused, failed, cancelled or too late.
 
-Backends and the worker's loops make these ends here, so that their texts and their rules exist once. A defect is written
-to the log here, and its client reads only that the log has the details.
+Backends and the worker's loops make these ends here, so that their texts and their rules exist once. A defect is
+written to the log here, and its client reads only that the log has the details.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The vocabulary of failure. A message is a sentence with the value and the remedy.
+"""The errors that users meet. A message is a sentence with the value and the remedy.
 
-Only the gateway maps these to status codes; here they have names.
+Only the gateway maps errors to status codes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from inferd.types import Failure
 
 
 class InferdError(Exception):
-    """Base of every error a user can meet.
+    """The base of all errors that a user can meet.
 
-    ``param`` names the request or config field at fault; ``code`` is a stable word for programs.
+    ``param`` names the invalid field of the request or the configuration; ``code`` is a stable word for programs.
     """
 
     kind: ClassVar[str] = "internal"
@@ -26,19 +26,19 @@ class InferdError(Exception):
         self.message = message
         self.param = param
         self.code = code if code is not None else self.default_code
-        self.retry_after_s = retry_after_s  # when trying again makes sense; None: unknown
+        self.retry_after_s = retry_after_s  # seconds until a retry makes sense; None: unknown
 
     def to_failure(self) -> Failure:
         return Failure(self.kind, self.message, self.param, self.code, self.retry_after_s)
 
 
 class CodeFailed(Exception):
-    """Code that came with a model has raised. ``__cause__`` is what it raised: for the operator, who wrote the code, with its
-    message and lines; never for a client."""
+    """The code of a model has raised. ``__cause__`` is its exception, with message and lines for the operator's log;
+    a client never sees it."""
 
 
 class InternalError(InferdError):
-    """A defect in inferd. The message never carries internals; the log does."""
+    """A defect in inferd. Details are in the log and never in the message."""
 
     kind = "internal"
     default_code = "internal_error"
@@ -60,26 +60,26 @@ class ModelNotFound(InferdError):
 
 
 class Unauthenticated(InferdError):
-    """No key, or one that is unknown, expired or revoked. The message never says which."""
+    """The key is missing, unknown, expired or revoked. The message never says which of the last three."""
 
     kind = "unauthenticated"
     default_code = "invalid_api_key"
 
 
 class Forbidden(InferdError):
-    """The key is good, and does not allow this: another scope, model or class of priority is needed."""
+    """The key is valid and does not allow this: another scope, model or priority class is needed."""
 
     kind = "forbidden"
     default_code = "insufficient_permissions"
 
 
 class QuotaExceeded(InferdError):
-    """The client's own quota is used up (429); ``retry_after_s`` says when there is some again."""
+    """The client's own quota is used up (429); ``retry_after_s`` says when it allows the request again."""
 
     kind = "quota_exceeded"
     default_code = "rate_limit_exceeded"
     limit: Literal["requests", "tokens", "in_flight"] = "requests"
-    headers: tuple[tuple[bytes, bytes], ...] = ()  # x-ratelimit-*, as they stood at the refusal
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # x-ratelimit-* at the time of the refusal
 
 
 class IdempotencyConflict(InferdError):
@@ -90,14 +90,14 @@ class IdempotencyConflict(InferdError):
 
 
 class Overloaded(InferdError):
-    """Our capacity is used up (503); ``retry_after_s`` says when to try again."""
+    """The server's capacity is used up (503); ``retry_after_s`` says when to try again."""
 
     kind = "overloaded"
     default_code = "overloaded"
 
 
 class UpstreamFailed(InferdError):
-    """A remote server did not answer, or answered with something that is no answer (502, 504)."""
+    """A remote server did not answer in time, could not be reached, or sent an invalid answer (502, 504)."""
 
     kind = "upstream_failed"
     default_code = "upstream_failed"
@@ -118,14 +118,14 @@ class KeyNotFound(InferdError):
 
 
 class StateUnavailable(InferdError):
-    """The database did not answer in time, or refused; what was asked of it was not done."""
+    """The database did not answer in time or refused; the operation was not done."""
 
     kind = "state_unavailable"
     default_code = "state_unavailable"
 
 
 class WorkerDied(InferdError):
-    """The replica that worked on the request is gone after output had been sent."""
+    """The replica of the request died after a part of the answer was sent."""
 
     kind = "worker_died"
     default_code = "worker_died"
@@ -149,7 +149,7 @@ class ModelLoadError(InferdError):
 
 
 class QualityError(InferdError):
-    """A quantised model is worse than was allowed."""
+    """The quality of a quantised model is below the allowed bound."""
 
     kind = "quality"
     default_code = "quality_error"

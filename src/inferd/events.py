@@ -1,7 +1,6 @@
-"""What the rooms tell the observer: a few typed events, emitted as they happen.
+"""The events that the parts of the server emit, from which ``observe`` makes metrics and log lines.
 
-A room gets an ``emit`` callable and knows nothing of metrics or logs; ``observe`` turns events into
-both. Emitting never raises and never blocks.
+A part gets an ``emit`` function and knows nothing of metrics or logs. Emitting never raises and never blocks.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ RefusalReason = Literal[
 
 
 class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """A generate request that was accepted by the router reached its one end."""
+    """A request that the router accepted has ended. Each request ends once."""
 
     model: str
-    replica: int | None  # None: never dispatched
+    replica: int | None  # None: it was never dispatched
     request_id: str
     tenant: str
     outcome: Literal["done", "failed", "cancelled", "refused"]
@@ -48,7 +47,7 @@ class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """Refused at the router's door; it never entered a queue."""
+    """The router refused a request before it entered a queue."""
 
     model: str
     reason: RefusalReason
@@ -56,7 +55,7 @@ class RequestRefused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """The router's own queue in front of a model's replicas."""
+    """The queue in front of a model's replicas has changed."""
 
     model: str
     waiting: int
@@ -67,12 +66,16 @@ class QueueChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepDone(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica has computed one step."""
+
     model: str
     replica: int
     stats: StepStats
 
 
 class ReplicaChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica has reached another state."""
+
     model: str
     replica: int
     state: Literal["starting", "loading", "ready", "hung", "died", "failed", "draining", "stopped"]
@@ -89,12 +92,12 @@ _DID = {"died": "died", "failed": "failed", "hung": "hangs", "stopped": "has sto
 
 
 def state_words(state: str) -> str:
-    """A replica's state behind its name: "chat/0 is ready", "chat/0 died"."""
+    """The verb for a replica's state, as in "chat/0 is ready" or "chat/0 died"."""
     return _DID.get(state, f"is {state}")
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that loads tells how far it is; ``done`` of ``total`` in the phase's own unit."""
+    """The progress of a loading worker: ``done`` of ``total``, in the unit of the phase."""
 
     model: str
     replica: int
@@ -104,7 +107,7 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
-    """One HTTP request was answered to its end (or its client left). The access log's line."""
+    """An HTTP request or gRPC call has ended: it was answered, or its client left. One line of the access log."""
 
     request_id: str
     method: str
@@ -117,21 +120,21 @@ class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     key_id: str = ""
     stream: bool = False
-    outcome: str | None = None  # the generate request's outcome, when there was one
+    outcome: str | None = None  # of the model's request, where there was one
     finish_reasons: tuple[str, ...] = ()
     error_code: str | None = None
-    error_text: str = ""  # the error's sentence, without anything that a request's text may be part of
+    error_text: str = ""  # the error's sentence, without content of the request
     path: str = ""  # of a request that no route matches
     usage: Usage | None = None
     timings: Timings | None = None
 
 
 class ClientTurnedAway(msgspec.Struct, frozen=True, kw_only=True):
-    """A connection beyond the number that there may be was refused before anything was read."""
+    """A connection above the limit was refused before anything was read."""
 
 
 class BreakerChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica's breaker, or its being set aside for slowness, changed."""
+    """A replica's breaker changed its state, or the replica was ejected because it is slow."""
 
     model: str
     replica: int
@@ -140,15 +143,15 @@ class BreakerChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Retried(msgspec.Struct, frozen=True, kw_only=True):
-    """A request was given to another replica, or would have been."""
+    """A request was sent to another replica, or the retry budget did not allow it."""
 
     model: str
     kind: Literal["retry", "hedge", "continuation"]
-    granted: bool  # False: the budget of retries was used up
+    granted: bool  # False: the retry budget was used up
 
 
 class CacheLooked(msgspec.Struct, frozen=True, kw_only=True):
-    """The response cache was asked."""
+    """A lookup in the response cache, or the storing of an answer."""
 
     model: str
     result: Literal["hit", "miss", "store", "error"]
@@ -156,7 +159,7 @@ class CacheLooked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelUnloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """A model left memory; ``freed_bytes`` is what its workers held before."""
+    """A model was unloaded; ``freed_bytes`` is the memory that its workers held."""
 
     model: str
     reason: Literal["asked", "idle", "evicted", "removed"]
@@ -167,12 +170,12 @@ class ConfigReloaded(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration file was read again."""
 
     accepted: bool
-    is_whole: bool  # what is served is what the file says: False also where a model of an accepted file did not load
-    detail: str = ""  # what is wrong, what changed
+    is_whole: bool  # everything in the file is served: False also where a model did not load
+    detail: str = ""  # the problems, or the changes
 
 
 class StateChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """The database went away, or answers again. Without it known keys go on and none can be changed."""
+    """The database failed, or answers again. During an outage known keys stay valid and cannot be changed."""
 
     available: bool
 
@@ -197,4 +200,4 @@ Emit = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """An observer that looks away, for tests and offline use."""
+    """Ignore an event; for tests and offline use."""

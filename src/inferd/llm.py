@@ -5,7 +5,7 @@
         for completion in llm.generate(["Once upon a time", "1 + 1 ="], SamplingParams(max_tokens=32)):
             print(completion.text)
 
-Drives a Backend as a worker's loop does. Knows no HTTP and no processes.
+Drives a backend as a worker's loop does. Does not know HTTP or processes.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prompt became. ``outputs`` has one entry for each of ``sampling.n``."""
+    """The completions of one prompt. ``outputs`` has ``sampling.n`` entries."""
 
     prompt: PromptInput | Conversation
     outputs: tuple[CompletionOutput, ...]
     usage: Usage = Usage()
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    error: InferdError | None = None  # why the engine could not finish this one; the others are unharmed
+    error: InferdError | None = None  # why this prompt failed; other prompts are not affected
 
     @property
     def text(self) -> str:
@@ -80,8 +80,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 class LLM:
     """A model loaded into this process.
 
-    ``source`` is a folder, a hub id, or 'demo'. Keyword arguments are the fields of ModelConfig that
-    matter most; ``config`` gives all of them instead. Raises ModelLoadError or ConfigError.
+    ``source`` is a folder, a hub id, or 'demo'. The keyword arguments are the main fields of ModelConfig; ``config``
+    replaces all of them. Raises ModelLoadError or ConfigError.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class LLM:
 
     @classmethod
     def over(cls, backend: PreparingBackend) -> LLM:
-        """An LLM over an engine that is already loaded; ``close`` closes it."""
+        """An LLM that uses a loaded engine; ``close`` closes the engine."""
         made = cls.__new__(cls)
         made._start(backend)
         return made
@@ -133,19 +133,19 @@ class LLM:
         self._ids = itertools.count()
         self._running: dict[str, _Collected] = {}
         self._is_closed = False
-        self._is_idle = threading.Event()  # nothing runs, and nobody waits for the lock to begin something
+        self._is_idle = threading.Event()  # no request is running or about to start
         self._is_idle.set()
         if isinstance(backend, UsesIdleTime):
             is_leaving = threading.Event()
             arguments = (backend, is_leaving)
             ahead = threading.Thread(target=self._use_idle_time, args=arguments, name="inferd-ahead", daemon=True)
             ahead.start()
-            # Whose interpreter ends while a thread of it computes natively is aborted.
+            # Python aborts when it exits while a thread computes in native code.
             weakref.finalize(self, _end, ahead, is_leaving, self._is_idle)
 
     @property
     def info(self) -> ModelInfo:
-        """What the model says of itself."""
+        """The properties of the model."""
         return self._backend.info
 
     def generate(
@@ -155,10 +155,10 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[Completion]:
-        """Complete one prompt or many, each a text or token ids; answers come in the prompts' order.
+        """Complete one prompt or many, each a text or token ids. Completions are in the order of the prompts.
 
-        ``sampling`` None takes the model's own defaults. Every prompt is checked before the first is
-        computed. Raises InvalidRequest naming the prompt.
+        ``sampling`` None uses the model's defaults. All prompts are checked before the first is computed. Raises
+        InvalidRequest, which names the prompt.
         """
         inputs: list[PromptInput | Conversation] = list(_as_prompts(prompts))
         return self._run(inputs, [_text_or_tokens(prompt) for prompt in inputs], sampling, progress)
@@ -183,22 +183,22 @@ class LLM:
         *,
         explicit: Sequence[str] | None = None,
     ) -> Generator[str, None, None]:
-        """The text of one answer, piece by piece. Ending the iteration early cancels the request.
+        """The text of one answer, in parts. Ending the iteration early cancels the request.
 
-        ``prompt`` is a text, token ids, or a conversation. ``explicit`` names the fields of ``sampling`` that
-        count, the model's own defaults taking the others' place (default: all of them count). Raises InvalidRequest at the first piece.
+        ``prompt`` is a text, token ids, or a conversation. ``explicit`` names the fields of ``sampling`` that are used;
+        the model's defaults replace the others (default: all fields are used). Raises InvalidRequest at the first part.
         """
         made = Chat(messages=_joined(prompt)) if _is_conversation(prompt) else _text_or_tokens(prompt)
         running = self._add(self._request(made, sampling, stream=True, explicit=explicit))
         try:
             while True:
-                while running.news:
-                    for delta in running.news.popleft():
+                while running.pending:
+                    for delta in running.pending.popleft():
                         if delta.index == 0 and delta.text:
                             yield delta.text
                 if running.end is not None:
                     break
-                self._turn()
+                self._step()
         finally:
             self._abandon([running])
         if running.end.failure is not None:
@@ -247,7 +247,7 @@ class LLM:
                 raise
         waiting = deque(prepared)
         runnings: list[_Collected] = []
-        capacity = 2 * self.info.max_num_seqs  # enough to keep the engine full, within any bounded queue
+        capacity = 2 * self.info.max_num_seqs  # enough to fill the engine, within the bound of its queue
         try:
             with _Bar(len(prompts), progress) as bar:
                 active: list[_Collected] = []
@@ -255,7 +255,7 @@ class LLM:
                     while waiting and len(self._running) < capacity:
                         runnings.append(self._submit(*waiting.popleft()))
                         active.append(runnings[-1])
-                    self._turn()
+                    self._step()
                     active = [running for running in active if running.end is None]
                     bar.show(len(runnings) - len(active), runnings)
         finally:
@@ -279,7 +279,7 @@ class LLM:
 
     def _prepare(self, request: GenerateRequest) -> object:
         if self._is_closed:
-            raise InvalidRequest("This LLM is closed; make another.")
+            raise InvalidRequest("This LLM is closed; create another one.")
         return self._backend.prepare(request)
 
     def _add(self, request: GenerateRequest) -> _Collected:
@@ -293,17 +293,17 @@ class LLM:
                 self._backend.add(prepared, clock.now())
                 self._running[request_id] = running
             finally:
-                self._note_idle()
+                self._update_idle()
         return running
 
-    def _note_idle(self) -> None:
+    def _update_idle(self) -> None:
         if self._running:
             self._is_idle.clear()
         else:
             self._is_idle.set()
 
     def _use_idle_time(self, backend: UsesIdleTime, is_leaving: threading.Event) -> None:
-        """Beside the caller's own work between answers, until nothing is left to do ahead of time."""
+        """Run in a thread: prepare later steps while no request runs, until nothing is left to prepare."""
         is_left = True
         while is_left:
             self._is_idle.wait()
@@ -311,7 +311,7 @@ class LLM:
                 is_over = self._is_closed or is_leaving.is_set()
                 is_left = not is_over and (bool(self._running) or backend.use_idle_time())
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         """One step of the engine, or the wait until one is due."""
         with self._lock:
             now = clock.now()
@@ -322,36 +322,36 @@ class LLM:
             for output in outputs:
                 running = self._running.get(output.request_id)
                 if running is not None:
-                    running.take(output)
+                    running.add(output)
                     if running.end is not None:
                         del self._running[output.request_id]
-            self._note_idle()
+            self._update_idle()
 
     def _abandon(self, runnings: Iterable[_Collected]) -> None:
-        """Cancel what has not ended (the caller was interrupted) and let the engine free its blocks."""
+        """Cancel the requests that have not ended, and run the engine until their blocks are free."""
         with self._lock:
             open_ones = [running for running in runnings if running.end is None]
             for running in open_ones:
                 self._backend.cancel(running.request_id)
             while any(running.end is None for running in open_ones):
-                self._turn()
+                self._step()
 
 
 class _Collected:
-    """What has arrived for one request."""
+    """The outputs of one request."""
 
-    __slots__ = ("choices", "end", "news", "num_tokens", "prompt", "request_id")
+    __slots__ = ("choices", "end", "num_tokens", "pending", "prompt", "request_id")
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.choices: dict[int, list[Delta]] = {}
-        self.news: deque[tuple[Delta, ...]] = deque()
+        self.pending: deque[tuple[Delta, ...]] = deque()
         self.prompt: PromptReport | None = None
         self.end: End | None = None
         self.num_tokens = 0
 
-    def take(self, output: Output) -> None:
-        self.news.append(output.deltas)
+    def add(self, output: Output) -> None:
+        self.pending.append(output.deltas)
         for delta in output.deltas:
             self.choices.setdefault(delta.index, []).append(delta)
             self.num_tokens += len(delta.token_ids)
@@ -383,7 +383,7 @@ def _joined_choice(index: int, deltas: list[Delta]) -> CompletionOutput:
 
 
 class _Bar:
-    """A progress bar over requests with tokens per second, on stderr, where a person watches."""
+    """A progress bar with finished requests and tokens per second on stderr, if it is a terminal."""
 
     def __init__(self, total: int, wanted: bool) -> None:
         from rich.console import Console
@@ -422,12 +422,12 @@ class _Bar:
 
 
 def _refuse_what_writes_no_text(config: ModelConfig) -> None:
-    """Raises ModelLoadError for a source that is not there, or that makes predictions: before torch is imported."""
+    """Raises ModelLoadError for a missing source and for a predictive model, before torch is imported."""
     from inferd.registry.artifact import artifact_of
     from inferd.registry.source import is_remote
 
     if is_remote(config.source):
-        return  # its files are looked at once they are here
+        return  # its files are checked after the download
     artifact = artifact_of(config)
     if artifact.kind != "generate":
         raise ModelLoadError(
@@ -453,8 +453,8 @@ def _load(name: str, config: ModelConfig, progress: bool) -> PreparingBackend:
 
         from inferd.engine.weight_memory import reserve_weight_memory
 
-        weight_memory = reserve_weight_memory(config, with_cache=True)  # the system finds it while torch is imported
-        from inferd.engine.load import create_backend  # some seconds, which the bar shows
+        weight_memory = reserve_weight_memory(config, with_cache=True)  # reserved while torch is imported
+        from inferd.engine.load import create_backend  # takes some seconds, shown by the bar
 
         return create_backend(name, config, tell, weight_memory)
 
@@ -463,7 +463,7 @@ def _end(ahead: threading.Thread, is_leaving: threading.Event, is_idle: threadin
     is_leaving.set()
     is_idle.set()
     if ahead is not threading.current_thread():
-        ahead.join(1.0)  # waiting in Python it does no harm, computing takes milliseconds
+        ahead.join(1.0)  # a thread that waits can be left alone, and computing takes milliseconds
 
 
 def _is_conversation(prompt: PromptInput | Conversation) -> bool:

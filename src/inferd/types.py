@@ -1,7 +1,7 @@
-"""The nouns of the system: what a request is, what comes back, and what a model says of itself.
+"""The types of requests, answers and models. Read this file first.
 
-Everything here travels between rooms or between processes, so all of it is frozen and made of
-plain values. Nothing here knows HTTP, torch or how anything is computed.
+Values of these types pass between packages and between processes, so all types are frozen and hold plain values.
+Nothing here knows HTTP, torch or how a request is computed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 JSON = dict[str, Any]
 
 Priority = int
-"""A priority class's rank; lower is earlier. Other numbers count as the nearest class."""
+"""The rank of a priority class; lower ranks are served earlier. Other numbers count as the nearest class."""
 
 PriorityClass = Literal["critical", "interactive", "normal", "batch"]
 RANKS: dict[PriorityClass, Priority] = {"critical": -2, "interactive": -1, "normal": 0, "batch": 1}
@@ -21,12 +21,12 @@ CLASSES: tuple[PriorityClass, ...] = ("critical", "interactive", "normal", "batc
 
 
 def class_index(priority: Priority) -> int:
-    """The place of a priority's class in ``CLASSES``, the best first: vLLM's clients send any integer."""
+    """The index of a priority's class in ``CLASSES``. Any integer is valid, because vLLM's clients send any."""
     return min(max(priority, -2), 1) + 2
 
 
 def class_of(priority: Priority) -> PriorityClass:
-    """The class that a number stands for."""
+    """The class of a priority number."""
     return CLASSES[class_index(priority)]
 
 
@@ -35,7 +35,7 @@ FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose the next token and when to stop. Values are checked where a request is prepared.
+    """How the next token is chosen and when generation stops. Values are checked where a request is prepared.
 
     Sources: the OpenAI API and vLLM's extra sampling fields.
     """
@@ -58,7 +58,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     n: int = 1
-    best_of: int | None = None  # candidates made; the n best by mean log-probability are returned
+    best_of: int | None = None  # candidates computed; the n best by mean log-probability are returned
     use_beam_search: bool = False  # beam width is best_of or n
     length_penalty: float = 1.0  # beam score = sum of log-probabilities / length ** length_penalty
     logprobs: int | None = None  # per generated token: this many alternatives (0: the token alone)
@@ -72,7 +72,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def width(self) -> int:
-        """Sequences generated for this request."""
+        """The number of sequences that are generated for this request."""
         return max(self.n, self.best_of or self.n)
 
 
@@ -105,47 +105,47 @@ Prompt = Chat | TextPrompt | TokenPrompt
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the router must know of a request, whatever it asks for.
+    """The fields of every request, which the router uses.
 
-    ``num_tokens`` and ``num_bytes`` are what it takes of the queue's bounds: an estimate of the tokens
-    it will cost (prompt and answer), and the size of its payload.
+    ``num_tokens`` and ``num_bytes`` count against the queue's bounds: an estimate of the request's tokens (prompt and
+    answer), and the size of its payload.
     """
 
     id: str
     model: str
     priority: Priority = 0
-    deadline_s: float | None = None  # seconds from arrival until the answer is worthless
-    first_byte_s: float | None = None  # of a stream: seconds from arrival until one that has not begun is worthless
-    tenant: str = ""  # who pays; also salts the prefix cache
+    deadline_s: float | None = None  # seconds from arrival until the request is cancelled
+    first_byte_s: float | None = None  # of a stream: seconds from arrival until it must have begun
+    tenant: str = ""  # its usage is charged to this tenant; also salts the prefix cache
     weight: float = 1.0  # the tenant's share among the tenants of its class
-    session: str = ""  # requests of one session go to one replica while they can
+    session: str = ""  # requests of one session go to one replica while it is available
     region: str = ""  # runs only on replicas of this region; empty: anywhere
-    idempotent: bool = True  # computing it twice harms nobody, so it may be tried again elsewhere
+    idempotent: bool = True  # it may be computed twice, so it may be retried at another replica
     num_tokens: int = 0
     num_bytes: int = 0
     arrived_at: float = 0.0  # time.monotonic() of the gateway's host
 
     @property
     def width(self) -> int:
-        """Sequences computed for this request: its part of a replica's outstanding work."""
+        """The number of sequences computed for this request, its part of a replica's outstanding work."""
         return 1
 
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as its client sent it, for a replica that speaks the client's protocol itself.
+    """A request as its client sent it, for a replica that uses the client's protocol.
 
-    Never crosses a process border: only the gateway's process holds it.
+    Only the gateway's process holds it.
     """
 
     path: str  # below the remote server's base URL: "/chat/completions"
     body: bytes  # JSON object
     stream: bool = False
-    wants_usage: bool = False  # the client asked for usage in the stream; else it is taken out again
-    headers: tuple[tuple[bytes, bytes], ...] = ()  # that go along: traceparent, x-request-id
+    wants_usage: bool = False  # the client asked for usage in the stream; else it is removed
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # headers that are forwarded: traceparent, x-request-id
 
 
 class RelayHead(msgspec.Struct, frozen=True):
-    """The beginning of a relayed answer: the first byte was received and may be forwarded."""
+    """The status and headers of a relayed answer, which may be forwarded."""
 
     status: int
     content_type: bytes
@@ -153,25 +153,25 @@ class RelayHead(msgspec.Struct, frozen=True):
 
 
 class Continuation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream had said when its worker died; another worker goes on from there, token by token."""
+    """The tokens of a stream that were sent when its worker died; another worker continues after them."""
 
     token_ids: tuple[int, ...]  # of the answer's only choice, as they were sent
-    seed: int  # the seed its sampling had
+    seed: int  # the seed of its sampling
 
 
 class GenerateRequest(Request, frozen=True, kw_only=True, tag="generate", omit_defaults=True):
-    """One request for generated text, as the gateway hands it to a worker."""
+    """A request for generated text, as the gateway sends it to a worker."""
 
     prompt: Prompt
     sampling: SamplingParams = SamplingParams()
-    # Fields of ``sampling`` the client set itself: the others may be replaced by the model's
-    # generation_config defaults, which only the worker knows.
+    # Fields of ``sampling`` that the client set. The worker replaces the others by the defaults in the model's
+    # generation_config.
     explicit: tuple[str, ...] = ()
     cache_salt: str = ""  # client-supplied addition to the salt
     truncate_prompt_tokens: int | None = None  # keep this many of the prompt's last tokens
     stream: bool = True  # False: only the terminal output need carry text
     return_prompt_ids: bool = False
-    resumes: Continuation | None = None  # go on with an answer instead of beginning one
+    resumes: Continuation | None = None  # continue an answer instead of starting one
 
     @property
     def width(self) -> int:
@@ -179,7 +179,7 @@ class GenerateRequest(Request, frozen=True, kw_only=True, tag="generate", omit_d
 
 
 class PredictRequest(Request, frozen=True, kw_only=True, tag="predict", omit_defaults=True):
-    """One request for a prediction, its payload as the client wrote it.
+    """A request for a prediction, with the payload as the client sent it.
 
     Only the worker knows the model's inputs, so it decodes ``body``: the gateway's process reads no tensor.
     ``dialect`` names the codec (``inferd.predict.codecs``) that reads the body and writes the answer.
@@ -192,11 +192,11 @@ class PredictRequest(Request, frozen=True, kw_only=True, tag="predict", omit_def
     sequence: str = ""  # requests of one sequence share a state; empty: none
     sequence_start: bool = False
     sequence_end: bool = False
-    may_wait: bool = True  # False: computed at once, with whoever is there, never held back for a larger batch
+    may_wait: bool = True  # False: computed at once, without waiting for a larger batch
 
 
 class Prediction(msgspec.Struct, frozen=True, array_like=True):
-    """An answer in its dialect's own bytes, to be sent as it is."""
+    """An answer in the bytes of its dialect, ready to be sent."""
 
     body: bytes
     content_type: str = "application/json"
@@ -208,21 +208,23 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
     token_id: int
     token: str
-    raw: bytes  # the bytes the token stands for, which may be no valid UTF-8 alone
+    raw: bytes  # the token's bytes, which may be an incomplete UTF-8 character
     logprob: float
     rank: int  # 1 is the most likely
     top: tuple[TopLogprob, ...] = ()
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One of the most likely tokens at a position."""
+
     token_id: int
     token: str
-    raw: bytes  # the bytes the token stands for, which may be no valid UTF-8 alone
+    raw: bytes  # the token's bytes, which may be an incomplete UTF-8 character
     logprob: float
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """What one choice gained in this step."""
+    """The new part of one choice of an answer."""
 
     index: int
     text: str = ""
@@ -233,9 +235,11 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens of one request."""
+
     prompt_tokens: int = 0
-    completion_tokens: int = 0  # of every sequence generated, also those not returned
-    cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
+    completion_tokens: int = 0  # of all generated sequences, also those not returned
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
@@ -246,27 +250,27 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
     its batch began, ``first_token`` when the model had computed, and ``finished`` when the answer was written.
     """
 
-    dispatched: float | None = None  # left the router's queue for a replica
+    dispatched: float | None = None  # sent from the router's queue to a replica
     tokenized: float | None = None
-    scheduled: float | None = None  # first step that computed any of it
+    scheduled: float | None = None  # first step that computed a part of it
     first_token: float | None = None
     finished: float | None = None
-    steps_s: dict[str, float] | None = None  # of a pipeline: how long each of its steps took
+    steps_s: dict[str, float] | None = None  # of a pipeline: the duration of each of its steps
 
 
 class PromptReport(msgspec.Struct, frozen=True, array_like=True):
-    """What the worker learned about the prompt; sent once, with the first output."""
+    """Facts about the prompt that the worker computed; sent once, with the first output."""
 
     num_tokens: int
     cached_tokens: int = 0
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry is None
     text: str | None = None  # the prompt's text, for echo
-    seed: int | None = None  # what the sampling draws from, for a worker that must go on with the answer
+    seed: int | None = None  # the seed of the sampling, for a worker that must continue the answer
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """An error in a form that crosses processes; ``inferd.errors`` turns it back."""
+    """An error as a message between processes; ``inferd.errors.from_failure`` makes the exception."""
 
     kind: str  # an InferdError subclass's ``kind``
     message: str
@@ -276,7 +280,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
-    """How a request ended. Every accepted request gets exactly one."""
+    """How a request ended. Every accepted request has exactly one end."""
 
     outcome: Literal["done", "failed", "cancelled", "refused"]
     usage: Usage = Usage()
@@ -286,7 +290,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """One step's news about one request. The last one has ``end``."""
+    """The output of one step for one request. The last output has ``end``."""
 
     request_id: str
     deltas: tuple[Delta, ...] = ()
@@ -296,12 +300,12 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
     @staticmethod
     def ended(request_id: str, end: End) -> Output:
-        """The end of a request, without any more news of it."""
+        """A last output without deltas."""
         return Output(request_id, (), None, end)
 
 
 class Relayed(msgspec.Struct, frozen=True):
-    """News of a relayed answer: bytes to be forwarded as they are. The first has ``head``, the last ``end``."""
+    """A part of a relayed answer, forwarded unchanged. The first part has ``head``, the last has ``end``."""
 
     request_id: str
     head: RelayHead | None = None
@@ -310,7 +314,7 @@ class Relayed(msgspec.Struct, frozen=True):
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model takes, in bytes."""
+    """The memory that a model needs, in bytes."""
 
     weights_bytes: int = 0
     kv_bytes: int = 0
@@ -319,17 +323,17 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One input or output of a predictive model, in the words of KServe v2 (Open Inference Protocol)."""
+    """One input or output of a predictive model, in the terms of KServe v2 (Open Inference Protocol)."""
 
     name: str
     datatype: str  # BOOL, UINT8 ... INT64, FP16, BF16, FP32, FP64, BYTES
     shape: tuple[int, ...]  # with the batch dimension where there is one; -1: of any size
     is_optional: bool = False
-    labels: tuple[str, ...] = ()  # names of the last dimension's places: classes
+    labels: tuple[str, ...] = ()  # names of the classes along the last dimension
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded model says of itself when it is ready."""
+    """The properties of a loaded model."""
 
     name: str
     source: str
@@ -344,54 +348,54 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     has_chat_template: bool = False
     fingerprint: str = ""  # digest of weights' identity, dtype and engine settings
-    quantization: str = "none"  # integers of its products: none, int8, int4/64+int8, ...
-    artifact: str = ""  # which content its files had when they were loaded; empty: not said
+    quantization: str = "none"  # integer format of its matrix products: none, int8, int4/64+int8, ...
+    artifact: str = ""  # digest of its files when they were loaded; empty: unknown
     attention: str = "reference"
     memory: MemoryPlan = MemoryPlan()
     load_s: dict[str, float] = {}  # phase -> seconds
     kind: ModelKind = "generate"
     platform: str = (
-        "inferd_llm"  # KServe v2's word for the runtime: onnxruntime_onnx, pytorch_pt2, python, ensemble, ...
+        "inferd_llm"  # KServe v2's name of the runtime: onnxruntime_onnx, pytorch_pt2, python, ensemble, ...
     )
-    tasks: tuple[str, ...] = ("generate",)  # what it can be asked for: generate, predict, embed, rerank, classify, ...
+    tasks: tuple[str, ...] = ("generate",)  # requests it serves: generate, predict, embed, rerank, classify, ...
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     max_batch_size: int = 0  # rows computed together; 0: the model has no batch dimension
-    max_rows: int = 0  # of one request; 0: not said
-    max_json: tuple[int, int] | None = None  # values, and lists and objects, of one request in JSON; None: not said
-    not_batched: str = ""  # why requests are computed one by one, where the model's files are the reason
+    max_rows: int = 0  # of one request; 0: unknown
+    max_json: tuple[int, int] | None = None  # values, and lists and objects, of one request in JSON; None: unknown
+    not_batched: str = ""  # why the model's files exclude batching; empty: they do not
     is_stateful: bool = False  # requests of one sequence must reach the same replica
-    version: str = "1"  # as its configuration names it
-    num_threads: int = 0  # compute threads of a replica; 0: not said
-    cores: tuple[int, ...] = ()  # where they may run; empty: not said
-    kernels: str = ""  # the instruction set of the compiled kernels that compute it; none: torch alone; empty: not said
+    version: str = "1"  # its name in the configuration
+    num_threads: int = 0  # compute threads of a replica; 0: unknown
+    cores: tuple[int, ...] = ()  # the processor cores of these threads; empty: unknown
+    kernels: str = ""  # instruction set of the compiled kernels; none: only torch computes it; empty: unknown
     is_decoupled: bool = False  # one request may have several answers
 
 
 class StepParts(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds of an engine step by what was done in them."""
+    """The seconds of an engine step, by activity."""
 
-    schedule: float = 0.0  # who is computed, and the books afterwards
-    speculate: float = 0.0  # tokens that might follow
-    batch: float = 0.0  # the step as arrays
+    schedule: float = 0.0  # choosing sequences, and bookkeeping after the step
+    speculate: float = 0.0  # guessing next tokens
+    batch: float = 0.0  # building the arrays of the step
     forward: float = 0.0  # the model's layers
     logits: float = 0.0
     sample: float = 0.0
-    text: float = 0.0  # tokens to text, stops, what is to be sent
-    send: float = 0.0  # to the gateway: of the step before, as this one's is still to come
+    text: float = 0.0  # tokens to text, stop conditions, outputs
+    send: float = 0.0  # sending the outputs of the step before to the gateway
 
 
 STEP_PARTS: Final = StepParts.__struct_fields__
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
-    """Counts after one engine step; the raw material of the metrics."""
+    """Counts after one step, from which metrics are made."""
 
     num_running: int = 0
     num_waiting: int = 0
     blocks_total: int = 0
     blocks_used: int = 0
-    blocks_cached: int = 0  # evictable, kept for their prefix
+    blocks_cached: int = 0  # evictable, in the prefix cache
     step_tokens: int = 0
     step_sequences: int = 0
     step_s: float = 0.0
@@ -401,11 +405,11 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     tokenizer_cache_hits: int = 0  # cumulative
     tokenizer_cache_queries: int = 0  # cumulative
     tokenize_s: float = 0.0  # cumulative seconds spent rendering and tokenizing, or decoding inputs
-    batch_rows: int = 0  # a prediction's step: rows computed together, without padding
-    padded_rows: int = 0  # what padding added, in rows (or tokens, where rows are padded to one length)
+    batch_rows: int = 0  # step of a prediction: rows computed together, without padding
+    padded_rows: int = 0  # rows of padding (tokens, where rows are padded to one length)
     parts: StepParts = StepParts()  # of an engine's step
-    num_drafts: int = 0  # this step: sequences that had tokens guessed
+    num_drafts: int = 0  # this step: sequences with guessed tokens
     drafted_tokens: int = 0  # this step
-    accepted_tokens: int = 0  # this step: guesses that were right
+    accepted_tokens: int = 0  # this step: guessed tokens that were accepted
     audited_rows: int = 0  # this step: rows of predictions that were computed again alone
-    not_batched: str = ""  # this step: why predictions are computed one by one from now on
+    not_batched: str = ""  # this step: why predictions are computed one by one after it

@@ -1,7 +1,7 @@
-"""Values of the recent past, bucketed by time, and their quantiles.
+"""Quantiles of the values of the recent past.
 
-A window holds counts, not values, so its size does not grow with traffic: within a slot of time,
-values are counted in buckets of exponentially growing width (DDSketch: Masson, Rim, Lee 2019,
+A window holds counts and not values, so its size does not grow with traffic. Within a slot of time, values are counted
+in buckets of exponentially growing width (DDSketch: Masson, Rim, Lee 2019,
 https://arxiv.org/abs/1908.10693). Time is an argument; nothing here knows what the values mean.
 """
 
@@ -13,10 +13,10 @@ from itertools import accumulate
 from math import ceil, log
 
 ACCURACY = 0.01
-"""Relative error of a quantile: what is reported is within this share of a value that was added."""
+"""The relative error of a quantile: the difference to a value that was added, divided by that value."""
 
 SMALLEST = 1e-6
-"""Anything below counts as this much."""
+"""Smaller values count as this value."""
 
 _GAMMA = (1 + ACCURACY) / (1 - ACCURACY)
 _LOG_GAMMA = log(_GAMMA)
@@ -36,7 +36,7 @@ class Window:
         self.add_many((value,), now)
 
     def add_many(self, values: Iterable[float], now: float) -> None:
-        """Values of the same moment, counted by bucket and not one by one."""
+        """Add values of the same time."""
         slot = int(now // self._width_s)
         counts = self._slots.get(slot)
         if counts is None:
@@ -46,18 +46,18 @@ class Window:
         at = 0
         while at < len(ordered):
             bucket = ceil(log(max(ordered[at], SMALLEST)) / _LOG_GAMMA)
-            # At least the value itself: a bound may be rounded to just below it.
+            # At least one: the bucket's bound may be rounded to just below the value.
             beyond = bisect_right(ordered, _GAMMA**bucket, at + 1)
             counts[bucket] = counts.get(bucket, 0) + beyond - at
             at = beyond
 
     def count(self, now: float) -> int:
-        """Values still inside the window."""
+        """The number of values inside the window."""
         self._forget(int(now // self._width_s))
         return sum(sum(counts.values()) for counts in self._slots.values())
 
     def quantiles(self, wanted: Iterable[float], now: float) -> list[float | None]:
-        """The value below which each share lies (the lower one, never a mean of two); None: no data."""
+        """The quantile of each share in ``wanted`` (the lower value, never a mean of two); None: no data."""
         self._forget(int(now // self._width_s))
         merged: dict[int, int] = {}
         for counts in self._slots.values():
@@ -73,7 +73,7 @@ class Window:
 
 
 def _value_at(ordered: list[tuple[int, int]], rank: int) -> float:
-    """The value of the ``rank``-th smallest, 0 the smallest: its bucket's middle, relatively."""
+    """The ``rank``-th smallest value (0: the smallest), as the relative middle of its bucket."""
     reached = accumulate(count for _, count in ordered)
     bucket = next(bucket for (bucket, _), seen in zip(ordered, reached, strict=True) if seen > rank)
     return float(2 * _GAMMA**bucket / (_GAMMA + 1))

@@ -145,7 +145,7 @@ def test_a_locked_database_is_waited_for_within_bounds(tmp_path: Path, monkeypat
     other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     began = clock.now()
-    with pytest.raises(StateUnavailable, match="another process"), database.transaction():
+    with pytest.raises(StateUnavailable, match="Another process"), database.transaction():
         pass
     assert clock.now() - began < 2.0
     other.execute("ROLLBACK")
@@ -169,7 +169,7 @@ def test_a_statement_that_fails_is_not_told_as_a_lock(tmp_path: Path) -> None:
 def test_a_damaged_file_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"is damaged or no SQLite database .* restore a copy of it"):
+    with pytest.raises(ConfigError, match=r"is damaged or not a SQLite database .* restore a copy of it"):
         open_database(None, tmp_path)
     assert path.read_bytes() == content
 

@@ -25,7 +25,7 @@ def test_a_folder_is_made_for_this_user_alone_and_one_that_is_there_is_left_as_i
 
 def test_a_folder_that_cannot_be_made_is_refused_with_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made") as caught:
+    with pytest.raises(ConfigError, match="cannot be created") as caught:
         make_folder(tmp_path / "file" / "below")
     assert caught.value.param == "state.data_dir"
 

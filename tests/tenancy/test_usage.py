@@ -219,7 +219,7 @@ def test_a_disk_without_room_keeps_usage_in_memory(
     journal.enter(database)
     assert total(database)[0] == 10
     assert journal.num_lost == 0
-    assert "kept in memory" in caplog.text
+    assert "held in memory" in caplog.text
 
 
 def test_old_usage_is_forgotten(database: Database, tmp_path: Path) -> None:

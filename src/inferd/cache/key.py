@@ -1,7 +1,7 @@
-"""The name under which an answer is kept: equal requests of one tenant to one version of a model.
+"""Cache keys: equal for equal requests of one tenant to one version of a model.
 
-Knows which fields of a request say how it is answered rather than what. Does not know which requests
-may be kept at all, nor where answers are.
+Knows which fields of a request affect only the delivery of its answer. Does not know which answers may be cached, or
+where they are stored.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import hashlib
 import msgspec
 
 TENANT_BYTES = 16
-"""So many first bytes of a key stand for the tenant."""
+"""The length of a key's first part, which stands for the tenant."""
 
-# How an answer travels and when it is worthless; never what it says. Whether it is streamed is part of
-# the key all the same, as the form that the kept bytes have.
+# Fields that affect the delivery of an answer and not its content. Whether it is streamed is a part of the key,
+# because the stored bytes differ.
 _DELIVERY = ("stream", "stream_options", "timeout", "priority")
 
 _decode = msgspec.json.Decoder(dict[str, object]).decode
@@ -22,16 +22,16 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 def tenant_digest(tenant: str) -> bytes:
-    """What a tenant's keys begin with."""
+    """The first bytes of all keys of a tenant."""
     return hashlib.blake2b(tenant.encode(), digest_size=TENANT_BYTES, person=b"inferd.tenant").digest()
 
 
 def canonical(body: bytes | msgspec.Struct) -> bytes:
-    """The same bytes for requests that ask for the same.
+    """The same bytes for bodies with the same meaning.
 
-    The order of fields does not matter, nor spaces, nor whether a field is null or absent. Of a decoded
-    request (a struct) it does not matter either whether a default was written out. Of fields given twice
-    the last one counts, as it does where requests are decoded.
+    The order of fields, spaces, and the difference between null and an absent field have no effect. In a decoded
+    request (a struct) an explicit default has no effect either. The last of repeated fields counts, as in a
+    decoded request.
 
     Raises:
         msgspec.DecodeError: ``body`` is not a JSON object.
@@ -52,10 +52,10 @@ def cache_key(
     stream: bool = False,
     is_exact: bool = False,
 ) -> bytes:
-    """48 bytes: the tenant's digest, then that of everything that decides what the answer is. ``is_exact``: the
-    body is told apart by every byte, as tensors are too large to be read for it.
+    """48 bytes: the digest of the tenant, then the digest of everything that determines the answer.
 
-    ``fingerprint`` changes when the model would answer otherwise (its weights, its number format).
+    ``fingerprint`` changes with everything that changes the model's answers (weights, number format). ``is_exact``:
+    bodies are compared by every byte, because tensors are too large to be decoded for the key.
     """
     digest = hashlib.blake2b(digest_size=32, person=b"inferd.answer")
     content = body if is_exact and isinstance(body, bytes) else canonical(body)

@@ -1,7 +1,7 @@
-"""Answers kept in this process's memory, so many bytes of them.
+"""The response cache in this process's memory, within a bound of bytes.
 
-Knows bytes, ages and tenants' shares. Does not know what is in an answer. Every operation takes constant
-time, whatever is kept.
+Knows sizes, ages and tenants. Does not know what an answer contains. Every operation takes constant time for any number
+of entries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inferd.cache.port import CachedAnswer
 from inferd.config import CacheConfig
 
 _OVERHEAD_BYTES = 512
-"""What an entry takes beside its key and its bytes, about: objects and places in tables."""
+"""Approximate memory of an entry beside its key and its answer: objects and places in tables."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _TenantEntries:
-    """One tenant's answers, the longest unused first."""
+    """The entries of one tenant, the least recently used first."""
 
     __slots__ = ("entries", "size")
 
@@ -38,11 +38,11 @@ class _TenantEntries:
 
 
 class MemoryCache:
-    """Least recently used answers leave first, and those of the tenants that hold most.
+    """Evicts the least recently used entry of one of the largest tenants.
 
-    Tenants are sorted by the magnitude (power of two) of what they hold. Room is made among those of the
-    largest magnitude, so nothing is ever taken from a tenant that holds less than half of what another
-    one does: whoever floods the cache pushes out its own answers.
+    Tenants are grouped by the magnitude (power of two) of their bytes, and entries are evicted from the group of the
+    largest magnitude. A tenant that holds less than half of the bytes of another tenant therefore loses nothing, and a
+    tenant that floods the cache evicts its own entries.
     """
 
     def __init__(self, config: CacheConfig, now: Callable[[], float] = clock.now) -> None:
@@ -59,12 +59,12 @@ class MemoryCache:
         return sum(len(held.entries) for held in self._tenants.values())
 
     def bytes_of(self, tenant: str) -> int:
-        """Bytes kept for a tenant."""
+        """Bytes that a tenant holds."""
         held = self._tenants.get(tenant_digest(tenant))
         return held.size if held is not None else 0
 
     async def get(self, key: bytes) -> CachedAnswer | None:
-        """The answer kept under a key, unless it is too old."""
+        """The answer of a key, unless it has expired."""
         now = self._now()
         held = self._tenants.get(key[:TENANT_BYTES])
         entry = held.entries.get(key) if held is not None else None
@@ -77,7 +77,7 @@ class MemoryCache:
         return entry.answer
 
     async def put(self, key: bytes, answer: CachedAnswer, ttl_s: float) -> None:
-        """Keep an answer for ``ttl_s`` seconds, unless it is too large or its room is needed before."""
+        """Store an answer for ``ttl_s`` seconds. It is not stored if it is too large, and may be evicted earlier."""
         now = self._now()
         self._expire(now)
         self._remove(key)
@@ -105,14 +105,14 @@ class MemoryCache:
         self._magnitudes = self.num_bytes = 0
 
     def _evict(self, storing: bytes) -> None:
-        """Make room among the tenants that hold most: from the one that stores, if it is one of them."""
+        """Evict one entry of a largest tenant: of the storing tenant, if it is one of these."""
         largest = self._by_magnitude[self._magnitudes.bit_length() - 1]
         tenant = storing if storing in largest else next(iter(largest))
         self._remove(next(iter(self._tenants[tenant].entries)))
 
     def _expire(self, now: float) -> None:
-        """Drop what is too old, so that it does not wait in memory until somebody asks for it."""
-        for ttl_s, keys in list(self._by_ttl.items()):  # as many as models have different settings
+        """Remove expired entries, also those that are never requested again."""
+        for ttl_s, keys in list(self._by_ttl.items()):  # as many as there are different settings of models
             while keys:
                 key, expires_at = next(iter(keys.items()))
                 if expires_at > now:

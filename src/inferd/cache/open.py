@@ -1,4 +1,4 @@
-"""Chooses the response cache that the configuration names. The composition root calls this once."""
+"""Opens the response cache that ``cache.url`` names: memory, or a Redis server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from inferd.events import Emit, ignore
 
 
 def open_cache(config: CacheConfig, emit: Emit = ignore) -> ResponseCache:
-    """The cache for ``cache.url``, or memory without one. Connects later, when it is first asked.
+    """The cache for ``cache.url``, or memory without one. Connects at the first request.
 
-    ``emit`` hears of a server's failures: ``CacheLooked`` with the result ``error`` and no model.
+    ``emit`` gets an event for each failure of a server: ``CacheLooked`` with the result ``error`` and no model.
 
     Raises:
-        ConfigError: the package for Redis is missing, or the URL is none.
+        ConfigError: the package for Redis is missing, or the URL is not valid.
     """
     if config.url is None:
         return MemoryCache(config)

@@ -1,7 +1,7 @@
-"""Answers kept in a Redis or Valkey server, which several gateways may share.
+"""The response cache in a Redis or Valkey server, which several inferd servers may share.
 
-Knows the server's commands and how long to wait for them. A server that is slow, gone or broken is a miss
-and is then left alone, so that it costs requests nothing. The package ``redis`` is imported here only.
+Knows the server's commands and the time to wait for them. A failure is a miss. After several failures the server is not
+asked for a while, so that it delays no request. Only this module imports the package ``redis``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inferd.config import CacheConfig
 from inferd.events import CacheLooked, Emit, ignore
 
 PATIENCE_S = 0.05
-"""Longest time that a request waits for the server."""
+"""Longest time that a request waits for the Redis server."""
 FAILURES_TO_OPEN = 3
 FIRST_COOLDOWN_S = 0.5
 LONGEST_COOLDOWN_S = 30.0
@@ -36,11 +36,11 @@ _Answered = TypeVar("_Answered")
 
 
 class RedisCache:
-    """Entries carry their tenant's generation, and count only while it is the tenant's current one.
+    """An entry holds the generation of its tenant and is valid only while that generation is current.
 
-    A generation is drawn at random, so forgetting a tenant takes effect everywhere with one command, and a
-    server that has lost it makes misses, never old answers. A tenant's keys share a hash tag: one slot of a
-    cluster.
+    A generation is a random number. One command replaces it and so removes all entries of a tenant at every server. A
+    Redis server that lost a generation causes misses and never returns old answers. The keys of a tenant share a hash
+    tag, so they are in one slot of a cluster.
     """
 
     def __init__(self, config: CacheConfig, emit: Emit = ignore) -> None:
@@ -61,23 +61,23 @@ class RedisCache:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server is left alone because it failed."""
+        """Whether the Redis server is not asked because it failed."""
         return self._revival is not None
 
     async def get(self, key: bytes) -> CachedAnswer | None:
-        """The answer kept under a key; None as well when the server does not say in time."""
+        """The answer of a key; None also when the server does not answer in time."""
         return await self._bounded(self._get(key)) if not self.is_open else None
 
     async def put(self, key: bytes, answer: CachedAnswer, ttl_s: float) -> None:
-        """Keep an answer for ``ttl_s`` seconds; given up when the server does not take it in time."""
+        """Store an answer for ``ttl_s`` seconds. It is not stored when the server does not confirm in time."""
         if len(answer.body) + len(answer.content_type) <= self._max_entry_bytes and not self.is_open:
             await self._bounded(self._put(key, answer, ttl_s))
 
     async def drop_tenant(self, tenant: str) -> None:
-        """Forget a tenant everywhere at once, then give its bytes back.
+        """Remove the entries of a tenant at all servers at once, then free their memory.
 
         Raises:
-            TimeoutError, OSError, RedisError: the server did not confirm, so nothing may have been forgotten.
+            TimeoutError, OSError, RedisError: the server did not confirm, so the entries may still be valid.
         """
         digest, generation = tenant_digest(tenant), secrets.token_bytes(_GENERATION_BYTES)
         async with asyncio.timeout(_DROP_PATIENCE_S):
@@ -132,10 +132,10 @@ class RedisCache:
         if len(self._generations) > _MAX_GENERATIONS:
             self._generations.popitem(last=False)
 
-    # -- what it may cost ----------------------------------------------------------------------
+    # -- bounds and failures -------------------------------------------------------------------
 
     async def _bounded(self, asking: Awaitable[_Answered]) -> _Answered | None:
-        """What the server says within PATIENCE_S; a failure is counted, and is None."""
+        """The server's answer within PATIENCE_S; None after a failure, which is counted."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 answered = await asking
@@ -149,7 +149,7 @@ class RedisCache:
         return answered
 
     async def _revive(self) -> None:
-        """Ask a server that failed until it answers; meanwhile no request does."""
+        """Ask a failed server until it answers. Requests do not ask it meanwhile."""
         cooldown = FIRST_COOLDOWN_S
         while True:
             await asyncio.sleep(cooldown)
@@ -160,7 +160,7 @@ class RedisCache:
                 cooldown = min(cooldown * 2, LONGEST_COOLDOWN_S)
                 continue
             self._num_failures = 0
-            self._generations.clear()  # it may have lost everything
+            self._generations.clear()  # the server may have lost its content
             self._revival = None
             return
 

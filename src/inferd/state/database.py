@@ -1,7 +1,7 @@
-"""One shape for two databases: transactions over plain SQL with ``?`` for parameters.
+"""The interface of a database: transactions of plain SQL with ``?`` for parameters, and the schema's migration.
 
-Synchronous, and used from one thread. Knows how to connect, to migrate and what a failure means;
-not what is kept. Waiting is bounded everywhere: a lock, a connection, a statement.
+Synchronous, and used from one thread. Each wait for a lock, a connection or a statement has a bound. Does not know what
+the tables mean.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ Row = tuple[Value, ...]
 
 
 class Instant(NamedTuple):
-    """The database's time: seconds that all its users share, comparable within one epoch."""
+    """The database's time in seconds. All users of the database share it within one epoch."""
 
     seconds: float
     epoch: str
 
 
 class Transaction(Protocol):
-    """Everything or nothing. Raises StateUnavailable."""
+    """A transaction: all of its changes are kept, or none. Every method raises StateUnavailable."""
 
     def execute(self, sql: str, values: Sequence[Value] = ()) -> int:
-        """Run one statement; the number of rows it changed."""
+        """Run one statement. Returns the number of changed rows."""
         ...
 
     def execute_many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None: ...
     def rows(self, sql: str, values: Sequence[Value] = ()) -> list[Row]: ...
     def lock(self) -> None:
-        """Wait, within bounds, until no other transaction holds this lock; held to the end."""
+        """Wait for the database's one lock, and hold it until the transaction ends."""
 
     def now(self) -> Instant: ...
 
 
 class Database(Protocol):
-    where: str  # for people; without any password
+    where: str  # for display, without a password
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
-        """Begin; commit at the end of the block, roll back when it raises. Not ``durable``: a crash
-        of the machine (not of the process) may undo it, and nobody waits for the disk."""
+        """Begin; commit at the end of the block, roll back when the block raises. Not ``durable``: the commit does not
+        wait for the disk, so a crash of the machine (not of the process) may undo it."""
         ...
 
     def reading(self) -> AbstractContextManager[Transaction]:
-        """A consistent view, without a lock that writers would wait for."""
+        """A consistent view, which blocks no writer."""
         ...
 
     def check(self) -> None:
-        """Raise StateUnavailable when this connection no longer reaches what new ones would."""
+        """Raise StateUnavailable when this connection does not reach the database that a new connection would."""
 
     def is_local(self) -> bool:
         """Whether every user of this database runs on this machine."""
@@ -68,7 +68,7 @@ class Database(Protocol):
 
 
 def schema_version(transaction: Transaction, exists: bool) -> int:
-    """The number of steps that were applied."""
+    """The number of migrations that were applied."""
     if not exists:
         return 0
     ((version,),) = transaction.rows("SELECT version FROM inferd_schema")
@@ -78,14 +78,15 @@ def schema_version(transaction: Transaction, exists: bool) -> int:
 def refuse_newer(version: int, where: str) -> None:
     if version > VERSION:
         raise ConfigError(
-            f"The database {where} was written by a newer inferd (its schema is {version}, this build knows {VERSION}); "
-            "nothing was changed. Run the newer inferd, or name another database with state.url.",
+            f"The database {where} was written by a newer inferd (its schema is {version}, "
+            f"this build knows {VERSION}); nothing was changed. "
+            "Run the newer inferd, or name another database with state.url.",
             param="state.url",
         )
 
 
 def migrate(transaction: Transaction, version: int) -> None:
-    """Apply the steps after ``version``, all in the caller's transaction."""
+    """Apply the migrations after ``version`` in the caller's transaction."""
     if version == 0:
         transaction.execute("CREATE TABLE inferd_schema (version BIGINT NOT NULL)")
         transaction.execute("INSERT INTO inferd_schema (version) VALUES (0)")
@@ -96,7 +97,7 @@ def migrate(transaction: Transaction, version: int) -> None:
 
 
 def next_number(transaction: Transaction, name: str) -> int:
-    """Take the next value of a counter; whoever polls it sees that something changed."""
+    """Increase a counter and return its value; servers poll counters to see changes."""
     transaction.execute("UPDATE counters SET value = value + 1 WHERE name = ?", (name,))
     return number(transaction, name)
 

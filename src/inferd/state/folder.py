@@ -1,4 +1,4 @@
-"""Where what outlives the process lies on this machine's disk."""
+"""The data folder: where a server's state, journals and sockets are on disk, and locks of files and folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inferd.errors import ConfigError
 
 
 def data_folder(config: StateConfig) -> Path:
-    """The folder for state, journals and the control socket; need not exist yet.
+    """The folder for state, journals and the control socket, which may not exist yet.
 
     ``data_dir`` where it is set, else ``inferd`` in the user's data folder: ``$XDG_DATA_HOME``, else
     ``~/.local/share`` (XDG base directories) or on macOS ``~/Library/Application Support``.
@@ -37,12 +37,12 @@ def data_folder(config: StateConfig) -> Path:
 
 
 def make_folder(folder: Path) -> Path:
-    """Make it, for this user alone. Raises ConfigError."""
+    """Create the folder with access for this user alone. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"The folder {folder} for keys and usage cannot be made ({error.strerror}); "
+            f"The folder {folder} for keys and usage cannot be created ({error.strerror}); "
             "name another one: INFERD_STATE__DATA_DIR=/path, or state.data_dir in the config file.",
             param="state.data_dir",
         ) from None
@@ -50,7 +50,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def descriptor_of(folder: Path) -> int:
-    """Raises OSError, also where the folder is a link."""
+    """A descriptor of the folder. Raises OSError, also where the folder is a symbolic link."""
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
@@ -67,7 +67,8 @@ def is_locked(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[int]:
-    """A descriptor of the folder, held by one process at a time: looking and replacing is one act. Raises OSError."""
+    """A descriptor of the folder, locked by one process at a time, so that a check and a change are atomic. Raises
+    OSError."""
     descriptor = descriptor_of(folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

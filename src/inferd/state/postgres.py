@@ -1,4 +1,4 @@
-"""PostgreSQL: the database of several machines. Imported only when ``state.url`` asks for it."""
+"""PostgreSQL: a database for servers on several machines. Imported only when ``state.url`` names one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ try:
     import psycopg
 except ImportError:
     raise ConfigError(
-        "state.url names a PostgreSQL database, and the package for it is not installed: pip install 'inferd[postgres]'.",
+        "state.url names a PostgreSQL database, and the package for it is not installed: "
+        "pip install 'inferd[postgres]'.",
         param="state.url",
     ) from None
 
@@ -35,7 +36,7 @@ _LOCK: Final = 0x696E66657264  # "inferd"
 
 
 class PostgresDatabase:
-    """One connection."""
+    """One connection to a PostgreSQL server."""
 
     def __init__(self, url: str) -> None:
         self.where = _without_password(url)
@@ -75,7 +76,7 @@ class PostgresDatabase:
 
     def _prepare(self) -> None:
         with self.transaction() as transaction:
-            transaction.lock()  # two servers that start together migrate one after the other
+            transaction.lock()  # servers that start at the same time migrate one after the other
             ((found,),) = transaction.rows("SELECT to_regclass('inferd_schema')::text")
             version = schema_version(transaction, found is not None)
             refuse_newer(version, self.where)
@@ -103,7 +104,7 @@ class PostgresDatabase:
 
     def check(self) -> None:
         if self._connection.closed or self._connection.broken:
-            raise StateUnavailable("The connection to the database is lost; it is made again.")
+            raise StateUnavailable("The connection to the database is lost; the server connects again.")
 
     def is_local(self) -> bool:
         return False
@@ -145,7 +146,7 @@ class _Transaction:
 
 
 def _dialect(sql: str) -> bytes:
-    """Our statements hold neither a literal ``?`` nor ``%``; values travel beside them, never inside."""
+    """The statement for psycopg. Our statements contain no literal ``?`` or ``%``, and no values."""
     return sql.replace("?", "%s").encode()
 
 

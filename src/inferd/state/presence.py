@@ -1,7 +1,7 @@
-"""Which servers use a database now: this one says so, and tells who is gone.
+"""Presence: which servers use a database now, and which have died.
 
-A server on this machine holds a file's lock for as long as its process lives, so its death is known at once and for
-certain. Of one on another machine only its beats in the database tell, so it counts as alive for ``TERM_S``.
+A server on this machine holds the lock of a file while its process lives, so its death is known at once. A server on
+another machine writes heartbeats to the database, and counts as alive for ``TERM_S`` after the last one.
 """
 
 from __future__ import annotations
@@ -23,34 +23,38 @@ TERM_S: Final = 30.0
 
 
 class Members(NamedTuple):
-    living: frozenset[str]  # with this one
+    """The servers in the table of gateways, by id."""
+
+    living: frozenset[str]  # with this server
     dead: frozenset[str]
 
 
 class Presence(Protocol):
+    """This server among the users of a database."""
+
     @property
     def id(self) -> str: ...
     def members(self, transaction: Transaction) -> Members:
-        """Who uses the database, from its table of gateways."""
+        """The servers that use the database, from its table of gateways."""
         ...
 
     def remove_dead(self, dead: frozenset[str]) -> None:
-        """What the dead left outside the database can go."""
+        """Remove what dead servers left outside the database."""
 
 
 class LockedPresence:
-    """This process, in the table of gateways and in a folder of locked files."""
+    """This process as a row of the table of gateways and a locked file in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.id = secrets.token_hex(8)
         self._folder = folder
         self._file: int | None = None
-        self._everyone_is_here = False
+        self._is_local = False
 
     def enter(self, database: Database) -> None:
-        """Lock a file and write a row. ``folder`` is the same for every user of a local database.
+        """Lock the file and write the row. All users of a local database use the same ``folder``.
         Raises OSError, StateUnavailable."""
-        self._everyone_is_here = database.is_local()
+        self._is_local = database.is_local()
         if self._file is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = os.open(self._path(self.id), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -59,8 +63,8 @@ class LockedPresence:
             self._write(transaction)
 
     def beat(self, database: Database) -> None:
-        """Be seen. On one machine the lock says it all, and nothing is written."""
-        if not self._everyone_is_here:
+        """Write a heartbeat. On one machine the lock is enough, and nothing is written."""
+        if not self._is_local:
             with database.transaction(durable=False) as transaction:
                 self._write(transaction)
 
@@ -70,7 +74,7 @@ class LockedPresence:
         self.unlock()
 
     def unlock(self) -> None:
-        """Remove the file, whether or not the row could be."""
+        """Remove the file, also where the row could not be removed."""
         if self._file is not None:
             self._path(self.id).unlink(missing_ok=True)
             os.close(self._file)
@@ -91,11 +95,11 @@ class LockedPresence:
         try:
             file = os.open(self._path(gateway), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            return not self._everyone_is_here and silent_s < TERM_S
+            return not self._is_local and silent_s < TERM_S
         return is_locked(file)
 
     def remove_dead(self, dead: frozenset[str]) -> None:
-        """Remove the files of servers that are gone."""
+        """Remove the files of dead servers."""
         for gateway in dead:
             with contextlib.suppress(OSError):
                 self._path(gateway).unlink()

@@ -1,8 +1,8 @@
-"""SQLite in WAL mode: the database of a machine.
+"""SQLite in WAL mode: a database for the servers of one machine.
 
-WAL lets the command line write while a server reads. ``synchronous`` is FULL, because a key that was
-shown, and usage that was taken out of its journal, must survive a power cut; a commit costs a flush
-of the disk, which only this thread waits for. What need not survive one is committed without.
+WAL lets commands write while a server reads. ``synchronous`` is FULL, because a key that was shown and usage that left
+its journal must survive a power cut. Such a commit waits for a flush of the disk, which blocks the database's thread
+only. Other commits are not ``durable`` and do not wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SqliteDatabase:
-    """One connection to one file."""
+    """One connection to a SQLite file."""
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
@@ -43,8 +43,8 @@ class SqliteDatabase:
                 connection.close()
             if isinstance(error, OSError):
                 raise ConfigError(
-                    f"The database {path} cannot be opened ({error.strerror}); give this user the right to write there, "
-                    "or name another place: INFERD_STATE__DATA_DIR=/path.",
+                    f"The database {path} cannot be opened ({error.strerror}); "
+                    "give this user the right to write there, or name another place: INFERD_STATE__DATA_DIR=/path.",
                     param="state.data_dir",
                 ) from None
             if isinstance(error, sqlite3.Error):
@@ -52,14 +52,14 @@ class SqliteDatabase:
             raise
 
     def _prepare(self) -> None:
-        """Look before touching: a newer schema is left exactly as it is."""
+        """Check the schema's version first: a database with a newer schema is not changed."""
         with self.reading() as transaction:
             version = schema_version(transaction, self._has_schema())
         refuse_newer(version, self.where)
         self._connection.execute("PRAGMA journal_mode = WAL").fetchall()
         self._connection.execute("PRAGMA synchronous = FULL")
-        self._connection.execute("PRAGMA secure_delete = ON").fetchall()  # what is deleted is overwritten
-        with self.transaction() as transaction:  # also proves that writing is possible
+        self._connection.execute("PRAGMA secure_delete = ON").fetchall()  # deleted content is overwritten
+        with self.transaction() as transaction:  # also shows that the file is writable
             version = schema_version(transaction, self._has_schema())
             refuse_newer(version, self.where)
             if version < VERSION:
@@ -105,7 +105,7 @@ class SqliteDatabase:
         except OSError:
             is_same = False
         if not is_same:
-            raise StateUnavailable("The database's file was removed or replaced; it is opened again.")
+            raise StateUnavailable("The database's file was removed or replaced; the server opens it again.")
 
     def is_local(self) -> bool:
         return True
@@ -138,20 +138,20 @@ class _Transaction:
             raise _unavailable(error) from error
 
     def lock(self) -> None:
-        """BEGIN IMMEDIATE holds SQLite's one lock for writing already."""
+        """Nothing to do: BEGIN IMMEDIATE holds SQLite's one lock for writing."""
 
     def now(self) -> Instant:
         return self._clock.now()
 
 
 class _SharedClock:
-    """Seconds on the machine's monotonic clock, which all processes share until it is booted again."""
+    """Seconds of the machine's monotonic clock, which all processes share until the next boot."""
 
     def __init__(self) -> None:
         try:
             self._epoch = _BOOT_ID.read_text().strip()
         except OSError:
-            self._epoch = ""  # no way to tell one boot from the next: the monotonic clock began again, or went on
+            self._epoch = ""  # boots cannot be told apart on this system
 
     def now(self) -> Instant:
         return Instant(time.monotonic(), self._epoch)
@@ -160,7 +160,8 @@ class _SharedClock:
 def _unavailable(error: sqlite3.Error) -> StateUnavailable:
     if "locked" in str(error) or "busy" in str(error):
         return StateUnavailable(
-            f"The database is held by another process for more than {LOCK_WAIT_S:g} s; try again.", retry_after_s=1.0
+            f"Another process has held the database's lock for more than {LOCK_WAIT_S:g} s; try again.",
+            retry_after_s=1.0,
         )
     return StateUnavailable(f"The database failed: {error}.")
 
@@ -171,11 +172,12 @@ def _cannot_open(path: Path, error: sqlite3.Error) -> InferdError:
         return _unavailable(error)
     if "not a database" in said or "malformed" in said:
         return ConfigError(
-            f"{path} is damaged or no SQLite database ({said}); restore a copy of it, or move it away to begin anew "
-            "(all keys and usage in it are lost then).",
+            f"{path} is damaged or not a SQLite database ({said}); restore a copy of it, "
+            "or move it away to start with an empty one (without its keys and usage).",
             param="state.url",
         )
     return ConfigError(
-        f"The database {path} cannot be used ({said}); check that this user may write to it and that the disk has room.",
+        f"The database {path} cannot be used ({said}); check that this user may write to it "
+        "and that the disk has free space.",
         param="state.url",
     )

@@ -1,7 +1,7 @@
-"""The one thread that owns the database: runs what others ask of it, and what is due.
+"""The one thread that uses the database: runs jobs of the event loop and periodic tasks.
 
-The event loop only puts jobs into its queue. A connection that fails is closed and made again, later
-and later up to ``MAX_PAUSE_S``; meanwhile jobs fail at once, and what is due waits.
+The event loop puts jobs into a queue. A connection that fails is closed, and opened again after a pause that doubles up
+to ``MAX_PAUSE_S``. Until then jobs fail at once and periodic tasks wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("inferd.state")
 
 
 class _PeriodicTask:
-    """A task that is run again and again."""
+    """A task that runs periodically."""
 
     __slots__ = ("at", "every_s", "task")
 
@@ -42,12 +42,12 @@ class _PeriodicTask:
 
 
 class StateThread:
-    """Made, told its tasks, started, asked, closed."""
+    """Register tasks, then ``start``, then ``submit`` or ``call``, then ``close``."""
 
     def __init__(
         self, connect: Callable[[], Database], changed: Callable[[bool], None] = lambda available: None
     ) -> None:
-        """``changed`` hears, in the thread, that the database went away (False) or answers again."""
+        """``changed`` is called in the thread: False when the database fails, True when it answers again."""
         self._connect = connect
         self._changed = changed
         self._database: Database | None = None
@@ -62,23 +62,23 @@ class StateThread:
     # -- from any thread ---------------------------------------------------------------------------
 
     def run_every(self, seconds: float, task: Job[None]) -> None:
-        """Run ``task`` at least so often. Before ``start``."""
+        """Run ``task`` about every ``seconds`` seconds. Call this before ``start``."""
         self._tasks.append(_PeriodicTask(seconds, task))
 
     def run_at_close(self, task: Job[None]) -> None:
-        """Run ``task`` when closing, if the database can be reached. Before ``start``."""
+        """Run ``task`` at ``close``, if the database can be reached. Call this before ``start``."""
         self._closing_tasks.append(task)
 
     def start(self, database: Database) -> None:
-        """Take over a database that was opened elsewhere."""
+        """Start the thread with a database that is open."""
         self._database = database
         self._thread.start()
 
     def submit(self, job: Job[T]) -> Future[T]:
-        """Have ``job`` run in the thread; the future raises what it raises, or StateUnavailable."""
+        """Run ``job`` in the thread. The future raises the job's exception, or StateUnavailable."""
         future: Future[T] = Future()
         if self._is_closing or self._jobs.qsize() >= MAX_JOBS:
-            future.set_exception(StateUnavailable("The database has too much to do; try again.", retry_after_s=1.0))
+            future.set_exception(StateUnavailable("The database takes no more jobs now; try again.", retry_after_s=1.0))
             return future
 
         def run() -> None:
@@ -95,9 +95,9 @@ class StateThread:
         return future
 
     async def call(self, job: Job[T], *, wait_s: float = WAIT_S) -> T:
-        """Await ``job``, for ``wait_s`` at most. Raises StateUnavailable, and what the job raises.
+        """Await ``job`` for at most ``wait_s``. Raises StateUnavailable and the job's exceptions.
 
-        A job that had not begun by then never runs; one that had may still have its effect.
+        After a timeout a job that has not started never runs; a job that has started may still take effect.
         """
         future = self.submit(job)
         try:
@@ -107,7 +107,7 @@ class StateThread:
             raise StateUnavailable("The database did not answer in time; try again.", retry_after_s=1.0) from None
 
     def close(self, wait_s: float = 2 * WAIT_S) -> None:
-        """Run what is queued and the farewells, then end. Blocks, within bounds."""
+        """Run the queued jobs and the closing tasks, then end the thread. Blocks for at most ``wait_s``."""
         self._is_closing = True
         self._jobs.put(None)
         if self._thread.ident is not None:
@@ -145,7 +145,7 @@ class StateThread:
             task(self._connected())
         except StateUnavailable as error:
             self._disconnect(error)
-        except Exception:  # the loop outlives a defect in one task; the next ones must still run
+        except Exception:  # a defect of one task must not stop the others
             _log.exception("a task of the state thread failed")
 
     def _connected(self) -> Database:
@@ -156,7 +156,7 @@ class StateThread:
                 self._database = self._connect()
             except StateUnavailable:
                 raise
-            except InferdError as error:  # newer, damaged, no longer writable: as bad as unreachable
+            except InferdError as error:  # newer, damaged or not writable: treated as unreachable
                 raise StateUnavailable(error.message) from error
             self._pause_s = MIN_PAUSE_S
             _log.warning("the database answers again")
@@ -166,9 +166,9 @@ class StateThread:
         return self._database
 
     def _disconnect(self, error: StateUnavailable) -> None:
-        """Begin with a new connection after a pause; say so once per outage."""
+        """Close the connection and open a new one after a pause. Logs once per outage."""
         if self._database is not None:
-            _log.error("the database does not answer, known keys go on: %s", error.message)
+            _log.error("the database does not answer, known keys stay valid: %s", error.message)
             self._database.close()
             self._database = None
             self._retry_at = clock.now() + self._pause_s

@@ -1,7 +1,7 @@
 """Admission by key: authenticates a request, reserves its quota, and records its usage when it ends.
 
-Knows keys, quotas and the usage journal. Does not know HTTP and never touches a database: keys and quotas are in memory,
-and the database's thread keeps them current.
+Knows keys, quotas and the usage journal. Does not know HTTP and never touches a database: keys and quotas are in
+memory, and the database's thread keeps them current.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def check_exposure(server: ServerConfig, num_keys: int) -> None:
     if server.auth == "auto" and not is_loopback(server.host) and num_keys == 0:
         raise ConfigError(
             f"Others can reach {server.host}, and there is no API key: create one with "
-            "'inferd keys create --tenant NAME', or listen on 127.0.0.1, or say that it is meant: "
-            "--auth required (nobody until there are keys) or --auth off (everybody).",
+            "'inferd keys create --tenant NAME', or listen on 127.0.0.1, or choose "
+            "--auth required (no request is served until there are keys) or --auth off (all requests are served).",
             param="server.auth",
         )

@@ -73,7 +73,7 @@ class Reservation:
 
 
 class Limiter:
-    """All quotas by the name of their owner. ``is_whole``: new buckets start with their whole share, without leases."""
+    """All quotas by the name of their owner. ``is_whole``: new buckets start with the whole share, without leases."""
 
     def __init__(self, *, is_whole: bool = False) -> None:
         self.lock = threading.Lock()
@@ -82,8 +82,8 @@ class Limiter:
         self._coming: list[tuple[Quota, Bucket]] = []  # not in force: their shares are not leased yet
 
     def configure(self, wanted: Mapping[str, Limits], now: float) -> None:
-        """Set the limits of all owners. Amounts in use stay counted. New buckets come into force with ``publish``: without
-        a share they would refuse every request."""
+        """Set the limits of all owners. Amounts in use stay counted. New buckets come into force with ``publish``,
+        because without a share they would refuse every request."""
         with self.lock:
             for name in [name for name in self._quotas if name not in wanted]:
                 del self._quotas[name]
@@ -210,7 +210,8 @@ def _refused(refusal: Refusal, headers: Headers) -> QuotaExceeded:
     owner = "The tenant" if refusal.owner.startswith("tenant:") else "This API key"
     asked = f" of {refusal.asked:g} tokens (prompt and the longest answer)" if refusal.kind == "tokens" else ""
     error = QuotaExceeded(
-        f"{owner} may use {refusal.whole:g} {words} ({field}); a request{asked} passes in {refusal.retry_after_s:.3g} s.",
+        f"{owner} may use {refusal.whole:g} {words} ({field}); "
+        f"a request{asked} passes in {refusal.retry_after_s:.3g} s.",
         retry_after_s=refusal.retry_after_s,
     )
     error.limit = refusal.kind
