@@ -91,17 +91,19 @@ def test_a_model_that_cannot_answer_is_told_before_the_conversation(
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(tmp_path)}
         command = [sys.executable, "-m", "inferd", "serve", str(file), "--log-format", "text"]
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-            assert server.stdout is not None
-            url = next(line.split("listens at ")[1].split()[0] for line in server.stdout if "listens at" in line)
-            monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path))
-            for words in ([], ["--url", url], ["--model", "far"]):
-                assert main(["chat", *words]) == 1
-                said = capsys.readouterr()
-                assert "far cannot answer at the server " in said.err
-                assert "now (replica 0 is unreachable); try again later" in said.err
-                assert "Talking to" not in said.out
-            server.terminate()
-            server.communicate(timeout=30)
+            try:
+                assert server.stdout is not None
+                url = next(line.split("listens at ")[1].split()[0] for line in server.stdout if "listens at" in line)
+                monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path))
+                for words in ([], ["--url", url], ["--model", "far"]):
+                    assert main(["chat", *words]) == 1
+                    said = capsys.readouterr()
+                    assert "far cannot answer at the server " in said.err
+                    assert "now (replica 0 is unreachable); try again later" in said.err
+                    assert "Talking to" not in said.out
+            finally:
+                server.terminate()
+                server.communicate(timeout=30)
 
 
 class _Deaf:
