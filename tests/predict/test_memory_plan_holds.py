@@ -27,7 +27,7 @@ from inferd.machine.torch_build import cuda_build_bytes
 MORE = cuda_build_bytes()  # of each of the two models that torch computes
 BUDGET = 1_300_000_000 + 2 * MORE
 FRACTIONS = {
-    name: round(part / BUDGET, 4)
+    name: part * 1000 // BUDGET / 1000
     for name, part in {"chat": 455_000_000 + MORE, "vectors": 455_000_000 + MORE, "pictures": 390_000_000}.items()
 }
 FLOODING = 20  # clients, whose requests together are more than the pictures' model may take
