@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd import ends
+from inferd import clock, ends
 from inferd.errors import InferdError, InternalError, InvalidRequest, ModelLoadError, Overloaded
 from inferd.types import PredictRequest, Usage
 
@@ -44,6 +44,15 @@ def test_an_error_decides_how_its_request_ends(error: Exception, outcome: str, k
     assert end.failure is not None
     assert (end.outcome, end.failure.kind, end.usage) == (outcome, kind, Usage(3))
     assert "secret" not in end.failure.message
+
+
+def test_a_failure_tells_how_long_after_its_arrival_the_request_ended() -> None:
+    before = clock.now()
+    end = ends.failed("r", before - 2.0, InternalError("defect")).end
+    assert end is not None
+    finished = end.timings.finished
+    assert finished is not None
+    assert 2.0 <= finished <= 2.0 + clock.now() - before
 
 
 def test_a_defect_is_logged_by_its_request_and_an_error_for_the_client_is_not(

@@ -136,3 +136,8 @@ def test_the_check_refuses_what_no_table_can_be_made_from(
     report = examine(str(tmp_path), probe=False)
     assert not report.ok
     assert field in "\n".join(report.problems)
+
+
+def test_parameters_that_define_no_table_make_none() -> None:
+    with pytest.raises(ModelLoadError, match="rope_type is 'spiral'"):
+        tables(Rope(dim=16, theta=1e4, variant="spiral"), 8, torch.device("cpu"))

@@ -27,11 +27,8 @@ from tests.mutants.selection import likely_tests, sample
 from tests.mutants.sources import BUILD, PACKAGE, ROOT, modules
 
 WANTED: Final = 0.95
-TRACED: Final = (
-    *("app", "benchmark", "cache", "cli", "config", "engine", "gateway", "models", "observe", "planning", "predict"),
-    *("registry", "remote", "router", "state", "tenancy", "worker"),
-    *("test_app.py", "test_docs.py", "test_llm.py", "test_reload.py", "test_repository.py", "test_window.py"),
-)
+UNTRACED: Final = ("bench", "clients", "experiments", "mutants", "training", "test_setup.py", "test_tutorials.py")
+"""Tests that are not asked about changes: they measure, take minutes, or are about other files than the sources."""
 
 
 class Tried(NamedTuple):
@@ -87,10 +84,20 @@ def _trace(jobs: int, *, is_kept: bool) -> tracing.Trace:
     stamp = tracing.KEPT / "of"
     if not (stamp.is_file() and (is_kept or stamp.read_text() == digest.hexdigest())):
         print("running the suite once, to see which test runs what", flush=True)
-        tracing.record(jobs, [f"tests/{path}" for path in TRACED])
+        tracing.record(jobs, traced())
         stamp.write_text(digest.hexdigest())
         is_kept = False
     return tracing.read(are_there=_collected() if is_kept else None)
+
+
+def traced() -> list[str]:
+    """The folders and files of tests that are asked about changes."""
+    found = []
+    for path in sorted((ROOT / "tests").iterdir()):
+        is_of_tests = path.is_dir() and any(path.rglob("test_*.py"))
+        if (is_of_tests or path.match("test_*.py")) and path.name not in UNTRACED:
+            found.append(f"tests/{path.name}")
+    return found
 
 
 def _collected() -> set[str]:

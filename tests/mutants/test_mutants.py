@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.mutants.__main__ import traced
 from tests.mutants.equivalent import EQUIVALENT, reason_for
 from tests.mutants.hook import write_hook
 from tests.mutants.known import KNOWN, Known
@@ -88,6 +89,13 @@ def test_a_sample_is_the_same_for_the_same_seed_and_has_some_of_every_room() -> 
     assert drawn == sample(20, 3, rooms)
     assert drawn != sample(20, 4, rooms)
     assert {room_of(change.file) for change in drawn} == set(rooms)
+
+
+def test_the_tests_of_every_room_are_asked() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))} - {"models"}
+    assert {f"tests/{room}" for room in rooms} <= set(traced())
+    assert "tests/test_ends.py" in traced()
+    assert "tests/bench" not in traced()
 
 
 def test_a_change_keeps_its_place_in_the_sample_when_its_file_moves_or_grows() -> None:
