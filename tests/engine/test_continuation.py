@@ -16,6 +16,7 @@ from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.errors import InvalidRequest
 from inferd.native.paged_attention import native_available
+from inferd.native.triton import switch
 from inferd.types import Continuation, GenerateRequest, Output, SamplingParams, TextPrompt
 
 CASES: list[dict[str, Any]] = [
@@ -171,3 +172,8 @@ def test_several_choices_report_no_seed(workers: tuple[Engine, Engine]) -> None:
     parts = list(outputs(workers[0], request(0, {"temperature": 1.0, "n": 2, "max_tokens": 2}, "Hello")))
     report = next(part.prompt for part in parts if part.prompt is not None)
     assert report.seed is None
+
+
+def test_an_attention_that_needs_no_triton_loads_without_it(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "installed", lambda: False)
+    assert load(tiny_model, attention="reference").info.name

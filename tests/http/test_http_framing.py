@@ -806,3 +806,14 @@ def unsent_bytes(connection: Connection) -> int:
     given = fcntl.ioctl(connection._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0" * 4)
     (count,) = struct.unpack("i", given)
     return int(count)
+
+
+def test_an_application_without_error_bodies_refuses_a_malformed_body_in_plain_text() -> None:
+    async def then(server: HttpServer) -> None:
+        async with socket_to(server) as one:
+            one.writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")
+            received = await one.rest()
+            assert received.startswith(b"HTTP/1.1 400 ")
+            assert b"content-type: text/plain" in received
+
+    served(then)

@@ -203,6 +203,29 @@ def shown(report: ServerReport) -> str:
     return written.getvalue()
 
 
+def test_everything_about_a_model_stands_beside_it_from_110_columns_on() -> None:
+    model = ModelReport(
+        name="m",
+        state="ready",
+        load="startup",
+        replicas_ready=1,
+        replicas=[],
+        waiting=0,
+        in_flight=0,
+        memory_bytes=0,
+        not_batched="its rows",
+    )
+    whole = msgspec.structs.replace(report("serving"), models=[model])
+
+    def lines(width: int) -> list[str]:
+        written = io.StringIO()
+        Console(file=written, width=200).print(rendered(whole, "here", width))
+        return written.getvalue().splitlines()
+
+    assert lines(110) == lines(200)
+    assert lines(109) == lines(80) != lines(110)
+
+
 def test_a_status_of_eighty_columns_cuts_nothing() -> None:
     name = "organisation-with-a-long-name/and-a-model-too"
     replicas = [
