@@ -68,7 +68,7 @@ def main() -> int:
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make mutants")
-    parser.add_argument("--number", type=int, default=100, help="how many changes are drawn; 0: the known ones alone")
+    parser.add_argument("--number", type=int, default=60, help="how many changes are drawn; 0: the known ones alone")
     parser.add_argument("--seed", type=int, default=1, help="another seed draws other changes")
     parser.add_argument("--jobs", type=int, default=2, help="how many are tried at once")
     parser.add_argument("--rooms", nargs="*", default=(), help="draw from these rooms alone: router predict")
