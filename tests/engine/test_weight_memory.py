@@ -19,6 +19,7 @@ from inferd.engine.load import create_backend
 from inferd.engine.weight_memory import reserve_weight_memory
 from inferd.machine.weight_memory import WeightMemory
 from inferd.native import compiled
+from inferd.native.packed import PackedWeight, packing_into
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no large pages to ask for")
 MB = 1 << 20
@@ -62,19 +63,19 @@ def test_what_is_taken_while_pages_are_touched_is_not_cleared_afterwards() -> No
 
 def test_the_rest_goes_back_and_what_was_taken_outlives_the_room() -> None:
     reserved = WeightMemory(64 * MB)
-    with compiled.packing_into(reserved):
-        weight = compiled.PackedWeight([torch.eye(64)]) if compiled.BUILT and compiled.level() != "generic" else None
+    with packing_into(reserved):
+        weight = PackedWeight([torch.eye(64)]) if compiled.BUILT and compiled.level() != "generic" else None
     if weight is None:
         pytest.skip("weights are not packed here")
     rows = torch.arange(64)
-    before = weight.rows(rows)
+    before = weight.rows(rows, torch.float32)
     memory, size = reserved._memory, 64 * MB
     del reserved
     assert memory[size - 8 :] == bytes(8)  # readable, and not resident: see below
     with open("/proc/self/smaps") as file:
-        resident = _resident(file.read(), weight.data.data_ptr())
+        resident = _resident(file.read(), weight.parts["data"].data_ptr())
     assert resident < 8 * MB
-    assert torch.equal(weight.rows(rows), before)
+    assert torch.equal(weight.rows(rows, torch.float32), before)
     assert torch.equal(before, torch.eye(64))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from inferd.native import compiled
+from inferd.native.packed import PackedWeight
 
 needs_kernels = pytest.mark.skipif(not compiled.BUILT, reason="inferd was installed without its compiled kernels")
 
@@ -42,8 +43,8 @@ def test_it_takes_no_half_floats_and_nothing_that_wants_a_gradient() -> None:
 
 
 def test_weights_of_an_odd_number_of_bf16_columns_are_left_to_torch() -> None:
-    assert not compiled.PackedWeight.fits(torch.zeros((4, 3), dtype=torch.bfloat16))
-    assert compiled.PackedWeight.fits(torch.zeros((4, 3))) == compiled.BUILT
+    assert not PackedWeight.fits(torch.zeros((4, 3), dtype=torch.bfloat16))
+    assert PackedWeight.fits(torch.zeros((4, 3))) == compiled.BUILT
 
 
 @needs_kernels

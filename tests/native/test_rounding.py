@@ -10,6 +10,7 @@ from torch import Tensor
 
 from inferd.native import compiled
 from inferd.native.forms import Form
+from inferd.native.packed import PANEL_ROWS, PackedInts
 from inferd.native.quantized import QuantizedWeight
 from inferd.native.rounding import rounded_weight
 
@@ -109,14 +110,14 @@ def test_four_bits_fitted_lose_much_less_than_rounding_to_the_nearest() -> None:
 def test_rows_packed_piece_by_piece_lie_where_they_lie_packed_at_once_and_come_out_as_they_were(
     level: str, pieces: list[int], last: int, size: int, form: tuple[int, int], seed: int
 ) -> None:
-    sizes = [count * compiled.PANEL_ROWS for count in pieces] + [last]
+    sizes = [count * PANEL_ROWS for count in pieces] + [last]
     weight = torch.randn((sum(sizes), size), generator=torch.Generator().manual_seed(seed))
     with compiled.using_level(level):
         whole = rounded_weight(weight, *form)
-        at_once = compiled.PackedInts.of(whole)
+        at_once = PackedInts.of(whole)
         parts = [rounded_weight(part, *form) for part in torch.split(weight, sizes)]
         kind = Form(*form, has_zero=form[0] == 4)
-        piecewise = compiled.PackedInts.of_rows(iter(parts), (sum(sizes), size), kind, None)
+        piecewise = PackedInts.of_rows(iter(parts), (sum(sizes), size), kind, None)
         rows = piecewise.rows(torch.arange(sum(sizes)), torch.float32)
     assert {name: part.tolist() for name, part in piecewise.parts.items()} == {
         name: part.tolist() for name, part in at_once.parts.items()

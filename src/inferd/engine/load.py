@@ -47,6 +47,7 @@ from inferd.machine.placement import num_threads, usable_cores
 from inferd.machine.weight_memory import WeightMemory
 from inferd.native import compiled
 from inferd.native.kv_cache import KVCache
+from inferd.native.packed import packing_into
 from inferd.native.paged_attention import AttentionKind, native_available
 from inferd.native.triton import switch
 from inferd.registry.source import check_folder, resolve
@@ -145,7 +146,7 @@ def _read_checkpoint(
     phases: _Phases,
 ) -> _Checkpoint:
     # A large vocabulary takes a second to read, as long as the weights: both are read at the same time.
-    with ThreadPoolExecutor(2, "inferd-read") as pool, compiled.packing_into(weight_memory):
+    with ThreadPoolExecutor(2, "inferd-read") as pool, packing_into(weight_memory):
         reading = pool.submit(_read_text_parts, folder, config.chat_template)
         digesting = pool.submit(_digest_of_files, folder)
         decoder = load_model(

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from inferd.errors import InferdError, InternalError, InvalidRequest
-from inferd.native import compiled
+from inferd.native.sampling import sample, takes_logits
 from inferd.types import SamplingParams
 
 _TINY_TEMPERATURE = 1e-5  # below this a division may overflow; the draw is then greedy
@@ -77,7 +77,7 @@ class Sampler:
         for i, row in enumerate(rows):
             if _is_adjusted(row):
                 self._adjust(x[i], row)
-        values, tokens = _native_tokens(x, rows) if compiled.takes_logits(x) else _tokens(x, rows)
+        values, tokens = _native_tokens(x, rows) if takes_logits(x) else _tokens(x, rows)
         results: list[Sampled | InferdError] = [
             Sampled(token) if math.isfinite(value) else _unsampled(value)
             for token, value in zip(tokens, values, strict=True)
@@ -235,7 +235,7 @@ def _native_tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[
     """``_tokens`` by the kernel (kernels/sampling.h), which finds thresholds without sorting."""
     drawn = [row.sampling.temperature >= _TINY_TEMPERATURE for row in rows]
     params = [row.sampling for row in rows]
-    return compiled.sample(
+    return sample(
         x,
         [p.temperature if is_drawn else 0.0 for p, is_drawn in zip(params, drawn, strict=True)],
         [math.log(p.min_p) if p.min_p else -math.inf for p in params],

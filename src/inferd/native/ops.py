@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferd.native import compiled
+from inferd.native import compiled, elementwise
+from inferd.native.packed import Packed, PackedInts, PackedWeight
 from inferd.native.quantized import QuantizedWeight, product, stacked
 from inferd.native.triton import switch
 
@@ -58,12 +59,12 @@ class Linear:
         linear.out_features, linear.in_features = ints.values.shape
         linear.dtype, linear._bias = dtype, bias
         linear._plain, linear._packed, linear._ints = None, None, ints.stored()
-        if compiled.takes_dtype(dtype) and compiled.PackedInts.fits(ints):
-            linear._packed, linear._bias, linear._ints = compiled.PackedInts.of(ints, bias), None, None
+        if compiled.takes_dtype(dtype) and PackedInts.fits(ints):
+            linear._packed, linear._bias, linear._ints = PackedInts.of(ints, bias), None, None
         return linear
 
     @classmethod
-    def packed(cls, packed: compiled.PackedInts, dtype: torch.dtype) -> Linear:
+    def packed(cls, packed: PackedInts, dtype: torch.dtype) -> Linear:
         """Like ``quantized``, for integers that are already packed."""
         linear = cls.__new__(cls)
         linear.out_features, linear.in_features, linear.dtype = packed.out_features, packed.in_features, dtype
@@ -74,12 +75,12 @@ class Linear:
         self.in_features = weights[0].shape[1]
         self.out_features = sum(w.shape[0] for w in weights)
         self.dtype = weights[0].dtype
-        self._packed: compiled.PackedWeight | compiled.PackedInts | None = None
+        self._packed: Packed | None = None
         self._plain: Tensor | None = None
         self._ints: QuantizedWeight | None = None
         self._bias: Tensor | None = None
-        if all(compiled.PackedWeight.fits(w) for w in weights) and compiled.level() != "generic":
-            self._packed = compiled.PackedWeight(weights, bias)
+        if all(PackedWeight.fits(w) for w in weights) and compiled.level() != "generic":
+            self._packed = PackedWeight(weights, bias)
         else:
             # A copy even of a single one: it may be a mapped file, which can change under us.
             self._plain = torch.cat(weights)
@@ -110,8 +111,6 @@ class Linear:
         """[...] int64 -> [..., in]: rows of the weight, so that a tied embedding table exists once."""
         if self._ints is not None:
             return self._ints.rows(ids.flatten()).to(self.dtype).view(*ids.shape, self.in_features)
-        if isinstance(self._packed, compiled.PackedWeight):
-            return self._packed.rows(ids)
         if self._packed is not None:
             return self._packed.rows(ids, self.dtype)
         assert self._plain is not None
@@ -139,8 +138,8 @@ class Linear:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last axis, computed in float32 (Zhang & Sennrich 2019)."""
-    if compiled.takes_rms_norm(x, weight):
-        return compiled.rms_norm(x, weight, eps)
+    if elementwise.takes_rms_norm(x, weight):
+        return elementwise.rms_norm(x, weight, eps)[0]
     if switch.takes(x):
         from inferd.native.triton import rows
 
@@ -152,8 +151,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``r = x + residual``; returns (rms_norm(r), r)."""
-    if x.dim() == 2 and compiled.takes_rms_norm(x, weight) and residual.dtype == x.dtype and residual.is_contiguous():
-        return compiled.add_rms_norm(x, residual, weight, eps)
+    if (
+        x.dim() == 2
+        and elementwise.takes_rms_norm(x, weight)
+        and residual.dtype == x.dtype
+        and residual.is_contiguous()
+    ):
+        return elementwise.rms_norm(x, weight, eps, residual)
     if x.dim() == 2 and switch.takes(x):
         from inferd.native.triton import rows
 
@@ -166,8 +170,8 @@ def layer_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Layer norm (Ba et al. 2016) of ``x + residual`` [T, n] float32, and the same in the format ``dtype``."""
-    if compiled.takes_layer_norm(x, weight) and dtype in (torch.float32, torch.bfloat16):
-        return compiled.layer_norm(x, residual, weight, bias, eps, narrow=dtype == torch.bfloat16)
+    if elementwise.takes_layer_norm(x, weight) and dtype in (torch.float32, torch.bfloat16):
+        return elementwise.layer_norm(x, residual, weight, bias, eps, narrow=dtype == torch.bfloat16)
     y = F.layer_norm(x if residual is None else x + residual, weight.shape, weight, bias, eps)
     return y, y.to(dtype)
 
@@ -175,7 +179,7 @@ def layer_norm(
 def gate_and_mul(gate_up: Tensor, activation: str) -> Tensor:
     """[T, 2I] -> [T, I]: activation(first half) * second half. ``activation``: "silu", "gelu" or "gelu_tanh"."""
     if gate_up.dim() == 2 and compiled.takes(gate_up) and gate_up.stride(1) == 1:
-        return compiled.gate_and_mul(gate_up, activation)
+        return elementwise.gate_and_mul(gate_up, activation)
     if gate_up.dim() == 2 and switch.takes(gate_up):
         from inferd.native.triton import rows
 
@@ -192,9 +196,9 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) ->
     q [T, heads, D], k [T, kv_heads, D], positions [T]; cos, sin [max_positions, R/2] with R <= D the rotated part.
     Returns rotated copies, or the same tensors changed in place.
     """
-    if compiled.takes_rotary(q, positions, cos, sin) and compiled.takes_rotary(k, positions, cos, sin):
-        compiled.rotary(q, positions, cos, sin)
-        compiled.rotary(k, positions, cos, sin)
+    if elementwise.takes_rotary(q, positions, cos, sin) and elementwise.takes_rotary(k, positions, cos, sin):
+        elementwise.rotary(q, positions, cos, sin)
+        elementwise.rotary(k, positions, cos, sin)
         return q, k
     half = cos.shape[-1]
     c = cos[positions].unsqueeze(1)

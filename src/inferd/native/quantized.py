@@ -1,6 +1,6 @@
 """Weights as small integers: what a quantised matrix is, and its product in plain torch.
 
-The product here is the oracle of the kernel (``compiled.PackedInts``), and computes where there are no kernels. Does
+The product here is the oracle of the kernel (``packed.PackedInts``), and computes where there are no kernels. Does
 not know how weights are quantised, nor their layout for a kernel.
 
 Activations are quantised to 8 bits for each product, each row by itself, so that a row's result never depends on other

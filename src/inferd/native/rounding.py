@@ -27,8 +27,7 @@ def rounded_weight(weight: Tensor, bits: int, group_size: int) -> QuantizedWeigh
     """[out, in] floats in ``bits`` bits (4 or 8), ``group_size`` inputs to a scale (0: all)."""
     weight = weight if weight.dtype in (torch.float32, torch.bfloat16) else weight.float()
     if compiled.takes(weight) and weight.numel():
-        values, scale, zero = compiled.round_weights(weight, bits, group_size)
-        return QuantizedWeight(values, scale, zero, bits, group_size)
+        return _rounded_by_kernel(weight, bits, group_size)
     out, size = weight.shape
     width = group_size or size
     groups = F.pad(weight.float(), (0, -size % width)).view(out, -1, width)
@@ -39,6 +38,28 @@ def rounded_weight(weight: Tensor, bits: int, group_size: int) -> QuantizedWeigh
     values = to_integers(groups, scale, zero, bits)
     values = values.view(out, -1)[:, :size].to(torch.int8).contiguous()
     return QuantizedWeight(values, scale, None if zero is None else zero.to(torch.int8), bits, group_size)
+
+
+def _rounded_by_kernel(weight: Tensor, bits: int, group_size: int) -> QuantizedWeight:
+    out, size = weight.shape
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    groups = -(-size // group_size) if group_size else 1
+    values, scale = torch.empty((out, size), dtype=torch.int8), torch.empty((out, groups))
+    zero = torch.empty((out, groups), dtype=torch.int8) if bits == 4 else None
+    compiled.kernels.round_weights(
+        compiled.CODES[weight.dtype],
+        bits,
+        weight.data_ptr(),
+        weight.stride(0),
+        out,
+        size,
+        group_size,
+        values.data_ptr(),
+        scale.data_ptr(),
+        0 if zero is None else zero.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return QuantizedWeight(values, scale, zero, bits, group_size)
 
 
 def to_integers(groups: Tensor, scale: Tensor, zero: Tensor | None, bits: int) -> Tensor:

@@ -19,7 +19,7 @@ from inferd.checkpoints.weights import Weights
 from inferd.engine.model.gpt import GPTDecoder
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.errors import ModelLoadError
-from inferd.native import compiled, rounding
+from inferd.native import compiled, packed, rounding
 from inferd.native.attention import Attention, FlatBatch
 from inferd.native.forms import Rule
 from inferd.registry.identity import identity_of_files
@@ -115,7 +115,7 @@ def open_weight_cache(folder: Path, asked: str, limit_bytes: int) -> WeightCache
     """
     if not compiled.BUILT or asked not in ("int8", "int4") or not limit_bytes:
         return None
-    key = f"{identity_of_files(weight_files(folder))} {asked} {rounding.VERSION} {compiled.ints_layout()}"
+    key = f"{identity_of_files(weight_files(folder))} {asked} {rounding.VERSION} {packed.ints_layout()}"
     return WeightCache(cache_folder(), key, limit_bytes)
 
 

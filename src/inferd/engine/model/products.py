@@ -11,6 +11,7 @@ from inferd.checkpoints.weight_cache import WeightCache
 from inferd.checkpoints.weights import Weights
 from inferd.native import compiled, ops
 from inferd.native.forms import Form
+from inferd.native.packed import PANEL_ROWS, PackedInts, allocate_packed
 from inferd.native.quantized import QuantizedWeight, stacked
 from inferd.native.rounding import rounded_weight
 
@@ -43,7 +44,7 @@ def product(
     label = f"{form.name} {[*shape]} {'+'.join(name for name, _ in parts)}"
     packed = None if weights.weight_cache is None else _found(weights.weight_cache, label, shape, form, bias)
     if packed is None:
-        packed = compiled.PackedInts.of_rows(_rounded([change(tensor) for tensor in stored], form), shape, form, bias)
+        packed = PackedInts.of_rows(_rounded([change(tensor) for tensor in stored], form), shape, form, bias)
     if weights.weight_cache is not None:
         for part, tensor in packed.parts.items():
             weights.weight_cache.hold(f"{label}.{part}", tensor)
@@ -64,26 +65,26 @@ def _rounded(matrices: list[Tensor], form: Form) -> Iterator[QuantizedWeight]:
 
     The integers need hardly any extra memory and stay in the processor's caches.
     """
-    if any(matrix.shape[0] % compiled.PANEL_ROWS for matrix in matrices[:-1]):
+    if any(matrix.shape[0] % PANEL_ROWS for matrix in matrices[:-1]):
         yield stacked([rounded_weight(matrix, form.bits, form.group_size) for matrix in matrices])
         return
     for matrix in matrices:
-        rows = -(-_AT_ONCE // matrix.shape[1] // compiled.PANEL_ROWS) * compiled.PANEL_ROWS
+        rows = -(-_AT_ONCE // matrix.shape[1] // PANEL_ROWS) * PANEL_ROWS
         for first in range(0, matrix.shape[0], rows):
             yield rounded_weight(matrix[first : first + rows], form.bits, form.group_size)
 
 
 def _found(
     weight_cache: WeightCache, label: str, shape: tuple[int, int], form: Form, bias: Tensor | None
-) -> compiled.PackedInts | None:
+) -> PackedInts | None:
     """A matrix that an earlier load packed; None where a part of it is missing or has another size."""
     parts: dict[str, Tensor] = {}
-    for part, (dtype, count) in compiled.PackedInts.sizes(shape, form).items():
+    for part, (dtype, count) in PackedInts.sizes(shape, form).items():
         found = weight_cache.find(f"{label}.{part}")
         if found is None or (found.dtype, found.numel()) != (dtype, count):
             return None
-        parts[part] = compiled.allocate_packed(found.nbytes).view(dtype).copy_(found)
-    return compiled.PackedInts(parts, shape, form, bias)
+        parts[part] = allocate_packed(found.nbytes).view(dtype).copy_(found)
+    return PackedInts(parts, shape, form, bias)
 
 
 def merge(weights: Weights, parts: list[tuple[str, int]], width: int, *, bias: bool) -> ops.Linear:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferd.native import compiled
+from inferd.native.text_attention import takes_text_attention, text_attention
 
 _LONG = 256  # tokens from which a matrix of scores per head is more than the caches hold
 
@@ -88,8 +88,8 @@ def attend(
     qkv [T, 3, heads, D] -> [T, heads * D] in the format ``dtype``. ``window``: only to those at most so far away, to
     either side. ``distance_bias`` [heads, 2 * N - 1] is added to the scores by distance (key minus query, plus N - 1).
     """
-    if compiled.takes_text_attention(qkv) and dtype in (torch.float32, torch.bfloat16):
-        return compiled.text_attention(qkv, batch.starts, dtype, window, distance_bias)
+    if takes_text_attention(qkv) and dtype in (torch.float32, torch.bfloat16):
+        return text_attention(qkv, batch.starts, dtype, window, distance_bias)
     heads, dim = qkv.shape[2:]
     out = torch.empty((qkv.shape[0], heads * dim), dtype=dtype, device=qkv.device)
     for row, count, length in batch.groups:
