@@ -1,0 +1,162 @@
+"""What a server opens in its process is closed again, whether it served or its start was refused."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from tests.tiny_server import TINY_WORKER, unknown
+
+from inferd.app.control_socket import open_control_socket
+from inferd.app.root import MAX_FILES, Ready, ServeOptions, run
+from inferd.config import Config
+from inferd.errors import ConfigError, InferdError, ModelLoadError
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what is open is told by /proc")
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def process() -> Iterator[None]:
+    """A server that left ignores signals, and one that was ready keeps its objects; the process of the tests goes on."""
+    before, threshold = [signal.getsignal(number) for number in SIGNALS], gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*threshold)
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+class Open(NamedTuple):
+    """What a process holds."""
+
+    sockets: list[str]
+    files: list[str]
+    threads: list[str]
+    logging: list[tuple[int, bool, list[logging.Handler]]]
+
+
+def held(folder: Path) -> Open:
+    """``folder``: whose files count. Python's own and the tests' may come and go."""
+    found: list[str] = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:  # the list's own
+            continue
+    loggers = [logging.getLogger(name) for name in ("inferd", "asyncio")]
+    return Open(
+        sorted(name for name in found if name.startswith("socket:")),
+        sorted(name for name in found if name.startswith(str(folder))),
+        sorted(thread.name for thread in threading.enumerate()),
+        [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers],
+    )
+
+
+def config(folder: Path, port: int, *, source: str = "tiny", grpc_port: int | None = None) -> Config:
+    """A server on this port, with its state in the folder."""
+    server: dict[str, object] = {"port": port, "grace_s": 5}
+    if grpc_port is not None:
+        server["grpc_port"] = grpc_port
+    models = {"tiny": {"source": source}}
+    return msgspec.convert({"server": server, "models": models, "state": {"data_dir": str(folder)}}, Config)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        number: int = found.getsockname()[1]
+        return number
+
+
+def serve(wanted: Config) -> list[Ready]:
+    """A whole server in this process, which is told to leave as soon as it is ready."""
+    told: list[Ready] = []
+
+    def on_ready(ready: Ready) -> None:
+        told.append(ready)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert run(wanted, ServeOptions(on_ready=on_ready, command=TINY_WORKER, plan=unknown)) == 0
+    return told
+
+
+def test_a_server_that_has_left_holds_nothing(tmp_path: Path) -> None:
+    port, grpc_port = free_port(), free_port()
+    before = held(tmp_path)
+    (ready,) = serve(config(tmp_path, port, grpc_port=grpc_port))
+    assert ready.address == f"http://127.0.0.1:{port}"
+    assert ready.grpc_address == f"127.0.0.1:{grpc_port}"
+    assert held(tmp_path) == before
+    assert not (tmp_path / "run" / f"{port}.sock").exists()
+    assert list((tmp_path / "kept").iterdir()) == []
+    assert {signal.getsignal(number) for number in SIGNALS} == {signal.SIG_IGN}, (
+        "nothing is left that a signal could end"
+    )
+
+
+def test_a_server_raises_its_limit_of_open_files_and_lowers_none(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+        serve(config(tmp_path, free_port()))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (highest, hard)
+        if hard == resource.RLIM_INFINITY or hard > MAX_FILES:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES + 1, hard))
+            serve(config(tmp_path, free_port()))
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (MAX_FILES + 1, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def refused(wanted: Config, kind: type[InferdError], part: str) -> None:
+    """The start fails and leaves nothing, though its error is still at hand."""
+    folder = Path(wanted.state.data_dir or "")
+    before, signals = held(folder), [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(kind, match=part) as error:
+        serve(wanted)
+    assert error.value.message
+    assert held(folder) == before
+    assert [signal.getsignal(number) for number in SIGNALS] == signals
+    with socket.create_server(("127.0.0.1", wanted.server.port)):
+        """The port is free again."""
+
+
+def test_a_start_without_its_second_port_gives_back_the_first(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused(config(tmp_path, free_port(), grpc_port=taken.getsockname()[1]), ConfigError, "grpc_port")
+
+
+def test_a_start_beside_another_server_of_its_folder_leaves_nothing(tmp_path: Path) -> None:
+    port = free_port()
+    other = open_control_socket(tmp_path, port)
+    try:
+        refused(config(tmp_path, port, grpc_port=free_port()), ConfigError, "Another server uses")
+        assert other.path.exists()
+    finally:
+        other.close()
+
+
+def test_a_start_without_usable_state_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "state.db").write_bytes(b"no database" * 100)
+    port = free_port()
+    refused(config(tmp_path, port, grpc_port=free_port()), ConfigError, "state")
+    assert not (tmp_path / "run" / f"{port}.sock").exists()
+
+
+def test_a_start_whose_only_model_fails_leaves_nothing(tmp_path: Path) -> None:
+    port = free_port()
+    refused(config(tmp_path, port, source="missing", grpc_port=free_port()), ModelLoadError, "config.json")
+    assert not (tmp_path / "run" / f"{port}.sock").exists()
+    assert list((tmp_path / "kept").iterdir()) == []
