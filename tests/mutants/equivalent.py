@@ -164,12 +164,6 @@ EQUIVALENT: Final = (
         "self.was_ended_here = True  # its channel broke, and it did not leave by itself",
         "It is assigned again before the process is reported as gone, and read only afterwards.",
     ),
-    Equivalent(
-        "cli/predict/inputs.py",
-        "return (spec.name in taken and len(specs) > 1, spec.is_optional)",
-        "return (spec.name in taken and len(specs) >= 1, spec.is_optional)",
-        "A single input comes first, whatever its rank.",
-    ),
 )
 
 

@@ -116,11 +116,78 @@ def test_a_request_of_kserve_is_taken_as_it_is() -> None:
     assert "do not have the shape [3, 4]" in refused(json.dumps(body))
 
 
-def test_one_text_stands_beside_each_of_several() -> None:
+def test_texts_of_a_request_of_kserve_are_texts() -> None:
+    body: dict[str, Any] = {"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["1", "b"]}]}
+    assert made(json.dumps(body), specs=(TEXT,))["text"].tolist() == [b"1", b"b"]
+    body["inputs"][0]["data"] = ["1", 2]
+    assert "is neither texts nor numbers" in refused(json.dumps(body), specs=(TEXT,))
+    for nameless in ({"data": [1]}, 1):
+        assert "Nothing was given" in refused(json.dumps({"inputs": [nameless]}))
+
+
+def test_texts_that_are_written_like_numbers_are_texts_where_the_input_takes_texts(tmp_path: Path) -> None:
+    for word in ('{"text": ["1", "2"]}', written(tmp_path / "t.csv", "text\n1\n2\n")):
+        assert made(word, specs=(TEXT,))["text"].tolist() == [b"1", b"2"]
+    assert made('{"ids": ["1", "2"]}', specs=(IDS,))["ids"].tolist() == [[1], [2]]
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    said = refused('{"a": [1, 2], "b": [1, 2], "c": [1], "d": [1, 2]}')
+    assert "its columns have different numbers of values: a 2, b 2, c 1, d 2." in said
+
+
+@pytest.mark.parametrize("word", ['["a", 1]', '{"text": ["1", 2]}', "[[1, 2], [3]]"])
+def test_a_list_of_texts_and_numbers_is_refused(word: str) -> None:
+    assert "neither texts nor numbers" in refused(word, specs=(TEXT, IDS))
+
+
+def test_an_object_with_another_value_than_columns_is_no_table() -> None:
+    assert "names the input 'a'" in refused('{"a": [1, 2], "b": 3}')
+
+
+def test_values_without_names_go_to_one_input_after_the_other() -> None:
+    first, second = TensorSpec("first", "FP32", (-1, 1)), TensorSpec("second", "FP32", (-1, 1))
+    found = made("1", "2", specs=(first, second))
+    assert {name: array.tolist() for name, array in found.items()} == {"first": [[1]], "second": [[2]]}
+
+
+def test_a_text_may_contain_an_equals_sign_and_a_files_name_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert made("texts=a", specs=(TEXT,))["text"].tolist() == [b"texts=a"], "one input needs no name"
+    assert made("a=b", "ids=1", specs=(TEXT, IDS))["text"].tolist() == [b"a=b"]
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "run=1.csv", "1,2,3,4\n")
+    assert made("run=1.csv")["pixels"].tolist() == [[1, 2, 3, 4]]
+
+
+def test_one_value_stands_beside_each_of_several() -> None:
     query = TensorSpec("query", "BYTES", (-1,))
     found = made("query=what?", "text=a", "text=b", specs=(query, TEXT))
     assert found["query"].tolist() == [b"what?", b"what?"]
     assert found["text"].tolist() == [b"a", b"b"]
+    assert made("ids=7", "text=a", "text=b", specs=(IDS, TEXT))["ids"].tolist() == [[7], [7]]
+    assert made("ids=7", "text=a", specs=(IDS, TEXT))["ids"].tolist() == [[7]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "word", "wanted"),
+    [
+        ((2, 2), "1,2,3,4", [[1, 2], [3, 4]]),
+        ((-1, -1), "[[1, 2, 3]]", [[1, 2, 3]]),
+        ((-1, -1), "1,2,3", [[1, 2, 3]]),
+        ((-1,), "[[1, 2], [3, 4]]", [1, 2, 3, 4]),
+        ((-1, 2, 2), "[[1, 2], [3, 4]]", [[[1, 2], [3, 4]]]),
+        ((-1, -1, 2), "[1, 2]", [[[1, 2]]]),
+    ],
+)
+def test_numbers_are_brought_to_the_declared_shape(shape: tuple[int, ...], word: str, wanted: object) -> None:
+    assert made(word, specs=(TensorSpec("x", "FP32", shape),))["x"].tolist() == wanted
+
+
+@pytest.mark.parametrize(("shape", "word"), [((2, 2), "1,2,3"), ((-1, -1), "[[[1], [2]]]"), ((-1, 2), "1,2,3")])
+def test_numbers_of_another_shape_are_refused(shape: tuple[int, ...], word: str) -> None:
+    assert "values of the shape" in refused(word, specs=(TensorSpec("x", "FP32", shape),))
 
 
 def test_texts_come_from_words_files_and_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,14 +195,27 @@ def test_texts_come_from_words_files_and_stdin(tmp_path: Path, monkeypatch: pyte
     assert made(letter, specs=(TEXT,))["text"].tolist() == [b"12 monkeys\nsecond line"]
     assert made(letter, specs=(TEXT,), lines=True)["text"].tolist() == [b"12 monkeys", b"second line"]
     assert made("a = b", "42", specs=(TEXT,))["text"].tolist() == [b"a = b", b"42"]
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("né\n".encode())))
-    assert made("-", specs=(TEXT,))["text"].tolist() == ["né".encode()]
+    for written_bytes, lines, texts in (("né\n", False, ["né"]), ("né\n", True, ["né"]), ("1\n2\n", True, ["1", "2"])):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(written_bytes.encode())))
+        assert made("-", specs=(TEXT,), lines=lines)["text"].tolist() == [text.encode() for text in texts]
 
 
-def test_a_picture_is_sent_as_it_is_to_a_model_that_takes_files(tmp_path: Path) -> None:
-    file = picture(tmp_path / "p.png", np.zeros((3, 5), np.uint8))
+def test_a_text_file_of_numbers_is_a_text(tmp_path: Path) -> None:
+    found = made(written(tmp_path / "letter.txt", "12\n"), "ids=1", specs=(IDS, TEXT))
+    assert found["text"].tolist() == [b"12"]
+
+
+def test_a_text_that_begins_like_a_picture_is_a_text(tmp_path: Path) -> None:
+    makers = written(tmp_path / "makers", "BMW\nAudi\n")
+    assert made(makers, specs=(TEXT,), lines=True)["text"].tolist() == [b"BMW", b"Audi"]
+
+
+@pytest.mark.parametrize("kind", ["png", "jpg", "gif", "bmp", "tiff", "webp"])
+def test_a_picture_is_sent_as_it_is_to_a_model_that_takes_files(tmp_path: Path, kind: str) -> None:
+    file = picture(tmp_path / f"p.{kind}", np.zeros((3, 5), np.uint8))
     found = made(file, specs=(FREE, IMAGE))
     assert found["image"].tolist() == [Path(file).read_bytes()]
+    assert "No input of the model takes numbers" in refused("42", specs=(IMAGE,))
     assert made("1,2,3,4", specs=(FREE, IMAGE)).keys() == {"pixels"}
 
 

@@ -1,7 +1,8 @@
 """The arguments of ``inferd predict`` as a model's inputs: pictures, arrays, tables, JSON, texts, numbers.
 
-The kind of an argument is recognised by its content (a picture by its first bytes). Then it is brought to the declared
-shape if there is only one way. Knows files and a model's metadata; knows no server.
+The kind of an argument is recognised by its content: what is no text is a picture, or bytes of a kind that the model
+knows. Then it is brought to the declared shape if there is only one way. Knows files and a model's metadata; knows no
+server.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from inferd.types import TensorSpec
 
 _NAMED: Final = re.compile(r"([A-Za-z_][\w.:/-]*)=(.*)", re.DOTALL)
 _FILE: Final = re.compile(r"\S+\.(jpe?g|png|webp|gif|bmp|tiff?|json|npy|csv|txt)", re.IGNORECASE)
-_PICTURES: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\x00", b"MM\x00*")
 
 _json: Final = msgspec.json.Decoder()
 
@@ -80,7 +80,7 @@ def _split(word: str, by_name: Mapping[str, TensorSpec]) -> tuple[str | None, st
         return None, word
     if match[1] in by_name:
         return match[1], match[2]
-    close = difflib.get_close_matches(match[1], by_name, n=1, cutoff=0.75) if len(by_name) > 1 else []
+    close = difflib.get_close_matches(match[1], by_name, cutoff=0.75) if len(by_name) > 1 else []
     if close:
         raise InvalidRequest(f"The model has no input {match[1]!r}. Did you mean {close[0]!r}?")
     texts = (spec.datatype == "BYTES" and not takes_pictures(spec) for spec in by_name.values())
@@ -109,8 +109,6 @@ def _read(word: str, *, lines: bool) -> Given:
 
 
 def _content(data: bytes, origin: str, suffix: str, *, lines: bool) -> Given:
-    if data.startswith(_PICTURES) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
-        return Given("picture", data, origin)
     if data.startswith(b"\x93NUMPY"):
         try:
             return Given("numbers", np.load(io.BytesIO(data), allow_pickle=False), origin)
@@ -119,7 +117,9 @@ def _content(data: bytes, origin: str, suffix: str, *, lines: bool) -> Given:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return Given("picture", data, origin)  # bytes of a kind that is the model's to know
+        return Given("picture", data, origin)
+    if "\0" in text:  # every kind of picture has such a byte, or is no UTF-8
+        return Given("picture", data, origin)
     if suffix == ".csv":
         return _table(text, origin)
     if suffix == ".json" or text.lstrip()[:1] in ("{", "["):
@@ -188,6 +188,17 @@ def _cells(rows: list[list[str]], origin: str) -> Array:
         raise InvalidRequest(f"{origin} holds something else than numbers: {error}.") from None
 
 
+def _rows(columns: Mapping[str, object], origin: str) -> Array:
+    """Of columns in lists."""
+    found = [column for column in columns.values() if isinstance(column, list)]
+    try:
+        rows = [list(row) for row in zip(*found, strict=True)]
+    except ValueError:
+        lengths = ", ".join(f"{name} {len(column)}" for name, column in zip(columns, found, strict=True))
+        raise InvalidRequest(f"{origin}: its columns have different numbers of values: {lengths}.") from None
+    return _cells(rows, origin)
+
+
 def _members(value: Mapping[str, object], by_name: Mapping[str, TensorSpec], origin: str) -> dict[str, object]:
     """An object's or table's parts by the inputs' names; all of a table's columns, where no input has such names."""
     body = value.get("inputs")
@@ -196,10 +207,10 @@ def _members(value: Mapping[str, object], by_name: Mapping[str, TensorSpec], ori
     is_table = all(isinstance(column, list) for column in value.values())
     known = {key: part for key, part in value.items() if key in by_name}
     if len(known) == len(value):
-        return {key: _column(part) for key, part in known.items()}
+        return {key: part if by_name[key].datatype == "BYTES" else _column(part) for key, part in known.items()}
     numeric = [name for name, spec in by_name.items() if spec.datatype != "BYTES"]
     if is_table and not known and len(numeric) == 1:
-        return {numeric[0]: _cells([list(row) for row in zip(*value.values(), strict=True)], origin)}
+        return {numeric[0]: _rows(value, origin)}
     unknown = next(key for key in value if key not in by_name)
     raise InvalidRequest(
         f"{origin} names the input {unknown!r}, which the model does not have; its inputs are "
@@ -210,7 +221,7 @@ def _members(value: Mapping[str, object], by_name: Mapping[str, TensorSpec], ori
 def _sent(one: Mapping[str, object], origin: str) -> object:
     """One of KServe v2's inputs."""
     data, shape = one.get("data"), one.get("shape")
-    if not isinstance(data, list) or (data and all(isinstance(text, str) for text in data)):
+    if not isinstance(data, list) or any(isinstance(text, str) for text in data):
         return data
     try:
         array = np.array(data)
@@ -236,11 +247,11 @@ def _input_for(given: Given, specs: Sequence[TensorSpec], taken: Mapping[str, ob
     """The input for an argument without a name: the first that fits, required and free ones before others."""
 
     def rank(spec: TensorSpec) -> tuple[bool, bool]:
-        return (spec.name in taken and len(specs) > 1, spec.is_optional)
+        return (spec.name in taken, spec.is_optional)
 
     able = [spec for spec in sorted(specs, key=rank) if _can_take(spec, given)]
     if not able and given.text:
-        able = [spec for spec in sorted(specs, key=rank) if spec.datatype == "BYTES" and not takes_pictures(spec)]
+        able = [spec for spec in sorted(specs, key=rank) if not takes_pictures(spec)]
     if not able:
         what = {"picture": "a file of bytes, such as a picture", "texts": "a text", "numbers": "numbers"}[given.kind]
         raise InvalidRequest(
@@ -284,18 +295,16 @@ def _fitted(spec: TensorSpec, given: Given, brightness: Range, say: Callable[[st
 def _shaped(spec: TensorSpec, array: Array, origin: str) -> Array:
     """The values in the declared shape: as they are, as one row, or as rows of what the shape fixes."""
     wanted = spec.shape
-    if array.ndim < len(wanted):
-        array = array.reshape((1,) * (len(wanted) - array.ndim) + array.shape)
+    array = array.reshape((1,) * (len(wanted) - array.ndim) + array.shape)
     if array.ndim == len(wanted) and all(want in (-1, has) for want, has in zip(wanted, array.shape, strict=True)):
         return array
-    fixed = int(np.prod([size for size in wanted if size != -1], dtype=np.int64))
-    frees = [place for place, size in enumerate(wanted) if size == -1]
-    if len(frees) <= 1 and fixed and array.size % fixed == 0 and (frees or array.size == fixed):
+    try:
         return array.reshape(wanted)
-    raise InvalidRequest(
-        f"The input {spec.name!r} takes {_expected_text(spec)}; {origin} has {array.size} values of the shape "
-        f"{list(array.shape)}."
-    )
+    except ValueError:
+        raise InvalidRequest(
+            f"The input {spec.name!r} takes {_expected_text(spec)}; {origin} has {array.size} values of the shape "
+            f"{list(array.shape)}."
+        ) from None
 
 
 def _joined(spec: TensorSpec, parts: Sequence[Array]) -> Array:
@@ -310,10 +319,10 @@ def _joined(spec: TensorSpec, parts: Sequence[Array]) -> Array:
 
 def _level(made: dict[str, Array], by_name: Mapping[str, TensorSpec]) -> dict[str, Array]:
     """One text for all rows of the other inputs: a query and its documents."""
-    rows = max((len(array) for array in made.values() if array.ndim), default=1)
+    rows = max([1, *(len(array) for array in made.values() if array.ndim)])
     return {
         name: np.repeat(array, rows, axis=0)
-        if len(made) > 1 and array.ndim and len(array) == 1 < rows and by_name[name].shape[:1] == (-1,)
+        if array.ndim and len(array) == 1 < rows and by_name[name].shape[:1] == (-1,)
         else array
         for name, array in made.items()
     }
