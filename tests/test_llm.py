@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from inferd import clock
 from inferd.errors import InferdError, InvalidRequest
 from inferd.llm import LLM
 from inferd.types import (
@@ -283,6 +285,39 @@ def test_time_between_answers_is_used_and_that_of_answers_is_not() -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert not backend.was_beside_a_request
+
+
+class Slow(EchoBackend):
+    """A step takes half a second of the clock that is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.now = 0.0
+        monkeypatch.setattr(clock, "now", lambda: self.now)
+
+    def step(self, now: float) -> tuple[list[Output], StepStats]:
+        self.now += 0.5
+        return super().step(now)
+
+
+def test_progress_of_answers_is_shown_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = ["abcdefgh", "klmnopqr", "stuv"]  # 20 tokens in 8 steps of half a second
+    with LLM.over(Slow(monkeypatch)) as llm:
+        llm.generate(prompts)
+        assert capsys.readouterr() == ("", "")
+        monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+        llm.generate(prompts, progress=False)
+        assert capsys.readouterr() == ("", "")
+        llm.generate(prompts)
+    out, err = capsys.readouterr()
+    assert out == ""
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", err)
+    assert "Generating" in shown
+    assert "3/3" in shown
+    assert "5 tokens/s" in shown
+    assert err.rstrip().endswith("\x1b[?25h"), "the cursor is back"
 
 
 def test_progress_of_loading_is_told_on_stderr_alone(

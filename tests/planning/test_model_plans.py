@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.families import FAMILIES, write_checkpoint
 
-from inferd.config import Config, KVCacheConfig, ModelConfig, SchedulerConfig, ServerConfig
+from inferd.config import Config, KVCacheConfig, ModelConfig, SchedulerConfig, ServerConfig, SpeculationConfig
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.memory import runtime_bytes
@@ -78,6 +78,36 @@ def test_a_loaded_model_has_the_planned_arena(tiny_model: Path, changes: dict[st
     )
     assert info.memory.kv_bytes_per_token == estimate.kv_bytes_per_token
     assert info.memory.activation_bytes == estimate.headroom_bytes - runtime_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("method", ["auto", "draft", "prompt_lookup", "none"])
+def test_a_draft_model_is_planned_as_it_is_loaded(dtype: str, method: str) -> None:
+    kwargs: dict[str, object] = {"source": "demo", "threads": 1, "dtype": dtype}
+    cache = KVCacheConfig(num_blocks=50)
+    alone = planned("m", ModelConfig(kv_cache=cache, **kwargs))  # type: ignore[arg-type]
+    config = ModelConfig(
+        kv_cache=cache,
+        speculation=SpeculationConfig(method=method, draft="demo-draft"),  # type: ignore[arg-type]
+        **kwargs,  # type: ignore[arg-type]
+    )
+    estimate, memory = planned("m", config), load(config).info.memory
+    assert (estimate.weights_bytes, estimate.kv_bytes, estimate.kv_bytes_per_token) == (
+        memory.weights_bytes,
+        memory.kv_bytes,
+        memory.kv_bytes_per_token,
+    )
+    has_draft = method in ("auto", "draft")
+    draft = planned("m", ModelConfig(source="demo-draft", kv_cache=cache, dtype=dtype))  # type: ignore[arg-type]
+    assert estimate.weights_bytes == alone.weights_bytes + has_draft * draft.weights_bytes
+    assert estimate.kv_bytes_per_token == alone.kv_bytes_per_token + has_draft * draft.kv_bytes_per_token
+
+
+def test_a_draft_model_that_is_not_here_is_planned_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    demo = ModelConfig(source="demo", kv_cache=KVCacheConfig(num_blocks=50))
+    absent = SpeculationConfig(draft="somebody/some-draft")
+    assert planned("m", msgspec.structs.replace(demo, speculation=absent)) == planned("m", demo)
 
 
 _FILL = """
@@ -166,14 +196,14 @@ def test_a_configurations_plan_adds_up_and_says_what_does_not_fit() -> None:
     cache = KVCacheConfig(memory_bytes=10**8)
     demo = ModelConfig(source="demo", kv_cache=cache)
     models = {
-        "two": msgspec.structs.replace(demo, replicas=2),
-        "later": msgspec.structs.replace(demo, load="on_demand"),
-        "absent": ModelConfig(source="somebody/some-model-that-nobody-has"),
         "remote": ModelConfig(source="openai:https://example.org/v1"),
+        "absent": ModelConfig(source="somebody/some-model-that-nobody-has"),
+        "later": msgspec.structs.replace(demo, load="on_demand"),
+        "two": msgspec.structs.replace(demo, replicas=2),
     }
     plan = plan_config(Config(models=models), free_bytes=8 * GB)
     one = planned("two", demo).total_bytes
-    assert [estimate.name for estimate in plan.models] == ["two", "later"]
+    assert [estimate.name for estimate in plan.models] == ["later", "two"], "in the order of the configuration"
     assert (plan.startup_bytes, plan.all_bytes, plan.unknown) == (2 * one, 3 * one, ("absent",))
     assert plan.fits
     tight = plan_config(Config(models=models, server=ServerConfig(memory_bytes=one)), free_bytes=8 * GB)

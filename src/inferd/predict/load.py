@@ -50,7 +50,7 @@ def load_predictor(name: str, artifact: Artifact, config: ModelConfig, progress:
     loaded = clock.now()
     contract, cost = runtime.contract, BatchCost()
     limits = limits_for(contract, config)
-    if artifact.runtime in _PROBED and limits.mode != "off" and not contract.is_stateful:
+    if artifact.runtime in _PROBED and limits.mode != "off":
         progress("warm-up", 0, 1)
         limits = _tried(runtime, limits, cost, config)
         progress("warm-up", 1, 1)

@@ -29,6 +29,13 @@ Values = npt.NDArray[Any]
 ROW = (4, 3)  # of the inputs below, behind the rows
 
 
+def ml(operator: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
+    """A node of the operators for tables."""
+    made = node(operator, inputs, outputs, **attributes)
+    made.domain = "ai.onnx.ml"
+    return made
+
+
 def weights(*shape: int) -> Values:
     return (np.arange(np.prod(shape)).reshape(shape) % 7 / 3.0 - 1.0).astype(np.float32)
 
@@ -205,11 +212,86 @@ GRAPHS: dict[str, Sequence[onnx.NodeProto]] = {
     ],
     "norm of a table": [
         node("Flatten", "x", "f"),
-        onnx.helper.make_node("Normalizer", ["f"], ["y"], domain="ai.onnx.ml", norm="L2"),
+        ml("Normalizer", "f", "y", norm="L2"),
     ],
     "scaler": [
         node("Flatten", "x", "f"),
-        onnx.helper.make_node("Scaler", ["f"], ["y"], domain="ai.onnx.ml", offset=[0.5] * 12, scale=[2.0] * 12),
+        ml("Scaler", "f", "y", offset=[0.5] * 12, scale=[2.0] * 12),
+    ],
+    "scaler of a deeper tensor": [ml("Scaler", "x", "y", offset=[0.5], scale=[2.0])],
+    "scaler of columns": [
+        node("Flatten", "x", "f"),
+        node("Transpose", "f", "t", perm=[1, 0]),
+        ml("Scaler", "t", "u", offset=[0.5], scale=[2.0]),
+        node("Transpose", "u", "y", perm=[1, 0]),
+    ],
+    "imputer": [
+        node("Flatten", "x", "f"),
+        ml("Imputer", "f", "y", imputed_value_floats=[0.5], replaced_value_float=0.0),
+    ],
+    "regressor": [
+        node("Flatten", "x", "f"),
+        ml("LinearRegressor", "f", "y", coefficients=[0.5, -1.0, 2.0] * 8, intercepts=[0.0, 1.0], targets=2),
+    ],
+    "scores of classes": [
+        node("Flatten", "x", "f"),
+        ml(
+            "LinearClassifier",
+            "f",
+            "l y",
+            coefficients=[0.5, -1.0, 2.0] * 8,
+            intercepts=[0.0, 1.0],
+            classlabels_ints=[4, 7],
+        ),
+    ],
+    "classes": [
+        node("Flatten", "x", "f"),
+        ml(
+            "LinearClassifier",
+            "f",
+            "l s",
+            coefficients=[0.5, -1.0, 2.0] * 8,
+            intercepts=[0.0, 1.0],
+            classlabels_ints=[4, 7],
+        ),
+        node("Cast", "l", "y", to=FLOAT),
+    ],
+    "binarizer": [ml("Binarizer", "x", "y", threshold=0.5)],
+    "categories": [node("Cast", "x", "i", to=INT64), ml("OneHotEncoder", "i", "y", cats_int64s=[-1, 0, 1])],
+    "features": [ml("ArrayFeatureExtractor", "x columns", "y")],
+    "features of rows": [
+        node("Flatten", "x", "f"),
+        node("Transpose", "f", "t", perm=[1, 0]),
+        ml("ArrayFeatureExtractor", "t zero", "u"),
+        node("Transpose", "u", "y", perm=[1, 0]),
+    ],
+    "features of a constant": [
+        node("Greater", "x zero_f", "g"),
+        node("Cast", "g", "i", to=INT64),
+        ml("ArrayFeatureExtractor", "v4 i", "e"),
+        node("Reshape", "e rows_back", "y"),
+    ],
+    "features of a constant by columns": [
+        node("Greater", "x zero_f", "g"),
+        node("Cast", "g", "i", to=INT64),
+        node("Transpose", "i", "t", perm=[1, 0, 2]),
+        ml("ArrayFeatureExtractor", "v4 t", "e"),
+        node("Reshape", "e rows_back", "y"),
+    ],
+    "features by each row": [
+        node("Flatten", "x", "f"),
+        node("ReduceMax", "f", "m", axes=[1], keepdims=0),
+        node("Greater", "m five", "g"),
+        node("Cast", "g", "i", to=INT64),
+        ml("ArrayFeatureExtractor", "f i", "y"),
+    ],
+    "features beside each other": [
+        node("Flatten", "x", "f"),
+        ml("FeatureVectorizer", "f f", "y", inputdimensions=[12, 12]),
+    ],
+    "features beside those of a constant": [
+        node("Flatten", "x", "f"),
+        ml("FeatureVectorizer", "f w33", "y", inputdimensions=[12, 3]),
     ],
     "depth": [
         node("Unsqueeze", "x second", "u"),
@@ -267,13 +349,14 @@ PROVED = {
     "softmax", "mean", "largest", "cumsum", "top", "attention", "slice", "all rows", "gather", "gather one", "pad", "concat",
     "split", "tile", "squeeze", "convolution", "pool", "global pool", "batch norm", "instance norm", "layer norm", "lstm",
     "lstm by rows", "zeros like the rows", "exporters' reshape", "expand", "einsum", "equal elements", "one hot",
-    "norm of a table", "scaler", "depth", "identity of constants",
+    "norm of a table", "scaler", "depth", "identity of constants", "imputer", "regressor", "scores of classes", "classes",
+    "binarizer", "categories", "features", "features of a constant", "features beside each other",
 }  # fmt: skip
 REFUTED = {
     "flatten all", "softmax over rows", "mean of rows", "sum of all", "largest row", "cumsum of rows", "top rows",
     "attention over rows", "each row with all", "slice of rows", "reversed rows", "gather a row", "pad rows", "concat rows",
     "convolution over rows", "lstm over rows", "einsum over rows", "quantised by the largest", "a choice of one row",
-    "cast like a wider tensor",
+    "cast like a wider tensor", "features of rows",
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -291,3 +291,70 @@ def test_what_is_known_of_one_of_two_branches_is_what_they_share(tmp_path: Path,
     assert not isinstance(found, Mixed), found
     assert (None if found.dims is None else written(found.dims)) == told
     assert axis_of(found) == axis
+
+
+# A number that a graph computes from the number of rows is no constant: in the place of any constant, or of the data.
+
+
+NUMBERS = (np.arange(24, dtype=np.float32) % 7 - 2).reshape(1, *ROW)
+
+
+def with_rows(name: str, way: str, array: npt.NDArray[Any]) -> tuple[list[onnx.NodeProto], dict[str, npt.ArrayLike]]:
+    """Nodes that make ``name`` from an array and the number of rows; for one row it is the array itself."""
+    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    nodes = [
+        node("Shape", "x", f"{name}_s", start=0, end=1),
+        node("Squeeze", f"{name}_s", f"{name}_n"),
+        node("Sub", f"{name}_n {name}_1", f"{name}_m"),
+        node("Cast", f"{name}_{'n' if way == 'Mul' else 'm'}", f"{name}_c", to=kind),
+        node(way, f"{name}_a {name}_c", f"{name}_v"),
+        node("Reshape", f"{name}_v {name}_d", name),  # numbers are followed within vectors, and through this
+    ]
+    dims = np.array(array.shape, np.int64)
+    return nodes, {f"{name}_a": array.ravel(), f"{name}_1": np.array(1, np.int64), f"{name}_d": dims}
+
+
+def touched() -> Iterator[tuple[str, str, str]]:
+    for name, one in (SHAPES | ITEMS).items():
+        for place, value in (("x", np.ones(1, np.float32)), *one.constants.items()):
+            if np.asarray(value).dtype != bool:
+                yield from ((name, place, way) for way in ("Mul", "Add"))
+
+
+def run(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    (found,) = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})
+    return np.asarray(found)
+
+
+@pytest.mark.parametrize(("name", "place", "way"), touched())
+def test_what_is_computed_from_the_number_of_rows_is_never_taken_for_a_constant(
+    tmp_path: Path, name: str, place: str, way: str
+) -> None:
+    one = (SHAPES | ITEMS)[name]
+    changed = "data" if place == "x" else place
+    array = NUMBERS if place == "x" else np.asarray(one.constants[place])
+    before, constants = with_rows(changed, way, array)
+    nodes = []
+    for made in one.nodes:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(made)
+        copy.input[:] = [changed if given == place else given for given in made.input]
+        nodes.append(copy)
+    kept = {given: np.asarray(value) for given, value in {**one.constants, **constants}.items() if given != place}
+    kind = INT64 if name in ITEMS else FLOAT
+    path = saved(
+        tmp_path / "m.onnx", [*before, *nodes], {"x": (FLOAT, [None, *ROW])}, {"y": (kind, None)}, kept, one.opset
+    )
+    found = prove(read_graph(path), {"x": ((None, *ROW), 0)})["y"]
+    if isinstance(found, Mixed) or (isinstance(found, Fixed) and found.counts_rows):
+        return
+    x = np.random.default_rng(0).normal(size=(3, *ROW)).astype(np.float32)
+    try:
+        alone, together = [run(path, x[[row]]) for row in range(3)], run(path, x)
+    except (onnxruntime.capi.onnxruntime_pybind11_state.Fail, RuntimeError, ValueError):
+        return  # what does not run gives no wrong rows
+    expected = alone[0] if isinstance(found, Fixed) else np.concatenate(alone, axis=found.axis)
+    assert together.shape == expected.shape
+    assert np.allclose(together, expected, rtol=1e-4, atol=1e-5)
