@@ -398,6 +398,87 @@ def test_what_an_operation_would_make_is_refused_before_it_takes_the_memory(sour
     assert most < 50_000_000, "each of them would make 400 million characters"
 
 
+# Of limits that are small: the largest value that fits, and the next.
+BOUNDS = {
+    "repeated text": ("{{ 'a' * N }}", 2000),
+    "text by a factor": ("{{ N * 'a' }}", 2000),
+    "repeated list": ("{{ ([0] * N) | length }}", 15),
+    "lists of equal lengths": ("{% set a = [0] * N %}{{ (a + a) | length }}", 14),
+    "a sum of texts": ("{% set a = 'a' * 1000 %}{{ (a + 'b' * N) | length }}", 1000),
+    "texts beside each other": ("{% set a = 'a' * 1000 %}{{ a }}{{ 'b' * N }}", 1000),
+    "texts joined by ~": ("{% set a = 'a' * 900 %}{{ (a ~ 'b' * N) | length }}", 900 + 200 - 64 * 3),
+    "a power": ("{{ 2 ** N }}", 32),
+    "a power below 1": ("{{ 2 ** -N }}", 32),
+    "a product": ("{% set a = 2 ** 32 %}{{ a * (2 ** 25) * N }}", 127),
+    "a width of a format": ("{{ ('%Nd' % 1) | length }}", 999),
+    "a width of braces": ("{{ '{:Nd}'.format(1) | length }}", 999),
+    "a width of the filter format": ("{{ '%Nd' | format(1) | length }}", 999),
+    "fields of a format": ("{{ ('%s' * N) | format('a') | length }}", 1),
+    "an argument of a format": ("{{ ('%s' % ('a' * N)) | length }}", 744),
+    "a padded text": ("{{ 'a' | center(N) | length }}", 20),
+    "a text padded to the left": ("{{ 'a'.rjust(N) | length }}", 20),
+    "a tab": ("{{ 'a\\tb'.expandtabs(N) | length }}", 20),
+    "padded lines": ("{{ ('a\\n' * N) | indent(20) | length }}", 90),
+    "tabs": ("{{ ('a\\t' * N).expandtabs(20) | length }}", 90),
+    "a width in text": ("{{ 'a\\nb' | indent('x' * N) | length }}", 20),
+    "an indented list": ("{{ ([0] * 11 + [0] * N) | tojson(indent=20) | length }}", 11),
+    "batches": ("{{ [1] | batch(N, 'x') | list | length }}", 20),
+    "slices": ("{{ [1] | slice(N) | list | length }}", 20),
+    "replaced text": ("{{ ('a' * 4).replace('a', 'b' * N) | length }}", 499),
+    "replaced nothing": ("{{ ('a' * 4) | replace('', 'b' * N) | length }}", 399),
+    "separators": ("{{ (['a'] * 10) | join('x' * N) | length }}", 128),
+    "separators of the method": ("{{ ('x' * N).join(['a'] * 10) | length }}", 128),
+    "translated text": ("{{ ('a' * 4).translate({97: 'b' * N}) | length }}", 500),
+    "collected values": ("{{ range(N) | map('string') | list | length }}", 31),
+    "a list that is written": ("{{ [[0] * 14, 'a' * N] | length }}", 2000 - 64 * 17),
+    "a dict that is made": ("{{ {'k' * 100: 'a' * N} | length }}", 2000 - 64 * 3 - 100),
+    "a dict that is called": ("{{ dict(k='a' * N) | length }}", 2000 - 64 * 3 - 1),
+    "captured text": ("{% for i in range(N) %}{% set z %}{{ 'a' * 1000 }}{% endset %}{% endfor %}", 5),
+    "plain text of a loop": ("{% for i in range(N) %}{% set z %}xxxxxxxxxx{% endset %}{% endfor %}", 500),
+    "plain text of a macro": (
+        "{% macro m() %}xxxxxxxxxx{% endmacro %}{% for i in range(N) %}{% set z = m() %}{% endfor %}", 500
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_what_is_within_a_limit_is_rendered_and_the_next_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"MAX_SIZE": 2000, "_MAX_WRITTEN": 5000, "_MAX_FILL": 20, "_MAX_BITS": 64}
+    for limit, value in small.items():
+        monkeypatch.setattr(template_sandbox, limit, value)
+    source, most = BOUNDS[name]
+    made(source.replace("N", str(most))).render(Chat(messages=TALK))
+    with pytest.raises(InvalidRequest, match="was stopped"):
+        made(source.replace("N", str(most + 1))).render(Chat(messages=TALK))
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("{{ 'a' * -5 }}", ""),
+        ("{{ 2.0 ** 100 > 1 }}", "True"),
+        ("{{ [1, 2.5] | sum }}", "3.5"),
+        ("{{ 'abc' | replace('b', 'x', 1) }}", "axc"),
+        ("{{ '%s-%d' % ('a', 5) }}", "a-5"),
+        ("{{ '{}-{}'.format(1, 'b') }}", "1-b"),
+        ("{{ ', '.join(['a', 'b']) }}", "a, b"),
+        ("{{ ['a', 'b'] | join(', ') }}", "a, b"),
+        ("{{ 'ab'.translate({97: 'x'}) }}", "xb"),
+        ("{% for a in range(9) if a is odd %}{{ a }}{% endfor %}", "1357"),
+        ("{{ ['b', 'a'] | sort | join }}", "ab"),
+        ("{{ range(3) | list }}", "[0, 1, 2]"),
+    ],
+)
+def test_what_is_metered_gives_what_it_gives_in_jinja(source: str, shown: str) -> None:
+    assert render(source) == shown
+
+
+@pytest.mark.parametrize("source", ["{{ 'a' ** 2 }}", "{{ [[1], [2]] | sum(start=[]) }}", "{{ [1, 'a'] | sum }}"])
+def test_operations_that_take_numbers_take_nothing_else(source: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"was stopped.* takes numbers"):
+        render(source)
+
+
 def test_a_render_has_a_second_and_the_next_one_is_not_charged_for_it() -> None:
     both = made("{% if messages[0].role == 'bomb' %}" + BOMBS["nested loops"] + "{% endif %}fine")
     began = time.thread_time()

@@ -305,6 +305,48 @@ def test_shares_are_by_weight_where_all_want_more() -> None:
     assert cached_by_tenant(pool) == {"a": 12, "b": 48, "c": 6}
 
 
+def cache(pool: BlockPool, tenant: str, count: int, weight: float) -> None:
+    """A prefix of so many blocks that nothing uses any more."""
+    blocks = pool.allocate(count)
+    for number, block in enumerate(blocks):
+        pool.publish(block, block_key(tenant.encode(), [number]), tenant, weight)
+    pool.release(blocks)
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "count", "left"),
+    [
+        ((10, 1.0), (2, 1.0), 8, (2, 2)),
+        ((10, 1.0), (2, 1.0), 7, (3, 2)),
+        ((6, 1.0), (6, 3.0), 4, (2, 6)),
+        ((5, 1.0), (3, 2.0), 3, (2, 3)),
+        ((5, 1.0), (3, 2.0), 4, (1, 3)),
+    ],
+)
+def test_many_blocks_at_once_are_taken_from_above_a_share_alone(
+    large: tuple[int, float], small: tuple[int, float], count: int, left: tuple[int, int]
+) -> None:
+    pool = BlockPool(large[0] + small[0])
+    cache(pool, "small", *small)  # released first: its worth would be the least
+    cache(pool, "large", *large)
+    pool.allocate(count)
+    pool.check()
+    assert cached_by_tenant(pool) == {"large": left[0], "small": left[1]}
+    ours = [pool.find(block_key(b"large", [number])) is not None for number in range(large[0])]
+    assert ours == [number < left[0] for number in range(large[0])], "the end of a prefix goes first"
+
+
+def test_a_tenant_that_has_all_cached_blocks_gives_all_at_once() -> None:
+    pool = BlockPool(6)
+    cache(pool, "idle", 2, 1.0)
+    used = [pool.find(block_key(b"idle", [number])) for number in range(2)]
+    pool.reuse([block for block in used if block is not None])  # so its tenant has no cached block
+    cache(pool, "large", 4, 1.0)
+    pool.allocate(4)
+    pool.check()
+    assert cached_by_tenant(pool) == {}
+
+
 def test_above_their_shares_worth_decides_among_tenants() -> None:
     """Two are above their shares; the one that reuses keeps more than the one that does not."""
     pool = BlockPool(90)

@@ -97,8 +97,7 @@ def load_text_model(
     held = products if isinstance(config, DecoderConfig) else torch.float32
     weights = Weights(sentence.folder, dtype=held, device=device, progress=progress)
     prefix = kind.prefix if any(name.startswith(kind.prefix) for name in weights) else ""
-    if prefix != "model.":
-        weights.rename("model.", prefix)
+    weights.rename("model.", prefix)
     body: Body
     if isinstance(config, DecoderConfig):
         body = CausalEncoder(replace(config, tie_word_embeddings=True), weights, limit)
