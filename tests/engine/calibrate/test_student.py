@@ -40,7 +40,7 @@ def test_attention_sees_what_lies_before_a_row_within_its_window(window: int | N
     q, k, v = (torch.randn(3 * 9, heads, 8, generator=draw) for heads in (6, 2, 2))
     scoring = Scoring(0.7, window, softcap)
     found = WindowAttention(3)(0, q, k, v, scoring)
-    parts = [attended(*(x[at : at + 9] for x in (q, k, v)), scoring) for at in (0, 9, 18)]
+    parts = [attended(q[at : at + 9], k[at : at + 9], v[at : at + 9], scoring) for at in (0, 9, 18)]
     torch.testing.assert_close(found, torch.cat(parts), rtol=1e-4, atol=1e-5)
 
 

@@ -34,6 +34,10 @@ class Program(torch.nn.Module):
         self.lstm = torch.nn.LSTM(3, 6, batch_first=True)
         self.attention = torch.nn.MultiheadAttention(3, 3, batch_first=True)
         self.words = torch.nn.Embedding(10, 2)
+        self.gru = torch.nn.GRU(3, 6, batch_first=True, bidirectional=True)
+        self.rnn = torch.nn.RNN(3, 6, num_layers=2)
+        self.places = torch.nn.Buffer(torch.tensor([2, 0]))
+        self.borders = torch.nn.Buffer(torch.tensor([-1.0, 0.0, 1.0]))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, x)
@@ -73,6 +77,43 @@ PROVED: Mapping[str, Callable[[Program, Tensor], Tensor]] = {
     "squeeze": lambda m, x: x.sum(1, keepdim=True).squeeze(1),
     "split": lambda m, x: x.chunk(2, 1)[0],
     "einsum": lambda m, x: torch.einsum("bij,kj->bik", x, m.linear.weight),
+    "einsum of each row with itself": lambda m, x: torch.einsum("bij,bkj->bik", x, x),
+    "gru": lambda m, x: m.gru(x)[0],
+    "rnn of columns": lambda m, x: m.rnn(x.transpose(0, 1))[0].transpose(0, 1),
+    "last place": lambda m, x: x.select(2, -1),
+    "each place": lambda m, x: x.unbind(1)[3],
+    "narrow": lambda m, x: x.narrow(2, 1, 2),
+    "chosen places": lambda m, x: x.index_select(2, m.places),
+    "places turned": lambda m, x: x.flip(1, 2),
+    "places rolled": lambda m, x: x.roll(1, 2),
+    "unequal parts": lambda m, x: torch.split(x, [1, 3], 1)[1],
+    "sorted places": lambda m, x: x.sort(2).values,
+    "order of places": lambda m, x: x.argsort(1) + 0.0,
+    "largest so far": lambda m, x: x.cummax(2).values,
+    "sum of exponentials": lambda m, x: x.logsumexp((1, 2)),
+    "variance": lambda m, x: x.var(-1, keepdim=True),
+    "larger of two": lambda m, x: torch.max(x, -x),
+    "layer norm": lambda m, x: f.layer_norm(x, (4, 3)),
+    "group norm": lambda m, x: f.group_norm(x, 2),
+    "triangle": lambda m, x: x.tril(),
+    "matrices of each row": lambda m, x: x.bmm(x.transpose(-1, -2)),
+    "product and sum": lambda m, x: torch.addmm(m.linear.bias, x[:, 0], m.linear.weight.T),
+    "product and sum of each row": lambda m, x: torch.baddbmm(x, x.bmm(x.transpose(1, 2)), x),
+    "pool": lambda m, x: f.avg_pool1d(x, 3, 1),
+    "upsample": lambda m, x: f.interpolate(x, scale_factor=2.0),
+    "buckets": lambda m, x: torch.bucketize(x, m.borders) + 0.0,
+    "dropout that is off": lambda m, x: f.dropout(x, 0.5, training=False),
+    "attention of heads": lambda m, x: f.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]),
+    "attention with a mask": lambda m, x: f.scaled_dot_product_attention(x, x, x, torch.zeros(4, 4)),
+    "the same number": lambda m, x: torch.full((x.shape[0], 4, 3), 2.0) * x,
+    "repeat in more dimensions": lambda m, x: x.unsqueeze(1).repeat(1, 2, 1, 3),
+    "stack behind": lambda m, x: torch.stack([x, -x], -1),
+    "concat of constants": lambda m, x: x + torch.cat([m.linear.weight[:2], m.linear.weight[2:4]], 0),
+    "squeeze of nothing": lambda m, x: x.squeeze(1),
+    "turned matrix": lambda m, x: x[:, 0] @ m.linear.weight.t(),
+    "gather of a constant": lambda m, x: m.linear.bias.expand(x.shape[0], 5).gather(1, x.argmax(1)) + 0.0,
+    "number of columns": lambda m, x: x / x.shape[1],
+    "own row of two": lambda m, x: x[torch.arange(x.shape[0]), torch.tensor(1), torch.tensor(2)],
 }
 MIXED: Mapping[str, Callable[[Program, Tensor], Tensor]] = {
     "mean of rows": lambda m, x: x - x.mean(0, keepdim=True),
@@ -95,6 +136,40 @@ MIXED: Mapping[str, Callable[[Program, Tensor], Tensor]] = {
     "softmax over swapped rows": lambda m, x: x.swapaxes(1, 2).swapaxes(0, 1).softmax(1).swapaxes(0, 1).swapaxes(1, 2),
     "buckets of other rows": lambda m, x: torch.bucketize(x[:, 0, 0].contiguous(), x[:, 0, 1].contiguous()) + 0.0,
     "written into all": lambda m, x: torch.zeros(4, 3).add_(x.sum(0)) + x,
+    "narrow rows": lambda m, x: x + x.narrow(0, 0, 1),
+    "chosen rows": lambda m, x: x + x.index_select(0, m.places[1:]),
+    "one row": lambda m, x: x + x[0],
+    "one row of columns": lambda m, x: x + x.transpose(0, 1).select(1, 0),
+    "largest row so far": lambda m, x: x.cummax(0).values,
+    "order of rows": lambda m, x: x.argsort(0) + 0.0,
+    "best row": lambda m, x: x + x.topk(1, 0).values,
+    "turned with the rows": lambda m, x: x.flip(1, 0),
+    "group norm over rows": lambda m, x: f.group_norm(x.permute(1, 0, 2), 1).permute(1, 0, 2),
+    "triangle of rows": lambda m, x: x.permute(1, 0, 2).tril().permute(1, 0, 2),
+    "pool over rows": lambda m, x: f.avg_pool1d(x.permute(1, 2, 0), 3, 1, 1).permute(2, 0, 1),
+    "matrices over rows": lambda m, x: (
+        x.permute(1, 0, 2).bmm(x.permute(1, 2, 0)).bmm(x.permute(1, 0, 2)).permute(1, 0, 2)
+    ),
+    "sum over rows": lambda m, x: x + torch.einsum("bij->ij", x),
+    "dropout": lambda m, x: f.dropout(x, 0.5, training=True),
+    "random numbers": lambda m, x: x + torch.randn_like(x),
+    "filled with the number of rows": lambda m, x: x + torch.full((4, 3), x.shape[0]),
+    "bounded by the number of rows": lambda m, x: x.clamp(max=x.shape[0]),
+    "numbers of rows from one": lambda m, x: x * torch.arange(1, x.shape[0] + 1)[:, None, None],
+    "numbers of rows backwards": lambda m, x: x * torch.arange(x.shape[0] - 1, -1, -1)[:, None, None],
+    "a row decides for all": lambda m, x: x * x.max().item(),
+    "norm of a batch by its own numbers": lambda m, x: f.batch_norm(x, x.mean((0, 2)), x.var((0, 2))),
+    "buckets of all rows": lambda m, x: torch.bucketize(x, x.flatten().sort().values) + 0.0,
+    "weights from the rows": lambda m, x: f.linear(x, x.sum(0)),
+    "words from the rows": lambda m, x: f.embedding(torch.zeros(4, dtype=torch.int64), x[:, 0]) + x.sum() * 0 + x,
+    "attention of rows": lambda m, x: (lambda t: f.scaled_dot_product_attention(t, t, t))(x.transpose(0, 1)).transpose(
+        0, 1
+    ),
+    "numbers of rows as columns": lambda m, x: x[:, torch.arange(x.shape[0]) % 4].sum(1),
+    "repeated rows": lambda m, x: x.repeat(2, 1, 1)[1 : x.shape[0] + 1],
+    "joined rows": lambda m, x: torch.cat([x.sum(0, keepdim=True), x], 0)[: x.shape[0]],
+    "stacked rows": lambda m, x: torch.stack([x, x.flip(0)], 0).sum(0),
+    "variance of rows": lambda m, x: x / (1 + x.var((0, 1))),
 }
 
 

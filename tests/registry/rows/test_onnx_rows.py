@@ -289,6 +289,17 @@ GRAPHS: dict[str, Sequence[onnx.NodeProto]] = {
         node("Flatten", "x", "f"),
         ml("FeatureVectorizer", "f f", "y", inputdimensions=[12, 12]),
     ],
+    "features beside fewer": [
+        node("Flatten", "x", "f"),
+        node("ReduceSum", "x second", "s"),
+        node("Flatten", "s", "g"),
+        ml("FeatureVectorizer", "f g", "y", inputdimensions=[12, 4]),
+    ],
+    "features beside those of more rows": [
+        node("Flatten", "x", "f"),
+        node("Reshape", "x narrow", "g"),
+        ml("FeatureVectorizer", "f g", "y", inputdimensions=[12, 3]),
+    ],
     "features beside those of a constant": [
         node("Flatten", "x", "f"),
         ml("FeatureVectorizer", "f w33", "y", inputdimensions=[12, 3]),
@@ -350,7 +361,7 @@ PROVED = {
     "split", "tile", "squeeze", "convolution", "pool", "global pool", "batch norm", "instance norm", "layer norm", "lstm",
     "lstm by rows", "zeros like the rows", "exporters' reshape", "expand", "einsum", "equal elements", "one hot",
     "norm of a table", "scaler", "depth", "identity of constants", "imputer", "regressor", "scores of classes", "classes",
-    "binarizer", "categories", "features", "features of a constant", "features beside each other",
+    "binarizer", "categories", "features", "features of a constant", "features beside each other", "features beside fewer",
 }  # fmt: skip
 REFUTED = {
     "flatten all", "softmax over rows", "mean of rows", "sum of all", "largest row", "cumsum of rows", "top rows",

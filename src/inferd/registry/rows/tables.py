@@ -77,8 +77,8 @@ def extracted(value: Value, places: Value) -> Value:
 
 def joined(values: Sequence[Value], symbols: Symbols) -> Value:
     """Features of several tables beside each other."""
-    shapes = [table(value) for value in values]
-    axes = {axis_of(value) for value in values}
-    if len(axes) != 1 or len({shape[0] for shape in shapes}) != 1:
+    rows = {(axis_of(value), table(value)[0]) for value in values}
+    if len(rows) != 1:
         raise UnknownRuleError("joins tables of different numbers of rows")
-    return made([shapes[0][0], symbols.size()], axes.pop())
+    axis, count = rows.pop()
+    return made([count, symbols.size()], axis)
