@@ -14,6 +14,7 @@ from inferd.tenancy.limiter import Limiter, Quota, Reservation, duration
 from inferd.tenancy.principal import Limits
 
 SECONDS = st.floats(0, 90, allow_nan=False)
+KINDS = st.sampled_from(("requests", "tokens", "in_flight"))
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.integers(0, 3), st.integers(0, 400), st.floats(0, 1)),
@@ -187,6 +188,85 @@ def test_a_bucket_is_full_again_when_what_it_lacks_has_come() -> None:
     assert bucket.full_in_s(50.0) == 0.0
 
 
+@given(KINDS, st.floats(0.1, 1.0), st.floats(-1.0, 1.0), st.floats(0.0, 1.5), st.integers(1, 200))
+def test_a_share_that_is_released_takes_its_part_of_the_level_along(
+    kind: Kind, share: float, part: float, released: float, whole: int
+) -> None:
+    bucket = Bucket(kind, float(whole), share=share, level=part * share * whole, now=0.0)
+    level = bucket.level
+    gone, taken = bucket.remove_share(released, 0.0)
+    assert bucket.share == pytest.approx(share - gone)
+    assert bucket.level == pytest.approx(level - taken)
+    assert taken >= 0
+    if kind == "in_flight":  # what runs stays
+        assert gone == pytest.approx(min(released, share, max(level, 0.0) / whole))
+        assert taken == pytest.approx(gone * whole)
+    else:
+        assert gone == pytest.approx(min(released, share))
+        assert taken == pytest.approx(max(level, 0.0) * gone / share)
+
+
+def test_of_no_share_nothing_can_be_released() -> None:
+    bucket = Bucket("tokens", 60.0, share=0.0, level=0.0, now=0.0)
+    assert bucket.remove_share(0.5, 0.0) == (0.0, 0.0)
+
+
+def test_what_is_in_use_becomes_less_with_time() -> None:
+    limiter = Limiter(is_whole=True)
+    limiter.configure({"key:k": Limits(tpm=60)}, 0.0)
+    limiter.reserve(limiter.quotas_of(("key:k",)), 40, 0.0)
+    assert [use.used for use in limiter.use(0.0)] == [40.0]
+    assert [use.used for use in limiter.use(30.0)] == [10.0]
+    assert [use.used for use in limiter.use(90.0)] == [0.0]
+
+
+def test_the_headers_tell_of_the_tightest_quota_as_it_is_now() -> None:
+    limiter = Limiter(is_whole=True)
+    limiter.configure({"key:k": Limits(tpm=60), "tenant:t": Limits(tpm=120)}, 0.0)
+    taken = limiter.reserve(limiter.quotas_of(("key:k", "tenant:t")), 60, 0.0)
+    found = dict(limiter.headers(taken, 30.0))
+    assert found == {
+        b"x-ratelimit-limit-tokens": b"60",
+        b"x-ratelimit-remaining-tokens": b"30",
+        b"x-ratelimit-reset-tokens": b"30s",
+    }
+
+
+@pytest.mark.parametrize(("hold_s", "at_once", "wait_s"), [(60.0, 1, 12.8), (60.0, 2, 6.4), (0.0, 20, 0.05)])
+def test_a_request_too_many_at_once_waits_for_one_of_those_that_run(hold_s: float, at_once: int, wait_s: float) -> None:
+    """``hold_s``: of the one request before; of the moving average it is a fifth, and 1 s is where it begins."""
+    limiter = Limiter(is_whole=True)
+    began, ended = 100.0, 100.0 + hold_s
+    limiter.configure({"key:k": Limits(max_in_flight=at_once)}, began)
+    quotas = limiter.quotas_of(("key:k",))
+    limiter.settle(limiter.reserve(quotas, 1, began), 1, refund=False, now=ended)
+    for _ in range(at_once):
+        limiter.reserve(quotas, 1, ended)
+    error = refused(limiter, quotas, 1, ended)
+    assert error.retry_after_s == pytest.approx(wait_s)
+    assert dict(error.headers)[b"retry-after-ms"] == b"%d" % round(wait_s * 1000)
+
+
+def test_the_largest_request_that_a_share_was_too_small_for_is_remembered() -> None:
+    bucket = Bucket("tokens", 60.0, share=0.5, level=0.0, now=0.0)
+    for amount in (20.0, 50.0, 40.0):
+        assert bucket.shortage(amount, 0.0) == amount
+    assert bucket.need == 50.0
+
+
+def test_a_debt_without_a_share_has_no_time_until_it_is_paid() -> None:
+    assert Bucket("tokens", 60.0, share=0.0, level=-5.0, now=0.0).full_in_s(0.0) == 0.0
+
+
+def test_a_limit_that_was_taken_away_does_not_come_back_with_the_next_one() -> None:
+    limiter = Limiter()
+    limiter.configure({"key:k": Limits(rpm=1)}, 0.0)
+    limiter.publish()
+    limiter.configure({"key:k": Limits(tpm=1)}, 0.0)
+    limiter.publish()
+    assert [use.kind for use in limiter.use(0.0)] == ["tokens"]
+
+
 def test_time_that_goes_back_refills_nothing() -> None:
     bucket = Bucket("tokens", 60.0, share=1.0, level=0.0, now=1000.0)
     bucket.refill(900.0)
@@ -205,9 +285,6 @@ def test_durations_are_written_as_openai_writes_them() -> None:
         b"6m0s",
         b"1h2m3.25s",
     ]
-
-
-KINDS = st.sampled_from(("requests", "tokens", "in_flight"))
 
 
 Done = Callable[[Bucket, float, float], object]

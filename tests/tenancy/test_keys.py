@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from inferd.errors import Forbidden, InvalidRequest, KeyNotFound, Unauthenticate
 from inferd.state.database import Database
 from inferd.state.open import open_database
 from inferd.tenancy.keys import (
+    ID_CHARS,
+    KeyRow,
     KeySpec,
     check_not_stronger,
     check_spec,
@@ -25,9 +28,10 @@ from inferd.tenancy.keys import (
     list_keys,
     revoke_key,
     rotate_key,
+    shown_id,
 )
 from inferd.tenancy.principal import LOCAL, OPERATOR, Limits, Principal
-from inferd.tenancy.ring import KeyRing
+from inferd.tenancy.ring import KeyRing, families_of
 
 
 @pytest.fixture
@@ -293,3 +297,22 @@ def test_any_text_is_taken_or_refused_with_its_field(text: str, field: str) -> N
 def test_numbers_out_of_range_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         check_spec(KeySpec(**{"tenant": "t", **fields}))
+
+
+def test_a_text_that_may_be_a_secret_is_not_repeated() -> None:
+    assert shown_id("abc") == "'abc'"
+    assert shown_id("x" * ID_CHARS) == repr("x" * ID_CHARS)
+    assert shown_id("x" * (ID_CHARS + 1)) == "'xxxx...'"
+    assert shown_id("sk-secret") == "'sk-...'"
+
+
+def test_the_families_of_a_key_are_told_once_whoever_made_whom() -> None:
+    row = KeyRow("first", "first", b"", "t", "", "", "", None, None, None, 0, 0.0, None, None, 1, "")
+    first, second, alone = (
+        msgspec.structs.replace(row, id=name, family=name, maker=maker)
+        for name, maker in (("first", "second"), ("second", "first"), ("alone", ""))
+    )
+    held = {one.id: one for one in (first, second, alone)}.get
+    assert families_of(first, held) == ["first", "second"]
+    assert families_of(alone, held) == ["alone"]
+    assert families_of(msgspec.structs.replace(alone, maker="gone"), held) == ["alone", "gone"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import calendar
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -158,6 +160,26 @@ def test_a_journal_of_another_database_is_left_for_it(database: Database, tmp_pa
     die(journal)
     assert UsageJournal(tmp_path, None).recover(database) == 0
     assert UsageJournal(tmp_path, "postgresql://elsewhere/x").recover(database) == 1
+
+
+def test_a_journal_that_another_process_enters_at_the_same_moment_is_left_to_it(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        journal = UsageJournal(tmp_path, None)
+        journal.record(entry())
+        die(journal)
+    files = sorted(tmp_path.rglob("*.journal"))
+    lock = fcntl.flock
+
+    def locked(file: IO[bytes], how: int) -> None:
+        lock(file, how)
+        if len(files) == 3:  # this one was opened, and the other process was quicker
+            files.pop(0).unlink()
+
+    monkeypatch.setattr("fcntl.flock", locked)
+    assert UsageJournal(tmp_path, None).recover(database) == 2
+    assert total(database)[0] == 2
 
 
 def test_a_torn_record_ends_the_journal(database: Database, tmp_path: Path) -> None:

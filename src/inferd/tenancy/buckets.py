@@ -80,7 +80,7 @@ class Bucket:
     def full_in_s(self, now: float) -> float:
         """Seconds until this share is full again."""
         self.refill(now)
-        return self.wait_s(self.capacity - self.level) if self.level < self.capacity and self.rate > 0 else 0.0
+        return self.wait_s(self.capacity - self.level) if self.rate > 0 else 0.0
 
     # -- the share ---------------------------------------------------------------------------------
 

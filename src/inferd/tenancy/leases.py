@@ -184,7 +184,7 @@ class Leases:
                     demand = demand if demand > 1e-3 * bucket.whole / 60.0 else 0.0
                     self._demands[name] = demand
                     bucket.demand = bucket.need = 0.0
-                elif demand == 0.0 and bucket.demand > 0:  # a first request need not wait to be measured
+                elif demand == 0.0:  # a first request need not wait to be measured
                     demand = self._demands[name] = bucket.demand
                 needs[name] = Claimant(bucket.share, demand, need)
         if elapsed >= MEASURE_S:
