@@ -33,6 +33,8 @@ def test_the_least_memory_limit_counts_and_cached_files_are_no_use_of_it(tmp_pat
     assert memory_left([outer]) == 9000 - 4000
     assert memory_left([inner]) is None
     assert memory_left([tmp_path / "none"]) is None
+    without = group(tmp_path / "without", memory_max="1000", memory_current="900")
+    assert memory_left([without]) == 100
     full = group(tmp_path / "full", memory_max="1000", memory_current="1200")
     assert memory_left([full]) == 0
 

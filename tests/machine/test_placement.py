@@ -25,3 +25,12 @@ def test_the_cores_of_the_mask_are_shared_out_as_far_as_a_cpu_limit_pays_for_the
     assert placement.num_threads(replicas) == threads
     assert load.num_threads(ModelConfig(source="m", replicas=replicas)) == threads
     assert load.num_threads(ModelConfig(source="m", replicas=replicas, threads=7)) == 7
+
+
+@pytest.mark.parametrize(("count", "cores"), [(3, (0, 1, 2)), (None, (0,))])
+def test_where_the_system_tells_no_mask_all_cores_are_used(
+    monkeypatch: pytest.MonkeyPatch, count: int | None, cores: tuple[int, ...]
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    assert usable_cores() == cores
