@@ -288,15 +288,15 @@ def test_time_between_answers_is_used_and_that_of_answers_is_not() -> None:
 
 
 class Slow(EchoBackend):
-    """A step takes half a second of the clock that is given."""
+    """A step takes so many seconds of a clock that stands in for the real one."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: float = 0.5) -> None:
         super().__init__()
-        self.now = 0.0
+        self.now, self.step_s = 0.0, step_s
         monkeypatch.setattr(clock, "now", lambda: self.now)
 
     def step(self, now: float) -> tuple[list[Output], StepStats]:
-        self.now += 0.5
+        self.now += self.step_s
         return super().step(now)
 
 
@@ -318,6 +318,16 @@ def test_progress_of_answers_is_shown_on_a_terminal_alone(
     assert "3/3" in shown
     assert "5 tokens/s" in shown
     assert err.rstrip().endswith("\x1b[?25h"), "the cursor is back"
+
+
+def test_progress_is_counted_at_most_ten_times_a_second_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[float, object]] = []
+    with LLM.over(Slow(monkeypatch, 0.05)) as llm:
+        monkeypatch.setattr(
+            "rich.progress.Progress.update", lambda bar, task, **what: shown.append((clock.now(), what["completed"]))
+        )
+        llm.generate("abcdefghij")
+    assert [(round(now, 3), done) for now, done in shown] == [(0.15, 0), (0.3, 0), (0.45, 0), (0.5, 1)]
 
 
 def test_progress_of_loading_is_told_on_stderr_alone(

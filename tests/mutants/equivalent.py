@@ -21,6 +21,30 @@ class Equivalent(NamedTuple):
 
 EQUIVALENT: Final = (
     Equivalent(
+        "llm.py",
+        "BarColumn(bar_width=30),",
+        "BarColumn(bar_width=31),",
+        "How wide a bar is drawn has no one right value.",
+    ),
+    Equivalent(
+        "llm.py",
+        'columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())',
+        'columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=21), TimeElapsedColumn())',
+        "How wide a bar is drawn has no one right value.",
+    ),
+    Equivalent(
+        "predict/load.py",
+        'seconds = {"runtime": round(loaded - began, 4), "warm_up": round(clock.now() - loaded, 4)}',
+        'seconds = {"runtime": round(loaded - began, 5), "warm_up": round(clock.now() - loaded, 4)}',
+        "To how many places a time is rounded has no one right value.",
+    ),
+    Equivalent(
+        "predict/load.py",
+        'seconds = {"runtime": round(loaded - began, 4), "warm_up": round(clock.now() - loaded, 4)}',
+        'seconds = {"runtime": round(loaded - began, 4), "warm_up": round(clock.now() - loaded, 5)}',
+        "To how many places a time is rounded has no one right value.",
+    ),
+    Equivalent(
         "errors.py",
         "super().__init__(message)",
         "pass",

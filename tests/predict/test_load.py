@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tests.predict.runtimes.programs import Scores, export
 from tests.predict.small_onnx import identity
 
 from inferd.config import BatchingConfig, ModelConfig
@@ -51,6 +56,23 @@ def test_a_model_is_tried_where_its_requests_are_computed_together(tmp_path: Pat
     assert loaded(path, mode="off")[1] == []
 
 
+def test_the_first_batches_have_the_times_of_the_trial_as_their_estimate(tmp_path: Path) -> None:
+    path = identity(tmp_path / "m.onnx")
+    assert 0 < loaded(path)[0]._batcher.cost.seconds(4) < 10
+    assert loaded(path, mode="off")[0]._batcher.cost.seconds(4) == 0
+
+
+def test_the_first_request_waits_for_no_import(tmp_path: Path) -> None:
+    path = identity(tmp_path / "m.onnx")
+    code = (
+        "import sys; from inferd.config import ModelConfig; from inferd.predict.load import create_backend; "
+        f"create_backend('m', ModelConfig(source={str(path)!r}, threads=1), lambda *_: None); "
+        "assert 'inferd.predict.codecs.v2' in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
 def test_programs_of_users_are_not_tried(tmp_path: Path) -> None:
     """An example could do what a request does: write, send, count."""
     file = tmp_path / "doubles.py"
@@ -66,6 +88,12 @@ def test_the_rows_of_a_batch_are_those_that_are_named_else_those_that_pay(tmp_pa
     assert loaded(path)[0].info.max_batch_size in range(1, MOST_ROWS + 1)
     info = loaded(path, preferred_sizes=(2, 4 * MOST_ROWS))[0].info
     assert (info.max_batch_size, info.max_num_seqs) == (4 * MOST_ROWS, 4 * MOST_ROWS)
+
+
+def test_a_preferred_size_that_the_artifact_does_not_compute_is_left_out(tmp_path: Path) -> None:
+    path = export(Scores(), tmp_path / "m.pt2", torch.randn(2, 4))  # of at most 512 rows
+    assert loaded(path, preferred_sizes=(512,))[0].info.max_batch_size == 512
+    assert loaded(path, preferred_sizes=(513,))[0].info.max_batch_size <= MOST_ROWS
 
 
 def test_a_model_s_fingerprint_is_that_of_its_file(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def _tried(runtime: Runtime, limits: Limits, cost: BatchCost, config: ModelConfi
     if wanted is not None:
         return limits
     preferred = [size for size in limits.preferred if size <= contract.max_batch_size]
-    return msgspec.structs.replace(limits, max_rows=max(probed.rows, *preferred, 1))
+    return msgspec.structs.replace(limits, max_rows=max([probed.rows, *preferred]))
 
 
 def load_runtime(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> Runtime:

@@ -199,7 +199,16 @@ def test_token_ids_are_read_as_they_are(bert: Path) -> None:
 
     known = ["[CLS]", "the", "cat", "[SEP]"]
     np.testing.assert_array_equal(of(*[VOCABULARY.index(word) for word in known]), vector(runtime, "the cat"))
-    np.testing.assert_array_equal(of(2, 9, 9, 9, truncate_prompt_tokens=2), of(2, 9))
+    ids = [2, *range(8, 12), 3]
+    np.testing.assert_array_equal(of(*ids, truncate_prompt_tokens=2), of(*ids[:2]))
+    np.testing.assert_array_equal(of(*ids, truncate_prompt_tokens=4, truncation_side="left"), of(*ids[-4:]))
+    np.testing.assert_array_equal(of(*ids, truncate_prompt_tokens=6, truncation_side="left"), of(*ids))
+    of(0, len(VOCABULARY) - 1)
+    for outside in (-1, len(VOCABULARY)):
+        with pytest.raises(
+            InvalidRequest, match=rf"input\[0\] holds the token id {outside};.* ids 0 to {len(VOCABULARY) - 1}"
+        ):
+            of(2, outside)
     with pytest.raises(InvalidRequest, match="token id 5000; this model has the ids 0 to"):
         of(2, 5000)
     with pytest.raises(InvalidRequest, match="empty list of token ids"):
