@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import io
 import logging
 import os
 import resource
@@ -18,9 +20,12 @@ import pytest
 from tests.tiny_server import TINY_WORKER, unknown
 
 from inferd.app.control_socket import open_control_socket
-from inferd.app.root import MAX_FILES, Ready, ServeOptions, run
+from inferd.app.root import MAX_FILES, Ready, ServeOptions, Site, run
 from inferd.config import Config
-from inferd.errors import ConfigError, InferdError, ModelLoadError
+from inferd.errors import ConfigError, InferdError, ModelLoadError, Unavailable
+from inferd.observe import Observer
+from inferd.router.router import Router
+from inferd.tenancy.control import Control
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what is open is told by /proc")
 
@@ -131,6 +136,28 @@ def refused(wanted: Config, kind: type[InferdError], part: str) -> None:
     assert [signal.getsignal(number) for number in SIGNALS] == signals
     with socket.create_server(("127.0.0.1", wanted.server.port)):
         """The port is free again."""
+
+
+def test_a_configuration_that_is_not_adopted_leaves_no_gauges_of_its_models(tmp_path: Path) -> None:
+    before = config(tmp_path, 0)
+    after = msgspec.structs.replace(before, models={**before.models, "another": before.models["tiny"]})
+    observer = Observer(models={"tiny": 1}, stream=io.StringIO())
+
+    async def adopt() -> None:
+        router = Router(before)
+        router.begin_drain()  # a server that leaves adopts nothing
+        with pytest.raises(Unavailable):
+            await Site(before, router, Control(before), observer).adopt(after)
+
+    try:
+        asyncio.run(adopt())
+        lines = observer.render_metrics().decode().splitlines()
+        gauges = {line.split()[2] for line in lines if line.startswith("# TYPE") and line.endswith(" gauge")}
+        shown = {model: {line.partition("{")[0] for line in lines if f'"{model}"' in line} for model in after.models}
+        assert gauges & shown["tiny"]
+        assert not gauges & shown["another"]
+    finally:
+        observer.close()
 
 
 def test_a_start_without_its_second_port_gives_back_the_first(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -15,10 +16,12 @@ from rich.console import Console
 from tests.predict.row_models import FLOAT, cumulative_sum, node, saved
 from tests.predict.small_onnx import identity
 
-from inferd.cli.check import _show_plan, access, examine
+from inferd.cli.check import CheckReport, RemoteReport, _show_plan, access, examine, show
 from inferd.cli.main import main
 from inferd.config import load_config
-from inferd.planning.memory import MemoryEstimate
+from inferd.planning.memory import MemoryEstimate, Plan
+from inferd.registry.signature import ANY_ROWS
+from inferd.types import TensorSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -122,6 +125,61 @@ def test_what_is_said_below_the_plan_is_no_markup(capsys: pytest.CaptureFixture[
     said = " ".join(capsys.readouterr().out.split())
     assert "m[bold] is a quantised checkpoint: gptq, int4." in said
     assert "m[bold]: the short factors [red] are taken." in said
+
+
+def predicting(**fields: Any) -> MemoryEstimate:
+    return MemoryEstimate(
+        name="m", folder="m", weights_bytes=1, headroom_bytes=1, replicas=1, kind="predict", platform="onnx", **fields
+    )
+
+
+@pytest.mark.parametrize(
+    ("max_batch_size", "said"),
+    [
+        (None, "known when loaded"),
+        (0, "1 request"),
+        (1, "1 request"),
+        (2, "2 rows"),
+        (ANY_ROWS - 1, f"{ANY_ROWS - 1} rows"),
+        (ANY_ROWS, "any number"),
+    ],
+)
+def test_the_plan_says_how_many_rows_are_computed_at_once(
+    max_batch_size: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _show_plan([predicting(max_batch_size=max_batch_size)])
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def shown(capsys: pytest.CaptureFixture[str], *models: MemoryEstimate, remotes: int = 0) -> str:
+    plan = Plan(models=models, budget_bytes=2**30, startup_bytes=1, all_bytes=1)
+    asked = tuple(RemoteReport(model="r", url="https://far/v1", fallback=False) for _ in range(remotes))
+    show(CheckReport(ok=True, file="f", address="here:1", plan=plan, remotes=asked))
+    return capsys.readouterr().out
+
+
+def test_what_a_model_takes_and_gives_is_told_as_far_as_its_files_say_it(capsys: pytest.CaptureFixture[str]) -> None:
+    both = {"inputs": (TensorSpec("x", "FP32", (-1, 4)),), "outputs": (TensorSpec("y", "INT64", (-1,)),)}
+    said = shown(capsys, predicting(**both)).splitlines()
+    assert "m  onnx" in said
+    for missing, sentence in (
+        (("inputs",), "inputs are known when it is loaded"),
+        (("outputs",), "outputs are known when it is loaded"),
+        (("inputs", "outputs"), "inputs and outputs are known when it is loaded"),
+    ):
+        model = predicting(**{noun: specs for noun, specs in both.items() if noun not in missing})
+        assert f"m  onnx: {sentence}" in shown(capsys, model).splitlines()
+    assert "requests together" not in "".join(said)
+    assert "one request at a time" not in "".join(said)
+    assert "  one request at a time: its rows are one" in shown(capsys, predicting(not_batched="its rows are one"))
+    named = shown(capsys, predicting(named_rows="the name batch calls it so"))
+    assert "  requests together: the name batch calls it so, and nothing refutes it" in named
+
+
+def test_remote_servers_that_were_not_asked_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "f is good.\n" in shown(capsys, predicting())
+    assert "f is good but for 1 remote server, not asked" in shown(capsys, predicting(), remotes=1)
+    assert "f is good but for 2 remote servers, not asked" in shown(capsys, predicting(), remotes=2)
 
 
 def test_a_plan_of_sixty_columns_cuts_nothing(

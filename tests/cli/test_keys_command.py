@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from inferd.cli.main import cli, main
 from inferd.state.open import open_database
@@ -81,6 +82,22 @@ def test_usage_is_summed_as_asked_and_counts_what_a_killed_server_left(folder: P
     assert "45" in keys("list").stdout
     assert json.loads(keys("usage", "--since", "2026-01-01", "--json").stdout) == []
     assert "2001-09-09" in keys("usage", "--key", key_id).stdout
+
+
+def test_in_a_narrow_terminal_ids_and_numbers_stay_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key_id, _ = created("--tenant", "a-tenant-with-a-long-name", "--models", "a-model-with-a-long-name")
+    journal, database = UsageJournal(folder, None), open_database(None, folder)
+    journal.record(Entry(1e9, "a-tenant-with-a-long-name", key_id, "m", 1_234_567, 5))
+    journal.close(database)
+    database.close()
+    monkeypatch.setattr("inferd.cli.terminal.console", lambda: Console(width=70, highlight=False))
+    for words, wholes in ((["list"], [key_id]), (["usage", "--by", "key"], [key_id, "1,234,567"])):
+        said = keys(*words).stdout
+        assert max(map(len, said.splitlines())) <= 70
+        for whole in wholes:
+            assert whole in said
+    words = keys("list").stdout.split()
+    assert "a-tenant-with-a-long-name" not in words, "names are folded"
 
 
 def test_the_config_file_names_the_database(tmp_path: Path) -> None:

@@ -238,6 +238,13 @@ def test_unset_is_written_as_nothing_and_truths_in_words() -> None:
     assert load_config(None, {**env, "INFERD_MODELS__M__SOURCE": "demo"}, {}).models["m"].threads is None
 
 
+@pytest.mark.parametrize("truth", [True, False])
+def test_a_truth_is_written_in_words(truth: bool) -> None:
+    for word in ("true", "Yes", "on", "1") if truth else ("false", "No", "OFF", "0"):
+        assert load_config(None, {"INFERD_SERVER__ACCESS_LOG": word}, {}).server.access_log is truth
+    assert "'maybe'" in refusal(None, {"INFERD_SERVER__ACCESS_LOG": "maybe"})
+
+
 def test_a_yaml_text_is_not_a_number(tmp_path: Path) -> None:
     assert "server.port: '9000' is not an integer" in refusal(written(tmp_path, "server: {port: '9000'}"))
     assert "server.access_log: 1 is not true or false" in refusal(written(tmp_path, "server: {access_log: 1}"))
@@ -332,4 +339,9 @@ def test_every_section_is_listed_once_and_before_those_inside_it() -> None:
 def test_a_model_is_named_after_its_source(tmp_path: Path) -> None:
     assert model_name("demo") == "demo"
     assert model_name("Qwen/Qwen3-0.6B@main") == "Qwen/Qwen3-0.6B"
+    assert model_name("package.module:Model") == "Model"
+    assert model_name("./folder/model.py:Model") == "Model"
+    for name in ("digits.onnx", "digits.pkl", "digits.joblib.onnx"):
+        (tmp_path / name).touch()
+        assert model_name(str(tmp_path / name)) == "digits"
     assert model_name(str(tmp_path / "my-model") + "/") == "my-model"

@@ -104,6 +104,29 @@ def test_a_data_dir_of_somebody_else_is_told(tmp_path: Path) -> None:
     assert "cannot be written to" in refusal({"state": {"data_dir": str(tmp_path / "new")}})
 
 
+def test_a_region_is_that_of_a_local_model_or_of_a_remote_server() -> None:
+    local: dict[str, object] = {"source": "demo", "region": "eu"}
+    remote: dict[str, object] = {**REMOTE, "remote": {"region": "us"}}
+    for models, region, is_there in (
+        ({"m": local}, "eu", True),
+        ({"m": local}, "us", False),
+        ({"m": remote}, "us", True),
+        ({"m": local, "n": remote}, "eu", True),
+        ({"m": local, "n": remote}, "us", True),
+    ):
+        tree: dict[str, object] = {"models": models, "tenants": {"t": {"region": region}}}
+        if is_there:
+            assert load_config(None, {}, tree).tenants["t"].region == region
+        else:
+            assert "regions are: eu." in refusal(tree)
+
+
+def test_the_two_ports_of_a_server_differ() -> None:
+    ports = {"port": 9000, "grpc_port": 9001}
+    assert load_config(None, {}, {**model(), "server": ports}).server.grpc_port == 9001
+    assert "9000 is server.port already" in refusal({**model(), "server": {**ports, "grpc_port": 9000}})
+
+
 def test_a_remote_model_that_is_well_described_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("k\n")
     tree = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.config import Config, ModelConfig, VersionsConfig, load_config
-from inferd.config.versions import base_of, entry_drawn, entry_named, versions_of
+from inferd.config.versions import base_of, entry_drawn, entry_named, names_of_entries, versions_of
 from inferd.errors import ConfigError
 from inferd.tenancy.principal import Principal
 
@@ -104,6 +104,18 @@ def test_aliases_and_numbers_are_names_for_versions(folder: Path) -> None:
     assert entry_named(models, "digits@next") == entry_named(models, "digits@10") == "digits"
     for other in ("digits@7", "digits@other", "other@stable", "digits", "digits@2"):
         assert entry_named(models, other) is None
+
+
+def test_the_names_of_an_entry_are_those_that_it_is_found_by(folder: Path) -> None:
+    models = load(folder, versions={"policy": "all", "aliases": {"stable": 2, "next": 10}}).models
+    models |= {"other@5": ModelConfig(source="demo"), "plain": ModelConfig(source="demo")}
+    names = names_of_entries(models)
+    assert names["digits"] == ["digits", "digits@10", "digits@next"]
+    assert {"digits@2", "digits@stable"} <= set(names["digits@2"])
+    assert "digits@stable" not in names["digits@1"]
+    assert names.keys() == models.keys()
+    for entry, found in names.items():
+        assert [entry_named(models, name) for name in found[1:]] == [entry] * (len(found) - 1)
 
 
 @given(

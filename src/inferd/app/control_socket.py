@@ -79,7 +79,6 @@ def _bound(path: Path, directory: int, data_dir: Path) -> socket.socket:
         listener.bind(address)
         path.chmod(0o600)  # until here the mode of the folder has protected the socket
         listener.listen(_BACKLOG)
-        listener.setblocking(False)
     except OSError:
         listener.close()
         raise

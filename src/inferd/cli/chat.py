@@ -156,7 +156,6 @@ def _print_answer(answer: Answer, messages: list[JSON]) -> str | None:
             for piece in stream:
                 pieces.append(piece)
                 click.echo(piece, nl=False)
-                sys.stdout.flush()
     except KeyboardInterrupt:
         click.secho(" (stopped)", dim=True)
     except InferdError as error:

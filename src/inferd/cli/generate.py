@@ -107,5 +107,4 @@ def command(
 def _write(pieces: Iterator[str]) -> None:
     for piece in pieces:
         click.echo(piece, nl=False)
-        sys.stdout.flush()
     click.echo()

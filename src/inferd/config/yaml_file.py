@@ -17,7 +17,7 @@ def read_yaml(path: Path) -> dict[str, object]:
     def mapping(loader: Loader, node: yaml.MappingNode) -> dict[str, object]:
         seen: dict[object, int] = {}
         for key_node, _ in node.value:
-            key, line = loader.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            key, line = loader.construct_object(key_node), key_node.start_mark.line + 1
             if isinstance(key, list | dict):
                 raise ConfigError(f"{path}, line {line}: a key must be a word, not a list or a section.")
             if key in seen:

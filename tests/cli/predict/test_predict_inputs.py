@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from inferd.cli.predict.inputs import tensors_of
-from inferd.cli.predict.layout import example_input
+from inferd.cli.predict.layout import Layout, example_input, layout_of, takes_pictures
 from inferd.cli.predict.pictures import Range
 from inferd.errors import InvalidRequest
 from inferd.predict.contract import Array
@@ -225,6 +225,7 @@ def test_a_picture_is_sent_as_it_is_to_a_model_that_takes_files(tmp_path: Path, 
         ((-1, 3, 2, 2), (0, 1, 0, 1)),
         ((-1, 2, 2, 3), (0, 0, 1, 1)),
         ((1, 3, -1, -1), (0, 1, 0, 1)),
+        ((1, -1, -1, 3), (0, 0, 1, 1)),
         ((3, 2, 2), (1, 0, 1)),
     ],
 )
@@ -239,6 +240,39 @@ def test_a_picture_becomes_pixels_in_the_models_layout(
     assert found.sum() == 1
     whole = made(file, specs=(TensorSpec("x", "UINT8", shape),))["x"]
     assert whole[place] == 255
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        ((-1, 8, 9), Layout(8, 9, 1, None)),
+        ((8, 9), Layout(8, 9, 1, None)),
+        ((8, 8), Layout(8, 8, 1, None)),
+        ((7, 9), None),
+        ((-1, 8, 7), None),
+        ((1, -1, -1, 3), Layout(0, 0, 3, False)),
+        ((-1, -1, 3), Layout(0, 0, 3, False)),
+        ((-1, 3, -1, 5), Layout(0, 5, 3, True)),
+        ((-1, 5, -1, 4), Layout(5, 0, 4, False)),
+        ((2, 3, 8, 8), None),
+        ((-1, 5, 8, 8), None),
+        ((-1,), None),
+    ],
+)
+def test_what_could_be_a_picture_is_told_by_a_shape(shape: tuple[int, ...], wanted: Layout | None) -> None:
+    spec = TensorSpec("x", "FP32", shape)
+    assert layout_of(spec) == wanted
+    assert takes_pictures(spec) == (wanted is not None)
+
+
+def test_a_grey_picture_needs_no_axis_for_its_channel(tmp_path: Path) -> None:
+    said: list[str] = []
+    grey = np.arange(72, dtype=np.uint8).reshape(8, 9)
+    file = picture(tmp_path / "p.png", grey)
+    spec = TensorSpec("x", "FP32", (-1, 8, 9))
+    found = tensors_of([file], [spec], brightness="0-255", lines=False, say=said.append)["x"]
+    assert found.tolist() == [grey.tolist()]
+    assert said == [f"{file}: brightness as 0-255 (--brightness chooses another)"]
 
 
 def test_a_picture_is_resized_and_that_is_said(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from inferd.cli.predict.outputs import table_of
+from inferd.cli.predict.outputs import table_of, text_of
 from inferd.types import TensorSpec
 
 
@@ -66,9 +66,38 @@ def test_of_classes_the_most_likely_are_told(num_rows: int, top: int | None, eac
     assert any("━" in cell for cell in lines[0])
 
 
-def test_scores_that_are_no_probabilities_have_no_bars() -> None:
-    lines = shown(np.array([[-1.5, 3.25]], np.float32), labels=("a", "b"))
-    assert [[cell.strip() for cell in line][-2:] for line in lines] == [["b", "3.25"], ["a", "-1.5"]]
+@pytest.mark.parametrize("scores", [[-1.5, 3.25], [0.5, 3.25], [-1.5, 0.5]])
+def test_scores_that_are_no_probabilities_have_no_bars(scores: list[float]) -> None:
+    lines = shown(np.array([scores], np.float32), labels=("a", "b"))
+    low, high = (f"{score:g}" for score in scores)
+    assert [[cell.strip() for cell in line][-2:] for line in lines] == [["b", high], ["a", low]]
+
+
+def text(outputs: dict[str, Any]) -> list[list[str]]:
+    """The words of a table's lines, with its head."""
+    specs = {name: TensorSpec(name, "FP32", (-1,)) for name in outputs}
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table_of(outputs, specs, None))
+    lines = [line.replace("\u2500", " ").split() for line in captured.get().splitlines()]
+    return [line for line in lines if line]
+
+
+def test_rows_are_numbered_where_there_are_several_and_a_value_for_all_of_them_stands_beside_none() -> None:
+    assert text({"y": np.array(3)}) == [["output", "value"], ["y", "3"]]
+    assert text({"y": np.array([[1, 2]])}) == [["output", "value"], ["y", "1,", "2"]]
+    assert text({"y": np.array([5, 6]), "z": np.array([7])}) == [
+        ["output", "row", "value"],
+        ["y", "0", "5"],
+        ["1", "6"],
+        ["z", "7"],
+    ]
+
+
+def test_a_text_of_json_is_indented_and_another_is_not() -> None:
+    for written in ('{"a": [1]}', '  {"a": [1]}', "{not json}"):
+        wanted = '{\n  "a": [\n    1\n  ]\n}' if written == '{"a": [1]}' else written
+        assert text_of(written.encode()) == wanted
 
 
 def test_texts_are_shown_as_they_are() -> None:
