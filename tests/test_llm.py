@@ -343,6 +343,18 @@ def test_progress_of_loading_is_told_on_stderr_alone(
     assert "Loading" in err
 
 
+def test_a_model_that_makes_predictions_is_refused_before_torch_is_imported() -> None:
+    code = (
+        "import sys; from inferd.errors import ModelLoadError; from inferd.llm import LLM\n"
+        "try: LLM('demo-digits', progress=False)\n"
+        "except ModelLoadError as error: print(error.param, error.message)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("source demo-digits makes predictions and writes no text")
+    assert "inferd serve demo-digits" in run.stdout
+
+
 def test_nothing_is_done_ahead_of_time_once_it_is_closed() -> None:
     backend = Ahead()
     llm = LLM.over(backend)

@@ -151,6 +151,7 @@ TEXT = b'{"choices":[{"text":"a"}]}'
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
 
 
+@pytest.mark.parametrize("field", [b"data: ", b"data:"])
 @pytest.mark.parametrize(
     ("events", "tokens", "num_gaps", "error"),
     [
@@ -166,9 +167,9 @@ USAGE = b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
     ],
 )
 def test_an_answer_is_measured_by_its_events(
-    events: tuple[bytes, ...], tokens: tuple[int, int], num_gaps: int, error: str | None
+    events: tuple[bytes, ...], tokens: tuple[int, int], num_gaps: int, error: str | None, field: bytes
 ) -> None:
-    text = b": a comment\n" + b"".join(b"data: %s\n\n" % event for event in events)
+    text = b": a comment\n" + b"".join(b"%s%s\n\n" % (field, event) for event in events)
 
     async def answer(number: int, body: dict[str, object], writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))

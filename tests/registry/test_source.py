@@ -196,6 +196,7 @@ def asked(endpoint: str, source: str, cache: Path, **env: str) -> dict[str, obje
         timeout=100,
         check=True,
     )
+    assert run.stderr == "", "bars are drawn by those that are told the progress"
     found: dict[str, object] = json.loads(run.stdout.splitlines()[-1])
     return found
 
@@ -208,6 +209,10 @@ def test_a_hub_id_is_downloaded_once_without_pickles_or_code(hub: str, tmp_path:
     assert isinstance(told, list)
     total = sum(len(FILES[name]) for name in ("config.json", "model.safetensors", "tokenizer.json"))
     assert told[-1] == ["download", total, total]
+    done = [one[1] for one in told]
+    assert done == sorted(done)
+    assert {one[0] for one in told} == {"download"}
+    assert all(0 <= one[1] <= one[2] <= total for one in told)
     assert not any("pytorch_model" in line or "run_me" in line for line in Hub.asked)
 
     # From the cache when nobody answers.

@@ -262,7 +262,7 @@ async def ask(connection: Connection, target: Target, query: Query, began: float
         async for line in connection.lines("POST", query.path, payload):
             if not line.startswith(b"data:"):
                 continue
-            data = line[5:].strip()
+            data = line.removeprefix(b"data:").strip()
             if data == b"[DONE]":
                 continue
             now = clock.now()
