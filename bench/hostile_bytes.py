@@ -131,19 +131,26 @@ def http1_floods() -> Iterator[Attack]:
 def _beside_parameters(door: str, path: str, known: str, most: int) -> Iterator[Attack]:
     """Tensors that have to be stepped over, because the gateway reads what stands behind them."""
     begin, end = b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[', b'1]}],"parameters":{"priority":1}}'
+
+    def asked(told: str, body: bytes) -> Attack:
+        length = f"content-length: {len(body)}\r\n"
+        return Attack(door, f"{len(body) >> 20} MB of {told}", False, _head("POST", path, known + length) + body)
+
     values = {
         "numbers": b"1,",
         "empty lists": b"[],",
         "empty texts": b'"",',
         "objects": b'{"a":1},',
         "escapes": rb'"\"",',
+        "lists in lists": b"[" * 40 + b"]" * 40 + b",",
     }
     for name, value in values.items():
         for count in (4_000_000, most // len(value) - 64):
             body = begin + value * min(count, most // len(value) - 64) + end
-            length = f"content-length: {len(body)}\r\n"
-            told = f"{len(body) >> 20} MB of {name} beside parameters"
-            yield Attack(door, told, False, _head("POST", path, known + length) + body)
+            yield asked(f"{name} beside parameters", body)
+    yield asked("backslashes beside parameters", begin + b'"' + b"\\\\" * (most // 2 - 128) + b'",' + end)
+    yield asked("keys as parameters", b'{"parameters":{' + b'"k":0,' * (most // 6 - 64) + b'"k":0}}')
+    yield asked("a letter", b"s" * most)
 
 
 def _websocket_attacks(door: str, path: str, known: str, channels: int) -> Iterator[Attack]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from inferd.errors import InvalidRequest
 from inferd.gateway import decode as decoding
+from inferd.gateway import outline as pieces
 from inferd.gateway.decode import MAX_WEIGHT, check_weight, decode
 from inferd.gateway.openai.wire import chat_decoder, completion_decoder
 
@@ -36,7 +37,7 @@ def weight_of(value: object) -> int:
 def test_strings_have_no_weight_but_their_own_wherever_a_body_is_cut(value: object, size: int) -> None:
     body = json.dumps(value, ensure_ascii=False).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "_PIECE_BYTES", size)
+        patch.setattr(pieces, "PIECE_BYTES", size)
         found = decoding._weight(body)
     assert weight_of(value) <= found <= weight_of(value) + len(body) // size + 1
 
@@ -69,3 +70,40 @@ def test_a_large_text_is_no_large_number_of_values(text: str) -> None:
 
 def test_as_many_tokens_as_a_long_context_has_are_read() -> None:
     check_weight(json.dumps({"prompt": list(range(200_000))}).encode())
+
+
+def pruned(value: object, levels: int) -> object:
+    """The value without what is nested deeper."""
+    if isinstance(value, list):
+        return [pruned(one, levels - 1) for one in value] if levels > 0 else []
+    if isinstance(value, dict):
+        return {key: pruned(one, levels - 1) for key, one in value.items()} if levels > 0 else {}
+    return value
+
+
+@given(values, st.integers(0, 4), st.integers(1, 40), st.sampled_from((None, 1)))
+def test_an_outline_lacks_what_is_nested_deeper_wherever_a_body_is_cut(
+    value: object, levels: int, size: int, indent: int | None
+) -> None:
+    body = json.dumps(value, ensure_ascii=False, indent=indent).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE_BYTES", size)
+        found = pieces.outline(body, levels)
+    assert json.loads(found) == pruned(value, levels)
+
+
+def test_a_body_of_many_small_inputs_has_an_outline_and_one_of_nothing_else_is_refused() -> None:
+    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [[0.5, 1.5]]}
+    body = json.dumps({"inputs": [tensor] * 10_000, "parameters": {"priority": 1}}).encode()
+    assert json.loads(pieces.outline(body, 2)) == {"inputs": [{}] * 10_000, "parameters": {"priority": 1}}
+    with pytest.raises(InvalidRequest) as refused:
+        pieces.outline(b'{"inputs":[' + b"[]," * 1_000_000 + b"[]]}", 2)
+    assert refused.value.code == "too_many_values"
+
+
+@given(st.text("ab", max_size=30), st.text("ab", min_size=1, max_size=4), st.integers(1, 8))
+def test_a_word_is_found_wherever_a_body_is_cut(body: str, word: str, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "_SEARCHED_BYTES", size)
+        found = pieces.contains(body.encode(), word.encode())
+    assert found == (word in body)

@@ -10,13 +10,13 @@ import asyncio
 import difflib
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.errors import invalid, printable, shown
+from inferd.gateway.outline import pieces
 from inferd.predict.codecs.duplicates import DuplicateKey, refuse_duplicates
 
 T = TypeVar("T")
@@ -26,7 +26,6 @@ OFF_LOOP_BYTES: Final = 128 * 1024
 MAX_WEIGHT: Final = 1 << 18  # of a body that is decoded, in numbers of a list: some 30 ms of a processor
 
 _PIECE_BYTES: Final = 256 * 1024  # that are counted in one go
-_ESCAPE = re.compile(rb"\\*.?", re.DOTALL)  # what a piece may not end within
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?P<at>.*))?$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
@@ -107,52 +106,13 @@ def check_weight(body: bytes) -> None:
 def _weight(body: bytes) -> int:
     """What decoding costs, in numbers of a list; counted until it is more than ``MAX_WEIGHT``."""
     weight = 0
-    for count, part in _outside_strings(body):
-        weight += count + part.count(b",") + 4 * (part.count(b":") + part.count(b"[") + part.count(b"{"))
+    for piece in pieces(body):
+        part = b"".join(piece.outside)
+        weight += len(piece.outside) + part.count(b",")
+        weight += 4 * (part.count(b":") + part.count(b"[") + part.count(b"{"))
         if weight > MAX_WEIGHT:
             break
     return weight
-
-
-def check_counts(body: bytes, most_values: int, most_lists: int) -> None:
-    """Refuse JSON of more values, or lists and objects, than the model that is asked can take: stepping over them would keep
-    all other threads from running, as decoding does. Raises InvalidRequest."""
-    values = lists = quotes = 0
-    for at in range(0, len(body), _PIECE_BYTES):
-        piece = body[at : at + _PIECE_BYTES]
-        quotes += piece.count(b'"')
-        values += piece.count(b",")
-        lists += piece.count(b"[") + piece.count(b"{")
-    if values <= most_values and lists <= most_lists:
-        return
-    has_escapes = b"\\" in body
-    values = (
-        0 if has_escapes or quotes // 2 <= most_values else quotes // 2
-    )  # each string is a value, or the key of one
-    lists = 0
-    for _, part in _outside_strings(body):
-        values += part.count(b",")
-        lists += part.count(b"[") + part.count(b"{")
-        if values > most_values or lists > most_lists:
-            raise InvalidRequest(
-                f"The request body has more than {most_values} values, or more than {most_lists} lists and objects, which is "
-                "more than this model can take in one request. Send several requests, or numbers as binary data.",
-                code="too_many_values",
-            )
-
-
-def _outside_strings(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """What of a JSON document is no string, a piece at a time: how many parts it was in, and the parts. Other threads run
-    between two pieces."""
-    at, is_inside = 0, False
-    while at < len(body):
-        whole = _ESCAPE.match(body, min(len(body), at + _PIECE_BYTES))
-        assert whole is not None, "it matches nothing as well"
-        parts = body[at : whole.end()].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        outside = parts[is_inside::2]
-        yield len(outside), b" ".join(outside)
-        is_inside ^= len(parts) % 2 == 0
-        at = whole.end()
 
 
 def may_repeat_keys(body: bytes) -> bool:

@@ -9,11 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
-from inferd.gateway.decode import OFF_LOOP_BYTES, check_counts, decode
+from inferd.gateway.decode import MAX_WEIGHT, OFF_LOOP_BYTES, check_weight, decode
 from inferd.gateway.kserve.models import Value, asked_of
+from inferd.gateway.outline import contains, outline
 from inferd.gateway.predictions import Asked
 
 DIALECT: Final = "v2"
+_LEVELS: Final = 2  # the body and its ``parameters``
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -33,10 +35,12 @@ def read_infer(body: bytes, header_bytes: int = -1, version: str = "", *, most: 
     """
     head = body if header_bytes < 0 else body[:header_bytes]
     # Of a header that is longer than the body the worker speaks better than a reader of JSON.
-    if header_bytes > len(body) or (b'"parameters"' not in head and b"\\u" not in head):
+    if header_bytes > len(body) or not (contains(head, b'"parameters"') or contains(head, b"\\u")):
         return Asked(dialect=DIALECT, body=body, header_bytes=header_bytes, version=version)
-    if len(head) > OFF_LOOP_BYTES and most is not None:
-        check_counts(head, *most)
+    if len(head) > OFF_LOOP_BYTES:
+        head = outline(head, _LEVELS, most)
+        if len(head) > MAX_WEIGHT:
+            check_weight(head)
     try:
         parameters = _head_decoder.decode(head).parameters
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

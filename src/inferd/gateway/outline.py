@@ -1,0 +1,119 @@
+"""A JSON document in pieces: what stands outside its strings, and its outline, which lacks what is nested deep.
+
+A decoder steps over a value in one call and keeps the interpreter's lock until the call ends. Here no call looks at
+more than ``PIECE_BYTES``, so other threads run between two calls. Nothing is validated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from inferd.errors import InvalidRequest
+
+PIECE_BYTES: Final = 4096
+MAX_TOKENS: Final = 1 << 19  # of the pieces that are looked at closely: some 200 ms of a processor
+
+_SEARCHED_BYTES: Final = 256 * 1024  # by one call that looks for a word
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)|[\[\]{}]|[^"\[\]{}]+', re.DOTALL)
+_NO_BRACKET: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
+_STEPS: Final = bytes([1 if byte in b"[{" else 255 for byte in range(256)])  # of a bracket: 255 is -1 as an int8
+_ROUNDS: Final = 8  # of leaving out empty lists and objects: most tensors have fewer dimensions
+
+
+class Piece(NamedTuple):
+    raw: bytes  # ends within no escape
+    is_inside: bool  # the piece begins within a string
+    outside: list[bytes]  # the parts that are no string
+
+
+def pieces(body: bytes) -> Iterator[Piece]:
+    """The document from its beginning to its end."""
+    at, is_inside = 0, False
+    while at < len(body):
+        raw = body[at : at + PIECE_BYTES]
+        if (len(raw) - len(raw.rstrip(b"\\"))) % 2:
+            raw = body[at : at + PIECE_BYTES + 1]
+        plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b'\\"' in raw else raw
+        parts = plain.split(b'"')
+        yield Piece(raw, is_inside, parts[is_inside::2])
+        is_inside ^= len(parts) % 2 == 0
+        at += len(raw)
+
+
+def contains(body: bytes, word: bytes) -> bool:
+    """As ``word in body``, which takes far longer for some bodies than for others."""
+    return any(
+        body.find(word, at, at + _SEARCHED_BYTES + len(word) - 1) >= 0 for at in range(0, len(body), _SEARCHED_BYTES)
+    )
+
+
+def outline(body: bytes, levels: int, most: tuple[int, int] | None = None) -> bytes:
+    """The document with its lists and objects of ``levels`` levels; those nested deeper are empty.
+
+    ``most``: commas, and lists and objects, that it may have; None: as many as there are. Raises InvalidRequest.
+    """
+    kept: list[bytes] = []
+    depth = values = lists = num_tokens = 0
+    for piece in pieces(body):
+        outside = b"".join(piece.outside)
+        brackets = outside.translate(None, _NO_BRACKET)
+        if most is not None:
+            values += outside.count(b",")
+            lists += brackets.count(b"[") + brackets.count(b"{")
+            if values > most[0] or lists > most[1]:
+                raise InvalidRequest(
+                    f"The request body has more than {most[0]} values, or more than {most[1]} lists and objects, which "
+                    "is more than this model can take in one request. Send several requests, or numbers as binary data.",
+                    code="too_many_values",
+                )
+        depths = _depths(brackets, depth)
+        if not brackets and depth <= levels:
+            kept.append(piece.raw)
+        elif min(depths) <= levels:
+            tokens = _tokens(piece)
+            num_tokens += len(tokens)
+            if num_tokens > MAX_TOKENS:
+                raise InvalidRequest(
+                    "The request body has more lists and objects than are read outside of its tensors; send fewer "
+                    "inputs, outputs and parameters in a request.",
+                    code="too_many_values",
+                )
+            kept += _shallow(tokens, depth, levels)
+        depth = depths[-1]
+    return b"".join(kept)
+
+
+def _depths(brackets: bytes, depth: int) -> list[int]:
+    """How deep it is before the first bracket, the lowest depths between them, and how deep it is at the end."""
+    for _ in range(_ROUNDS):
+        fewer = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(fewer) == len(brackets):
+            break
+        brackets = fewer
+    return list(accumulate(memoryview(brackets.translate(_STEPS)).cast("b"), initial=depth))
+
+
+def _tokens(piece: Piece) -> list[bytes]:
+    """Strings, brackets, and what is between them."""
+    tokens: list[bytes] = _TOKEN.findall(b'"' + piece.raw if piece.is_inside else piece.raw)
+    if piece.is_inside:
+        tokens[0] = tokens[0][1:]
+    return tokens
+
+
+def _shallow(tokens: list[bytes], depth: int, levels: int) -> Iterator[bytes]:
+    """The tokens that are no deeper than ``levels``, and the brackets of the lists and objects there."""
+    for token in tokens:
+        if token in b"[{":
+            depth += 1
+            if depth <= levels + 1:
+                yield token
+        elif token in b"]}":
+            if depth <= levels + 1:
+                yield token
+            depth -= 1
+        elif depth <= levels:
+            yield token
