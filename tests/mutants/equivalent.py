@@ -188,6 +188,96 @@ EQUIVALENT: Final = (
         "self.was_ended_here = True  # its channel broke, and it did not leave by itself",
         "It is assigned again before the process is reported as gone, and read only afterwards.",
     ),
+    Equivalent(
+        "tenancy/leases.py",
+        "self._version = -1",
+        "self._version = -2",
+        "Every version is above both.",
+    ),
+    Equivalent(
+        "tenancy/leases.py",
+        "(self._version if version > self._version else -1, self._presence.id),",
+        "(self._version if version > self._version else -2, self._presence.id),",
+        "Every version is above both.",
+    ),
+    Equivalent(
+        "tenancy/leases.py",
+        "with database.transaction(durable=False) as transaction:",
+        "with database.transaction(durable=True) as transaction:",
+        "A commit that waits for the disk changes no result.",
+    ),
+    Equivalent(
+        "tenancy/leases.py",
+        "if share < bucket.share:",
+        "if share <= bucket.share:",
+        "A share of 0 that is released changes nothing.",
+    ),
+    Equivalent(
+        "tenancy/leases.py",
+        "if more < -NOTEWORTHY or (more < 0 and mine <= NOTEWORTHY):",
+        "if more < -NOTEWORTHY or (more <= 0 and mine <= NOTEWORTHY):",
+        "A share of 0 that is released changes nothing.",
+    ),
+    Equivalent(
+        "tenancy/leases.py",
+        "if more < -NOTEWORTHY or (more < 0 and mine <= NOTEWORTHY):",
+        "if more < -NOTEWORTHY or (more < 0 and mine < NOTEWORTHY):",
+        "Which differences are too small to be written has no one right bound.",
+    ),
+    Equivalent(
+        "tenancy/leases.py",
+        "elif more > 0 and free_share > 0:",
+        "elif more >= 0 and free_share > 0:",
+        "A share of 0 that is taken changes nothing.",
+    ),
+    Equivalent(
+        "tenancy/leases.py",
+        "demand = demand if demand > 1e-3 * bucket.whole / 60.0 else 0.0",
+        "demand = demand if demand >= (1e-3 * bucket.whole / 60.0) else 0.0",
+        "How little counts as none has no one right bound.",
+    ),
+    Equivalent(
+        "tenancy/leases.py",
+        "if len(buckets) > MANY:",
+        "if (not (len(buckets) > MANY)):",
+        "Both branches read the rows of the same buckets.",
+    ),
+    Equivalent(
+        "tenancy/leases.py",
+        "if len(buckets) > MANY:",
+        "if len(buckets) >= MANY:",
+        "Both branches read the rows of the same buckets.",
+    ),
+    Equivalent(
+        "tenancy/limiter.py",
+        "if tightest is None or bucket.level < tightest.level:",
+        "if tightest is None or bucket.level <= tightest.level:",
+        "Of two quotas with equally much left, either is the tightest.",
+    ),
+    Equivalent(
+        "cache/memory.py",
+        "self._by_magnitude: list[dict[bytes, None]] = [{} for _ in range(65)]",
+        "self._by_magnitude: list[dict[bytes, None]] = [{} for _ in range(66)]",
+        "No entry is as large as the last magnitude.",
+    ),
+    Equivalent(
+        "cache/memory.py",
+        "self._by_magnitude = [{} for _ in range(65)]",
+        "self._by_magnitude = [{} for _ in range(66)]",
+        "No entry is as large as the last magnitude.",
+    ),
+    Equivalent(
+        "cli/flags.py",
+        'return f"{leaf.default:,}" if leaf.default >= 100_000 else str(leaf.default)',
+        'return f"{leaf.default:,}" if leaf.default > 100_000 else str(leaf.default)',
+        "No setting has this default.",
+    ),
+    Equivalent(
+        "app/root.py",
+        "if soft != resource.RLIM_INFINITY and soft < wanted:",
+        "if soft != resource.RLIM_INFINITY and soft <= wanted:",
+        "A limit that is set to what it is stays.",
+    ),
 )
 
 

@@ -165,6 +165,26 @@ def test_innocents_that_had_no_output_survive_a_poison_request_in_their_batch(tm
     asyncio.run(scenario())
 
 
+def test_the_next_one_of_those_that_may_have_killed_a_worker_goes_on_with_the_first_output_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with serving() as (router, witness):
+            gate = tmp_path / "gate"
+            words = f"gate={gate} pace=0.01"
+            streams = [router.submit(ask(words, name=f"long-{i}", max_tokens=1_000_000)) for i in range(3)]
+            await until(lambda: router.models()[0].in_flight == 3, "all are in the worker")
+            os.kill(worker_pid(router), signal.SIGKILL)
+            await until(lambda: witness.count("died") == 1, "the worker is dead")
+            gate.touch()
+            async with asyncio.timeout(30):
+                for stream in streams:
+                    assert text_of([await next_output(stream)])
+            assert router.models()[0].in_flight == 3, "none of them has ended"
+
+    asyncio.run(scenario())
+
+
 def test_a_stopped_worker_is_noticed_and_replaced() -> None:
     async def scenario() -> None:
         async with serving(patience=msgspec.structs.replace(IMPATIENT, silent_s=2.0)) as (router, witness):
