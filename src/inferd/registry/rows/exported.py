@@ -29,6 +29,7 @@ from inferd.registry.rows.value import (
     axis_of,
     dims_of,
     made,
+    operators,
     place,
     quotient,
     times,
@@ -40,142 +41,23 @@ _MAX_EXPRESSION: Final = 512
 _MAX_TENSORS: Final = 64  # outputs of one node
 
 # Each element from the elements at its place.
-_BY_ELEMENT: Final = frozenset(
-    [
-        "__and__",
-        "__or__",
-        "__xor__",
-        "_to_copy",
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "addcdiv",
-        "addcmul",
-        "alias",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "bitwise_and",
-        "bitwise_not",
-        "bitwise_or",
-        "bitwise_xor",
-        "ceil",
-        "celu",
-        "clamp",
-        "clamp_max",
-        "clamp_min",
-        "clone",
-        "contiguous",
-        "cos",
-        "cosh",
-        "detach",
-        "div",
-        "elu",
-        "eq",
-        "erf",
-        "erfc",
-        "exp",
-        "exp2",
-        "expand_as",
-        "expm1",
-        "float_power",
-        "floor",
-        "floor_divide",
-        "fmod",
-        "full_like",
-        "ge",
-        "gelu",
-        "gt",
-        "hardshrink",
-        "hardsigmoid",
-        "hardswish",
-        "hardtanh",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "le",
-        "leaky_relu",
-        "lerp",
-        "lift_fresh_copy",
-        "log",
-        "log10",
-        "log1p",
-        "log2",
-        "log_sigmoid",
-        "logaddexp",
-        "logical_and",
-        "logical_not",
-        "logical_or",
-        "logical_xor",
-        "logit",
-        "lt",
-        "masked_fill",
-        "maximum",
-        "minimum",
-        "mish",
-        "mul",
-        "nan_to_num",
-        "ne",
-        "neg",
-        "ones_like",
-        "pow",
-        "prelu",
-        "reciprocal",
-        "relu",
-        "relu6",
-        "remainder",
-        "round",
-        "rsqrt",
-        "rsub",
-        "selu",
-        "sgn",
-        "sigmoid",
-        "sign",
-        "silu",
-        "sin",
-        "sinh",
-        "softplus",
-        "softshrink",
-        "softsign",
-        "sqrt",
-        "square",
-        "sub",
-        "tan",
-        "tanh",
-        "threshold",
-        "to",
-        "trunc",
-        "type_as",
-        "where",
-        "xlogy",
-        "zeros_like",
-    ]
+_BY_ELEMENT: Final = operators(
+    """
+    __and__ __or__ __xor__ _to_copy abs acos acosh add addcdiv addcmul alias asin asinh atan atan2 atanh bitwise_and
+    bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max clamp_min clone contiguous cos cosh detach div elu
+    eq erf erfc exp exp2 expand_as expm1 float_power floor floor_divide fmod full_like ge gelu gt hardshrink
+    hardsigmoid hardswish hardtanh isfinite isinf isnan le leaky_relu lerp lift_fresh_copy log log10 log1p log2
+    log_sigmoid logaddexp logical_and logical_not logical_or logical_xor logit lt masked_fill maximum minimum mish
+    mul nan_to_num ne neg ones_like pow prelu reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign
+    silu sin sinh softplus softshrink softsign sqrt square sub tan tanh threshold to trunc type_as where xlogy
+    zeros_like
+    """
 )
-_REDUCTIONS: Final = frozenset(
-    [
-        "all",
-        "amax",
-        "amin",
-        "any",
-        "argmax",
-        "argmin",
-        "count_nonzero",
-        "logsumexp",
-        "max",
-        "mean",
-        "median",
-        "min",
-        "norm",
-        "nansum",
-        "prod",
-        "std",
-        "sum",
-        "var",
-        "linalg_vector_norm",
-    ]
+_REDUCTIONS: Final = operators(
+    """
+    all amax amin any argmax argmin count_nonzero logsumexp max mean median min norm nansum prod std sum var
+    linalg_vector_norm
+    """
 )
 _ALONG: Final = {"softmax": "normalises over the rows", "log_softmax": "normalises over the rows"} | dict.fromkeys(
     ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), "sums from row to row"
@@ -185,7 +67,6 @@ _SPACES: Final = re.compile(
     r"(?:conv(?:_transpose)?|max_pool|avg_pool|adaptive_avg_pool|adaptive_max_pool|upsample_\w+?)([123])d"
 )
 _FILLED: Final = frozenset({"empty", "full", "new_empty", "new_full", "new_ones", "new_zeros", "ones", "zeros"})
-_CHECKS: Final = re.compile(r"_assert\w*|sym_constrain_range\w*")
 _STATES: Final = {"lstm": 2, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1}
 
 
@@ -730,13 +611,13 @@ def _last_norm(at: _Node) -> list[Value]:
     at.check_numbers()
     at.fixed("weight", "bias")
     count = len(at.integers("normalized_shape") or (0,))
-    return [reductions.along(at.first, range(-count, 0), "normalises over the rows")]
+    return [reductions.norm(at.first, range(-count, 0))]
 
 
 def _space_norm(at: _Node) -> list[Value]:
     at.check_numbers()
     at.fixed("weight", "bias", "running_mean", "running_var")
-    return [reductions.along(at.first, range(1, len(dims_of(at.first))), "normalises over the rows")]
+    return [reductions.norm(at.first, range(1, len(dims_of(at.first))))]
 
 
 def _batch_norm(at: _Node) -> list[Value]:

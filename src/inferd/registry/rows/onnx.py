@@ -32,6 +32,7 @@ from inferd.registry.rows.value import (
     dims_of,
     made,
     numbers_of,
+    operators,
     place,
     plain,
     sizes,
@@ -46,77 +47,13 @@ _MAX_DEPTH: Final = 16
 _MAX_REASON: Final = 500  # characters
 
 # Each element from the elements at its place.
-_BY_ELEMENT: Final = frozenset(
-    [
-        "Abs",
-        "Acos",
-        "Acosh",
-        "Add",
-        "And",
-        "Asin",
-        "Asinh",
-        "Atan",
-        "Atanh",
-        "BitShift",
-        "BitwiseAnd",
-        "BitwiseNot",
-        "BitwiseOr",
-        "BitwiseXor",
-        "Ceil",
-        "Celu",
-        "Cos",
-        "Cosh",
-        "Div",
-        "Elu",
-        "Equal",
-        "Erf",
-        "Exp",
-        "Floor",
-        "Gelu",
-        "Greater",
-        "GreaterOrEqual",
-        "HardSigmoid",
-        "HardSwish",
-        "IsInf",
-        "IsNaN",
-        "LeakyRelu",
-        "Less",
-        "LessOrEqual",
-        "Log",
-        "Max",
-        "Mean",
-        "Min",
-        "Mish",
-        "Mod",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "PRelu",
-        "Pow",
-        "Reciprocal",
-        "Relu",
-        "Round",
-        "Selu",
-        "Shrink",
-        "Sigmoid",
-        "Sign",
-        "Sin",
-        "Sinh",
-        "Softplus",
-        "Softsign",
-        "Sqrt",
-        "Sub",
-        "Sum",
-        "Swish",
-        "Tan",
-        "Tanh",
-        "ThresholdedRelu",
-        "Xor",
-        "StringConcat",
-        "RegexFullMatch",
-        "Clip",
-    ]
+_BY_ELEMENT: Final = operators(
+    """
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Cos
+    Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
+    LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign
+    Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Xor StringConcat RegexFullMatch Clip
+    """
 )
 _MICROSOFT_BY_ELEMENT: Final = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"})
 _ON_ITEMS: Final[Mapping[str, elementwise.Operation]] = {
@@ -129,19 +66,11 @@ _ON_ITEMS: Final[Mapping[str, elementwise.Operation]] = {
     "Equal": elementwise.equal,
     "Mod": elementwise.mod,
 }
-_REDUCTIONS: Final = frozenset(
-    [
-        "ReduceL1",
-        "ReduceL2",
-        "ReduceLogSum",
-        "ReduceLogSumExp",
-        "ReduceMax",
-        "ReduceMean",
-        "ReduceMin",
-        "ReduceProd",
-        "ReduceSum",
-        "ReduceSumSquare",
-    ]
+_REDUCTIONS: Final = operators(
+    """
+    ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
+    ReduceSumSquare
+    """
 )
 # Reductions whose axes became an input, and the version from which on.
 _AXES_INPUT_SINCE: Final = {"ReduceSum": 13}
@@ -171,10 +100,11 @@ def prove(model: OnnxGraph, axes: Mapping[str, tuple[tuple[int | None, ...], int
 class _Node:
     """A node and the values of its inputs."""
 
-    def __init__(self, node: Node, values: Sequence[Value | None], version: int) -> None:
+    def __init__(self, node: Node, values: Sequence[Value | None], version: int, symbols: Symbols) -> None:
         self.node = node
         self.values = values
         self.version = version  # of its domain
+        self.symbols = symbols
 
     def value(self, number: int) -> Value:
         found = self.maybe(number)
@@ -260,7 +190,7 @@ class _Proof:
         if mixed is not None:
             return self._after(mixed, node, values, scope, depth)
         try:
-            found = self._ruled(_Node(node, values, self._versions.get(node.domain, 0)), scope, depth)
+            found = self._ruled(node, values, scope, depth)
         except MixedRowsError as error:
             return [Mixed(f"{_called(node)} {error}", is_certain=True)] * count
         except UnknownRuleError as error:
@@ -285,7 +215,7 @@ class _Proof:
         if any(is_given and value is None for is_given, value in zip(node.inputs, before, strict=True)):
             return [msgspec.structs.replace(mixed, supposed=None)] * count
         try:
-            found = self._ruled(_Node(node, before, self._versions.get(node.domain, 0)), scope, depth)
+            found = self._ruled(node, before, scope, depth)
         except MixedRowsError as error:
             reason = f"{_called(node)} {error}, unless what comes before it moves them: {mixed.reason}"
             return [Mixed(reason[:_MAX_REASON], is_certain=False, refutes_name=True)] * count
@@ -302,17 +232,19 @@ class _Proof:
             after.append(value if is_worse else msgspec.structs.replace(mixed, supposed=guess))
         return after
 
-    def _ruled(self, at: _Node, scope: Mapping[str, Value], depth: int) -> Sequence[Value]:
-        node = at.node
+    def _ruled(
+        self, node: Node, values: Sequence[Value | None], scope: Mapping[str, Value], depth: int
+    ) -> Sequence[Value]:
+        at = _Node(node, values, self._versions.get(node.domain, 0), self.symbols)
         if (node.domain, node.operator) in self._functions:
             raise UnreadError("is an operator of the file's own, whose definition is not read")
         if node.operator == "If" and not node.domain:
             return self._branches(at, scope, depth)
-        rule = _RULES.get((node.domain, node.operator))
+        rule = _RULES.get(node.domain, {}).get(node.operator)
         if rule not in _OF_INNER and any(isinstance(value, Inner) for value in at.given()):
             raise UnknownRuleError("takes rows that are joined with the dimensions before them")
         if rule is not None:
-            return rule(at, self.symbols)
+            return rule(at)
         has_graph = any(attribute.graph is not None for attribute in node.attributes.values())
         if all(isinstance(value, Fixed) for value in at.given()) and not has_graph and node.operator not in _RANDOM:
             plain(*at.given())
@@ -373,52 +305,48 @@ def _called(node: Node) -> str:
 
 # -- rules -------------------------------------------------------------------------------------
 
-Rule = Callable[[_Node, Symbols], Sequence[Value]]
+Rule = Callable[[_Node], Sequence[Value]]
 
 
-def _by_element(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _by_element(at: _Node) -> Sequence[Value]:
     operation = _ON_ITEMS.get(at.node.operator)
     if operation is not None and len(at.values) == 2 and at.version >= 7:
-        return [elementwise.on_items(at.given(), operation, symbols)]
+        return [elementwise.on_items(at.given(), operation, at.symbols)]
     if at.node.operator in _ON_ITEMS and at.version < 7 and at.integer("broadcast", 0):
         raise UnknownRuleError("is of a version whose broadcasting is not known")
-    return [elementwise.broadcast(at.given(), symbols)]
+    return [elementwise.broadcast(at.given(), at.symbols)]
 
 
-def _same(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _same(at: _Node) -> Sequence[Value]:
     return [at.value(0)]
 
 
-def _cast(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _cast(at: _Node) -> Sequence[Value]:
     value = at.value(0)
     if not isinstance(value, Fixed) or value.items is None:
         return [value]
     if ELEMENTS.get(at.integer("to", 0)) not in ("int32", "int64", "float", "double"):
-        return [elementwise.broadcast([value], symbols)]  # other numbers than these may be cut
+        return [elementwise.broadcast([value], at.symbols)]  # other numbers than these may be cut
     kept = [
-        item if item.number is not None or symbols.is_size(item) else elementwise.opaque(symbols, "cast", item)
+        item if item.number is not None or at.symbols.is_size(item) else elementwise.opaque(at.symbols, "cast", item)
         for item in value.items
     ]
     return [Fixed(value.dims, tuple(kept))]
 
 
-def _cast_like(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    """The shape is the first input's: the second gives its type alone."""
-    return [elementwise.broadcast([at.value(0)], symbols)]
+def _like_first(at: _Node) -> Sequence[Value]:
+    """Each element from the one at its place in the first input; CastLike's second gives a type alone."""
+    return [elementwise.broadcast([at.value(0)], at.symbols)]
 
 
-def _dropout(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _dropout(at: _Node) -> Sequence[Value]:
     training = at.fixed(2)
     if training is not None and numbers_of(training) != (0,):
         raise UnknownRuleError("draws random numbers")
     return [at.value(0)] * len(at.node.outputs)
 
 
-def _where(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [elementwise.choose(at.value(0), at.value(1), at.value(2), symbols)]
-
-
-def _constant(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _constant(at: _Node) -> Sequence[Value]:
     attributes = at.node.attributes
     proof_items: Sequence[int | float] | None = None
     dims: tuple[int, ...] | None = None
@@ -435,7 +363,7 @@ def _constant(at: _Node, symbols: Symbols) -> Sequence[Value]:
         dims, proof_items = (), () if number is None else (number,)
     if dims is None:
         return [Fixed(None)]
-    return [Fixed(sizes(dims), None if proof_items is None else tuple(_item(one, symbols) for one in proof_items))]
+    return [Fixed(sizes(dims), None if proof_items is None else tuple(_item(one, at.symbols) for one in proof_items))]
 
 
 def _item(item: float, symbols: Symbols) -> Size:
@@ -444,19 +372,19 @@ def _item(item: float, symbols: Symbols) -> Size:
     return symbols.number(("constant", repr(item)))
 
 
-def _shape(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _shape(at: _Node) -> Sequence[Value]:
     dims = dims_of(at.value(0))
     begin, end = at.integer("start", 0), at.integer("end", len(dims))
     found = dims[begin:end]
     return [Fixed((Size(len(found)),), found)]
 
 
-def _size(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _size(at: _Node) -> Sequence[Value]:
     dims = dims_of(at.value(0))
     return [Fixed((), (times(*dims),))]
 
 
-def _constant_of_shape(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _constant_of_shape(at: _Node) -> Sequence[Value]:
     shape = at.fixed(0)
     if shape is not None and shape.items is None and not shape.counts_rows:
         return [Fixed(None)]
@@ -468,24 +396,20 @@ def _constant_of_shape(at: _Node, symbols: Symbols) -> Sequence[Value]:
     one = attribute.tensor.items if attribute is not None and attribute.tensor is not None else (0,)
     count = dims[0].number if len(dims) == 1 else None
     if one is not None and len(one) == 1 and count is not None and count <= MAX_ITEMS:
-        return [Fixed(dims, (_item(one[0], symbols),) * count)]
+        return [Fixed(dims, (_item(one[0], at.symbols),) * count)]
     return [made(dims, axis)]
 
 
-def _transpose(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [shapes.transpose(at.value(0), at.integers("perm"))]
-
-
-def _reshape(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _reshape(at: _Node) -> Sequence[Value]:
     target = sizes(at.integers("shape") or ()) if at.version < 5 else at.sizes(1)
-    return [shapes.reshape(at.value(0), target, symbols, zero_copies=not at.integer("allowzero", 0))]
+    return [shapes.reshape(at.value(0), target, at.symbols, zero_copies=not at.integer("allowzero", 0))]
 
 
-def _flatten(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _flatten(at: _Node) -> Sequence[Value]:
     dims = dims_of(at.value(0))
     axis = at.integer("axis", 1)
     axis = len(dims) if axis == len(dims) else place(axis, len(dims))
-    return [shapes.reshape(at.value(0), (times(*dims[:axis]), times(*dims[axis:])), symbols)]
+    return [shapes.reshape(at.value(0), (times(*dims[:axis]), times(*dims[axis:])), at.symbols)]
 
 
 def _axes(at: _Node, since: int = 13) -> tuple[int, ...] | None:
@@ -493,35 +417,15 @@ def _axes(at: _Node, since: int = 13) -> tuple[int, ...] | None:
     return at.integers("axes") if at.version < since else at.numbers(1)
 
 
-def _squeeze(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [shapes.squeeze(at.value(0), _axes(at) or None)]  # an empty list stands for all dimensions of 1
-
-
-def _unsqueeze(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [shapes.unsqueeze(at.value(0), _axes(at) or ())]
-
-
-def _expand(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [shapes.expand(at.value(0), at.sizes(1), symbols)]
-
-
-def _tile(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [shapes.tile(at.value(0), at.sizes(1))]
-
-
-def _concat(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [shapes.concat(at.given(), at.integer("axis", 1), symbols)]
-
-
-def _split(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _split(at: _Node) -> Sequence[Value]:
     given_number = at.integers("split") if at.version < 13 else None
     parts = sizes(given_number) if given_number is not None else None
     if at.version >= 13 and at.maybe(1) is not None:
         parts = at.sizes(1)
-    return shapes.split(at.value(0), at.integer("axis", 0), parts, len(at.node.outputs), symbols)
+    return shapes.split(at.value(0), at.integer("axis", 0), parts, len(at.node.outputs), at.symbols)
 
 
-def _slice(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _slice(at: _Node) -> Sequence[Value]:
     value = at.value(0)
     if at.version < 10:
         starts = sizes(at.integers("starts") or ())
@@ -547,7 +451,7 @@ def _slice(at: _Node, symbols: Symbols) -> Sequence[Value]:
         if isinstance(value, Fixed) and value.items is not None and len(starts) == 1 and None not in (first, last):
             return [shapes.slice_items(value, at_axis, slice(first, last, step))]
         known = size is not None and first is not None and last is not None and step != 0
-        count = Size(len(range(size or 0)[first:last:step])) if known else symbols.size()
+        count = Size(len(range(size or 0)[first:last:step])) if known else at.symbols.size()
         changed.append(at_axis)
         lengths.append(count)
     if not changed:
@@ -555,7 +459,7 @@ def _slice(at: _Node, symbols: Symbols) -> Sequence[Value]:
     return [shapes.keeps(value, changed, lengths, "takes a slice of the rows")]
 
 
-def _pad(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _pad(at: _Node) -> Sequence[Value]:
     value = at.value(0)
     rank = len(dims_of(value))
     axis = axis_of(value)
@@ -582,32 +486,16 @@ def _pad(at: _Node, symbols: Symbols) -> Sequence[Value]:
         size, total = dims_of(value)[one].number, (before.number, after.number)
         known = None if size is None or None in total else size + (total[0] or 0) + (total[1] or 0)
         changed.append(one)
-        lengths.append(symbols.size() if known is None else Size(known))
+        lengths.append(at.symbols.size() if known is None else Size(known))
     return [shapes.keeps(value, changed, lengths, "adds padding to the rows")]
 
 
-def _gather(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [shapes.gather(at.value(0), at.value(1), at.integer("axis", 0))]
-
-
-def _gather_elements(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [shapes.gather_elements(at.value(0), at.value(1), at.integer("axis", 0))]
-
-
-def _gather_nd(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [shapes.gather_nd(at.value(0), at.value(1), at.integer("batch_dims", 0))]
-
-
-def _scatter_elements(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [shapes.scatter_elements(at.value(0), at.value(1), at.value(2), at.integer("axis", 0))]
-
-
-def _depth_to_space(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _depth_to_space(at: _Node) -> Sequence[Value]:
     is_inverse = at.node.operator == "SpaceToDepth"
     return [shapes.depth_to_space(at.value(0), at.integer("blocksize", 0), is_inverse=is_inverse)]
 
 
-def _resize(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _resize(at: _Node) -> Sequence[Value]:
     value = at.value(0)
     dims, axis = dims_of(value), axis_of(value)
     plain(value)
@@ -627,18 +515,18 @@ def _resize(at: _Node, symbols: Symbols) -> Sequence[Value]:
         factors = None if scales is None else scales.items
         if (at.version < 9 and at.node.operator == "Upsample") or factors is None:
             factors = ()
-        grown = {place(one, len(dims)): symbols.size() for one, _ in zip(axes, factors, strict=False)}
+        grown = {place(one, len(dims)): at.symbols.size() for one, _ in zip(axes, factors, strict=False)}
         stays = {place(one, len(dims)) for one, factor in zip(axes, factors, strict=False) if factor == ONE}
         if axis is not None and not factors:
             raise UnknownRuleError("has scales that are computed")
     changed = [one for one in grown if one not in stays]
     if any(grown[one].rows for one in changed):
         raise UnknownRuleError("computes with the number of rows")
-    lengths = [grown[one] if grown[one].number is not None else symbols.size() for one in changed]
+    lengths = [grown[one] if grown[one].number is not None else at.symbols.size() for one in changed]
     return [shapes.keeps(value, changed, lengths, "stretches the rows")]
 
 
-def _range(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _range(at: _Node) -> Sequence[Value]:
     bounds = [at.fixed(number) for number in range(3)]
     plain(*bounds)
     known = [numbers_of(bound) for bound in bounds]
@@ -647,21 +535,21 @@ def _range(at: _Node, symbols: Symbols) -> Sequence[Value]:
         if step and len(range(begin, end, step)) <= MAX_ITEMS:
             items = sizes(range(begin, end, step))
             return [Fixed((Size(len(items)),), items)]
-    return [Fixed((symbols.size(),))]
+    return [Fixed((at.symbols.size(),))]
 
 
-def _one_hot(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _one_hot(at: _Node) -> Sequence[Value]:
     indices = at.value(0)
     plain(indices, at.fixed(1), at.fixed(2))
     dims = list(dims_of(indices))
     at_axis = place(at.integer("axis", -1), len(dims) + 1)
     depth = numbers_of(at.value(1))
-    dims.insert(at_axis, Size(depth[0]) if depth else symbols.size())
+    dims.insert(at_axis, Size(depth[0]) if depth else at.symbols.size())
     axis = axis_of(indices)
     return [made(dims, None if axis is None else axis + (at_axis <= axis))]
 
 
-def _trilu(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _trilu(at: _Node) -> Sequence[Value]:
     plain(at.fixed(1))
     return [reductions.along(at.value(0), (-1, -2), "takes a triangle of the rows")]
 
@@ -669,7 +557,7 @@ def _trilu(at: _Node, symbols: Symbols) -> Sequence[Value]:
 # -- reductions and norms ------------------------------------------------------------------------
 
 
-def _reduce(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _reduce(at: _Node) -> Sequence[Value]:
     since = _AXES_INPUT_SINCE.get(at.node.operator, 18)
     value = at.value(0)
     axes = _axes(at, since)
@@ -684,121 +572,109 @@ def _reduce(at: _Node, symbols: Symbols) -> Sequence[Value]:
     return [reductions.reduce(value, axes, keeps_dims=keeps_dims)]
 
 
-def _arg(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _arg(at: _Node) -> Sequence[Value]:
     axis = at.integer("axis", 0)
     return [reductions.reduce(at.value(0), (axis,), keeps_dims=bool(at.integer("keepdims", 1)))]
 
 
-def _softmax(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _softmax(at: _Node) -> Sequence[Value]:
     value = at.value(0)
     rank = len(dims_of(value))
     if at.version >= 13:
         axes: Sequence[int] = (at.integer("axis", -1),)
     else:  # over all dimensions from the axis on
         axes = range(place(at.integer("axis", 1), rank), rank)
-    return [reductions.along(value, axes, "normalises over the rows")]
+    return [reductions.norm(value, axes)]
 
 
-def _cumulative(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _cumulative(at: _Node) -> Sequence[Value]:
     axis = at.numbers(1)
     if axis is None or len(axis) != 1:
         raise UnknownRuleError("has an axis that is computed")
     return [reductions.along(at.value(0), axis, "sums from row to row")]
 
 
-def _top(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _top(at: _Node) -> Sequence[Value]:
     if at.version >= 10:
         count = at.fixed(1)
         plain(count)
         known = numbers_of(count)
-        size = Size(known[0]) if known else symbols.size()
+        size = Size(known[0]) if known else at.symbols.size()
     else:
         size = Size(at.integer("k", 1))
     return [reductions.best(at.value(0), at.integer("axis", -1), size)] * 2
 
 
-def _layer_norm(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _layer_norm(at: _Node) -> Sequence[Value]:
     value = at.value(0)
     plain(*at.given())
     if any(not isinstance(other, Fixed) for other in at.given()[1:]):
         raise UnknownRuleError("takes its weights from the rows")
     rank = len(dims_of(value))
     axes = range(place(at.integer("axis", -1), rank), rank)
-    found = reductions.along(value, axes, "normalises over the rows")
+    found = reductions.norm(value, axes)
     means = reductions.reduce(value, axes, keeps_dims=True)
     return [found, means, means][: len(at.node.outputs)]
 
 
-def _skip_layer_norm(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _skip_layer_norm(at: _Node) -> Sequence[Value]:
     """onnxruntime's: the sum of two tensors, and of a bias, normalised along the last axis."""
     plain(*at.given())
-    total = elementwise.broadcast([at.value(0), at.value(1)], symbols)
+    total = elementwise.broadcast([at.value(0), at.value(1)], at.symbols)
     if any(not isinstance(other, Fixed) for other in at.given()[2:]):
         raise UnknownRuleError("takes its weights from the rows")
-    found = reductions.along(total, (-1,), "normalises over the rows")
+    found = reductions.norm(total, (-1,))
     unknown = Mixed(f"{_called(at.node)} gives its statistics", is_certain=False)
     return [found, unknown, unknown, total][: len(at.node.outputs)]
 
 
-def _lp_norm(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [reductions.along(at.value(0), (at.integer("axis", -1),), "normalises over the rows")]
-
-
-def _variance_norm(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _variance_norm(at: _Node) -> Sequence[Value]:
     axes = at.integers("axes") or (0, 2, 3)
-    return [reductions.along(at.value(0), axes, "normalises over the rows")]
+    return [reductions.norm(at.value(0), axes)]
 
 
-def _over_space(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _over_space(at: _Node) -> Sequence[Value]:
     """Norms over everything behind the first axis, or behind the channels."""
     value = at.value(0)
     plain(*at.given())
     if any(not isinstance(other, Fixed) for other in at.given()[1:]):
         raise UnknownRuleError("takes its weights from the rows")
-    return [reductions.along(value, range(1, len(dims_of(value))), "normalises over the rows")]
+    return [reductions.norm(value, range(1, len(dims_of(value))))]
 
 
-def _batch_norm(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _batch_norm(at: _Node) -> Sequence[Value]:
     is_training = at.integer("training_mode", 0) or sum(map(bool, at.node.outputs)) > 1
     if is_training or (at.version < 7 and not at.integer("is_test", 0)):
         raise MixedRowsError("normalises over the rows, as in training")
     return [products.per_channel(at.value(0), at.values[1:])]
 
 
-def _local_norm(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [reductions.along(at.value(0), (1,), "normalises over the rows")]
-
-
 # -- products ------------------------------------------------------------------------------------
 
 
-def _matmul(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [products.matmul(at.value(0), at.value(1), symbols)]
+def _matmul(at: _Node) -> Sequence[Value]:
+    return [products.matmul(at.value(0), at.value(1), at.symbols)]
 
 
-def _fused_matmul(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _fused_matmul(at: _Node) -> Sequence[Value]:
     if any(at.integer(name, 0) for name in ("transA", "transB", "transBatchA", "transBatchB")):
         raise UnknownRuleError("turns its inputs")
-    return _matmul(at, symbols)
+    return _matmul(at)
 
 
-def _matmul_integer(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _matmul_integer(at: _Node) -> Sequence[Value]:
     _scalars(at, (2, 3))
-    return _matmul(at, symbols)
+    return _matmul(at)
 
 
-def _qlinear_matmul(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _qlinear_matmul(at: _Node) -> Sequence[Value]:
     _scalars(at, (1, 2, 4, 5, 6, 7))
-    return [products.matmul(at.value(0), at.value(3), symbols)]
+    return [products.matmul(at.value(0), at.value(3), at.symbols)]
 
 
-def _gemm(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _gemm(at: _Node) -> Sequence[Value]:
     turns = (bool(at.integer("transA", 0)), bool(at.integer("transB", 0)))
-    return [products.gemm(at.value(0), at.value(1), at.maybe(2), symbols, turns_one=turns[0], turns_other=turns[1])]
-
-
-def _einsum(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    return [products.einsum(at.text("equation"), at.given(), symbols)]
+    return [products.gemm(at.value(0), at.value(1), at.maybe(2), at.symbols, turns_one=turns[0], turns_other=turns[1])]
 
 
 def _window(at: _Node, weight: Value | None) -> products.Window:
@@ -818,43 +694,43 @@ def _window(at: _Node, weight: Value | None) -> products.Window:
     )
 
 
-def _conv(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _conv(at: _Node) -> Sequence[Value]:
     for number in range(2, len(at.values)):
         plain(at.fixed(number))
-    return _convolved(at, at.value(1), symbols)
+    return _convolved(at, at.value(1))
 
 
-def _qlinear_conv(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _qlinear_conv(at: _Node) -> Sequence[Value]:
     for number in (1, 2, 4, 5, 6, 7, 8):
         plain(at.fixed(number))
-    return _convolved(at, at.value(3), symbols)
+    return _convolved(at, at.value(3))
 
 
-def _convolved(at: _Node, weight: Value, symbols: Symbols) -> Sequence[Value]:
+def _convolved(at: _Node, weight: Value) -> Sequence[Value]:
     is_known = at.node.operator != "ConvTranspose" and _has_dims(weight)
-    channels = dims_of(weight)[0] if is_known else symbols.size()
-    return [products.convolution(at.value(0), weight, channels, _window(at, weight), symbols)]
+    channels = dims_of(weight)[0] if is_known else at.symbols.size()
+    return [products.convolution(at.value(0), weight, channels, _window(at, weight), at.symbols)]
 
 
 def _has_dims(value: Value) -> bool:
     return not isinstance(value, Mixed) and bool(value.dims)
 
 
-def _pool(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    found = products.convolution(at.value(0), None, None, _window(at, None), symbols)
+def _pool(at: _Node) -> Sequence[Value]:
+    found = products.convolution(at.value(0), None, None, _window(at, None), at.symbols)
     if len(at.node.outputs) > 1:  # the places of the largest elements, counted over the whole tensor
         places = Mixed(f"{_called(at.node)} gives places in the whole batch", is_certain=False)
         return [found, places]
     return [found]
 
 
-def _global_pool(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _global_pool(at: _Node) -> Sequence[Value]:
     value = at.value(0)
     rank = len(dims_of(value))
     return [reductions.reduce(value, range(2, rank), keeps_dims=True)]
 
 
-def _quantise(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _quantise(at: _Node) -> Sequence[Value]:
     """With one scale, or one for each place of an axis."""
     value = at.value(0)
     plain(*at.given())
@@ -866,10 +742,10 @@ def _quantise(at: _Node, symbols: Symbols) -> Sequence[Value]:
         rank = len(dims_of(value))
         if len(scale.dims) > 1 or place(at.integer("axis", 1), rank) == axis_of(value):
             raise UnknownRuleError("has scales along the rows")
-    return [elementwise.broadcast([value], symbols)]
+    return [elementwise.broadcast([value], at.symbols)]
 
 
-def _dynamic_quantise(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _dynamic_quantise(at: _Node) -> Sequence[Value]:
     if isinstance(at.value(0), Rows):
         raise MixedRowsError("scales all rows by the largest number of any of them")
     plain(*at.given())
@@ -887,11 +763,11 @@ def _scalars(at: _Node, numbers: Sequence[int]) -> None:
 # -- recurrent layers ----------------------------------------------------------------------------
 
 
-def _recurrent(at: _Node, symbols: Symbols) -> Sequence[Value]:
+def _recurrent(at: _Node) -> Sequence[Value]:
     kind = at.node.operator
     directions = 2 if at.text("direction", "forward") == "bidirectional" else 1
     given_number = at.integer("hidden_size", 0)
-    hidden = Size(given_number) if given_number else recurrent.hidden_size(at.maybe(2), symbols)
+    hidden = Size(given_number) if given_number else recurrent.hidden_size(at.maybe(2), at.symbols)
     states = [at.maybe(number) for number in ((5, 6) if kind == "LSTM" else (5,))]
     whole, last = recurrent.recurrent(
         at.value(0),
@@ -906,105 +782,94 @@ def _recurrent(at: _Node, symbols: Symbols) -> Sequence[Value]:
     return [whole, *[last] * _GATES[kind]]
 
 
-# -- tables --------------------------------------------------------------------------------------
+# -- the table --------------------------------------------------------------------------------
 
 
-def _table(at: _Node, symbols: Symbols) -> Sequence[Value]:
-    operator = at.node.operator
-    value = at.value(0)
-    if operator in tables.BY_ELEMENT:
-        return [elementwise.broadcast([value], symbols)]
-    if operator in tables.BY_ROW:
-        return [tables.by_row(value)]
-    if operator in tables.REGRESSORS:
-        return [tables.scores(value, symbols)]
-    if operator in tables.CLASSIFIERS:
-        return [tables.labels(value), tables.scores(value, symbols)]
-    if operator == "TfIdfVectorizer":
-        return [tables.scores(value, symbols)]
-    if operator == "OneHotEncoder":
-        return [tables.encoded(value, symbols)]
-    if operator == "ArrayFeatureExtractor":
-        return [tables.extracted(value, at.value(1))]
-    if operator == "FeatureVectorizer":
-        return [tables.joined(at.given(), symbols)]
-    return [tables.labels(value)]  # ZipMap: a map for each row
+def _scores(at: _Node) -> Sequence[Value]:
+    return [tables.scores(at.value(0), at.symbols)]
 
-
-_TABLES: Final = (
-    tables.BY_ELEMENT
-    | tables.BY_ROW
-    | tables.REGRESSORS
-    | tables.CLASSIFIERS
-    | {"OneHotEncoder", "ArrayFeatureExtractor", "FeatureVectorizer", "ZipMap"}
-)
 
 _OF_INNER: Final = frozenset({_by_element, _reshape, _same, _dropout, _shape, _size, _gemm})
 """Rules that keep rows that lie within their axis, or take them apart."""
 
-_RULES: Final[Mapping[tuple[str, str], Rule]] = {
-    **{("", name): _by_element for name in _BY_ELEMENT},
-    **{("com.microsoft", name): _by_element for name in _MICROSOFT_BY_ELEMENT},
-    **{("", name): _reduce for name in _REDUCTIONS},
-    **{("", name): _recurrent for name in _GATES},
-    **{("ai.onnx.ml", name): _table for name in _TABLES},
-    **{("", name): _pool for name in ("AveragePool", "LpPool", "MaxPool")},
-    **{("", name): _global_pool for name in ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")},
-    **{("", name): _softmax for name in ("Hardmax", "LogSoftmax", "Softmax")},
-    **{("", name): _arg for name in ("ArgMax", "ArgMin")},
-    **{("", name): _conv for name in ("Conv", "ConvInteger", "ConvTranspose")},
-    **{("", name): _quantise for name in ("DequantizeLinear", "QuantizeLinear")},
-    **{("", name): _resize for name in ("Resize", "Upsample")},
-    **{("", name): _layer_norm for name in ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")},
-    ("", "BatchNormalization"): _batch_norm,
-    ("", "Cast"): _cast,
-    ("", "CastLike"): _cast_like,
-    ("", "Concat"): _concat,
-    ("", "Constant"): _constant,
-    ("", "ConstantOfShape"): _constant_of_shape,
-    ("", "CumProd"): _cumulative,
-    ("", "CumSum"): _cumulative,
-    ("", "DepthToSpace"): _depth_to_space,
-    ("", "Dropout"): _dropout,
-    ("", "DynamicQuantizeLinear"): _dynamic_quantise,
-    ("", "Einsum"): _einsum,
-    ("", "Expand"): _expand,
-    ("", "Flatten"): _flatten,
-    ("", "Gather"): _gather,
-    ("", "GatherElements"): _gather_elements,
-    ("", "GatherND"): _gather_nd,
-    ("", "Gemm"): _gemm,
-    ("", "GroupNormalization"): _over_space,
-    ("", "Identity"): _same,
-    ("", "InstanceNormalization"): _over_space,
-    ("", "LRN"): _local_norm,
-    ("", "LpNormalization"): _lp_norm,
-    ("", "MatMul"): _matmul,
-    ("", "MatMulInteger"): _matmul_integer,
-    ("", "MeanVarianceNormalization"): _variance_norm,
-    ("", "OneHot"): _one_hot,
-    ("", "Pad"): _pad,
-    ("", "QLinearConv"): _qlinear_conv,
-    ("", "QLinearMatMul"): _qlinear_matmul,
-    ("", "Range"): _range,
-    ("", "Reshape"): _reshape,
-    ("", "ScatterElements"): _scatter_elements,
-    ("", "Shape"): _shape,
-    ("", "Size"): _size,
-    ("", "Slice"): _slice,
-    ("", "SpaceToDepth"): _depth_to_space,
-    ("", "Split"): _split,
-    ("", "Squeeze"): _squeeze,
-    ("", "Tile"): _tile,
-    ("", "TfIdfVectorizer"): _table,
-    ("", "TopK"): _top,
-    ("", "Transpose"): _transpose,
-    ("", "Trilu"): _trilu,
-    ("", "Unsqueeze"): _unsqueeze,
-    ("", "Where"): _where,
-    ("com.microsoft", "DynamicQuantizeLSTM"): _dynamic_quantise,
-    ("com.microsoft", "DynamicQuantizeMatMul"): _dynamic_quantise,
-    ("com.microsoft", "FusedConv"): _conv,
-    ("com.microsoft", "FusedMatMul"): _fused_matmul,
-    ("com.microsoft", "SkipLayerNormalization"): _skip_layer_norm,
+_RULES: Final[Mapping[str, Mapping[str, Rule]]] = {  # by domain
+    "": {
+        **dict.fromkeys(_BY_ELEMENT, _by_element),
+        **dict.fromkeys(_REDUCTIONS, _reduce),
+        **dict.fromkeys(_GATES, _recurrent),
+        **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), _pool),
+        **dict.fromkeys(("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"), _global_pool),
+        **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _softmax),
+        **dict.fromkeys(("ArgMax", "ArgMin"), _arg),
+        **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose"), _conv),
+        **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _quantise),
+        **dict.fromkeys(("Resize", "Upsample"), _resize),
+        **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _layer_norm),
+        "BatchNormalization": _batch_norm,
+        "Cast": _cast,
+        "CastLike": _like_first,
+        "Concat": lambda at: [shapes.concat(at.given(), at.integer("axis", 1), at.symbols)],
+        "Constant": _constant,
+        "ConstantOfShape": _constant_of_shape,
+        "CumProd": _cumulative,
+        "CumSum": _cumulative,
+        "DepthToSpace": _depth_to_space,
+        "Dropout": _dropout,
+        "DynamicQuantizeLinear": _dynamic_quantise,
+        "Einsum": lambda at: [products.einsum(at.text("equation"), at.given(), at.symbols)],
+        "Expand": lambda at: [shapes.expand(at.value(0), at.sizes(1), at.symbols)],
+        "Flatten": _flatten,
+        "Gather": lambda at: [shapes.gather(at.value(0), at.value(1), at.integer("axis", 0))],
+        "GatherElements": lambda at: [shapes.gather_elements(at.value(0), at.value(1), at.integer("axis", 0))],
+        "GatherND": lambda at: [shapes.gather_nd(at.value(0), at.value(1), at.integer("batch_dims", 0))],
+        "Gemm": _gemm,
+        "GroupNormalization": _over_space,
+        "Identity": _same,
+        "InstanceNormalization": _over_space,
+        "LRN": lambda at: [reductions.norm(at.value(0), (1,))],
+        "LpNormalization": lambda at: [reductions.norm(at.value(0), (at.integer("axis", -1),))],
+        "MatMul": _matmul,
+        "MatMulInteger": _matmul_integer,
+        "MeanVarianceNormalization": _variance_norm,
+        "OneHot": _one_hot,
+        "Pad": _pad,
+        "QLinearConv": _qlinear_conv,
+        "QLinearMatMul": _qlinear_matmul,
+        "Range": _range,
+        "Reshape": _reshape,
+        "ScatterElements": lambda at: [
+            shapes.scatter_elements(at.value(0), at.value(1), at.value(2), at.integer("axis", 0))
+        ],
+        "Shape": _shape,
+        "Size": _size,
+        "Slice": _slice,
+        "SpaceToDepth": _depth_to_space,
+        "Split": _split,
+        "Squeeze": lambda at: [shapes.squeeze(at.value(0), _axes(at) or None)],  # no axes: all dimensions of 1
+        "Tile": lambda at: [shapes.tile(at.value(0), at.sizes(1))],
+        "TfIdfVectorizer": _scores,
+        "TopK": _top,
+        "Transpose": lambda at: [shapes.transpose(at.value(0), at.integers("perm"))],
+        "Trilu": _trilu,
+        "Unsqueeze": lambda at: [shapes.unsqueeze(at.value(0), _axes(at) or ())],
+        "Where": lambda at: [elementwise.choose(at.value(0), at.value(1), at.value(2), at.symbols)],
+    },
+    "com.microsoft": {
+        **dict.fromkeys(_MICROSOFT_BY_ELEMENT, _by_element),
+        "DynamicQuantizeLSTM": _dynamic_quantise,
+        "DynamicQuantizeMatMul": _dynamic_quantise,
+        "FusedConv": _conv,
+        "FusedMatMul": _fused_matmul,
+        "SkipLayerNormalization": _skip_layer_norm,
+    },
+    "ai.onnx.ml": {
+        **dict.fromkeys(tables.BY_ELEMENT, _like_first),
+        **dict.fromkeys(tables.BY_ROW, lambda at: [tables.by_row(at.value(0))]),
+        **dict.fromkeys(tables.REGRESSORS, _scores),
+        **dict.fromkeys(tables.CLASSIFIERS, lambda at: [tables.labels(at.value(0)), *_scores(at)]),
+        "ArrayFeatureExtractor": lambda at: [tables.extracted(at.value(0), at.value(1))],
+        "FeatureVectorizer": lambda at: [tables.joined(at.given(), at.symbols)],
+        "OneHotEncoder": lambda at: [tables.encoded(at.value(0), at.symbols)],
+        "ZipMap": lambda at: [tables.labels(at.value(0))],  # a map for each row
+    },
 }

@@ -33,6 +33,10 @@ def along(value: Value, axes: Sequence[int], action: str) -> Value:
     return made(dims, axis_of(value))
 
 
+def norm(value: Value, axes: Sequence[int]) -> Value:
+    return along(value, axes, "normalises over the rows")
+
+
 def best(value: Value, axis: int, count: Size) -> Value:
     """So many elements along ``axis``, chosen by their order."""
     dims = list(dims_of(value))

@@ -219,3 +219,8 @@ def plain(*values: Value | None) -> None:
     for value in values:
         if isinstance(value, Fixed) and value.counts_rows:
             raise UnknownRuleError("computes with the number of rows")
+
+
+def operators(text: str) -> frozenset[str]:
+    """The words of a text: operators that share a rule."""
+    return frozenset(text.split())
