@@ -12,17 +12,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from inferd.observe.metrics import Alias, Metric
-from inferd.observe.series import Store, names_of
+from inferd.observe.metrics import Metric
+from inferd.observe.series import Store
 
-COUNTER = Metric(
-    "things_total", "counter", "Things.", ("model", "kind"), "", (Alias("other:things_total", ("engine", "a")),)
-)
-GAUGE = Metric("level", "gauge", 'A level with "quotes",\na break and a \\.', (), "")
-HISTOGRAM = Metric(
-    "wait_seconds", "histogram", "Waits.", ("model",), "", (Alias("x:wait_seconds", ("m",)),), (0.1, 1.0, 5.0)
-)
-SUMMARY = Metric("took_seconds", "summary", "Took.", ("z",), "")
+COUNTER = Metric("things_total", "Things.", ("model", "kind"), "", also="vllm:things_total")
+GAUGE = Metric("level", 'A level with "quotes",\na break and a \\.', (), "")
+HISTOGRAM = Metric("wait_seconds", "Waits.", ("model",), "", buckets=(0.1, 1.0, 5.0), also="vllm:wait_seconds")
+SUMMARY = Metric("took_seconds", "Took.", ("z",), "", is_summary=True)
 TABLE = (COUNTER, GAUGE, HISTOGRAM, SUMMARY)
 
 NUMBERS = st.floats(min_value=-1e300, max_value=1e300) | st.just(math.nan) | st.just(math.inf)
@@ -36,7 +32,7 @@ class Twin(Collector):
         self.counted, self.level, self.waits = counted, level, waits
 
     def collect(self) -> Iterator[Family]:
-        for name in names_of(COUNTER):
+        for name in COUNTER.names:
             family = Family(name.name.removesuffix("_total"), COUNTER.help, "counter")
             sums: dict[tuple[str, str], float] = {}
             for first, second, amount in self.counted:
@@ -47,7 +43,7 @@ class Twin(Collector):
         level = Family("level", GAUGE.help, "gauge")
         level.add_sample("level", {}, self.level)
         yield level
-        for name in names_of(HISTOGRAM):
+        for name in HISTOGRAM.names:
             family = Family(name.name, HISTOGRAM.help, "histogram")
             for model in dict.fromkeys(model for model, _ in self.waits):
                 mine = [seconds for who, seconds in self.waits if who == model]

@@ -6,8 +6,9 @@ of a row show the same values, because there is one value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import InitVar, dataclass, field
+from functools import partial
+from typing import Literal, NamedTuple, get_args
 
 from inferd.events import RefusalReason
 
@@ -33,15 +34,22 @@ QUANTILES = (0.5, 0.95, 0.99)
 QUANTILE_WINDOW_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """Another name of the same values. ``labels``: what the row's labels are called there, in order."""
+# What labels are called in the metrics of others, by the beginning of a metric's name.
+_LABELS_OF_OTHERS = {
+    "vllm:": {"model": "model_name", "replica": "engine", "num_blocks": "num_gpu_blocks"},
+    "nv_": {"uuid": "gpu_uuid"},  # Triton's
+    "http_": {"route": "handler"},  # the FastAPI instrumentator's
+}
+
+
+class Name(NamedTuple):
+    """A name of the same values, and what the row's labels are called there, in order."""
 
     name: str
     labels: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Metric:
     """A row. ``event``: the event in ``inferd.events`` that changes it, or where else it comes from.
 
@@ -49,18 +57,25 @@ class Metric:
     """
 
     name: str
-    kind: Kind
     help: str
     labels: tuple[str, ...]
     event: str
-    aliases: tuple[Alias, ...] = ()
-    buckets: tuple[float, ...] = ()  # upper bounds of a histogram, without infinity
+    buckets: tuple[float, ...] = field(default=(), kw_only=True)  # upper bounds of a histogram, without infinity
+    is_summary: bool = field(default=False, kw_only=True)
+    also: InitVar[str] = field(default="", kw_only=True)  # the name that another server's dashboards use
+    kind: Kind = field(init=False)
+    names: tuple[Name, ...] = field(init=False)  # its own first
 
-    def __post_init__(self) -> None:
-        assert (self.kind == "counter") == self.name.endswith("_total"), self.name
-        assert (self.kind == "histogram") == bool(self.buckets), self.name
+    def __post_init__(self, also: str) -> None:
         assert list(self.buckets) == sorted(set(self.buckets)), self.name
-        assert all(len(alias.labels) == len(self.labels) for alias in self.aliases), self.name
+        is_counter = self.name.endswith("_total")
+        self.kind = (
+            "counter" if is_counter else "histogram" if self.buckets else "summary" if self.is_summary else "gauge"
+        )
+        self.names = (Name(self.name, self.labels),)
+        if also:
+            (called,) = [words for start, words in _LABELS_OF_OTHERS.items() if also.startswith(start)]
+            self.names += (Name(also, tuple(called.get(label, label) for label in self.labels)),)
 
 
 # Buckets as vLLM has them, so that one dashboard reads both.
@@ -79,530 +94,312 @@ _PREEMPTIONS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 _MODEL = ("model",)
 _REPLICA = ("model", "replica")
-_ENGINE = ("model_name", "engine")
-
-
-def _vllm(name: str, *more: str) -> tuple[Alias, ...]:
-    return (Alias(f"vllm:{name}", (*_ENGINE, *more)),)
-
+_ended = partial(Metric, labels=_REPLICA, event="RequestEnded")
+_step = partial(Metric, labels=_REPLICA, event="StepDone")
+_replica = partial(Metric, labels=_REPLICA, event="ReplicaChanged")
+_queue = partial(Metric, labels=_MODEL, event="QueueChanged")
+_gpu = partial(Metric, labels=("gpu", "uuid"), event="driver")  # NVIDIA's library, when the page is asked for
 
 # -- requests ----------------------------------------------------------------------------------
 
 REQUESTS = Metric(
     "inferd_requests_total",
-    "counter",
     "Requests that entered a model's queue and ended, by outcome.",
     (*_REPLICA, "outcome"),
     "RequestEnded",
 )
 FINISHED = Metric(
     "inferd_finished_total",
-    "counter",
     "Answers that ended, by reason; a request for n answers counts n times.",
     (*_REPLICA, "finished_reason"),
     "RequestEnded",
-    _vllm("request_success_total", "finished_reason"),
+    also="vllm:request_success_total",
 )
-ERRORS = Metric(
-    "inferd_errors_total", "counter", "Requests that failed, by the kind of error.", (*_MODEL, "kind"), "RequestEnded"
-)
+ERRORS = Metric("inferd_errors_total", "Requests that failed, by the kind of error.", (*_MODEL, "kind"), "RequestEnded")
 REFUSED = Metric(
     "inferd_refused_total",
-    "counter",
     "Requests refused at a model's queue, by reason.",
     (*_MODEL, "reason"),
     "RequestRefused",
-    (Alias("vllm:admission_rejections_total", ("model_name", "reason")),),
+    also="vllm:admission_rejections_total",
 )
-PROMPT_TOKENS = Metric(
-    "inferd_prompt_tokens_total",
-    "counter",
-    "Prompt tokens of ended requests.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("prompt_tokens_total"),
+PROMPT_TOKENS = _ended(
+    "inferd_prompt_tokens_total", "Prompt tokens of ended requests.", also="vllm:prompt_tokens_total"
 )
-GENERATION_TOKENS = Metric(
-    "inferd_generation_tokens_total",
-    "counter",
-    "Tokens generated by ended requests.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("generation_tokens_total"),
+GENERATION_TOKENS = _ended(
+    "inferd_generation_tokens_total", "Tokens generated by ended requests.", also="vllm:generation_tokens_total"
 )
-CACHED_TOKENS = Metric(
+CACHED_TOKENS = _ended(
     "inferd_prompt_cached_tokens_total",
-    "counter",
     "Prompt tokens of ended requests whose KV was found in the prefix cache.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("prompt_tokens_cached_total"),
+    also="vllm:prompt_tokens_cached_total",
 )
-FIRST_TOKEN_S = Metric(
+FIRST_TOKEN_S = _ended(
     "inferd_time_to_first_token_seconds",
-    "histogram",
     "From a request's arrival to its first token.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("time_to_first_token_seconds"),
-    _FIRST_TOKEN_S,
+    buckets=_FIRST_TOKEN_S,
+    also="vllm:time_to_first_token_seconds",
 )
-INTER_TOKEN_S = Metric(
+INTER_TOKEN_S = _ended(
     "inferd_inter_token_latency_seconds",
-    "histogram",
     "Between one answer's successive tokens.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("inter_token_latency_seconds"),
-    _PER_TOKEN_S,
+    buckets=_PER_TOKEN_S,
+    also="vllm:inter_token_latency_seconds",
 )
-PER_OUTPUT_TOKEN_S = Metric(
+PER_OUTPUT_TOKEN_S = _ended(
     "inferd_request_time_per_output_token_seconds",
-    "histogram",
     "A done request's mean time per token after the first (requests for one answer).",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_time_per_output_token_seconds"),
-    _PER_TOKEN_S,
+    buckets=_PER_TOKEN_S,
+    also="vllm:request_time_per_output_token_seconds",
 )
-REQUEST_S = Metric(
+REQUEST_S = _ended(
     "inferd_request_latency_seconds",
-    "histogram",
     "A done request's whole life: arrival to last token.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("e2e_request_latency_seconds"),
-    _REQUEST_S,
+    buckets=_REQUEST_S,
+    also="vllm:e2e_request_latency_seconds",
 )
-QUEUE_S = Metric(
+QUEUE_S = _ended(
     "inferd_request_queue_time_seconds",
-    "histogram",
     "A done request's wait: arrival to the first step that computed any of it.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_queue_time_seconds"),
-    _REQUEST_S,
+    buckets=_REQUEST_S,
+    also="vllm:request_queue_time_seconds",
 )
-INFERENCE_S = Metric(
+INFERENCE_S = _ended(
     "inferd_request_inference_time_seconds",
-    "histogram",
     "A done request's time in the engine: first step to last token.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_inference_time_seconds"),
-    _REQUEST_S,
+    buckets=_REQUEST_S,
+    also="vllm:request_inference_time_seconds",
 )
-PREFILL_S = Metric(
+PREFILL_S = _ended(
     "inferd_request_prefill_time_seconds",
-    "histogram",
     "A done request's first step to its first token.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_prefill_time_seconds"),
-    _REQUEST_S,
+    buckets=_REQUEST_S,
+    also="vllm:request_prefill_time_seconds",
 )
 PIPELINE_STEP_S = Metric(
     "inferd_pipeline_step_seconds",
-    "histogram",
     "One step of a pipeline for a done request; a model's batch counts in full for each request in it.",
     (*_REPLICA, "step"),
     "RequestEnded",
-    (),
-    _PIPELINE_STEP_S,
+    buckets=_PIPELINE_STEP_S,
 )
 PREDICTION_STAGE_S = Metric(
     "inferd_prediction_stage_seconds",
-    "histogram",
     "A done prediction's time in its worker, by stage: decode, batch_wait (for its batch to begin), compute, encode.",
     (*_REPLICA, "stage"),
     "RequestEnded",
-    (),
-    _PIPELINE_STEP_S,
+    buckets=_PIPELINE_STEP_S,
 )
-DECODE_S = Metric(
+DECODE_S = _ended(
     "inferd_request_decode_time_seconds",
-    "histogram",
     "A done request's first token to its last.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_decode_time_seconds"),
-    _REQUEST_S,
+    buckets=_REQUEST_S,
+    also="vllm:request_decode_time_seconds",
 )
-REQUEST_PROMPT_TOKENS = Metric(
+REQUEST_PROMPT_TOKENS = _ended(
     "inferd_request_prompt_tokens",
-    "histogram",
     "Prompt tokens per done request.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_prompt_tokens"),
-    _TOKENS,
+    buckets=_TOKENS,
+    also="vllm:request_prompt_tokens",
 )
-REQUEST_GENERATION_TOKENS = Metric(
+REQUEST_GENERATION_TOKENS = _ended(
     "inferd_request_generation_tokens",
-    "histogram",
     "Tokens generated per done request.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_generation_tokens"),
-    _TOKENS,
+    buckets=_TOKENS,
+    also="vllm:request_generation_tokens",
 )
-REQUEST_LONGEST_TOKENS = Metric(
+REQUEST_LONGEST_TOKENS = _ended(
     "inferd_request_max_num_generation_tokens",
-    "histogram",
     "Length of the longest answer per done request (requests for one answer).",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_max_num_generation_tokens"),
-    _TOKENS,
+    buckets=_TOKENS,
+    also="vllm:request_max_num_generation_tokens",
 )
-REQUEST_COMPUTED_TOKENS = Metric(
+REQUEST_COMPUTED_TOKENS = _ended(
     "inferd_request_prefill_kv_computed_tokens",
-    "histogram",
     "Prompt tokens per done request that were not found in the prefix cache.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_prefill_kv_computed_tokens"),
-    _TOKENS,
+    buckets=_TOKENS,
+    also="vllm:request_prefill_kv_computed_tokens",
 )
-REQUEST_N = Metric(
-    "inferd_request_params_n",
-    "histogram",
-    "Answers asked for per done request.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_params_n"),
-    _CHOICES,
+REQUEST_N = _ended(
+    "inferd_request_params_n", "Answers asked for per done request.", buckets=_CHOICES, also="vllm:request_params_n"
 )
-REQUEST_MAX_TOKENS = Metric(
+REQUEST_MAX_TOKENS = _ended(
     "inferd_request_params_max_tokens",
-    "histogram",
     "Tokens allowed per done request that set a limit.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_params_max_tokens"),
-    _TOKENS,
+    buckets=_TOKENS,
+    also="vllm:request_params_max_tokens",
 )
-REQUEST_PREEMPTIONS = Metric(
+REQUEST_PREEMPTIONS = _ended(
     "inferd_request_preemptions",
-    "histogram",
     "Times that a done request gave up its KV blocks and was computed again.",
-    _REPLICA,
-    "RequestEnded",
-    _vllm("request_num_preemptions"),
-    _PREEMPTIONS,
+    buckets=_PREEMPTIONS,
+    also="vllm:request_num_preemptions",
 )
 LATENCY_S = Metric(
     "inferd_latency_seconds",
-    "summary",
     f"Quantiles of the last {QUANTILE_WINDOW_S:.0f} seconds within 1 %, by stage; NaN: nothing ended in that time.",
     (*_MODEL, "stage"),
     "RequestEnded",
+    is_summary=True,
 )
 
 # -- queues ------------------------------------------------------------------------------------
 
-QUEUE_WAITING = Metric(
-    "inferd_queue_waiting", "gauge", "Requests in the queue in front of a model's replicas.", _MODEL, "QueueChanged"
-)
+QUEUE_WAITING = _queue("inferd_queue_waiting", "Requests in the queue in front of a model's replicas.")
 QUEUE_WAITING_BY_CLASS = Metric(
-    "inferd_queue_waiting_by_class",
-    "gauge",
-    "Requests in the queue, by class of priority.",
-    (*_MODEL, "class"),
-    "QueueChanged",
+    "inferd_queue_waiting_by_class", "Requests in the queue, by class of priority.", (*_MODEL, "class"), "QueueChanged"
 )
-QUEUE_TOKENS = Metric(
-    "inferd_queue_tokens", "gauge", "Tokens (estimated) of the requests in the queue.", _MODEL, "QueueChanged"
-)
-QUEUE_BYTES = Metric("inferd_queue_bytes", "gauge", "Bytes of the requests in the queue.", _MODEL, "QueueChanged")
-IN_FLIGHT = Metric(
-    "inferd_in_flight", "gauge", "Requests that were handed to a replica and have not ended.", _MODEL, "QueueChanged"
-)
-REPLICA_WAITING = Metric(
-    "inferd_replica_waiting",
-    "gauge",
-    "Sequences that a replica's engine holds but does not compute yet.",
-    _REPLICA,
-    "StepDone",
-)
+QUEUE_TOKENS = _queue("inferd_queue_tokens", "Tokens (estimated) of the requests in the queue.")
+QUEUE_BYTES = _queue("inferd_queue_bytes", "Bytes of the requests in the queue.")
+IN_FLIGHT = _queue("inferd_in_flight", "Requests that were handed to a replica and have not ended.")
+REPLICA_WAITING = _step("inferd_replica_waiting", "Sequences that a replica's engine holds but does not compute yet.")
 WAITING = Metric(
     "inferd_waiting",
-    "gauge",
     "Waiting requests: in the engine and, in the first replica's series, in the model's queue.",
     _REPLICA,
     "QueueChanged, StepDone",
-    _vllm("num_requests_waiting"),
+    also="vllm:num_requests_waiting",
 )
 WAITING_BY_REASON = Metric(
     "inferd_waiting_by_reason",
-    "gauge",
     "Waiting requests by reason; the reason is always capacity.",
     (*_REPLICA, "reason"),
     "QueueChanged, StepDone",
-    _vllm("num_requests_waiting_by_reason", "reason"),
+    also="vllm:num_requests_waiting_by_reason",
 )
 
 # -- the engine's steps ------------------------------------------------------------------------
 
-RUNNING = Metric(
-    "inferd_running", "gauge", "Sequences being computed.", _REPLICA, "StepDone", _vllm("num_requests_running")
-)
-KV_USAGE = Metric(
-    "inferd_kv_usage_ratio",
-    "gauge",
-    "Share of the KV blocks that sequences hold, 0 to 1.",
-    _REPLICA,
-    "StepDone",
-    _vllm("kv_cache_usage_perc"),
+RUNNING = _step("inferd_running", "Sequences being computed.", also="vllm:num_requests_running")
+KV_USAGE = _step(
+    "inferd_kv_usage_ratio", "Share of the KV blocks that sequences hold, 0 to 1.", also="vllm:kv_cache_usage_perc"
 )
 KV_BLOCKS = Metric(
     "inferd_kv_blocks",
-    "gauge",
     "KV blocks, by state: held by sequences, kept for their prefix, free.",
     (*_REPLICA, "state"),
     "StepDone",
 )
-STEP_TOKENS = Metric(
-    "inferd_step_tokens",
-    "histogram",
-    "Tokens computed per engine step.",
-    _REPLICA,
-    "StepDone",
-    _vllm("iteration_tokens_total"),
-    _STEP_TOKENS,
+STEP_TOKENS = _step(
+    "inferd_step_tokens", "Tokens computed per engine step.", buckets=_STEP_TOKENS, also="vllm:iteration_tokens_total"
 )
-STEP_SEQUENCES = Metric(
-    "inferd_step_sequences",
-    "histogram",
-    "Sequences computed together per engine step: the batch size.",
-    _REPLICA,
-    "StepDone",
-    (),
-    _STEP_SEQUENCES,
+STEP_SEQUENCES = _step(
+    "inferd_step_sequences", "Sequences computed together per engine step: the batch size.", buckets=_STEP_SEQUENCES
 )
-STEP_S = Metric("inferd_step_seconds", "histogram", "Duration of an engine step.", _REPLICA, "StepDone", (), _STEP_S)
+STEP_S = _step("inferd_step_seconds", "Duration of an engine step.", buckets=_STEP_S)
 STEP_PART_S = Metric(
     "inferd_step_part_seconds_total",
-    "counter",
     "Time of engine steps by part: schedule, speculate, batch (the step as arrays), forward (the "
     "model's layers), logits, sample, text, send.",
     (*_REPLICA, "part"),
     "StepDone",
 )
-BATCH_ROWS = Metric(
+BATCH_ROWS = _step(
     "inferd_batch_rows",
-    "histogram",
     "Rows of predictions computed together, without padding: the batch size.",
-    _REPLICA,
-    "StepDone",
-    (),
-    _STEP_SEQUENCES,
+    buckets=_STEP_SEQUENCES,
 )
-BATCH_S = Metric(
-    "inferd_batch_seconds",
-    "histogram",
-    "The model's own time for a batch of predictions.",
-    _REPLICA,
-    "StepDone",
-    (),
-    _PIPELINE_STEP_S,
+BATCH_S = _step("inferd_batch_seconds", "The model's own time for a batch of predictions.", buckets=_PIPELINE_STEP_S)
+PADDED_ROWS = _step(
+    "inferd_padded_rows_total", "Computed padding: rows, or tokens where rows are padded to one length."
 )
-PADDED_ROWS = Metric(
-    "inferd_padded_rows_total",
-    "counter",
-    "Computed padding: rows, or tokens where rows are padded to one length.",
-    _REPLICA,
-    "StepDone",
+AUDITED_ROWS = _step(
+    "inferd_audited_rows_total", "Rows of predictions that were computed again alone (batching.audit)."
 )
-AUDITED_ROWS = Metric(
-    "inferd_audited_rows_total",
-    "counter",
-    "Rows of predictions that were computed again alone (batching.audit).",
-    _REPLICA,
-    "StepDone",
-)
-AUDIT_DIFFERENCES = Metric(
+AUDIT_DIFFERENCES = _step(
     "inferd_audit_differences_total",
-    "counter",
     "Audited rows that differed from their result in a batch; requests are computed one by one from then on.",
-    _REPLICA,
-    "StepDone",
 )
-PREEMPTIONS = Metric(
-    "inferd_preemptions_total",
-    "counter",
-    "Sequences that gave up their KV blocks to others.",
-    _REPLICA,
-    "StepDone",
-    _vllm("num_preemptions_total"),
+PREEMPTIONS = _step(
+    "inferd_preemptions_total", "Sequences that gave up their KV blocks to others.", also="vllm:num_preemptions_total"
 )
-PREFIX_QUERIES = Metric(
-    "inferd_prefix_cache_queries_total",
-    "counter",
-    "Tokens looked up in the prefix cache.",
-    _REPLICA,
-    "StepDone",
-    _vllm("prefix_cache_queries_total"),
+PREFIX_QUERIES = _step(
+    "inferd_prefix_cache_queries_total", "Tokens looked up in the prefix cache.", also="vllm:prefix_cache_queries_total"
 )
-PREFIX_HITS = Metric(
-    "inferd_prefix_cache_hits_total",
-    "counter",
-    "Tokens found in the prefix cache.",
-    _REPLICA,
-    "StepDone",
-    _vllm("prefix_cache_hits_total"),
+PREFIX_HITS = _step(
+    "inferd_prefix_cache_hits_total", "Tokens found in the prefix cache.", also="vllm:prefix_cache_hits_total"
 )
-DRAFTS = Metric(
+DRAFTS = _step(
     "inferd_speculation_drafts_total",
-    "counter",
     "Times that tokens were guessed for a sequence.",
-    _REPLICA,
-    "StepDone",
-    _vllm("spec_decode_num_drafts_total"),
+    also="vllm:spec_decode_num_drafts_total",
 )
-DRAFTED_TOKENS = Metric(
-    "inferd_speculation_drafted_tokens_total",
-    "counter",
-    "Tokens guessed.",
-    _REPLICA,
-    "StepDone",
-    _vllm("spec_decode_num_draft_tokens_total"),
+DRAFTED_TOKENS = _step(
+    "inferd_speculation_drafted_tokens_total", "Tokens guessed.", also="vllm:spec_decode_num_draft_tokens_total"
 )
-ACCEPTED_TOKENS = Metric(
+ACCEPTED_TOKENS = _step(
     "inferd_speculation_accepted_tokens_total",
-    "counter",
     "Guessed tokens that were right; divided by those guessed it is the acceptance rate.",
-    _REPLICA,
-    "StepDone",
-    _vllm("spec_decode_num_accepted_tokens_total"),
+    also="vllm:spec_decode_num_accepted_tokens_total",
 )
-TOKENIZER_QUERIES = Metric(
-    "inferd_tokenizer_cache_queries_total", "counter", "Texts looked up in the tokenizer's cache.", _REPLICA, "StepDone"
-)
-TOKENIZER_HITS = Metric(
-    "inferd_tokenizer_cache_hits_total", "counter", "Texts found in the tokenizer's cache.", _REPLICA, "StepDone"
-)
-TOKENIZE_S = Metric(
-    "inferd_tokenize_seconds_total",
-    "counter",
-    "Time spent rendering chat templates and tokenizing.",
-    _REPLICA,
-    "StepDone",
-)
+TOKENIZER_QUERIES = _step("inferd_tokenizer_cache_queries_total", "Texts looked up in the tokenizer's cache.")
+TOKENIZER_HITS = _step("inferd_tokenizer_cache_hits_total", "Texts found in the tokenizer's cache.")
+TOKENIZE_S = _step("inferd_tokenize_seconds_total", "Time spent rendering chat templates and tokenizing.")
 
 # -- replicas ----------------------------------------------------------------------------------
 
 REPLICA_STATE = Metric(
     "inferd_replica_state",
-    "gauge",
     "1 for the state that a replica is in, 0 for the others.",
     (*_REPLICA, "state"),
     "ReplicaChanged",
 )
-REPLICA_RESTARTS = Metric(
-    "inferd_replica_restarts_total",
-    "counter",
-    "Times that a replica's worker was started again.",
-    _REPLICA,
-    "ReplicaChanged",
-)
+REPLICA_RESTARTS = _replica("inferd_replica_restarts_total", "Times that a replica's worker was started again.")
 REPLICA_FAULTS = Metric(
     "inferd_replica_faults_total",
-    "counter",
     "Times that a replica hung, died or failed to load.",
     (*_REPLICA, "fault"),
     "ReplicaChanged",
 )
 REPLICA_LOAD_S = Metric(
-    "inferd_replica_load_seconds",
-    "gauge",
-    "How long each phase of the last load took.",
-    (*_REPLICA, "phase"),
-    "ReplicaChanged",
+    "inferd_replica_load_seconds", "How long each phase of the last load took.", (*_REPLICA, "phase"), "ReplicaChanged"
 )
-REPLICA_RSS = Metric(
-    "inferd_replica_resident_memory_bytes",
-    "gauge",
-    "Resident memory of the worker's process, as last reported.",
-    _REPLICA,
-    "ReplicaChanged",
+REPLICA_RSS = _replica(
+    "inferd_replica_resident_memory_bytes", "Resident memory of the worker's process, as last reported."
 )
-MODEL_MAX_TOKENS = Metric("inferd_model_max_tokens", "gauge", "Longest prompt plus answer.", _REPLICA, "ReplicaChanged")
+MODEL_MAX_TOKENS = _replica("inferd_model_max_tokens", "Longest prompt plus answer.")
 CACHE_CONFIG = Metric(
     "inferd_cache_config_info",
-    "gauge",
     "1; the labels describe the KV cache.",
     (*_REPLICA, "block_size", "num_blocks"),
     "ReplicaChanged",
-    _vllm("cache_config_info", "block_size", "num_gpu_blocks"),
+    also="vllm:cache_config_info",
 )
 
 # -- GPUs -------------------------------------------------------------------------------------
 
-_GPU = ("gpu", "uuid")
-_GPU_IN_TRITON = ("gpu", "gpu_uuid")
-_WHEN_READ = "driver"  # NVIDIA's library, when the page is asked for
-GPU_DUTY = Metric(
+GPU_DUTY = _gpu(
     "inferd_gpu_duty_cycle",
-    "gauge",
     "Share of the driver's last sampling period in which a GPU computed, 0 to 1.",
-    _GPU,
-    _WHEN_READ,
-    (Alias("nv_gpu_utilization", _GPU_IN_TRITON),),
+    also="nv_gpu_utilization",
 )
-GPU_MEMORY_USED = Metric(
-    "inferd_gpu_memory_used_bytes",
-    "gauge",
-    "Memory of a GPU in use by all processes.",
-    _GPU,
-    _WHEN_READ,
-    (Alias("nv_gpu_memory_used_bytes", _GPU_IN_TRITON),),
+GPU_MEMORY_USED = _gpu(
+    "inferd_gpu_memory_used_bytes", "Memory of a GPU in use by all processes.", also="nv_gpu_memory_used_bytes"
 )
-GPU_MEMORY_TOTAL = Metric(
-    "inferd_gpu_memory_total_bytes",
-    "gauge",
-    "Memory of a GPU.",
-    _GPU,
-    _WHEN_READ,
-    (Alias("nv_gpu_memory_total_bytes", _GPU_IN_TRITON),),
-)
-GPU_TEMPERATURE = Metric("inferd_gpu_temperature_celsius", "gauge", "Temperature of a GPU's core.", _GPU, _WHEN_READ)
-GPU_POWER = Metric(
-    "inferd_gpu_power_watts",
-    "gauge",
-    "Power that a GPU draws.",
-    _GPU,
-    _WHEN_READ,
-    (Alias("nv_gpu_power_usage", _GPU_IN_TRITON),),
-)
+GPU_MEMORY_TOTAL = _gpu("inferd_gpu_memory_total_bytes", "Memory of a GPU.", also="nv_gpu_memory_total_bytes")
+GPU_TEMPERATURE = _gpu("inferd_gpu_temperature_celsius", "Temperature of a GPU's core.")
+GPU_POWER = _gpu("inferd_gpu_power_watts", "Power that a GPU draws.", also="nv_gpu_power_usage")
 
 MODEL_UNLOADS = Metric(
-    "inferd_model_unloads_total",
-    "counter",
-    "Times that a model left memory, by reason.",
-    (*_MODEL, "reason"),
-    "ModelUnloaded",
+    "inferd_model_unloads_total", "Times that a model left memory, by reason.", (*_MODEL, "reason"), "ModelUnloaded"
 )
 
 # -- trying elsewhere --------------------------------------------------------------------------
 
 BREAKER_STATE = Metric(
     "inferd_breaker_state",
-    "gauge",
     "1 for the state that a replica's breaker is in (ejected: too slow), 0 for the others.",
     (*_REPLICA, "state"),
     "BreakerChanged",
 )
 BREAKER_CHANGES = Metric(
     "inferd_breaker_changes_total",
-    "counter",
     "Times that a replica's breaker entered a state.",
     (*_REPLICA, "state"),
     "BreakerChanged",
 )
 RETRIES = Metric(
     "inferd_retries_total",
-    "counter",
     "Requests sent to another replica (granted), or not sent because the budget was used up (refused).",
     (*_MODEL, "kind", "result"),
     "Retried",
@@ -612,14 +409,12 @@ RETRIES = Metric(
 
 CACHE_LOOKUPS = Metric(
     "inferd_response_cache_total",
-    "counter",
     "Accesses to the response cache by result; errors of its server belong to no model.",
     (*_MODEL, "result"),
     "CacheLooked",
 )
 CACHE_BYTES = Metric(
     "inferd_response_cache_bytes_total",
-    "counter",
     "Bytes of answers taken from the response cache (hit) and put into it (store).",
     (*_MODEL, "result"),
     "CacheLooked",
@@ -629,46 +424,42 @@ CACHE_BYTES = Metric(
 
 HTTP_REQUESTS = Metric(
     "inferd_http_requests_total",
-    "counter",
     "HTTP requests answered, by exact status (499: the client left first).",
     ("route", "method", "status"),
     "HttpServed",
 )
 HTTP_REQUESTS_BY_CLASS = Metric(
     "http_requests_total",
-    "counter",
     "HTTP requests answered, by class of status (2xx), in the words of the FastAPI instrumentator.",
     ("handler", "method", "status"),
     "HttpServed",
 )
 HTTP_S = Metric(
     "inferd_http_request_duration_seconds",
-    "histogram",
     "From an HTTP request's first byte to its answer's last.",
     ("route", "method"),
     "HttpServed",
-    (Alias("http_request_duration_seconds", ("handler", "method")),),
-    _HTTP_S,
+    buckets=_HTTP_S,
+    also="http_request_duration_seconds",
 )
 HTTP_REQUEST_BYTES = Metric(
     "inferd_http_request_size_bytes",
-    "summary",
     "Size of HTTP request bodies.",
     ("route",),
     "HttpServed",
-    (Alias("http_request_size_bytes", ("handler",)),),
+    is_summary=True,
+    also="http_request_size_bytes",
 )
 HTTP_RESPONSE_BYTES = Metric(
     "inferd_http_response_size_bytes",
-    "summary",
     "Size of HTTP response bodies.",
     ("route",),
     "HttpServed",
-    (Alias("http_response_size_bytes", ("handler",)),),
+    is_summary=True,
+    also="http_response_size_bytes",
 )
 TURNED_AWAY = Metric(
     "inferd_http_connections_refused_total",
-    "counter",
     "Connections refused with 503 because there were server.max_connections already.",
     (),
     "ClientTurnedAway",
@@ -676,34 +467,24 @@ TURNED_AWAY = Metric(
 
 # -- the observer itself -----------------------------------------------------------------------
 
-BUILD = Metric("inferd_build_info", "gauge", "1; the labels describe the server.", ("version", "python"), "start")
+BUILD = Metric("inferd_build_info", "1; the labels describe the server.", ("version", "python"), "start")
 LINES_DROPPED = Metric(
-    "inferd_log_lines_dropped_total",
-    "counter",
-    "Log lines dropped because the log's reader did not keep up.",
-    (),
-    "log writer",
+    "inferd_log_lines_dropped_total", "Log lines dropped because the log's reader did not keep up.", (), "log writer"
 )
 OBSERVER_FAILURES = Metric(
-    "inferd_observer_failures_total",
-    "counter",
-    "Events that could not be observed: defects in the observer.",
-    (),
-    "sink",
+    "inferd_observer_failures_total", "Events that could not be observed: defects in the observer.", (), "sink"
 )
 
 # -- configuration -----------------------------------------------------------------------------
 
 CONFIG_RELOADS = Metric(
     "inferd_config_reloads_total",
-    "counter",
     "Times the configuration file was read again, by whether it was adopted.",
     ("result",),
     "ConfigReloaded",
 )
 CONFIG_OK = Metric(
     "inferd_config_last_reload_successful",
-    "gauge",
     "1 while the configuration file is served completely, 0 after a change that was refused or whose models did "
     "not all load.",
     (),
@@ -714,13 +495,10 @@ CONFIG_OK = Metric(
 
 STATE_AVAILABLE = Metric(
     "inferd_state_available",
-    "gauge",
     "1 while the database of keys, limits and usage answers; 0: known keys continue, none can be changed.",
     (),
     "start, StateChanged",
 )
-STATE_OUTAGES = Metric(
-    "inferd_state_outages_total", "counter", "Times that the database stopped answering.", (), "StateChanged"
-)
+STATE_OUTAGES = Metric("inferd_state_outages_total", "Times that the database stopped answering.", (), "StateChanged")
 
 TABLE: tuple[Metric, ...] = tuple(row for row in list(globals().values()) if isinstance(row, Metric))

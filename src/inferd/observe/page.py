@@ -29,7 +29,7 @@ def as_page() -> str:
     for metric in TABLE:
         lines += [f"## {metric.name}", "", f"{metric.help}", ""]
         lines.append(f"- {metric.kind}; labels: {_words(metric.labels)}; from: {metric.event}")
-        for alias in metric.aliases:
+        for alias in metric.names[1:]:
             lines.append(f"- also as `{alias.name}`; labels: {_words(alias.labels)}")
         if metric is LATENCY_S:
             lines.append(f"- stages: {_words(STAGES)}; quantiles: {', '.join(f'{q:g}' for q in QUANTILES)}")

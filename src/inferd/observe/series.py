@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate
 from math import inf
 
-from inferd.observe.metrics import Alias, Metric
+from inferd.observe.metrics import Metric, Name
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -32,7 +32,7 @@ class Value:
 
     def __init__(self, metric: Metric, labels: Labels) -> None:
         self.value = 0.0
-        self._beginnings = [_line(name.name, name.labels, labels) for name in names_of(metric)]
+        self._beginnings = [_line(name.name, name.labels, labels) for name in metric.names]
 
     def add(self, amount: float = 1.0) -> None:
         self.value += amount
@@ -61,7 +61,7 @@ class Distribution:
         self.counts = [0] * (len(metric.buckets) + 1)
         self.total = 0.0
         self.quantiles: Quantiles | None = None  # of a summary: (share, value) pairs, read when rendered
-        self._beginnings = [self._lines_of(name) for name in names_of(metric)]
+        self._beginnings = [self._lines_of(name) for name in metric.names]
 
     def observe(self, value: float) -> None:
         """One value. Where there are many, ``take`` them."""
@@ -86,12 +86,12 @@ class Distribution:
         if self._bounds:
             made = [begin + number(n) for begin, n in zip(beginnings[2:], accumulate(self.counts), strict=True)]
         elif self.quantiles is not None:
-            own = names_of(self._metric)[name]
+            own = self._metric.names[name]
             labels = (*own.labels, "quantile")
             made = [_line(own.name, labels, (*self.labels, f"{q:g}")) + number(v) for q, v in self.quantiles()]
         return [*made, beginnings[1] + number(sum(self.counts)), beginnings[0] + number(self.total)]
 
-    def _lines_of(self, name: Alias) -> list[str]:
+    def _lines_of(self, name: Name) -> list[str]:
         """Of the sum, the count, and each bucket."""
         plain = [_line(f"{name.name}_{part}", name.labels, self.labels) for part in ("sum", "count")]
         if not self._bounds:
@@ -139,16 +139,11 @@ class Store:
         lines: list[str] = []
         for metric in self._table:
             series = (self._values.get(metric) or self._distributions.get(metric) or {}).values()
-            for at, name in enumerate(names_of(metric)):
+            for at, name in enumerate(metric.names):
                 lines += (f"# HELP {name.name} {_escaped_help(metric.help)}", f"# TYPE {name.name} {metric.kind}")
                 for one in series:
                     lines += one.lines(at)
         return "\n".join(lines) + "\n"
-
-
-def names_of(metric: Metric) -> tuple[Alias, ...]:
-    """The row's own name first."""
-    return (Alias(metric.name, metric.labels), *metric.aliases)
 
 
 def number(value: float) -> str:
