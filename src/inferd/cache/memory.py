@@ -93,11 +93,6 @@ class MemoryCache:
         while self.num_bytes > self._max_bytes:
             self._evict(tenant)
 
-    async def drop_tenant(self, tenant: str) -> None:
-        held = self._tenants.get(tenant_digest(tenant))
-        for key in list(held.entries) if held is not None else ():
-            self._remove(key)
-
     async def close(self) -> None:
         self._tenants.clear()
         self._by_ttl.clear()

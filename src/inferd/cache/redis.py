@@ -7,8 +7,6 @@ asked for a while, so that it delays no request. Only this module imports the pa
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections import OrderedDict
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -16,7 +14,6 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from inferd.cache.key import TENANT_BYTES, tenant_digest
 from inferd.cache.port import CachedAnswer
 from inferd.config import CacheConfig
 from inferd.events import CacheLooked, Emit, ignore
@@ -26,9 +23,8 @@ PATIENCE_S = 0.05
 FAILURES_TO_OPEN = 3
 FIRST_COOLDOWN_S = 0.5
 LONGEST_COOLDOWN_S = 30.0
-_DROP_PATIENCE_S = 10.0
-_MAX_GENERATIONS = 4096
-_GENERATION_BYTES = 16
+_SOCKET_PATIENCE_S = 10.0
+_PREFIX = b"inferd:cache:2:"
 
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(CachedAnswer).decode
@@ -36,18 +32,13 @@ _Answered = TypeVar("_Answered")
 
 
 class RedisCache:
-    """An entry holds the generation of its tenant and is valid only while that generation is current.
-
-    A generation is a random number. One command replaces it and so removes all entries of a tenant at every server. A
-    Redis server that lost a generation causes misses and never returns old answers. The keys of a tenant share a hash
-    tag, so they are in one slot of a cluster.
-    """
+    """Each entry is one key of the server, which forgets it in time."""
 
     def __init__(self, config: CacheConfig, emit: Emit = ignore) -> None:
         url = (config.url or "").replace("valkey", "redis", 1)
         self._client = redis.asyncio.Redis.from_url(
             url,
-            socket_timeout=_DROP_PATIENCE_S,
+            socket_timeout=_SOCKET_PATIENCE_S,
             socket_connect_timeout=1.0,
             max_connections=64,
             retry=None,
@@ -55,7 +46,6 @@ class RedisCache:
         )
         self._max_entry_bytes = config.max_entry_bytes
         self._emit = emit
-        self._generations: OrderedDict[bytes, bytes] = OrderedDict()  # as last seen, by tenant
         self._num_failures = 0  # in a row
         self._revival: asyncio.Task[None] | None = None
 
@@ -73,27 +63,6 @@ class RedisCache:
         if len(answer.body) + len(answer.content_type) <= self._max_entry_bytes and not self.is_open:
             await self._bounded(self._put(key, answer, ttl_s))
 
-    async def drop_tenant(self, tenant: str) -> None:
-        """Remove the entries of a tenant at all servers at once, then free their memory.
-
-        Raises:
-            TimeoutError, OSError, RedisError: the server did not confirm, so the entries may still be valid.
-        """
-        digest, generation = tenant_digest(tenant), secrets.token_bytes(_GENERATION_BYTES)
-        async with asyncio.timeout(_DROP_PATIENCE_S):
-            await self._client.set(_generation_name(digest), generation)
-            self._remember(digest, generation)
-            batch: list[bytes] = []
-            async for name in self._client.scan_iter(
-                match=_PREFIX + b"{" + digest.hex().encode() + b"}:a:*", count=500
-            ):
-                batch.append(name)
-                if len(batch) >= 500:
-                    await self._client.unlink(*batch)
-                    batch.clear()
-            if batch:
-                await self._client.unlink(*batch)
-
     async def close(self) -> None:
         if self._revival is not None:
             self._revival.cancel()
@@ -103,34 +72,11 @@ class RedisCache:
     # -- the server's commands -----------------------------------------------------------------
 
     async def _get(self, key: bytes) -> CachedAnswer | None:
-        tenant = key[:TENANT_BYTES]
-        generation, kept = await self._client.mget(_generation_name(tenant), _entry_name(key))
-        if not isinstance(generation, bytes):
-            self._generations.pop(tenant, None)
-            return None
-        self._remember(tenant, generation)
-        if not isinstance(kept, bytes) or kept[:_GENERATION_BYTES] != generation:
-            return None
-        return _decode(kept[_GENERATION_BYTES:])
+        kept = await self._client.get(_PREFIX + key.hex().encode())
+        return _decode(kept) if isinstance(kept, bytes) else None
 
     async def _put(self, key: bytes, answer: CachedAnswer, ttl_s: float) -> None:
-        tenant = key[:TENANT_BYTES]
-        generation = self._generations.get(tenant)
-        if generation is None:
-            pipeline = self._client.pipeline(transaction=False)
-            pipeline.set(_generation_name(tenant), secrets.token_bytes(_GENERATION_BYTES), nx=True)
-            pipeline.get(_generation_name(tenant))
-            _, generation = await pipeline.execute()
-            if not isinstance(generation, bytes):
-                return
-            self._remember(tenant, generation)
-        await self._client.set(_entry_name(key), generation + _encode(answer), px=max(1, round(ttl_s * 1000)))
-
-    def _remember(self, tenant: bytes, generation: bytes) -> None:
-        self._generations[tenant] = generation
-        self._generations.move_to_end(tenant)
-        if len(self._generations) > _MAX_GENERATIONS:
-            self._generations.popitem(last=False)
+        await self._client.set(_PREFIX + key.hex().encode(), _encode(answer), px=max(1, round(ttl_s * 1000)))
 
     # -- bounds and failures -------------------------------------------------------------------
 
@@ -160,17 +106,5 @@ class RedisCache:
                 cooldown = min(cooldown * 2, LONGEST_COOLDOWN_S)
                 continue
             self._num_failures = 0
-            self._generations.clear()  # the server may have lost its content
             self._revival = None
             return
-
-
-_PREFIX = b"inferd:cache:1:"
-
-
-def _generation_name(tenant: bytes) -> bytes:
-    return _PREFIX + b"{" + tenant.hex().encode() + b"}:g"
-
-
-def _entry_name(key: bytes) -> bytes:
-    return _PREFIX + b"{" + key[:TENANT_BYTES].hex().encode() + b"}:a:" + key[TENANT_BYTES:].hex().encode()
