@@ -14,7 +14,7 @@ import numpy as np
 from inferd.errors import InvalidRequest
 from inferd.predict.bounds import check_answer
 from inferd.predict.codecs.port import DecodedRequest
-from inferd.predict.contract import NUMPY, Array, Contract, Tensors, datatype_of
+from inferd.predict.contract import NUMPY, Array, Contract, Tensors, datatype_of, object_array
 from inferd.types import TensorSpec
 
 _MOST_LISTED: Final = 64  # names in one sentence
@@ -152,9 +152,7 @@ def _cast(spec: TensorSpec, array: Array, wanted: np.dtype[np.generic]) -> Array
         if has != "BYTES":
             raise _unfit(spec, f"got {has}")
         texts = [value.encode() if isinstance(value, str) else bytes(value) for value in array.ravel().tolist()]
-        made = np.empty(len(texts), dtype=np.object_)
-        made[:] = texts
-        return made.reshape(array.shape)
+        return object_array(texts).reshape(array.shape)
     if has == "BYTES" or (spec.datatype == "BOOL") != (has == "BOOL"):
         raise _unfit(spec, f"got {has}")
     if spec.datatype == "BF16":

@@ -5,7 +5,7 @@ Knows numpy's arrays and the Open Inference Protocol's datatypes; knows no runti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -47,6 +47,13 @@ def datatype_of(dtype: np.dtype[np.generic]) -> str:
     if dtype.kind in "SU":
         return "BYTES"
     return _DATATYPES[dtype]
+
+
+def object_array(values: Sequence[object]) -> Array:
+    """[n] objects of Python: bytes in a tensor of BYTES, texts for a library."""
+    made = np.empty(len(values), np.object_)
+    made[:] = values
+    return made
 
 
 class Contract(msgspec.Struct, frozen=True, kw_only=True):

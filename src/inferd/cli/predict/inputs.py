@@ -25,8 +25,7 @@ from inferd.cli.ready import spec_text
 from inferd.errors import InvalidRequest
 from inferd.predict.check import Checker
 from inferd.predict.codecs.port import DecodedRequest
-from inferd.predict.codecs.tensors import bytes_array
-from inferd.predict.contract import Array, Contract
+from inferd.predict.contract import Array, Contract, object_array
 from inferd.types import TensorSpec
 
 _NAMED: Final = re.compile(r"([A-Za-z_][\w.:/-]*)=(.*)", re.DOTALL)
@@ -274,7 +273,7 @@ def _fitted(spec: TensorSpec, given: Given, brightness: Range, say: Callable[[st
     value = given.value
     if given.kind == "picture" and spec.datatype == "BYTES":
         assert isinstance(value, bytes)
-        return _shaped(spec, bytes_array([value]), given.origin)
+        return _shaped(spec, object_array([value]), given.origin)
     if given.kind == "picture":
         assert isinstance(value, bytes)
         return _shaped(spec, pixels_of(spec, value, given.origin, brightness, say), given.origin)
@@ -282,13 +281,13 @@ def _fitted(spec: TensorSpec, given: Given, brightness: Range, say: Callable[[st
         assert isinstance(value, list)
         if spec.datatype != "BYTES":
             raise InvalidRequest(f"The input {spec.name!r} takes {_expected_text(spec)}; {given.origin} is text.")
-        return _shaped(spec, bytes_array([text.encode() for text in value]), given.origin)
+        return _shaped(spec, object_array([text.encode() for text in value]), given.origin)
     if not isinstance(value, np.ndarray):
         raise InvalidRequest(f"The input {spec.name!r} takes {_expected_text(spec)}; {given.origin} is an object.")
     if spec.datatype == "BYTES":
         if not given.text:
             raise InvalidRequest(f"The input {spec.name!r} takes {_expected_text(spec)}; {given.origin} holds numbers.")
-        value = bytes_array([given.text.removesuffix("\n").encode()])
+        value = object_array([given.text.removesuffix("\n").encode()])
     return _shaped(spec, value, given.origin)
 
 

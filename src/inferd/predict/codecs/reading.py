@@ -61,6 +61,11 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "...")
 
 
+def wrong_input(name: str, what: str) -> InvalidRequest:
+    """``what``: the end of a sentence about the input."""
+    return InvalidRequest(f"The input {shown(name)} {what}.", param=f"inputs.{name[:64]}")
+
+
 def _no_json(said: str) -> InvalidRequest:
     return InvalidRequest(f"The body is not valid JSON ({said[:200]}); send one JSON object.", code="invalid_json")
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from inferd.errors import InvalidRequest
 from inferd.predict.bounds import MAX_RANK, check_answered
-from inferd.predict.codecs.reading import shown
-from inferd.predict.contract import NUMPY, Array
+from inferd.predict.codecs.reading import shown, wrong_input
+from inferd.predict.contract import NUMPY, Array, object_array
 
 MAX_PACKED: Final = 65_536
 
@@ -53,18 +53,18 @@ _UINT32: Final = struct.Struct("<I")
 def num_elements(name: str, shape: Sequence[int]) -> int:
     """The product of a shape's dimensions. Raises InvalidRequest for an invalid shape."""
     if len(shape) > MAX_RANK:
-        raise _wrong(name, f"has {len(shape)} dimensions; at most {MAX_RANK} are expected")
+        raise wrong_input(name, f"has {len(shape)} dimensions; at most {MAX_RANK} are expected")
     for size in shape:
         if not 0 <= size < 1 << 63:
             text = str(size) if size.bit_length() <= 64 else f"an integer of {size.bit_length()} bits"
-            raise _wrong(name, f"has a dimension of {text} in its shape; sizes from 0 are expected")
+            raise wrong_input(name, f"has a dimension of {text} in its shape; sizes from 0 are expected")
     return math.prod(shape)
 
 
 def check_datatype(name: str, datatype: str) -> None:
     """Raises InvalidRequest for a word that is no datatype."""
     if datatype not in NUMPY:
-        raise _wrong(name, f"has the datatype {shown(datatype)}; expected one of {', '.join(NUMPY)}")
+        raise wrong_input(name, f"has the datatype {shown(datatype)}; expected one of {', '.join(NUMPY)}")
 
 
 # -- JSON ----------------------------------------------------------------------------------------
@@ -80,11 +80,11 @@ def from_json(name: str, datatype: str, shape: list[int], data: bytes, *, is_bas
     kind = _KINDS.get(datatype)
     if kind is None:
         check_datatype(name, datatype)
-        raise _wrong(name, f"is {datatype}, which has no form in JSON; send it as binary data (binary_data_size)")
+        raise wrong_input(name, f"is {datatype}, which has no form in JSON; send it as binary data (binary_data_size)")
     opening = _OPENING.match(data)
     depth = opening.group().count(b"[") if opening is not None else 0
     if depth == 0:
-        raise _wrong(name, f"has {_said(data)} as its data; a list of {_values(count)} is expected")
+        raise wrong_input(name, f"has {_said(data)} as its data; a list of {_values(count)} is expected")
     try:
         values = _values_of(name, datatype, kind, shape, depth, data)
     except InvalidRequest:
@@ -109,26 +109,26 @@ def _decoded(name: str, datatype: str, kind: _Kind, decoder: msgspec.json.Decode
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         said = str(error).replace("`$", "`data")[:200]
-        raise _wrong(name, f"is {datatype}, whose data are {kind.noun}: {said}") from None
+        raise wrong_input(name, f"is {datatype}, whose data are {kind.noun}: {said}") from None
     except (ValueError, RecursionError) as error:
-        raise _wrong(name, f"has data that is not valid JSON ({str(error)[:100]})") from None
+        raise wrong_input(name, f"has data that is not valid JSON ({str(error)[:100]})") from None
 
 
 def _flattened(name: str, datatype: str, kind: _Kind, shape: list[int], depth: int, data: bytes) -> list[Any]:
     """The values of nested lists, in row-major order. Raises InvalidRequest when they are not nested as in ``shape``;
     dimensions of one may be left out or added."""
     if depth > MAX_RANK:
-        raise _wrong(name, f"has data nested {depth} deep; at most {MAX_RANK} are expected")
+        raise wrong_input(name, f"has data nested {depth} deep; at most {MAX_RANK} are expected")
     level = _decoded(name, datatype, kind, _nested(kind.value, depth), data)
     found = [len(level)]
     for _ in range(depth - 1):
         sizes = set(map(len, level))
         if len(sizes) > 1:
-            raise _wrong(name, f"has data nested in lists of different lengths ({min(sizes)} and {max(sizes)})")
+            raise wrong_input(name, f"has data nested in lists of different lengths ({min(sizes)} and {max(sizes)})")
         found.append(sizes.pop() if sizes else 0)
         level = list(chain.from_iterable(level))
     if level and [size for size in found if size != 1] != [size for size in shape if size != 1]:
-        raise _wrong(name, f"has the shape {_short(shape)}, and its data are nested as {_short(found)}")
+        raise wrong_input(name, f"has the shape {_short(shape)}, and its data are nested as {_short(found)}")
     return level
 
 
@@ -150,16 +150,16 @@ def _array(name: str, datatype: str, values: list[Any], *, is_base64: bool) -> A
         if datatype == "FP32":
             return _floats(values)
         if datatype == "BYTES":
-            return bytes_array(
+            return object_array(
                 [base64.b64decode(value, validate=True) if is_base64 else value.encode("utf-8") for value in values]
             )
         return np.array(values, NUMPY[datatype])
     except (OverflowError, struct.error):
-        raise _wrong(name, f"has a value that is out of the range of {datatype}") from None
+        raise wrong_input(name, f"has a value that is out of the range of {datatype}") from None
     except UnicodeEncodeError:
-        raise _wrong(name, "has a text with half a surrogate pair, which has no bytes") from None
+        raise wrong_input(name, "has a text with half a surrogate pair, which has no bytes") from None
     except binascii.Error as error:
-        raise _wrong(name, f"has the content_type base64 and a text that is not base64 ({error})") from None
+        raise wrong_input(name, f"has the content_type base64 and a text that is not base64 ({error})") from None
 
 
 def _floats(values: list[float]) -> Array:
@@ -214,16 +214,16 @@ def from_bytes(name: str, datatype: str, shape: list[int], body: bytes, start: i
         check_datatype(name, datatype)
         raise AssertionError(datatype)
     if datatype == "BYTES":
-        return bytes_array(_elements(name, shape, count, body, start, size)).reshape(shape)
+        return object_array(_elements(name, shape, count, body, start, size)).reshape(shape)
     if count * dtype.itemsize != size:
-        raise _wrong(
+        raise wrong_input(
             name,
             f"is {datatype} of shape {_short(shape)}, which takes {_digits(count * dtype.itemsize)} bytes; {size} came",
         )
     if size == 0:
         return np.zeros(shape, dtype)
     if datatype == "BOOL" and np.frombuffer(body, np.uint8, count, start).max() > 1:
-        raise _wrong(name, "is BOOL and has a byte that is neither 0 nor 1")
+        raise wrong_input(name, "is BOOL and has a byte that is neither 0 nor 1")
     array = np.frombuffer(body, dtype, count, start)
     if not array.flags.aligned:
         array = array.copy()
@@ -232,7 +232,7 @@ def from_bytes(name: str, datatype: str, shape: list[int], body: bytes, start: i
 
 def _elements(name: str, shape: list[int], count: int, body: bytes, start: int, size: int) -> list[bytes]:
     if count * 4 > size:
-        raise _wrong(
+        raise wrong_input(
             name,
             f"is BYTES of shape {_short(shape)}: {_digits(count)} elements and their lengths take at least "
             f"{_digits(count * 4)} bytes; {size} came",
@@ -241,17 +241,17 @@ def _elements(name: str, shape: list[int], count: int, body: bytes, start: int, 
     at, end = start, start + size
     for index in range(count):
         if at + 4 > end:
-            raise _wrong(name, f"is BYTES of {count} elements and ends within the length of element {index}")
+            raise wrong_input(name, f"is BYTES of {count} elements and ends within the length of element {index}")
         (length,) = _UINT32.unpack_from(body, at)
         at += 4
         if at + length > end:
-            raise _wrong(
+            raise wrong_input(
                 name, f"is BYTES, and its element {index} has a length of {length} bytes; {end - at} are left of it"
             )
         found.append(body[at : at + length])
         at += length
     if at != end:
-        raise _wrong(name, f"is BYTES of {count} elements, behind which {end - at} bytes are left over")
+        raise wrong_input(name, f"is BYTES of {count} elements, behind which {end - at} bytes are left over")
     return found
 
 
@@ -266,22 +266,11 @@ def to_bytes(datatype: str, array: Array) -> bytes:
     return b"".join(parts)
 
 
-# -- both ----------------------------------------------------------------------------------------
-
-
-def bytes_array(values: list[bytes]) -> Array:
-    """A BYTES tensor of one dimension."""
-    array = np.empty(len(values), np.object_)
-    array[:] = values
-    return array
-
-
-def _wrong(name: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"The input {shown(name)} {what}.", param=f"inputs.{name[:64]}")
+# -- messages ------------------------------------------------------------------------------------
 
 
 def _miscounted(name: str, datatype: str, shape: list[int], count: int, found: int) -> InvalidRequest:
-    return _wrong(name, f"is {datatype} of shape {_short(shape)}, which takes {_values(count)}; {found} came")
+    return wrong_input(name, f"is {datatype} of shape {_short(shape)}, which takes {_values(count)}; {found} came")
 
 
 def _values(count: int) -> str:

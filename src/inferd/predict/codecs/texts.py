@@ -12,16 +12,14 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from inferd.errors import InvalidRequest
 from inferd.predict.codecs.port import DecodedRequest
 from inferd.predict.codecs.text_wire import IGNORED, TextFields, TextUsage
-from inferd.predict.contract import Array, Contract, Tensors
+from inferd.predict.contract import Array, Contract, Tensors, object_array
 from inferd.predict.runtime import Result
 from inferd.types import Prediction, PredictRequest
 
-Floats = npt.NDArray[np.float32]
 IGNORED_HEADER: Final = "x-inferd-ignored-params"
 
 encode: Final = msgspec.json.Encoder().encode
@@ -32,14 +30,12 @@ def texts_of(values: Sequence[str], param: str, contract: Contract) -> Array:
     if not values:
         raise InvalidRequest(f"{param} is empty; send at least one text.", param=param)
     _check_count(len(values), param, contract)
-    made = np.empty(len(values), dtype=np.object_)
     try:
-        made[:] = [value.encode() for value in values]
+        return object_array([value.encode() for value in values])
     except UnicodeEncodeError:
         raise InvalidRequest(
             f"{param} contains a lone UTF-16 surrogate, which is no character. Remove it.", param=param
         ) from None
-    return made
 
 
 def inputs_of(value: str | list[str | int | list[int]], param: str, contract: Contract) -> Tensors:
@@ -67,9 +63,7 @@ def inputs_of(value: str | list[str | int | list[int]], param: str, contract: Co
         if kind is int
         else [ids for ids in value if isinstance(ids, list)]
     )
-    made = np.empty(len(lists), dtype=np.object_)
-    made[:] = [_packed(ids, param) for ids in lists]
-    return {"token_ids": made}
+    return {"token_ids": object_array([_packed(ids, param) for ids in lists])}
 
 
 def _check_count(count: int, param: str, contract: Contract) -> None:

@@ -15,9 +15,9 @@ from inferd.errors import InvalidRequest
 from inferd.predict.bounds import check_shape
 from inferd.predict.codecs.duplicates import first_repeated
 from inferd.predict.codecs.port import DecodedRequest
-from inferd.predict.codecs.reading import read, shown
-from inferd.predict.codecs.tensors import bytes_array, check_datatype, from_bytes, from_json, to_bytes, to_json
-from inferd.predict.contract import NUMPY, Array, Contract, Tensors, datatype_of
+from inferd.predict.codecs.reading import read, shown, wrong_input
+from inferd.predict.codecs.tensors import check_datatype, from_bytes, from_json, to_bytes, to_json
+from inferd.predict.contract import NUMPY, Array, Contract, Tensors, datatype_of, object_array
 from inferd.predict.runtime import Parameters, Result
 from inferd.types import ModelInfo, Prediction, PredictRequest, TensorSpec
 
@@ -122,18 +122,18 @@ class V2Codec:
         for tensor in wire.inputs:
             name = tensor.name
             if name in inputs:
-                raise InvalidRequest(f"The input {shown(name)} comes twice; send it once.", param=f"inputs.{name[:64]}")
+                raise wrong_input(name, "comes twice; send it once")
             size = _binary_size(tensor) if tensor.parameters else None
             check_shape(name, tensor.datatype, tensor.shape, contract, is_listed=size is None)
             if size is None:
                 inputs[name] = _listed(tensor)
             else:
                 if size > len(body) - at:
-                    raise InvalidRequest(
-                        f"The input {shown(name)} has {size} bytes of binary data; {len(body) - at} bytes are left of "
+                    raise wrong_input(
+                        name,
+                        f"has {size} bytes of binary data; {len(body) - at} bytes are left of "
                         "the body behind its JSON "
-                        f"part{'' if end >= 0 else f' (the header {HEADER_LENGTH} is missing)'}.",
-                        param=f"inputs.{name[:64]}",
+                        f"part{'' if end >= 0 else f' (the header {HEADER_LENGTH} is missing)'}",
                     )
                 inputs[name] = from_bytes(name, tensor.datatype, tensor.shape, body, at, size)
                 at += size
@@ -218,10 +218,7 @@ def _listed(tensor: WireInput) -> Array:
     name, data = tensor.name, tensor.data
     if isinstance(data, msgspec.UnsetType):
         check_datatype(name, tensor.datatype)
-        raise InvalidRequest(
-            f"The input {shown(name)} has no data; send 'data', or binary data and its binary_data_size.",
-            param=f"inputs.{name[:64]}",
-        )
+        raise wrong_input(name, "has no data; send 'data', or binary data and its binary_data_size")
     is_base64 = bool(tensor.parameters) and tensor.parameters.get("content_type") == "base64"  # type: ignore[union-attr]
     return from_json(name, tensor.datatype, tensor.shape, bytes(data), is_base64=is_base64)
 
@@ -231,25 +228,16 @@ def _binary_size(tensor: WireInput) -> int | None:
     assert tensor.parameters
     for name in tensor.parameters:
         if name.startswith("shared_memory_"):
-            raise InvalidRequest(
-                f"The input {shown(tensor.name)} lies in shared memory ({shown(name)}), which this server does not "
-                "read; send its data.",
-                param=f"inputs.{tensor.name[:64]}",
+            raise wrong_input(
+                tensor.name, f"lies in shared memory ({shown(name)}), which this server does not read; send its data"
             )
     size = tensor.parameters.get("binary_data_size")
     if size is None:
         return None
     if type(size) is not int or size < 0:
-        raise InvalidRequest(
-            f"The input {shown(tensor.name)} has the binary_data_size {shown(str(size))}; a number of bytes is "
-            "expected.",
-            param=f"inputs.{tensor.name[:64]}",
-        )
+        raise wrong_input(tensor.name, f"has the binary_data_size {shown(str(size))}; a number of bytes is expected")
     if tensor.data is not msgspec.UNSET:
-        raise InvalidRequest(
-            f"The input {shown(tensor.name)} has both data and binary_data_size; send one of them.",
-            param=f"inputs.{tensor.name[:64]}",
-        )
+        raise wrong_input(tensor.name, "has both data and binary_data_size; send one of them")
     return size
 
 
@@ -344,7 +332,7 @@ def _raw(body: bytes, contract: Contract) -> DecodedRequest:
                 "one element.",
                 param=HEADER_LENGTH,
             )
-        inputs = {spec.name: bytes_array([body]).reshape([1] * len(shape))}
+        inputs = {spec.name: object_array([body]).reshape([1] * len(shape))}
     else:
         open_places = [place for place, size in enumerate(shape) if size < 0]
         if len(open_places) > 1:
@@ -382,5 +370,5 @@ def classes_of(array: Array, datatype: str, spec: TensorSpec | None, num_classes
             value = row[place]
             text = f"{value:f}:{place}" if isinstance(value, float) else f"{int(value)}:{place}"
             texts.append((f"{text}:{labels[place]}" if place < len(labels) else text).encode("utf-8"))
-    found = bytes_array(texts)
+    found = object_array(texts)
     return found.reshape(best.shape) if batched and array.ndim > 1 else found

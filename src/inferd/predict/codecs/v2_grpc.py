@@ -18,11 +18,11 @@ from inferd.errors import InvalidRequest
 from inferd.predict.bounds import MAX_RANK, check_shape
 from inferd.predict.codecs.duplicates import first_repeated
 from inferd.predict.codecs.port import DecodedRequest
-from inferd.predict.codecs.reading import shown
-from inferd.predict.codecs.tensors import bytes_array, check_datatype, from_bytes, num_elements, to_bytes
+from inferd.predict.codecs.reading import shown, wrong_input
+from inferd.predict.codecs.tensors import check_datatype, from_bytes, num_elements, to_bytes
 from inferd.predict.codecs.v2 import RESERVED, classes_of, wants_times
 from inferd.predict.codecs.v2_parameters import parameter, parameter_entry
-from inferd.predict.contract import NUMPY, Array, Contract, datatype_of
+from inferd.predict.contract import NUMPY, Array, Contract, datatype_of, object_array
 from inferd.predict.runtime import Result
 from inferd.protowire import (
     FIXED32,
@@ -121,7 +121,7 @@ class V2GrpcCodec:
             inputs = {tensor.name: _from_contents(tensor, contract) for tensor in described}
         if len(inputs) < len(described):
             twice = first_repeated(tensor.name for tensor in described) or ""
-            raise InvalidRequest(f"The input {shown(twice)} comes twice; send it once.", param=f"inputs.{twice[:64]}")
+            raise wrong_input(twice, "comes twice; send it once")
         if not inputs:
             raise InvalidRequest("The request has no inputs; send at least one.", param="inputs")
         if len(set(wanted)) != len(wanted):
@@ -184,10 +184,7 @@ def _read_tensor(message: bytes) -> _Tensor:
             if wire != LENGTH or end - start <= MAX_RANK * _VARINT_BYTES:
                 shape += [signed(value) for value in _varints_of(message, wire, start, end)]
             if len(shape) > MAX_RANK or end - start > MAX_RANK * _VARINT_BYTES:
-                raise InvalidRequest(
-                    f"The input {shown(name)} has more than {MAX_RANK} dimensions; at most {MAX_RANK} are expected.",
-                    param=f"inputs.{name[:64]}",
-                )
+                raise wrong_input(name, f"has more than {MAX_RANK} dimensions; at most {MAX_RANK} are expected")
         elif wire != LENGTH:
             continue
         elif field == 1:
@@ -197,10 +194,8 @@ def _read_tensor(message: bytes) -> _Tensor:
         elif field == 4:
             key, _ = parameter(message, start, end)
             if key.startswith("shared_memory"):
-                raise InvalidRequest(
-                    f"The input {shown(name)} lies in shared memory ({shown(key)}), which this server does not read; "
-                    "send its data.",
-                    param=f"inputs.{name[:64]}",
+                raise wrong_input(
+                    name, f"lies in shared memory ({shown(key)}), which this server does not read; send its data"
                 )
         elif field == 5:
             contents = (contents or b"") + message[start:end]  # a message that comes twice is merged
@@ -249,10 +244,7 @@ def _from_raw(
     inputs: dict[str, Array] = {}
     for tensor, (start, end) in zip(described, raws, strict=True):
         if tensor.contents:
-            raise InvalidRequest(
-                f"The input {shown(tensor.name)} has contents, and there are raw_input_contents; send one of the two.",
-                param=f"inputs.{tensor.name[:64]}",
-            )
+            raise wrong_input(tensor.name, "has contents, and there are raw_input_contents; send one of the two")
         check_shape(tensor.name, tensor.datatype, tensor.shape, contract, is_listed=False)
         inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, body, start, end - start)
     return inputs
@@ -262,10 +254,7 @@ def _from_contents(tensor: _Tensor, contract: Contract) -> Array:
     name, datatype, shape, contents = tensor
     field = _CONTENTS.get(datatype)
     if field is None:
-        raise InvalidRequest(
-            f"The input {shown(name)} is {datatype}, which only raw_input_contents can hold; send it there.",
-            param=f"inputs.{name[:64]}",
-        )
+        raise wrong_input(name, f"is {datatype}, which only raw_input_contents can hold; send it there")
     count = num_elements(name, shape)
     check_shape(name, datatype, shape, contract, is_listed=field not in _FIXED_WIDTH)
     values: list[Array] = []
@@ -282,20 +271,18 @@ def _from_contents(tensor: _Tensor, contract: Contract) -> Array:
             if given <= count:  # otherwise there are too many, which is reported below
                 values.append(_numbers(body, field, wire, start, end))
         elif 1 <= found <= 8 and (wire != LENGTH or end > start):
-            raise InvalidRequest(
-                f"The input {shown(name)} is {datatype} and has {_CONTENTS_NAMES[found]}; put its values into "
-                f"{_CONTENTS_NAMES[field]}.",
-                param=f"inputs.{name[:64]}",
+            raise wrong_input(
+                name, f"is {datatype} and has {_CONTENTS_NAMES[found]}; put its values into {_CONTENTS_NAMES[field]}"
             )
     if given != count:
-        raise InvalidRequest(
-            f"The input {shown(name)} is {datatype} of shape {shape[:8]}, which takes "
+        raise wrong_input(
+            name,
+            f"is {datatype} of shape {shape[:8]}, which takes "
             f"{count if count < 1 << 64 else 'too many'} "
-            f"values; {given} came in {_CONTENTS_NAMES[field]}.",
-            param=f"inputs.{name[:64]}",
+            f"values; {given} came in {_CONTENTS_NAMES[field]}",
         )
     if field == 8:
-        return bytes_array(elements).reshape(shape)
+        return object_array(elements).reshape(shape)
     if not values:
         return np.empty(shape, NUMPY[datatype])
     array: Array = values[0] if len(values) == 1 else np.concatenate(values)
@@ -336,10 +323,7 @@ def _narrowed(name: str, datatype: str, array: Array) -> Array:
     narrow = array.astype(dtype)
     lost = np.flatnonzero(narrow != array)
     if len(lost):
-        raise InvalidRequest(
-            f"The input {shown(name)} has the value {array[lost[0]]}, which is out of the range of {datatype}.",
-            param=f"inputs.{name[:64]}",
-        )
+        raise wrong_input(name, f"has the value {array[lost[0]]}, which is out of the range of {datatype}")
     return narrow
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from inferd.errors import InvalidRequest
 from inferd.predict.bounds import MAX_RANK, check_answered, check_rows
 from inferd.predict.codecs.reading import shown
-from inferd.predict.codecs.tensors import bytes_array, to_json
-from inferd.predict.contract import Array, Contract, datatype_of
+from inferd.predict.codecs.tensors import to_json
+from inferd.predict.contract import Array, Contract, datatype_of, object_array
 from inferd.predict.runtime import Result
 from inferd.types import ModelInfo, TensorSpec
 
@@ -50,7 +50,7 @@ def _leaves(spec: TensorSpec, leaves: list[Any]) -> Array:
     if spec.datatype == "BYTES":
         if not kinds <= {str, dict}:
             raise _wrong(spec, f"takes texts, and got {_named(kinds - {str, dict})}")
-        return bytes_array([leaf.encode() if type(leaf) is str else _unpacked(spec, leaf) for leaf in leaves])
+        return object_array([leaf.encode() if type(leaf) is str else _unpacked(spec, leaf) for leaf in leaves])
     if not leaves:
         return np.zeros(0, np.float64)
     if kinds == {bool}:
@@ -147,9 +147,7 @@ def nested(result: Result, wanted: Sequence[str], info: ModelInfo) -> dict[str, 
         datatype = spec.datatype if spec is not None else datatype_of(array.dtype)
         check_answered(array.size)
         if datatype == "BYTES":
-            texts = np.empty(array.size, np.object_)
-            texts[:] = to_json(name, datatype, array)
-            found[name] = texts.reshape(array.shape).tolist()
+            found[name] = object_array(to_json(name, datatype, array)).reshape(array.shape).tolist()
         elif datatype == "BF16":
             found[name] = (array.astype(np.uint32) << 16).view(np.float32).tolist()
         else:

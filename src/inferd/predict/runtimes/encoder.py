@@ -18,7 +18,7 @@ import torch
 
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, InvalidRequest, ModelLoadError
-from inferd.predict.contract import Contract
+from inferd.predict.contract import Contract, object_array
 from inferd.predict.encoder.checkpoint import read_options
 from inferd.predict.encoder.entities import entities
 from inferd.predict.encoder.load import TextModel, load_text_model
@@ -322,9 +322,7 @@ def _id_lists(array: npt.NDArray[np.generic]) -> list[list[int]]:
 
 
 def _bytes(values: Sequence[str | bytes]) -> npt.NDArray[np.object_]:
-    made = np.empty(len(values), dtype=np.object_)
-    made[:] = [value.encode() if isinstance(value, str) else value for value in values]
-    return made
+    return object_array([value.encode() if isinstance(value, str) else value for value in values])
 
 
 def _probabilities(model: TextModel, logits: Floats) -> Floats:

@@ -21,7 +21,7 @@ import numpy as np
 from inferd.config import ModelConfig
 from inferd.errors import InvalidRequest, ModelLoadError
 from inferd.predict.ceiling import Ceiling, memory_ceiling
-from inferd.predict.contract import NUMPY, Array, Contract, Tensors
+from inferd.predict.contract import NUMPY, Array, Contract, Tensors, object_array
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes.libraries import needs
 from inferd.predict.runtimes.trial import Trial, common_refusal, is_open, try_rows, vetoed
@@ -351,12 +351,8 @@ def _decoded(name: str, array: Array) -> Array:
         raise InvalidRequest(
             f"The input {name!r} holds bytes that are no UTF-8; this model takes texts.", param="inputs"
         ) from None
-    made = np.empty(len(texts), dtype=np.object_)
-    made[:] = texts
-    return made.reshape(array.shape)
+    return object_array(texts).reshape(array.shape)
 
 
 def _encoded(array: Array) -> Array:
-    made = np.empty(array.size, dtype=np.object_)
-    made[:] = [str(text).encode() for text in array.ravel().tolist()]
-    return made.reshape(array.shape)
+    return object_array([str(text).encode() for text in array.ravel().tolist()]).reshape(array.shape)

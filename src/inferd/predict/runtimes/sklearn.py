@@ -21,7 +21,7 @@ import numpy as np
 
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, InvalidRequest, ModelLoadError
-from inferd.predict.contract import Array, Contract, Tensors, datatype_of
+from inferd.predict.contract import Array, Contract, Tensors, datatype_of, object_array
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes import tabular
 from inferd.predict.runtimes.libraries import needs
@@ -179,9 +179,7 @@ class SklearnModel:
     def _example(self, spec: TensorSpec, value: float) -> Array:
         known = self._known.get(spec.name) if self._columns is not None else None
         if spec.datatype == "BYTES":
-            made = np.empty(1, dtype=np.object_)
-            made[0] = (known or "a text").encode()
-            return made
+            return object_array([(known or "a text").encode()])
         return np.full([1 if size == -1 else size for size in spec.shape], value)
 
     @property
@@ -410,11 +408,9 @@ def _column(array: Array) -> Array:
     if array.dtype != np.object_:
         return array
     try:
-        made = np.empty(len(array), dtype=np.object_)
-        made[:] = [value.decode() for value in array.tolist()]
+        return object_array([value.decode() for value in array.tolist()])
     except UnicodeDecodeError:
         raise InvalidRequest("A column of texts holds bytes that are no UTF-8.", param="inputs") from None
-    return made
 
 
 def _answer(found: Any) -> Array:

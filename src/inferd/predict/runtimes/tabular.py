@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from inferd.predict.contract import Array
+from inferd.predict.contract import Array, object_array
 from inferd.types import TensorSpec
 
 INPUT: Final = "input-0"
@@ -41,9 +41,8 @@ def class_names(classes: Sequence[object]) -> tuple[str, ...]:
 
 def texts(array: Array) -> Array:
     """An array of texts as BYTES."""
-    made = np.empty(array.size, dtype=np.object_)
-    made[:] = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel().tolist()]
-    return made.reshape(array.shape)
+    made = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel().tolist()]
+    return object_array(made).reshape(array.shape)
 
 
 def quantile_names(quantiles: Sequence[float]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from inferd import clock
 from inferd.predict.agreement import agree, distance, reals
-from inferd.predict.contract import MASKS, NUMPY, Array, Contract, Tensors
+from inferd.predict.contract import MASKS, NUMPY, Array, Contract, Tensors, object_array
 from inferd.registry.rows.verdict import CLAIM
 from inferd.types import TensorSpec
 
@@ -341,9 +341,7 @@ def _example(spec: TensorSpec, size: int, row: int, choices: int, *, has_rows: b
     if spec.name in MASKS:
         chosen = (places % max(shape[-1] if shape else 1, 1) < max((shape[-1] if shape else 1) - row, 1)).astype(int)
     if spec.datatype == "BYTES":
-        made = np.empty(count, dtype=np.object_)
-        made[:] = [b"a" * (1 + int(number)) for number in chosen]
-        return made.reshape(shape)
+        return object_array([b"a" * (1 + int(number)) for number in chosen]).reshape(shape)
     return chosen.astype(NUMPY[spec.datatype]).reshape(shape)
 
 

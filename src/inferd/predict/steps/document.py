@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from inferd.config.pipeline_graph import Spec
 from inferd.errors import InternalError
-from inferd.predict.contract import Array, Tensors
-from inferd.predict.steps.operation import Operation, dense, texts
+from inferd.predict.contract import Array, Tensors, object_array
+from inferd.predict.steps.operation import Operation, dense
 
 
 class Json(Operation, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class Json(Operation, frozen=True, kw_only=True):
         for row in range(sizes.pop()):
             one = {name: values[row] for name, values in members.items()}
             documents.append(msgspec.json.encode(self._records(one, counts, row) if self.records else one))
-        return {"json": texts(documents)}
+        return {"json": object_array(documents)}
 
     def _records(self, one: Mapping[str, object], counts: Array | None, row: int) -> list[dict[str, object]]:
         columns = [values if isinstance(values, list) else [values] for values in one.values()]

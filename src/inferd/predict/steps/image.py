@@ -15,14 +15,13 @@ import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
-import msgspec
 import numpy as np
 from msgspec import Meta
 
 from inferd.config.pipeline_graph import Spec
 from inferd.errors import InvalidRequest, ModelLoadError
-from inferd.predict.contract import Array, Tensors
-from inferd.predict.steps.operation import Function, Operation, stack, texts
+from inferd.predict.contract import Array, Tensors, object_array
+from inferd.predict.steps.operation import Function, Operation, stack
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,24 +41,27 @@ _BASE64: Final = (b"/9j/", b"iVBORw0KGgo", b"UklGR", b"R0lGOD")
 _BROKEN: Final = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error)
 
 
-def _pillow() -> None:
-    """Raises ModelLoadError where Pillow is missing."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError:
-        raise ModelLoadError(
-            "Operations on images need the package pillow; install it with pip install 'inferd[vision]'."
-        ) from None
+class ImageOperation(Operation, frozen=True, kw_only=True):
+    """An operation on images that needs Pillow."""
+
+    takes: ClassVar[tuple[str, ...]] = ("image",)
+    gives: ClassVar[tuple[str, ...]] = ("image",)
+
+    def load(self) -> Function:
+        try:
+            import PIL.Image  # noqa: F401
+        except ImportError:
+            raise ModelLoadError(
+                "Operations on images need the package pillow; install it with pip install 'inferd[vision]'."
+            ) from None
+        return self.run
 
 
-class Decode(Operation, frozen=True, kw_only=True):
+class Decode(ImageOperation, frozen=True, kw_only=True):
     """Files of images (JPEG, PNG, WebP; also as base64 text) to pixels, turned by their EXIF orientation.
 
     Images of one size become one array. Others stay images of different sizes, which ``image.resize`` makes equal.
     """
-
-    takes: ClassVar[tuple[str, ...]] = ("image",)
-    gives: ClassVar[tuple[str, ...]] = ("image",)
 
     mode: Mode = "RGB"
     formats: tuple[Literal["JPEG", "PNG", "WEBP", "BMP", "GIF"], ...] = ("JPEG", "PNG", "WEBP")
@@ -74,10 +76,6 @@ class Decode(Operation, frozen=True, kw_only=True):
         if spec.datatype != "BYTES" or (spec.shape is not None and len(spec.shape) != 1):
             raise ValueError("its input 'image' must be BYTES of the shape [-1], a file in each row")
         return {"image": Spec("UINT8", (spec.shape[0] if spec.shape else -1, -1, -1, _CHANNELS[self.mode]))}
-
-    def load(self) -> Function:
-        _pillow()
-        return self.run
 
     def run(self, inputs: Tensors) -> Tensors:
         files = inputs["image"].tolist()
@@ -151,14 +149,13 @@ def _refused(row: int, what: str) -> InvalidRequest:
     return InvalidRequest(f"The image in row {row} {what}.", param="inputs")
 
 
-class Resize(Operation, frozen=True, kw_only=True):
+class Resize(ImageOperation, frozen=True, kw_only=True):
     """Pixels to one size. ``stretch`` changes proportions, ``letterbox`` keeps them and fills the rest with ``fill``
     around the middle, ``cover`` keeps them and cuts the rest.
 
     ``transform`` lets operations on boxes return to the original image: [rows, 8].
     """
 
-    takes: ClassVar[tuple[str, ...]] = ("image",)
     gives: ClassVar[tuple[str, ...]] = ("image", "transform")
 
     width: Side
@@ -168,16 +165,11 @@ class Resize(Operation, frozen=True, kw_only=True):
     filter: Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"] = "bilinear"
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
-        spec = _pixels(inputs["image"])
-        assert spec.shape is not None
+        rows, channels = _pixels(inputs["image"])
         return {
-            "image": Spec("UINT8", (spec.shape[0], self.height, self.width, spec.shape[3])),
-            "transform": Spec("FP32", (spec.shape[0], TRANSFORM)),
+            "image": Spec("UINT8", (rows, self.height, self.width, channels)),
+            "transform": Spec("FP32", (rows, TRANSFORM)),
         }
-
-    def load(self) -> Function:
-        _pillow()
-        return self.run
 
     def run(self, inputs: Tensors) -> Tensors:
         made = [self._resize(row) for row in inputs["image"]]
@@ -239,9 +231,8 @@ class Crop(Operation, frozen=True, kw_only=True):
     top: Annotated[int, Meta(ge=0)] | None = None
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
-        spec = _pixels(inputs["image"])
-        assert spec.shape is not None
-        return {"image": Spec("UINT8", (spec.shape[0], self.height, self.width, spec.shape[3]))}
+        rows, channels = _pixels(inputs["image"])
+        return {"image": Spec("UINT8", (rows, self.height, self.width, channels))}
 
     def run(self, inputs: Tensors) -> Tensors:
         return {"image": stack([self._crop(row) for row in inputs["image"]])}
@@ -274,11 +265,10 @@ class Ink(Operation, frozen=True, kw_only=True):
     margin: Annotated[float, Meta(ge=0, le=1)] = 0.0  # left around the ink, in parts of its larger side
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
-        spec = _pixels(inputs["image"])
-        assert spec.shape is not None
-        if spec.shape[3] != 1:
+        rows, channels = _pixels(inputs["image"])
+        if channels != 1:
             raise ValueError("its input 'image' must be grey; give image.decode the option mode: L")
-        return {"image": Spec("UINT8", (spec.shape[0], -1, -1, 1))}
+        return {"image": Spec("UINT8", (rows, -1, -1, 1))}
 
     def run(self, inputs: Tensors) -> Tensors:
         return {"image": stack([self._ink(row) for row in inputs["image"]])}
@@ -302,25 +292,17 @@ class Ink(Operation, frozen=True, kw_only=True):
         return square
 
 
-class Encode(Operation, frozen=True, kw_only=True):
+class Encode(ImageOperation, frozen=True, kw_only=True):
     """Pixels (grey, RGB or RGBA) to files."""
-
-    takes: ClassVar[tuple[str, ...]] = ("image",)
-    gives: ClassVar[tuple[str, ...]] = ("image",)
 
     format: Literal["PNG", "JPEG", "WEBP"] = "PNG"
     quality: Annotated[int, Meta(ge=1, le=100)] = 90
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
-        spec = _pixels(inputs["image"])
-        assert spec.shape is not None
-        if spec.shape[3] == 4 and self.format == "JPEG":
+        rows, channels = _pixels(inputs["image"])
+        if channels == 4 and self.format == "JPEG":
             raise ValueError("JPEG has no fourth channel; choose PNG or WEBP")
-        return {"image": Spec("BYTES", (spec.shape[0],))}
-
-    def load(self) -> Function:
-        _pillow()
-        return self.run
+        return {"image": Spec("BYTES", (rows,))}
 
     def run(self, inputs: Tensors) -> Tensors:
         from PIL import Image
@@ -331,25 +313,14 @@ class Encode(Operation, frozen=True, kw_only=True):
             file = io.BytesIO()
             Image.fromarray(flat).save(file, self.format, **({} if self.format == "PNG" else {"quality": self.quality}))
             files.append(file.getvalue())
-        return {"image": texts(files)}
+        return {"image": object_array(files)}
 
 
-class Way(msgspec.Struct, frozen=True):
-    """One row of ``transform``, by name."""
-
-    scale_x: float
-    scale_y: float
-    offset_x: float
-    offset_y: float
-    width: float
-    height: float
-    new_width: float
-    new_height: float
-
-
-def _pixels(spec: Spec) -> Spec:
+def _pixels(spec: Spec) -> tuple[int, int]:
+    """Rows and channels. Raises ValueError for what is no pixels."""
     if spec.datatype != "UINT8" or spec.shape is None or len(spec.shape) != 4:
         raise ValueError("its input 'image' must be pixels: UINT8 of the shape [rows, height, width, channels]")
-    if spec.shape[3] not in (1, 3, 4, -1):
-        raise ValueError(f"its input 'image' has {spec.shape[3]} channels; expected 1, 3 or 4 in the last dimension")
-    return spec
+    rows, _, _, channels = spec.shape
+    if channels not in (1, 3, 4, -1):
+        raise ValueError(f"its input 'image' has {channels} channels; expected 1, 3 or 4 in the last dimension")
+    return rows, channels

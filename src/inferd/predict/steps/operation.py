@@ -104,13 +104,6 @@ def stack(rows: Sequence[Array]) -> Array:
     return ragged
 
 
-def texts(values: Sequence[bytes]) -> Array:
-    """An array of BYTES."""
-    made = np.empty(len(values), dtype=np.object_)
-    made[:] = values
-    return made
-
-
 def axis_of(spec: Spec, axis: int) -> int:
     """A place counted from 0 of an axis that may be counted from the end. Raises ValueError."""
     if spec.shape is None:

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from inferd.config.pipeline_graph import Spec
-from inferd.predict.contract import Tensors
+from inferd.predict.contract import Tensors, object_array
 from inferd.predict.steps.operation import (
     Function,
     Operation,
@@ -20,7 +20,6 @@ from inferd.predict.steps.operation import (
     is_behind_rows,
     numbers,
     read_lines,
-    texts,
 )
 
 
@@ -145,7 +144,7 @@ class Labels(Operation, frozen=True, kw_only=True):
                 b"" if place < 0 else names[place] if place < len(names) else str(place).encode()
                 for place in map(int, classes.ravel().tolist())
             ]
-            return {"labels": texts(flat).reshape(classes.shape)}
+            return {"labels": object_array(flat).reshape(classes.shape)}
 
         return run
 
@@ -168,7 +167,7 @@ class Threshold(Operation, frozen=True, kw_only=True):
         found = dense(inputs["input"]) >= self.at  # type: ignore[operator]
         if not self.labels:
             return {"output": np.asarray(found)}
-        names = texts([label.encode() for label in self.labels])
+        names = object_array([label.encode() for label in self.labels])
         return {"output": names[np.asarray(found).astype(np.intp)]}
 
 

@@ -16,9 +16,9 @@ from msgspec import Meta
 
 from inferd.config.pipeline_graph import Spec
 from inferd.errors import InvalidRequest, ModelLoadError
-from inferd.predict.contract import Array, Tensors
+from inferd.predict.contract import Array, Tensors, object_array
 from inferd.predict.long_text import deciding_part
-from inferd.predict.steps.operation import Function, Operation, texts
+from inferd.predict.steps.operation import Function, Operation
 
 _BLANKS = re.compile(r"\s+")
 _MARGIN: Final = 256  # characters beside a cut that another form of the text may change
@@ -61,7 +61,7 @@ class NormalizeText(Operation, frozen=True, kw_only=True):
 
     def run(self, inputs: Tensors) -> Tensors:
         array = inputs["text"]
-        return {"text": texts([self._cut(text).encode() for text in _decoded(array)]).reshape(array.shape)}
+        return {"text": object_array([self._cut(text).encode() for text in _decoded(array)]).reshape(array.shape)}
 
     def _cut(self, text: str) -> str:
         """In its form and cut. No more of a long text is worked on than is kept: a character may become eighteen."""
