@@ -18,10 +18,9 @@ from training.classifiers.phrases import LABELS, WORDS, phrases, words
 
 from inferd import models
 from inferd.config import ModelConfig
-from inferd.predict.contract import Array, Tensors
+from inferd.predict.contract import Array, Tensors, object_array
 from inferd.predict.load import load_runtime
 from inferd.predict.runtime import Item, Result, Runtime
-from inferd.predict.steps.operation import texts
 from inferd.registry.artifact import artifact_of
 from inferd.registry.source import silent
 
@@ -56,7 +55,7 @@ def test_digits_are_told_as_often_as_the_card_says(loaded: dict[str, Runtime]) -
     outputs = answered(loaded["digits"], pixels=pixels)
     assert accuracy(outputs, expected) == pytest.approx(as_numbers, abs=0.003)
     assert outputs["probabilities"].astype(np.float32).sum(axis=1) == pytest.approx(1, abs=1e-5)
-    pictures = texts([file_of(255 - drawn(row, at=0.4)[..., np.newaxis], "PNG") for row in pixels])
+    pictures = object_array([file_of(255 - drawn(row, at=0.4)[..., np.newaxis], "PNG") for row in pixels])
     assert accuracy(answered(loaded["digits"], image=pictures), expected) == pytest.approx(as_pictures, abs=0.003)
     assert as_numbers > 0.95
     assert as_pictures > 0.95
@@ -71,16 +70,16 @@ def test_a_digits_place_size_and_colours_do_not_matter(loaded: dict[str, Runtime
         page[40 : 40 + pen.shape[0], 200 : 200 + pen.shape[1]][pen] = (30, 30, 140)
         files.append(file_of(page, "JPEG", quality=85))
     expected = [str(label) for label in classes[:40]]
-    assert accuracy(answered(loaded["digits"], image=texts(files)), expected) >= 0.9
+    assert accuracy(answered(loaded["digits"], image=object_array(files)), expected) >= 0.9
 
 
 def test_intents_are_told_as_often_as_the_card_says(loaded: dict[str, Runtime]) -> None:
     phrases, expected = intents.examples("held-out")
-    shouted = texts([f"  {phrase.upper()} ".encode() for phrase in phrases])
+    shouted = object_array([f"  {phrase.upper()} ".encode() for phrase in phrases])
     on_card, on_card_known = CARD["intents"].values()
     assert accuracy(answered(loaded["intents"], text=shouted), expected) == pytest.approx(on_card, abs=0.003)
     known, expected = intents.examples("train", of_words="held-out")
-    outputs = answered(loaded["intents"], text=texts([text.encode() for text in known]))
+    outputs = answered(loaded["intents"], text=object_array([text.encode() for text in known]))
     assert accuracy(outputs, expected) == pytest.approx(on_card_known, abs=0.003)
 
 
@@ -88,7 +87,9 @@ def test_the_graph_of_intents_is_scikit_learns_pipeline(loaded: dict[str, Runtim
     vectors, model = intents.fitted()
     said, _ = intents.examples("held-out")
     said += ["", "zzz qqq", "it's 5am"]
-    ours = answered(loaded["intents"], text=texts([text.encode() for text in said]))["probabilities"].astype(np.float32)
+    ours = answered(loaded["intents"], text=object_array([text.encode() for text in said]))["probabilities"].astype(
+        np.float32
+    )
     np.testing.assert_allclose(ours, model.predict_proba(vectors.transform(said)), atol=2e-3)
 
 

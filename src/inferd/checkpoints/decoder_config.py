@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from inferd.checkpoints.rope import Rope
 from inferd.checkpoints.stored.declared import read_quantization
@@ -219,21 +219,24 @@ class Family:
     fused: bool = False  # the checkpoint stores merged projections (Phi-3)
     qkv_bias: bool = False  # always, whatever config.json says
     gemma: bool = False
-    extra: dict[str, str] = field(default_factory=dict)
+    # Layers that look at ``sliding_window``: "all", or "some", by layer_types; in others' config.json it means nothing.
+    window: Literal["all", "some"] | None = None
+    window_switched: bool = False  # by use_sliding_window
 
 
+_GEMMA3 = Family(norm_offset=1.0, qk_norm="head", post_norm=True, gemma=True, window="some")
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(),
-    "Qwen2ForCausalLM": Family(qkv_bias=True),
-    "Qwen3ForCausalLM": Family(qk_norm="head"),
-    "Qwen3MoeForCausalLM": Family(qk_norm="head"),
-    "MixtralForCausalLM": Family(),
-    "Gemma2ForCausalLM": Family(norm_offset=1.0, post_norm=True, gemma=True),
-    "Gemma3ForCausalLM": Family(norm_offset=1.0, qk_norm="head", post_norm=True, gemma=True),
-    "Gemma3ForConditionalGeneration": Family(norm_offset=1.0, qk_norm="head", post_norm=True, gemma=True),
-    "Phi3ForCausalLM": Family(fused=True),
-    "SmolLM3ForCausalLM": Family(),
+    "MistralForCausalLM": Family(window="all"),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, window="some", window_switched=True),
+    "Qwen3ForCausalLM": Family(qk_norm="head", window="some", window_switched=True),
+    "Qwen3MoeForCausalLM": Family(qk_norm="head", window="all", window_switched=True),
+    "MixtralForCausalLM": Family(window="all"),
+    "Gemma2ForCausalLM": Family(norm_offset=1.0, post_norm=True, gemma=True, window="some"),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Phi3ForCausalLM": Family(fused=True, window="all"),
+    "SmolLM3ForCausalLM": Family(window="some", window_switched=True),
     "Olmo2ForCausalLM": Family(qk_norm="full", pre_norm=False, post_norm=True),
     "GraniteForCausalLM": Family(),
 }
@@ -300,31 +303,14 @@ def read_llama(source: Source, architecture: str) -> DecoderConfig:
     )
 
 
-# Families whose attention looks at ``sliding_window``; in the others' config.json the field means nothing.
-_WINDOW_EVERYWHERE = ("MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM", "Qwen3MoeForCausalLM")
-_WINDOW_BY_LAYER = (
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "SmolLM3ForCausalLM",
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "Gemma3ForConditionalGeneration",
-)
-_WINDOW_SWITCHED = (
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "SmolLM3ForCausalLM",
-)  # by use_sliding_window
-
-
 def _layer_kinds(source: Source, architecture: str, num_layers: int) -> list[str]:
     """ "sliding_attention" or "full_attention" per layer."""
-    on = architecture not in _WINDOW_SWITCHED or source.get(bool, "use_sliding_window", default=False)
-    if architecture in _WINDOW_EVERYWHERE:
+    family = FAMILIES[architecture]
+    on = not family.window_switched or source.get(bool, "use_sliding_window", default=False)
+    if family.window == "all":
         # Some checkpoints write 0 for no window.
         return ["sliding_attention" if on and source.data.get("sliding_window") else "full_attention"] * num_layers
-    if architecture not in _WINDOW_BY_LAYER or not on:
+    if family.window is None or not on:
         return ["full_attention"] * num_layers
     kinds = source.strings("layer_types")
     if kinds is None:

@@ -2,103 +2,76 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from inferd.checkpoints.decoder_config import DecoderConfig, Source, rope_of
 from inferd.errors import ModelLoadError
 
 PLAIN_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu", "relu", "silu")
 
 
-def _read(
-    source: Source,
-    architecture: str,
-    *,
-    heads: str,
-    layers: str,
-    hidden: str,
-    positions: str,
-    eps: str,
-    activation: str,
-    default_activation: str,
-) -> DecoderConfig:
-    num_heads, num_layers, width = source.size(heads), source.size(layers, most=10_000), source.size(hidden)
-    if width % num_heads:
-        raise ModelLoadError(f"{source.path}: {hidden} is {width}, no multiple of {heads} {num_heads}.", param=hidden)
-    # GPT-2 calls it n_inner; there, null means four times the hidden size.
-    inner = source.size("n_inner" if architecture == "GPT2LMHeadModel" else "intermediate_size", default=4 * width)
-    dim = width // num_heads
-    unscaled = architecture == "GPT2LMHeadModel" and not source.get(bool, "scale_attn_weights", default=True)
-    return DecoderConfig(
-        architecture=architecture,
-        vocab_size=source.size("vocab_size"),
-        hidden_size=width,
-        intermediate_size=inner,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=dim,
-        max_position_embeddings=source.size(positions),
-        norm_eps=source.get(float, eps, default=1e-5),
-        tie_word_embeddings=source.get(bool, "tie_word_embeddings", default=architecture != "GPTNeoXForCausalLM"),
-        dtype=source.dtype(),
-        eos_token_ids=source.eos_token_ids(),
-        activation=source.activation(activation, default=default_activation, known=PLAIN_ACTIVATIONS),
-        windows=_windows(source, architecture, num_layers),
-        # GPT-Neo does not scale its scores.
-        attention_scale=1.0 if architecture == "GPTNeoForCausalLM" or unscaled else dim**-0.5,
-        parallel_residual=architecture == "GPTNeoXForCausalLM"
-        and source.get(bool, "use_parallel_residual", default=True),
-        ropes=(rope_of(source, dim, fraction=0.25) if architecture == "GPTNeoXForCausalLM" else None,) * num_layers,
-        qkv_bias=source.get(bool, "attention_bias", default=True) if architecture == "GPTNeoXForCausalLM" else True,
-    )
+class _Keys(NamedTuple):
+    """What config.json calls an architecture's sizes, and the activation where it has none."""
+
+    heads: str = "num_attention_heads"
+    layers: str = "num_hidden_layers"
+    hidden: str = "hidden_size"
+    inner: str = "intermediate_size"
+    positions: str = "max_position_embeddings"
+    eps: str = "layer_norm_epsilon"
+    activation: str = "activation_function"
+    default_activation: str = "gelu_new"
+
+
+_GPT2 = _Keys("n_head", "n_layer", "n_embd", "n_inner", "n_positions")  # n_inner may be null: the default
+_GPT_NEO = _Keys(heads="num_heads", layers="num_layers")
+_GPT_NEOX = _Keys(eps="layer_norm_eps", activation="hidden_act", default_activation="gelu")
 
 
 def read_gpt(source: Source, architecture: str) -> DecoderConfig:
     """config.json of GPT-2, GPT-Neo or GPT-NeoX."""
-    if architecture == "GPT2LMHeadModel":
-        if source.data.get("scale_attn_by_inverse_layer_idx"):
-            raise ModelLoadError(
-                f"{source.path}: scale_attn_by_inverse_layer_idx is not supported.",
-                param="scale_attn_by_inverse_layer_idx",
-            )
-        return _read(
-            source,
-            architecture,
-            heads="n_head",
-            layers="n_layer",
-            hidden="n_embd",
-            positions="n_positions",
-            eps="layer_norm_epsilon",
-            activation="activation_function",
-            default_activation="gelu_new",
+    is_gpt2, is_neo = architecture == "GPT2LMHeadModel", architecture == "GPTNeoForCausalLM"
+    is_neox = not is_gpt2 and not is_neo
+    keys = _GPT2 if is_gpt2 else _GPT_NEO if is_neo else _GPT_NEOX
+    if is_gpt2 and source.data.get("scale_attn_by_inverse_layer_idx"):
+        raise ModelLoadError(
+            f"{source.path}: scale_attn_by_inverse_layer_idx is not supported.",
+            param="scale_attn_by_inverse_layer_idx",
         )
-    if architecture == "GPTNeoForCausalLM":
-        return _read(
-            source,
-            architecture,
-            heads="num_heads",
-            layers="num_layers",
-            hidden="hidden_size",
-            positions="max_position_embeddings",
-            eps="layer_norm_epsilon",
-            activation="activation_function",
-            default_activation="gelu_new",
+    num_heads, num_layers = source.size(keys.heads), source.size(keys.layers, most=10_000)
+    width = source.size(keys.hidden)
+    if width % num_heads:
+        raise ModelLoadError(
+            f"{source.path}: {keys.hidden} is {width}, no multiple of {keys.heads} {num_heads}.", param=keys.hidden
         )
-    return _read(
-        source,
-        architecture,
-        heads="num_attention_heads",
-        layers="num_hidden_layers",
-        hidden="hidden_size",
-        positions="max_position_embeddings",
-        eps="layer_norm_eps",
-        activation="hidden_act",
-        default_activation="gelu",
+    dim = width // num_heads
+    # GPT-Neo does not scale its scores.
+    is_scaled = not is_neo and not (is_gpt2 and not source.get(bool, "scale_attn_weights", default=True))
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=source.size("vocab_size"),
+        hidden_size=width,
+        intermediate_size=source.size(keys.inner, default=4 * width),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=dim,
+        max_position_embeddings=source.size(keys.positions),
+        norm_eps=source.get(float, keys.eps, default=1e-5),
+        tie_word_embeddings=source.get(bool, "tie_word_embeddings", default=not is_neox),
+        dtype=source.dtype(),
+        eos_token_ids=source.eos_token_ids(),
+        activation=source.activation(keys.activation, default=keys.default_activation, known=PLAIN_ACTIVATIONS),
+        windows=_windows(source, num_layers) if is_neo else (None,) * num_layers,
+        attention_scale=dim**-0.5 if is_scaled else 1.0,
+        parallel_residual=is_neox and source.get(bool, "use_parallel_residual", default=True),
+        ropes=(rope_of(source, dim, fraction=0.25) if is_neox else None,) * num_layers,
+        qkv_bias=not is_neox or source.get(bool, "attention_bias", default=True),
     )
 
 
-def _windows(source: Source, architecture: str, num_layers: int) -> tuple[int | None, ...]:
-    if architecture != "GPTNeoForCausalLM":
-        return (None,) * num_layers
+def _windows(source: Source, num_layers: int) -> tuple[int | None, ...]:
+    """GPT-Neo's, layer by layer."""
     window = source.size("window_size", default=256)
     kinds = source.strings("attention_layers") or []
     if not kinds:

@@ -7,6 +7,7 @@ outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 from inferd.checkpoints.text.detokenizer import Detokenizer
 from inferd.checkpoints.text.tokenizer import Tokenizer
@@ -28,32 +29,19 @@ from inferd.types import (
 )
 
 
+@dataclass(slots=True, eq=False)
 class Choice:
     """One answer in progress: what has been generated and not yet been sent."""
 
-    __slots__ = (
-        "_detokenizer",
-        "_stops",
-        "finish_reason",
-        "index",
-        "logprobs",
-        "num_sent",
-        "sequence",
-        "stop_reason",
-        "text",
-        "token_ids",
-    )
-
-    def __init__(self, index: int, sequence: Sequence, detokenizer: Detokenizer, stops: StopBuffer) -> None:
-        self.index = index
-        self.sequence = sequence
-        self._detokenizer = detokenizer
-        self._stops = stops
-        self.text: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
+    index: int
+    sequence: Sequence
+    detokenizer: Detokenizer
+    stops: StopBuffer
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
 
     def push(self, token_id: int, prepared: Prepared, max_model_len: int) -> None:
         """Add a generated token (already appended to the sequence) and decide whether the answer ends."""
@@ -63,16 +51,16 @@ class Choice:
         may_stop = count >= sampling.min_tokens
         if may_stop and token_id in prepared.eos_ids:
             if sampling.include_stop_str_in_output or not sampling.skip_special_tokens:
-                self._say(self._detokenizer.push(token_id), may_stop=False)
+                self._say(self.detokenizer.push(token_id), may_stop=False)
             self._finish("stop", None)
             return
         if may_stop and token_id in sampling.stop_token_ids:
             if sampling.include_stop_str_in_output:
-                self._say(self._detokenizer.push(token_id), may_stop=False)
+                self._say(self.detokenizer.push(token_id), may_stop=False)
             self._finish("stop", token_id)
             return
-        self._say(self._detokenizer.push(token_id), may_stop)
-        if self._stops.matched is None and (
+        self._say(self.detokenizer.push(token_id), may_stop)
+        if self.stops.matched is None and (
             count >= (sampling.max_tokens or 0) or len(self.sequence.tokens) >= max_model_len
         ):
             self._finish("length", None)
@@ -83,15 +71,15 @@ class Choice:
 
     def _say(self, text: str, may_stop: bool) -> None:
         if text:
-            self.text.append(self._stops.push(text) if may_stop else self._stops.push_unchecked(text))
-        if self._stops.matched is not None:
-            self.finish_reason, self.stop_reason = "stop", self._stops.matched
+            self.text.append(self.stops.push(text) if may_stop else self.stops.push_unchecked(text))
+        if self.stops.matched is not None:
+            self.finish_reason, self.stop_reason = "stop", self.stops.matched
 
     def _finish(self, reason: FinishReason, stop_reason: int | None) -> None:
         """The answer ends: text that the detokenizer and the stop buffer held back is added."""
-        self._say(self._detokenizer.flush(), may_stop=True)
+        self._say(self.detokenizer.flush(), may_stop=True)
         if self.finish_reason is None:
-            self.text.append(self._stops.flush())
+            self.text.append(self.stops.flush())
             self.finish_reason, self.stop_reason = reason, stop_reason
 
     def news(self, index: int, want_logprobs: bool) -> Delta:
@@ -108,37 +96,23 @@ class Choice:
         return delta
 
 
+@dataclass(slots=True, eq=False)
 class Generation:
     """A request that runs."""
 
-    __slots__ = (
-        "_report_sent",
-        "_tokenizer",
-        "choices",
-        "first_token_at",
-        "has_forked",
-        "max_model_len",
-        "num_cached",
-        "num_generated",
-        "num_preemptions",
-        "prepared",
-        "prompt_logprobs",
-        "scheduled_at",
-    )
-
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, max_model_len: int) -> None:
-        self.prepared = prepared
-        self.max_model_len = max_model_len
-        self._tokenizer = tokenizer
-        self.choices: dict[int, Choice] = {}
-        self.has_forked = False
-        self.num_cached = 0
-        self.num_generated = 0
-        self.num_preemptions = 0
-        self.prompt_logprobs: list[TokenLogprob | None] = [None]  # nothing precedes the first token
-        self.scheduled_at: float | None = None
-        self.first_token_at: float | None = None
-        self._report_sent = False
+    prepared: Prepared
+    tokenizer: Tokenizer
+    max_model_len: int
+    choices: dict[int, Choice] = field(default_factory=dict)
+    has_forked: bool = False
+    num_cached: int = 0
+    num_generated: int = 0
+    num_preemptions: int = 0
+    # Nothing precedes the first token.
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    has_reported: bool = False
 
     @property
     def id(self) -> str:
@@ -164,7 +138,7 @@ class Generation:
         choice = Choice(
             sequence.index,
             sequence,
-            self._tokenizer.stream(
+            self.tokenizer.stream(
                 skip_special_tokens=sampling.skip_special_tokens,
                 spaces_between_special_tokens=sampling.spaces_between_special_tokens,
                 prompt_ids=self.prepared.prompt_ids,
@@ -186,7 +160,7 @@ class Generation:
                 self.num_generated += 1
                 choice.push(token_id, self.prepared, self.max_model_len)
         choice.skip_sent()
-        self._report_sent = True
+        self.has_reported = True
 
     def push(self, sequence: Sequence, sampled: Sampled, now: float) -> Choice:
         """Append a token to a sequence and add it to its choice."""
@@ -203,7 +177,7 @@ class Generation:
 
     def describe(self, sampled: Sampled, num_top: int) -> TokenLogprob:
         """A sample with the strings and bytes that clients see."""
-        string, raw = self._tokenizer.token_string, self._tokenizer.token_bytes
+        string, raw = self.tokenizer.token_string, self.tokenizer.token_bytes
         return TokenLogprob(
             sampled.token_id,
             string(sampled.token_id),
@@ -238,9 +212,9 @@ class Generation:
         return choices[: sampling.n]
 
     def _report(self) -> PromptReport | None:
-        if self._report_sent:
+        if self.has_reported:
             return None
-        self._report_sent = True
+        self.has_reported = True
         prepared = self.prepared
         wants_logprobs = prepared.sampling.prompt_logprobs is not None
         wants_ids = prepared.request.return_prompt_ids or wants_logprobs
@@ -249,7 +223,7 @@ class Generation:
             self.num_cached,
             tuple(prepared.prompt_ids) if wants_ids else None,
             tuple(self.prompt_logprobs) if wants_logprobs else None,
-            self._tokenizer.decode(prepared.prompt_ids, prepared.sampling.skip_special_tokens) if wants_ids else None,
+            self.tokenizer.decode(prepared.prompt_ids, prepared.sampling.skip_special_tokens) if wants_ids else None,
             prepared.seed if prepared.sampling.width == 1 and not prepared.sampling.use_beam_search else None,
         )
 

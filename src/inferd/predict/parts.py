@@ -7,6 +7,7 @@ the one that its client is sent. Knows arrays and results; knows no runtime and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -18,37 +19,25 @@ from inferd.predict.runtime import Item, Result
 from inferd.types import PredictRequest, Usage
 
 
+@dataclass(slots=True, eq=False)
 class PendingRequest:
     """One request and what is known of it so far. Times are in seconds since its arrival."""
 
-    __slots__ = (
-        "codec",
-        "computed_s",
-        "decoded",
-        "is_over",
-        "item_ids",
-        "num_open",
-        "num_tokens",
-        "request",
-        "results",
-        "scheduled_s",
-        "stream",
-        "tokenized_s",
-    )
+    request: PredictRequest
+    codec: Codec
+    decoded: DecodedRequest
+    is_over: bool = False
+    tokenized_s: float | None = None
+    scheduled_s: float | None = None
+    computed_s: float | None = None
+    item_ids: tuple[str, ...] = field(init=False)
+    num_open: int = 1  # items without a result
+    num_tokens: int = 0  # of what was computed, whether or not there will be an answer
+    results: list[Result | None] = field(default_factory=list)  # of the parts, where there are several
+    stream: Iterator[Result] | None = None
 
-    def __init__(self, request: PredictRequest, codec: Codec, decoded: DecodedRequest) -> None:
-        self.request = request
-        self.codec = codec
-        self.decoded = decoded
-        self.is_over = False
-        self.tokenized_s: float | None = None
-        self.scheduled_s: float | None = None
-        self.computed_s: float | None = None
-        self.item_ids: tuple[str, ...] = (request.id,)
-        self.num_open = 1  # items without a result
-        self.num_tokens = 0  # of what was computed, whether or not there will be an answer
-        self.results: list[Result | None] = []  # of the parts, where there are several
-        self.stream: Iterator[Result] | None = None
+    def __post_init__(self) -> None:
+        self.item_ids = (self.request.id,)
 
     @property
     def usage(self) -> Usage:

@@ -13,10 +13,9 @@ import pytest
 from tests.predict.steps.pictures import file_of
 
 from inferd.config import ModelConfig, load_config
-from inferd.predict.contract import Array
+from inferd.predict.contract import Array, object_array
 from inferd.predict.load import load_runtime
 from inferd.predict.runtime import Item, Result, Runtime
-from inferd.predict.steps.operation import texts
 from inferd.registry.artifact import artifact_of
 from inferd.registry.source import silent
 
@@ -34,7 +33,7 @@ def loaded(config: ModelConfig) -> Runtime:
 
 
 def answer(runtime: Runtime, name: str, *files: bytes) -> dict[str, Array]:
-    item = Item(request_id="r", inputs={name: texts(files)}, rows=len(files))
+    item = Item(request_id="r", inputs={name: object_array(files)}, rows=len(files))
     runtime.prepare(item)
     (result,) = runtime.predict([item])
     assert isinstance(result, Result), result

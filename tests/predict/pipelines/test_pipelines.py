@@ -22,12 +22,11 @@ from inferd.errors import Cancelled, DeadlineExceeded, InferdError, InvalidReque
 from inferd.predict.backend import PredictBackend
 from inferd.predict.batcher import Batcher, Limits
 from inferd.predict.codecs.port import DecodedRequest
-from inferd.predict.contract import Array, Contract
+from inferd.predict.contract import Array, Contract, object_array
 from inferd.predict.load import load_runtime
 from inferd.predict.pipelines.build import around
 from inferd.predict.runtime import Item, Result, Runtime, Staged
 from inferd.predict.runtimes import pipeline
-from inferd.predict.steps.operation import texts
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.source import silent
 from inferd.types import ModelInfo, Output, Prediction, PredictRequest
@@ -104,7 +103,7 @@ def test_operations_around_a_model_take_photos_and_give_labels(tmp_path: Path) -
     }
     assert contract.max_batch_size > 1
     pixels = picture(2, 2)
-    outputs = answer(runtime, image=texts([png(pixels)]))
+    outputs = answer(runtime, image=object_array([png(pixels)]))
     assert outputs["labels"].tolist() == [expected_labels(pixels)]
     assert np.isclose(outputs["scores"].sum(axis=1), 1, atol=0.5)
 
@@ -112,7 +111,7 @@ def test_operations_around_a_model_take_photos_and_give_labels(tmp_path: Path) -
 def test_together_is_as_alone_and_a_model_sees_one_batch(tmp_path: Path) -> None:
     runtime = loaded(classifier(tmp_path))
     photos = [
-        texts([png(picture(2, 2, seed=one)) for one in range(start, start + count)])
+        object_array([png(picture(2, 2, seed=one)) for one in range(start, start + count)])
         for start, count in ((0, 1), (5, 3), (9, 2))
     ]
     together = predicted(runtime, *(item(f"r{place}", image=photo) for place, photo in enumerate(photos)))
@@ -125,8 +124,8 @@ def test_together_is_as_alone_and_a_model_sees_one_batch(tmp_path: Path) -> None
 
 def test_a_file_that_is_no_image_fails_alone(tmp_path: Path) -> None:
     runtime = loaded(classifier(tmp_path))
-    good = texts([png(picture(2, 2))])
-    bad = texts([png(picture(2, 2)), b"no image"])
+    good = object_array([png(picture(2, 2))])
+    bad = object_array([png(picture(2, 2)), b"no image"])
     first, refused, last = predicted(runtime, item("a", image=good), item("b", image=bad), item("c", image=good))
     assert isinstance(first, Result)
     assert isinstance(refused, InvalidRequest)
@@ -140,7 +139,7 @@ def test_others_are_heard_between_the_photos_of_a_batch(tmp_path: Path, monkeypa
     ticks = itertools.count(100.0, 0.01)  # every look at the clock is 10 ms later
     monkeypatch.setattr(clock, "now", lambda: next(ticks))
     assert isinstance(runtime, Staged)
-    photos = [item(f"r{place}", image=texts([png(picture(2, 2))])) for place in range(3)]
+    photos = [item(f"r{place}", image=object_array([png(picture(2, 2))])) for place in range(3)]
     steps = runtime.stages(photos)
     next(steps)
     photos[1].is_cancelled = True
@@ -203,10 +202,10 @@ def detection(folder: Path, *, rows: int | None, **settings: Any) -> ModelConfig
 def test_a_detector_finds_the_squares_of_a_photo_in_its_own_pixels(tmp_path: Path, rows: int | None) -> None:
     runtime = loaded(detection(tmp_path, rows=rows))
     assert runtime.contract.max_batch_size == (256 if rows is None else 1)
-    outputs = answer(runtime, photo_file=texts([png(squares((1, 2), width=160, height=80))]))
+    outputs = answer(runtime, photo_file=object_array([png(squares((1, 2), width=160, height=80))]))
     assert json.loads(outputs["found"][0]) == [{"box": [40, 40, 80, 60], "label": "square"}]
     assert outputs["boxes"].tolist() == [[[40, 40, 80, 60]]]
-    assert json.loads(answer(runtime, photo_file=texts([png(squares())]))["found"][0]) == []
+    assert json.loads(answer(runtime, photo_file=object_array([png(squares())]))["found"][0]) == []
 
 
 def backend_of(runtime: Runtime) -> PredictBackend:
@@ -510,7 +509,7 @@ def test_a_request_of_several_images_is_answered_for_each_though_the_model_takes
 
     class Photos:
         def decode(self, request: PredictRequest, contract: Contract) -> DecodedRequest:
-            return DecodedRequest(inputs={"photo_file": texts(photos)})
+            return DecodedRequest(inputs={"photo_file": object_array(photos)})
 
         def encode(
             self, request: PredictRequest, decoded: DecodedRequest, result: Result, info: ModelInfo
@@ -551,7 +550,7 @@ def test_a_request_brings_a_photo_or_the_numbers_it_stands_for(tmp_path: Path) -
     assert all(spec.is_optional for spec in made.contract.inputs)
     photo = picture(2, 2)
     pixels = np.asarray(photo.reshape(1, 12), np.float32) / np.float32(255)
-    seen, told = item("a", image=texts([png(photo)])), item("b", numbers=pixels)
+    seen, told = item("a", image=object_array([png(photo)])), item("b", numbers=pixels)
     first, second = predicted(made, seen, told)
     assert isinstance(first, Result)
     assert isinstance(second, Result)
@@ -559,7 +558,7 @@ def test_a_request_brings_a_photo_or_the_numbers_it_stands_for(tmp_path: Path) -
     assert np.allclose(scores[0], scores[1], rtol=1e-5)
     assert np.allclose(scores[1], pixels @ WEIGHTS, rtol=1e-4)
     for wrong, said in (
-        (item("c", image=texts([png(photo)]), numbers=pixels), "got 'image' and 'numbers'"),
+        (item("c", image=object_array([png(photo)]), numbers=pixels), "got 'image' and 'numbers'"),
         (Item(request_id="d", inputs={}, rows=1, size=1), "got none of them"),
     ):
         (refused,) = predicted(made, wrong)

@@ -15,13 +15,12 @@ from tests.predict.steps.pictures import file_of, picture, png
 
 from inferd.config.pipeline_graph import Spec
 from inferd.errors import InvalidRequest
-from inferd.predict.contract import Array
-from inferd.predict.steps.operation import texts
+from inferd.predict.contract import Array, object_array
 from inferd.predict.steps.registry import operation
 
 
 def decode(*files: bytes, **options: object) -> Array:
-    return operation("image.decode", options).load()({"image": texts(files)})["image"]
+    return operation("image.decode", options).load()({"image": object_array(files)})["image"]
 
 
 def resize(image: Array, **options: object) -> tuple[Array, Array]:

@@ -11,8 +11,7 @@ import pytest
 from tests.predict.steps.pictures import picture, png, tokenizer_file
 
 from inferd.config.pipeline_graph import Spec
-from inferd.predict.contract import NUMPY, Array
-from inferd.predict.steps.operation import texts
+from inferd.predict.contract import NUMPY, Array, object_array
 from inferd.predict.steps.registry import OPERATIONS, operation, operation_type
 
 Inputs = Mapping[str, Array]
@@ -20,11 +19,11 @@ _RANDOM = np.random.default_rng(7)
 _SCORES = _RANDOM.normal(size=(2, 6)).astype(np.float32)
 _PIXELS = _RANDOM.integers(0, 255, (2, 9, 12, 3), dtype=np.uint8)
 _BOXES = np.sort(_RANDOM.uniform(0, 50, (2, 7, 2, 2)), axis=2).reshape(2, 7, 4).astype(np.float32)
-_WORDS = texts([b"One  text", "Zwei T\u00e9xte".encode()])
+_WORDS = object_array([b"One  text", "Zwei T\u00e9xte".encode()])
 
 # Options and inputs with which an operation works; the file of ``tokenize`` is filled in.
 EXAMPLES: Mapping[str, tuple[dict[str, object], dict[str, Array]]] = {
-    "image.decode": ({}, {"image": texts([png(picture(8, 6)), png(picture(8, 6))])}),
+    "image.decode": ({}, {"image": object_array([png(picture(8, 6)), png(picture(8, 6))])}),
     "image.resize": ({"width": 5, "height": 4, "fit": "letterbox"}, {"image": _PIXELS}),
     "image.crop": ({"width": 5, "height": 4}, {"image": _PIXELS}),
     "image.ink": ({"margin": 0.1}, {"image": _PIXELS[..., :1]}),
@@ -51,7 +50,7 @@ EXAMPLES: Mapping[str, tuple[dict[str, object], dict[str, Array]]] = {
         {"score_threshold": 0.1},
         {"boxes": _BOXES, "scores": _RANDOM.uniform(0, 1, (2, 7, 3)).astype(np.float32)},
     ),
-    "json": ({"records": True}, {"scores": _SCORES, "names": texts([b"x"] * 12).reshape(2, 6)}),
+    "json": ({"records": True}, {"scores": _SCORES, "names": object_array([b"x"] * 12).reshape(2, 6)}),
 }
 
 

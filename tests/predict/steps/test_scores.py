@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from inferd.errors import InvalidRequest, ModelLoadError
-from inferd.predict.contract import Array
-from inferd.predict.steps.operation import texts
+from inferd.predict.contract import Array, object_array
 from inferd.predict.steps.registry import operation
 
 matrices = hnp.arrays(
@@ -116,7 +115,7 @@ def test_axes_and_shapes_change_without_a_copy() -> None:
 
 def test_a_json_document_holds_a_row() -> None:
     scores = np.array([[0.123456, np.nan], [1, 2]], np.float32)
-    names = texts([b"a", b"b", b"c", b"\xff"]).reshape(2, 2)
+    names = object_array([b"a", b"b", b"c", b"\xff"]).reshape(2, 2)
     plain = run("json", {"digits": 2, "names": {"scores": "p"}}, scores=scores, names=names)["json"]
     assert plain.tolist() == [b'{"p":[0.12,null],"names":["a","b"]}', '{"p":[1.0,2.0],"names":["c","\ufffd"]}'.encode()]
     records = run("json", {"records": True}, scores=scores, names=names, count=np.array([2, 1], np.int32))["json"]

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.predict.steps.pictures import tokenizer_file
 
 from inferd.errors import InvalidRequest, ModelLoadError
+from inferd.predict.contract import object_array
 from inferd.predict.long_text import Part, deciding_part
-from inferd.predict.steps.operation import texts
 from inferd.predict.steps.registry import operation
 from inferd.predict.steps.text import NormalizeText
 
 
 def normal(text: str, **options: object) -> str:
-    made = operation("text.normalize", options).load()({"text": texts([text.encode()])})
+    made = operation("text.normalize", options).load()({"text": object_array([text.encode()])})
     found = made["text"][0]
     assert isinstance(found, bytes)
     return found.decode()
@@ -78,27 +78,27 @@ def test_no_more_of_a_text_becomes_tokens_than_is_kept(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("inferd.predict.steps.text.deciding_part", noted)
         found = operation("tokenize", {"file": str(tokenizer_file(tmp_path)), "max_tokens": 3}).load()(
-            {"text": texts([long])}
+            {"text": object_array([long])}
         )
-    assert found["input_ids"].tolist() == made({"text": texts([long[:90]])})["input_ids"].tolist() == [[1, 2, 1]]
+    assert found["input_ids"].tolist() == made({"text": object_array([long[:90]])})["input_ids"].tolist() == [[1, 2, 1]]
     assert len(read[0]) < 10_000
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="not valid UTF-8"):
-        operation("text.normalize", {}).load()({"text": texts([b"\xff\xfe"])})
+        operation("text.normalize", {}).load()({"text": object_array([b"\xff\xfe"])})
 
 
 def test_tokens_are_padded_and_cut(tmp_path: Path) -> None:
     file = str(tokenizer_file(tmp_path))
-    words = texts([b"good film", b"bad", b"good good good good good"])
+    words = object_array([b"good film", b"bad", b"good good good good good"])
     made = operation("tokenize", {"file": file, "max_tokens": 3}).load()({"text": words})
     assert made["input_ids"].tolist() == [[1, 3, 0], [2, 0, 0], [1, 1, 1]]
     assert made["attention_mask"].tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
     assert made["token_type_ids"].shape == (3, 3)
     wide = operation("tokenize", {"file": file, "max_tokens": 3, "pad_to": 5}).load()({"text": words[:1]})
     assert wide["input_ids"].shape == (1, 5)
-    empty = operation("tokenize", {"file": file}).load()({"text": texts([b""])})
+    empty = operation("tokenize", {"file": file}).load()({"text": object_array([b""])})
     assert empty["input_ids"].shape == (1, 1)
 
 

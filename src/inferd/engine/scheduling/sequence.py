@@ -5,10 +5,13 @@ A step lets ``num_computed`` catch up with ``len(tokens)``. There is no prefill 
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass, field
+
 from inferd.engine.scheduling.blocks import block_key
 from inferd.types import SamplingParams
 
 
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Sequence:
     """One answer being generated; a request has ``sampling.width`` of them, or beams.
 
@@ -16,72 +19,35 @@ class Sequence:
     sequence is sampled when both are equal after a step.
     """
 
-    __slots__ = (
-        "arrived_at",
-        "blocks",
-        "cache_keys",
-        "cumulative_logprob",
-        "index",
-        "is_pinned",
-        "is_running",
-        "last_step",
-        "num_cached",
-        "num_charged",
-        "num_computed",
-        "num_hashed",
-        "num_preemptions",
-        "num_prompt",
-        "num_reached",
-        "priority",
-        "request_id",
-        "salt",
-        "sampling",
-        "seed",
-        "tenant",
-        "tokens",
-        "use_cache",
-        "weight",
-    )
+    request_id: str
+    index: int  # which choice of the request
+    prompt_ids: InitVar[list[int]]
+    tokens: list[int] = field(init=False)
+    num_prompt: int = field(init=False)
+    sampling: SamplingParams
+    seed: int
+    salt: bytes = b""
+    tenant: str = ""
+    weight: float = 1.0  # the tenant's share among the tenants of its class
+    priority: int = 0
+    arrived_at: float = 0.0
+    use_cache: bool = True  # False: never read the prefix cache (prompt log-probabilities)
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_reached: int = 0  # the most of them, over preemptions; told when it no longer runs
+    num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
+    cache_keys: list[bytes] = field(default_factory=list)  # key of each full block, a hash chain
+    num_hashed: int = 0  # full blocks already entered in the prefix cache
+    is_running: bool = False
+    num_preemptions: int = 0
+    is_pinned: bool = False  # not displaced any more by sequences of better classes
+    last_step: int = 0  # number of the step that computed any of it last
+    num_charged: int = 0  # tokens that its tenant has been charged for
+    cumulative_logprob: float = 0.0
 
-    def __init__(
-        self,
-        *,
-        request_id: str,
-        index: int,
-        prompt_ids: list[int],
-        sampling: SamplingParams,
-        seed: int,
-        salt: bytes = b"",
-        tenant: str = "",
-        weight: float = 1.0,
-        priority: int = 0,
-        arrived_at: float = 0.0,
-        use_cache: bool = True,
-    ) -> None:
-        self.request_id = request_id
-        self.index = index  # which choice of the request
+    def __post_init__(self, prompt_ids: list[int]) -> None:
         self.tokens = list(prompt_ids)
         self.num_prompt = len(prompt_ids)
-        self.sampling = sampling
-        self.seed = seed
-        self.salt = salt
-        self.tenant = tenant
-        self.weight = weight  # the tenant's share among the tenants of its class
-        self.priority = priority
-        self.arrived_at = arrived_at
-        self.use_cache = use_cache  # False: never read the prefix cache (prompt log-probabilities)
-        self.blocks: list[int] = []
-        self.num_computed = 0
-        self.num_reached = 0  # the most of them, over preemptions; told when it no longer runs
-        self.num_cached = 0  # prompt tokens found in the prefix cache at first admission
-        self.cache_keys: list[bytes] = []  # key of each full block, a hash chain
-        self.num_hashed = 0  # full blocks already entered in the prefix cache
-        self.is_running = False
-        self.num_preemptions = 0
-        self.is_pinned = False  # not displaced any more by sequences of better classes
-        self.last_step = 0  # number of the step that computed any of it last
-        self.num_charged = 0  # tokens that its tenant has been charged for
-        self.cumulative_logprob = 0.0
 
     @property
     def num_outputs(self) -> int:

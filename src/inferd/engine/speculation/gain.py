@@ -80,21 +80,6 @@ class BatchCost:
     is taken to grow with the square root.
     """
 
-    __slots__ = (
-        "_good",
-        "_lost_s",
-        "_plain_s",
-        "_rows_rows",
-        "_rows_s",
-        "_since_plain",
-        "_spent",
-        "_tries",
-        "is_random",
-        "least",
-        "num_plain",
-        "off_for",
-    )
-
     def __init__(self, least: int, *, is_random: bool = False) -> None:
         """``least``: the class's smallest batch. ``is_random``: whether some of its tokens are drawn at random."""
         self.least = least

@@ -18,7 +18,7 @@ import torch
 
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, InvalidRequest, ModelLoadError
-from inferd.predict.contract import Contract, object_array
+from inferd.predict.contract import Array, Contract, object_array
 from inferd.predict.encoder.checkpoint import read_options
 from inferd.predict.encoder.entities import entities
 from inferd.predict.encoder.load import TextModel, load_text_model
@@ -230,7 +230,7 @@ class EncoderRuntime:
             case _:
                 return {"probabilities": values if text_options.raw_scores else _probabilities(model, values)}
 
-    def _entities(self, many: _Prepared, logits: list[Floats]) -> npt.NDArray[np.object_]:
+    def _entities(self, many: _Prepared, logits: list[Floats]) -> Array:
         is_joined = many.text_options.aggregation_strategy != "none"
         return _bytes(
             [
@@ -321,7 +321,7 @@ def _id_lists(array: npt.NDArray[np.generic]) -> list[list[int]]:
     return lists
 
 
-def _bytes(values: Sequence[str | bytes]) -> npt.NDArray[np.object_]:
+def _bytes(values: Sequence[str | bytes]) -> Array:
     return object_array([value.encode() if isinstance(value, str) else value for value in values])
 
 
