@@ -64,21 +64,21 @@ class EncoderConfig:
     num_layers: int
     num_heads: int
     max_positions: int  # tokens of a text, special ones included
-    first_position: int  # of the first token in the table of positions
+    first_position: int = 0  # of the first token in the table of positions
     norm_eps: float
     activation: str
-    type_vocab_size: int  # 0: no token types
+    type_vocab_size: int = 0  # 0: no token types
     dtype: str
     windows: tuple[int | None, ...]  # per layer: how far a token sees to either side; None: everywhere
     ropes: tuple[Rope | None, ...]  # per layer
-    num_buckets: int  # of MPNet's relative positions; 0: none
-    attention_bias: bool
-    mlp_bias: bool
-    norm_bias: bool
+    num_buckets: int = 0  # of MPNet's relative positions; 0: none
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
     labels: tuple[str, ...]
-    classifier_pooling: str
+    classifier_pooling: str = "cls"
     classifier_activation: str
-    classifier_bias: bool
+    classifier_bias: bool = True
 
     @property
     def head_dim(self) -> int:
@@ -161,13 +161,8 @@ def read_config(source: Source) -> EncoderConfig:
             windows=(None,) * num_layers,
             ropes=(None,) * num_layers,
             num_buckets=source.size("relative_attention_num_buckets", default=32) if kind.family == "mpnet" else 0,
-            attention_bias=True,
-            mlp_bias=True,
-            norm_bias=True,
             labels=labels_of(source),
-            classifier_pooling="cls",
             classifier_activation="relu" if kind.family == "distilbert" else "tanh",
-            classifier_bias=True,
         ),
     )
 
@@ -205,14 +200,11 @@ def _modernbert(source: Source, kind: Kind) -> EncoderConfig:
             num_layers=num_layers,
             num_heads=heads,
             max_positions=source.size("max_position_embeddings", default=8192),
-            first_position=0,
             norm_eps=source.positive("norm_eps", 1e-5),
             activation=source.activation("hidden_activation", default="gelu", known=ACTIVATIONS),
-            type_vocab_size=0,
             dtype=source.dtype(),
             windows=tuple(half if name == "sliding_attention" else None for name in types),
             ropes=tuple(ropes[name] for name in types),
-            num_buckets=0,
             attention_bias=source.get(bool, "attention_bias", default=False),
             mlp_bias=source.get(bool, "mlp_bias", default=False),
             norm_bias=source.get(bool, "norm_bias", default=False),

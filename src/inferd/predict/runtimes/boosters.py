@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from inferd.config import ModelConfig
-from inferd.errors import ModelLoadError
 from inferd.predict.contract import Array, Contract, Tensors
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes import tabular
@@ -78,13 +77,3 @@ def boosted(
         dtype=str(example.dtype),
     )
     return Stacked(contract, compute, config.batching)
-
-
-def check_options(name: str, what: str, config: ModelConfig) -> None:
-    """Raises ModelLoadError for options that ``what`` has not."""
-    unknown = set(config.options) - {"margin"}
-    if unknown:
-        raise ModelLoadError(
-            f"models.{name}.options: {what} has no option {sorted(unknown)[0]!r}; there is margin alone.",
-            param="options",
-        )

@@ -1,10 +1,11 @@
-"""The libraries that compute models: imported when a model needs one, with the remedy when it is not installed."""
+"""The libraries that compute models, imported when a model needs one, and what their runtimes check alike."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any, Final
 
+from inferd.config import ModelConfig
 from inferd.errors import ModelLoadError
 
 _EXTRAS: Final = {
@@ -33,6 +34,14 @@ def needs(module: str, what: str) -> Any:
         raise ModelLoadError(f"{package} cannot be imported: {error}; install it again.", param="runtime") from None
     except (ImportError, OSError) as error:
         raise ModelLoadError(f"{package} cannot be imported: {error}; install it again.", param="runtime") from None
+
+
+def check_options(name: str, what: str, config: ModelConfig, *known: str) -> None:
+    """Raises ModelLoadError for options of the model ``name`` that ``what`` has not."""
+    unknown = sorted(set(config.options) - set(known))
+    if unknown:
+        there = f"there is {known[0]} alone" if len(known) == 1 else f"there are {', '.join(known)}"
+        raise ModelLoadError(f"models.{name}.options: {what} has no option {unknown[0]!r}; {there}.", param="options")
 
 
 def bound_memory(torch: Any, device: Any, memory_bytes: int | None) -> None:

@@ -24,7 +24,7 @@ from inferd.errors import InferdError, InvalidRequest, ModelLoadError
 from inferd.predict.contract import Array, Contract, Tensors, datatype_of, object_array
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes import tabular
-from inferd.predict.runtimes.libraries import needs
+from inferd.predict.runtimes.libraries import check_options, needs
 from inferd.predict.runtimes.trial import try_rows, vetoed
 from inferd.predict.stacked import Stacked
 from inferd.registry.content import content_of
@@ -33,7 +33,6 @@ from inferd.registry.signature import ANY_ROWS
 from inferd.registry.source import Progress
 from inferd.types import TensorSpec
 
-_OPTIONS: Final = frozenset({"trusted", "quantiles", "std"})
 # Classifiers whose ``predict`` is only the most probable class: ``predict_proba`` alone is called.
 _MOST_PROBABLE: Final = frozenset(
     {"DecisionTreeClassifier", "ExtraTreeClassifier", "ExtraTreesClassifier", "HistGradientBoostingClassifier"}
@@ -191,13 +190,7 @@ class SklearnModel:
 def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -> Stacked:
     """The estimator at ``path``. Raises ModelLoadError."""
     needs("sklearn", "A scikit-learn model")
-    unknown = set(config.options) - _OPTIONS
-    if unknown:
-        raise ModelLoadError(
-            f"models.{name}.options: a scikit-learn model has no option {sorted(unknown)[0]!r}; there are "
-            f"{', '.join(sorted(_OPTIONS))}.",
-            param="options",
-        )
+    check_options(name, "a scikit-learn model", config, "quantiles", "std", "trusted")
     path = Path(path)
     progress("model", 0, 1)
     with warnings.catch_warnings(record=True) as caught:

@@ -85,6 +85,8 @@ class Normalize(Operation, frozen=True, kw_only=True):
 class Rescale(Operation, frozen=True, kw_only=True):
     """input * scale + offset, or e to the power of that: a regression's output in the units of its target."""
 
+    by_rows: ClassVar[bool] = True
+
     scale: float = 1.0
     offset: float = 0.0
     exp: bool = False
@@ -94,9 +96,6 @@ class Rescale(Operation, frozen=True, kw_only=True):
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
         return {"output": as_floats(numbers("input", inputs["input"]))}
-
-    def is_by_rows(self, ndim: int) -> bool:
-        return True
 
     def run(self, inputs: Tensors) -> Tensors:
         array = floats(inputs["input"])
@@ -142,6 +141,8 @@ class Transpose(Operation, frozen=True, kw_only=True):
 class Reshape(Operation, frozen=True, kw_only=True):
     """Another shape for each row; one size may be -1. The first axis, the rows, stays."""
 
+    by_rows: ClassVar[bool] = True
+
     shape: tuple[Annotated[int, Meta(ge=-1)], ...]
 
     def expects_for(self, output: Spec) -> Spec | None:
@@ -153,9 +154,6 @@ class Reshape(Operation, frozen=True, kw_only=True):
             raise ValueError("only one size of its shape may be -1")
         rows = -1 if not spec.shape else spec.shape[0]
         return {"output": Spec(spec.datatype, (rows, *self.shape))}
-
-    def is_by_rows(self, ndim: int) -> bool:
-        return True
 
     def run(self, inputs: Tensors) -> Tensors:
         array = dense(inputs["input"])
@@ -170,6 +168,8 @@ class Reshape(Operation, frozen=True, kw_only=True):
 class Cast(Operation, frozen=True, kw_only=True):
     """Another datatype; numbers are cut to what it holds as numpy does, fractions towards zero."""
 
+    by_rows: ClassVar[bool] = True
+
     datatype: Literal[
         "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"
     ]
@@ -179,9 +179,6 @@ class Cast(Operation, frozen=True, kw_only=True):
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
         return {"output": Spec(self.datatype, numbers("input", inputs["input"]).shape)}
-
-    def is_by_rows(self, ndim: int) -> bool:
-        return True
 
     def run(self, inputs: Tensors) -> Tensors:
         with np.errstate(invalid="ignore", over="ignore"):

@@ -29,6 +29,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     may_take: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ("output",)
     chooses: ClassVar[bool] = False  # needs only one of its inputs, so each of them may be left out
+    by_rows: ClassVar[bool] = False  # computes each row by itself, and so cheaply that the call is what it costs
 
     def expects(self, name: str) -> Spec | None:
         """The spec of an input, if the operation alone decides it; None: it is that of the given tensor or of the next
@@ -44,9 +45,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         raise NotImplementedError
 
     def is_by_rows(self, ndim: int) -> bool:
-        """Whether rows of several requests may be computed in one call: it is so cheap that the call itself is what it
-        costs, and each row of inputs with so many dimensions is computed by itself."""
-        return False
+        """Whether rows of several requests, with so many dimensions, may be computed in one call."""
+        return self.by_rows
 
     def load(self) -> Function:
         """The function, with what it needs from files. Raises ModelLoadError."""

@@ -50,11 +50,10 @@ class Softmax(Operation, frozen=True, kw_only=True):
 class Sigmoid(Operation, frozen=True, kw_only=True):
     """Logits to independent probabilities."""
 
+    by_rows: ClassVar[bool] = True
+
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
         return {"output": as_floats(numbers("input", inputs["input"]))}
-
-    def is_by_rows(self, ndim: int) -> bool:
-        return True
 
     def run(self, inputs: Tensors) -> Tensors:
         logits = floats(inputs["input"])
@@ -118,6 +117,7 @@ class Labels(Operation, frozen=True, kw_only=True):
 
     takes: ClassVar[tuple[str, ...]] = ("classes",)
     gives: ClassVar[tuple[str, ...]] = ("labels",)
+    by_rows: ClassVar[bool] = True
 
     labels: tuple[str, ...] = ()
     file: str | None = None
@@ -131,9 +131,6 @@ class Labels(Operation, frozen=True, kw_only=True):
                 f"its input 'classes' must be integers, not {spec.datatype}; put argmax or top_k before it"
             )
         return {"labels": Spec("BYTES", spec.shape)}
-
-    def is_by_rows(self, ndim: int) -> bool:
-        return True
 
     def load(self) -> Function:
         names = [name.encode() for name in (self.labels or read_lines(self.file or ""))]
@@ -152,6 +149,8 @@ class Labels(Operation, frozen=True, kw_only=True):
 class Threshold(Operation, frozen=True, kw_only=True):
     """Whether each value is at least ``at``; with two ``labels`` their names (below, at least) instead."""
 
+    by_rows: ClassVar[bool] = True
+
     at: float = 0.5
     labels: tuple[str, ...] = ()
 
@@ -159,9 +158,6 @@ class Threshold(Operation, frozen=True, kw_only=True):
         if len(self.labels) not in (0, 2):
             raise ValueError(f"labels are two, for values below and from {self.at:g}, not {len(self.labels)}")
         return {"output": Spec("BYTES" if self.labels else "BOOL", numbers("input", inputs["input"]).shape)}
-
-    def is_by_rows(self, ndim: int) -> bool:
-        return True
 
     def run(self, inputs: Tensors) -> Tensors:
         found = dense(inputs["input"]) >= self.at  # type: ignore[operator]
@@ -194,15 +190,13 @@ class MeanPool(Operation, frozen=True, kw_only=True):
     """Token vectors [rows, tokens, size] to one vector a row: their mean where ``attention_mask`` is not 0."""
 
     may_take: ClassVar[tuple[str, ...]] = ("attention_mask",)
+    by_rows: ClassVar[bool] = True
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
         spec = numbers("input", inputs["input"])
         if spec.shape is None or len(spec.shape) != 3:
             raise ValueError("its input must have three dimensions: rows, tokens, size")
         return {"output": Spec(as_floats(spec).datatype, (spec.shape[0], spec.shape[2]))}
-
-    def is_by_rows(self, ndim: int) -> bool:
-        return True
 
     def run(self, inputs: Tensors) -> Tensors:
         vectors = floats(inputs["input"])
