@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import click
@@ -26,27 +26,26 @@ from inferd.benchmark.report import Report, load_label, milliseconds, profile_ro
 from inferd.benchmark.stats import Record, Summary, summarise
 from inferd.benchmark.step_profile import StepProfile
 from inferd.cli.endpoint import DEFAULT_URL, find_endpoint
+from inferd.cli.flags import Parsed
 from inferd.cli.running.control import find_server
 from inferd.cli.terminal import console, is_live, loading, note
+from inferd.config.units import NotAllowedError
 from inferd.errors import ModelLoadError, Unavailable
 from inferd.gateway.control import ServerReport
 
 
-class Numbers(click.ParamType):  # type: ignore[type-arg]
-    """A comma-separated list of positive numbers."""
+def _numbers(text: str) -> list[float]:
+    """A comma-separated list of positive numbers. Raises NotAllowedError."""
+    try:
+        found = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        found = []
+    if not found or not all(0 < number < 1e6 for number in found):
+        raise NotAllowedError("a list of positive numbers such as 1,8,32")
+    return found
 
-    name = "numbers"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
-        if isinstance(value, list):
-            return value
-        try:
-            found = [float(part) for part in str(value).split(",") if part.strip()]
-        except ValueError:
-            found = []
-        if not found or not all(0 < number < 1e6 for number in found):
-            self.fail(f"{value!r} is not a list of positive numbers such as 1,8,32.", param, ctx)
-        return found
+_NUMBERS: Final = Parsed("numbers", "N,N,..", _numbers)
 
 
 @click.command("bench")
@@ -60,14 +59,13 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 @click.option("--model", default=None, help="Model name to ask for.  [default: the first that the server lists]")
 @click.option(
     "--concurrency",
-    type=Numbers(),
-    metavar="N,N,..",
+    type=_NUMBERS,
     default=None,
     help="Closed loop: clients at a time, each waiting for its answer.  [default: 1,8,32]",
 )
 @click.option(
     "--rate",
-    type=Numbers(),
+    type=_NUMBERS,
     metavar="R,R,..",
     default=None,
     help="Open loop: requests per second, arriving whether or not earlier ones are answered.",

@@ -38,6 +38,26 @@ else:
 Decorated = TypeVar("Decorated", bound=Callable[..., object])
 
 
+class Parsed(_ParamType):
+    """A click type by a function, whose NotAllowedError says what was expected."""
+
+    def __init__(self, name: str, metavar: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._metavar = metavar
+        self._parse = parse
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self._metavar
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except NotAllowedError as wrong:
+            self.fail(f"{value!r} is not {wrong}.", param, ctx)
+
+
 class Setting(_ParamType):
     """A click type with the values and the error messages of the configuration."""
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar, get_args
+from typing import Final, TypeVar, get_args
 
 import click
 import msgspec
 
 from inferd import clock
 from inferd.cli import terminal
+from inferd.cli.flags import Parsed
 from inferd.cli.help import Commands
 from inferd.config import Config, load_config
 from inferd.config.units import NotAllowedError, count
@@ -30,79 +31,39 @@ from inferd.types import CLASSES, PriorityClass
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 Decorated = TypeVar("Decorated", bound=Callable[..., object])
 
-if TYPE_CHECKING:
-    _ParamType = click.ParamType[object]
-else:
-    _ParamType = click.ParamType  # generic only since click 8.2
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw])", text)
+    if match is None:
+        raise NotAllowedError("a duration such as 30d, 12h, 90m or 45s")
+    return float(match[1]) * _UNITS[match[2]]
 
 
-class _Duration(_ParamType):
-    """Seconds, from 30d, 12h, 90m or 45s."""
-
-    name = "duration"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "30d|12h|90m"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw])", str(value))
-        if match is None:
-            self.fail(f"{value!r} is not a duration such as 30d, 12h, 90m or 45s.", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
+def _day(text: str) -> datetime:
+    """The first moment of a UTC day."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        raise NotAllowedError("a day such as 2026-11-01") from None
 
 
-class _Day(_ParamType):
-    """The first moment of a UTC day, from 2026-11-01."""
-
-    name = "day"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "YYYY-MM-DD"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        try:
-            return datetime.strptime(str(value), "%Y-%m-%d").replace(tzinfo=UTC)
-        except ValueError:
-            self.fail(f"{value!r} is not a day such as 2026-11-01.", param, ctx)
-
-
-class _Count(_ParamType):
-    """A number, from 600, 200k or 2M."""
-
-    name = "count"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "N"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        try:
-            return count(str(value))
-        except NotAllowedError as wrong:
-            self.fail(f"{value!r} is not {wrong}.", param, ctx)
-
-
-class _Words(_ParamType):
+def _words(metavar: str, allowed: Sequence[str] = (), names: Mapping[str, str] = {}) -> Parsed:
     """A list, from a,b,c; ``allowed`` limits what may be in it, ``names`` has other words for some."""
 
-    name = "list"
-
-    def __init__(self, metavar: str, allowed: Sequence[str] = (), names: Mapping[str, str] = {}) -> None:
-        self._metavar = metavar
-        self._allowed = allowed
-        self._names = names
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return self._metavar
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        if isinstance(value, tuple):
-            return value
-        words = tuple(word.strip() for word in str(value).split(",") if word.strip())
-        words = tuple(self._names.get(word, word) for word in words)
+    def parse(text: str) -> tuple[str, ...]:
+        words = tuple(word.strip() for word in text.split(",") if word.strip())
+        words = tuple(names.get(word, word) for word in words)
         for word in words:
-            if self._allowed and word not in self._allowed:
-                self.fail(f"{word!r} is not one of {', '.join(self._allowed)}.", param, ctx)
+            if allowed and word not in allowed:
+                raise click.BadParameter(f"{word!r} is not one of {', '.join(allowed)}.")
         return words
+
+    return Parsed("list", metavar, parse)
+
+
+_DURATION: Final = Parsed("duration", "30d|12h|90m", _seconds)
+_DAY: Final = Parsed("day", "YYYY-MM-DD", _day)
+_COUNT: Final = Parsed("count", "N", count)
 
 
 def _common(function: Decorated) -> Decorated:
@@ -144,23 +105,23 @@ def command() -> None:
 @click.option("--name", default="", metavar="TEXT", help="What the key is for, for people.")
 @click.option(
     "--scopes",
-    type=_Words("A,B", GRANTABLE),
+    type=_words("A,B", GRANTABLE),
     default=("infer", "models"),
     help="infer: use models; models: list them; metrics: read numbers; admin: everything.  [default: infer,models]",
 )
 @click.option(
-    "--models", type=_Words("A,B*"), default=(), help="Models it may use, names or patterns.  [default: every model]"
+    "--models", type=_words("A,B*"), default=(), help="Models it may use, names or patterns.  [default: every model]"
 )
-@click.option("--rpm", type=_Count(), help="Requests per minute.  [default: no limit]")
-@click.option("--tpm", type=_Count(), help="Tokens per minute, prompt and answer: 200k.  [default: no limit]")
-@click.option("--max-in-flight", type=_Count(), help="Requests at the same time.  [default: no limit]")
+@click.option("--rpm", type=_COUNT, help="Requests per minute.  [default: no limit]")
+@click.option("--tpm", type=_COUNT, help="Tokens per minute, prompt and answer: 200k.  [default: no limit]")
+@click.option("--max-in-flight", type=_COUNT, help="Requests at the same time.  [default: no limit]")
 @click.option(
     "--priority",
     type=click.Choice(CLASSES),
     default="normal",
     help="Class of its requests, and the best one they may ask for.  [default: normal]",
 )
-@click.option("--expires", type=_Duration(), help="When it ends by itself, from now.  [default: never]")
+@click.option("--expires", type=_DURATION, help="When it ends by itself, from now.  [default: never]")
 @_common
 def create(
     tenant: str,
@@ -272,7 +233,7 @@ def revoke(key_id: str, file: Path | None, as_json: bool) -> None:
 @click.argument("key_id", metavar="ID")
 @click.option(
     "--overlap",
-    type=_Duration(),
+    type=_DURATION,
     default="0s",
     help="How long the old key stays valid beside the new one.  [default: 0s]",
 )
@@ -294,7 +255,7 @@ def rotate(key_id: str, overlap: float, file: Path | None, as_json: bool) -> Non
 @command.command("usage")
 @click.option(
     "--by",
-    type=_Words("A,B", get_args(Column), {"key": "key_id"}),
+    type=_words("A,B", get_args(Column), {"key": "key_id"}),
     default=COLUMNS,
     help="Sum by these.  [default: day,tenant,key,model]",
 )
@@ -302,7 +263,7 @@ def rotate(key_id: str, overlap: float, file: Path | None, as_json: bool) -> Non
 @click.option("--key", "key_id", metavar="ID", help="Only this key's.")
 @click.option(
     "--since",
-    type=_Day(),
+    type=_DAY,
     help="From this UTC day on.  [default: everything]",
 )
 @_common

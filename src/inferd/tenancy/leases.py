@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from inferd import clock
-from inferd.state.database import Database, Instant, Transaction, next_number, number
+from inferd.state.database import Database, Instant, Row, Transaction, next_number, number
 from inferd.state.presence import Members, Presence
 from inferd.tenancy.buckets import Bucket
 from inferd.tenancy.limiter import Limiter
@@ -46,21 +46,6 @@ class Claimant(NamedTuple):
 class Free(NamedTuple):
     """The part of a bucket that no server holds."""
 
-    level: float
-    at: float
-    epoch: str
-
-
-class _Row(msgspec.Struct, frozen=True, array_like=True):
-    bucket: str
-    gateway: str
-    share: float
-    demand: float
-    need: float
-
-
-class _FreeRow(msgspec.Struct, frozen=True, array_like=True):
-    name: str
     level: float
     at: float
     epoch: str
@@ -317,21 +302,19 @@ def _full(bucket: Bucket, now: Instant) -> Free:
 def _read(
     transaction: Transaction, buckets: dict[str, Bucket]
 ) -> tuple[dict[str, dict[str, Claimant]], dict[str, Free]]:
-    lease_rows: list[_Row] = []
-    free_rows: list[_FreeRow] = []
+    lease_rows: list[Row] = []
+    free_rows: list[Row] = []
     if len(buckets) > MANY:
-        lease_rows = [msgspec.convert(row, _Row) for row in transaction.rows(_SQL_LEASES)]
-        free_rows = [msgspec.convert(row, _FreeRow) for row in transaction.rows(_SQL_BUCKETS)]
+        lease_rows, free_rows = transaction.rows(_SQL_LEASES), transaction.rows(_SQL_BUCKETS)
     else:
         for name in buckets:
-            found = transaction.rows(f"{_SQL_LEASES} WHERE bucket = ?", (name,))
-            lease_rows += [msgspec.convert(row, _Row) for row in found]
-            found = transaction.rows(f"{_SQL_BUCKETS} WHERE name = ?", (name,))
-            free_rows += [msgspec.convert(row, _FreeRow) for row in found]
+            lease_rows += transaction.rows(f"{_SQL_LEASES} WHERE bucket = ?", (name,))
+            free_rows += transaction.rows(f"{_SQL_BUCKETS} WHERE name = ?", (name,))
     leases: dict[str, dict[str, Claimant]] = {}
-    for row in lease_rows:
-        leases.setdefault(row.bucket, {})[row.gateway] = Claimant(row.share, row.demand, row.need)
-    return leases, {row.name: Free(row.level, row.at, row.epoch) for row in free_rows}
+    for bucket, gateway, *claim in lease_rows:
+        claims = leases.setdefault(msgspec.convert(bucket, str), {})
+        claims[msgspec.convert(gateway, str)] = msgspec.convert(claim, Claimant)
+    return leases, {msgspec.convert(name, str): msgspec.convert(free, Free) for name, *free in free_rows}
 
 
 def _write_free(transaction: Transaction, name: str, free: Free) -> None:
