@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -94,13 +93,7 @@ def windows(
     return cut
 
 
-def measuring(
-    decoder: Decoder,
-    *,
-    num_tokens: int = 4096,
-    attention: Literal["auto", "reference", "native"] = "auto",
-    in_bytes: bool = False,
-) -> Runner:
+def measuring(decoder: Decoder, *, num_tokens: int = 4096, in_bytes: bool = False) -> Runner:
     """A runner for measurements, with a KV cache for ``num_tokens`` tokens.
 
     The cache has the decoder's number format, or 8-bit integers (``in_bytes``).
@@ -116,7 +109,7 @@ def measuring(
         device=torch.device("cpu"),
         in_bytes=in_bytes,
     )
-    return Runner(decoder, cache, attention, torch.device("cpu"))
+    return Runner(decoder, cache, "auto", torch.device("cpu"))
 
 
 def perplexity(

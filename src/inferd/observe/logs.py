@@ -177,7 +177,6 @@ class LineWriter:
         stream: LogStream,
         on_drop: Callable[[], None],
         *,
-        max_lines: int = MAX_LINES,
         form: Callable[[str], str | None] | None = None,
     ) -> None:
         """``form``: what becomes of a line before it is written; None leaves it out."""
@@ -185,7 +184,6 @@ class LineWriter:
         self._form = form
         self._fd = _descriptor(stream)
         self._on_drop = on_drop
-        self._max_lines = max_lines
         self._lines: deque[str] = deque()
         self._num_in_hand = 0  # out of the queue, and not yet written
         self._is_closed = False
@@ -196,7 +194,7 @@ class LineWriter:
         self._thread.start()
 
     def write(self, line: str) -> None:
-        if self._is_closed or len(self._lines) + self._num_in_hand >= self._max_lines:
+        if self._is_closed or len(self._lines) + self._num_in_hand >= MAX_LINES:
             self._on_drop()
             return
         self._lines.append(line)

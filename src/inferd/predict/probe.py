@@ -46,7 +46,7 @@ class Probe(msgspec.Struct, frozen=True):
             cost.observe(rows, seconds)
 
 
-def probe_rows(measure: Measure, most: int, *, likely: int = 0, budget_s: float = BUDGET_S) -> Probe:
+def probe_rows(measure: Measure, most: int, *, likely: int = 0) -> Probe:
     """Try 1, 2, 4, ... rows, up to ``most``, as long as the next size is expected to fit into the budget.
 
     ``likely``: the result when the time did not suffice to see that more rows no longer pay.
@@ -56,7 +56,7 @@ def probe_rows(measure: Measure, most: int, *, likely: int = 0, budget_s: float 
     rows = 1
     is_whole = False
     while True:
-        if tried and spent_s + 2.0 * tried[-1][1] > budget_s:
+        if tried and spent_s + 2.0 * tried[-1][1] > BUDGET_S:
             break
         seconds = measure(rows)
         if seconds is None:

@@ -222,7 +222,9 @@ def _tensors(config: TritonModel, folder: Path) -> Tree:
     has_rows = config.max_batch_size > 0
     tree: Tree = {}
     if config.input:
-        tree["inputs"] = [_tensor(one, has_rows=has_rows) | _optional(one) for one in config.input]
+        tree["inputs"] = [
+            _tensor(one, has_rows=has_rows) | ({"optional": True} if one.optional else {}) for one in config.input
+        ]
     if config.output:
         tree["outputs"] = [_tensor(one, has_rows=has_rows) | _labels(one, folder) for one in config.output]
     return tree
@@ -254,10 +256,6 @@ def _shape(name: str, dims: tuple[int, ...]) -> tuple[int, ...]:
     if any(size < -1 for size in dims):
         raise _RefusedError(f"{name} has the dims {list(dims)}; a size is -1, for any, or more")
     return dims
-
-
-def _optional(one: Input) -> Tree:
-    return {"optional": True} if one.optional else {}
 
 
 def _labels(one: Output, folder: Path) -> Tree:

@@ -7,7 +7,7 @@ memory, and the database's thread keeps them current.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from inferd import clock
@@ -78,12 +78,11 @@ class KeyDoor:
         usage: UsageJournal,
         config: Config,
         emit: Emit = ignore,
-        now: Callable[[], float] = clock.now,
     ) -> None:
         self._keys = keys
         self.limiter = limiter
         self.usage = usage
-        self.now = now
+        self.now = clock.now
         self._emit = emit
         self._server = config.server
         self._is_exposed = not is_loopback(config.server.host)

@@ -55,17 +55,16 @@ def storable(scale: Tensor, form: Form) -> Tensor:
     return rounding.storable(scale, form.scale_dtype)
 
 
-def nearest(weight: Tensor, form: Form, importance: Tensor | None = None) -> QuantizedWeight:
-    """Every weight [out, in] rounded to its group's best grid. ``importance`` [in]."""
+def nearest(weight: Tensor, form: Form) -> QuantizedWeight:
+    """Every weight [out, in] rounded to its group's best grid."""
     out, inputs = weight.shape
     size = form.group_size or inputs
     values = torch.empty((out, inputs), dtype=torch.int8)
     scale, zero = torch.empty((out, inputs // size)), torch.empty((out, inputs // size))
-    spread = None if importance is None else importance.view(-1, size)
     for first in range(0, out, _ROWS):
         rows = slice(first, min(first + _ROWS, out))
         groups = weight[rows].float().view(-1, inputs // size, size)
-        scale[rows], zero[rows] = grid(groups, form, spread)
+        scale[rows], zero[rows] = grid(groups, form)
         whole = rounding.to_integers(groups, scale[rows], zero[rows], form.bits)
         values[rows] = whole.view(-1, inputs).to(torch.int8)
     return made(values, scale, zero, form)

@@ -94,7 +94,9 @@ def from_json(name: str, datatype: str, shape: list[int], data: bytes, *, is_bas
         values = _values_of(name, datatype, _FLOAT_OR_NULL, shape, depth, data)
         values = [math.nan if value is None else value for value in values]
     if len(values) != count:
-        raise _miscounted(name, datatype, shape, count, len(values))
+        raise wrong_input(
+            name, f"is {datatype} of shape {_short(shape)}, which takes {_values(count)}; {len(values)} came"
+        )
     return _array(name, datatype, values, is_base64=is_base64).reshape(shape)
 
 
@@ -267,10 +269,6 @@ def to_bytes(datatype: str, array: Array) -> bytes:
 
 
 # -- messages ------------------------------------------------------------------------------------
-
-
-def _miscounted(name: str, datatype: str, shape: list[int], count: int, found: int) -> InvalidRequest:
-    return wrong_input(name, f"is {datatype} of shape {_short(shape)}, which takes {_values(count)}; {found} came")
 
 
 def _values(count: int) -> str:

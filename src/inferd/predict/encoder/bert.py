@@ -17,6 +17,8 @@ from inferd.predict.encoder.config import EncoderConfig
 from inferd.predict.encoder.layers import Norm, Product, between
 from inferd.predict.encoder.ragged import Ragged, attend
 
+_MAX_DISTANCE: Final = 128  # from which on all distances share a bucket
+
 
 class _Names(NamedTuple):
     """Where a family keeps a layer's tensors."""
@@ -121,12 +123,12 @@ class Bert:
         return x
 
 
-def _by_distance(table: Tensor, longest: int, max_distance: int = 128) -> Tensor:
+def _by_distance(table: Tensor, longest: int) -> Tensor:
     """T5's buckets (Raffel et al. 2019) of every distance: [buckets, heads] -> [heads, 2 * longest - 1]."""
     distance = torch.arange(1 - longest, longest, device=table.device)  # key minus query
     half = table.shape[0] // 2
     exact = half // 2
     far = distance.abs()
-    spread = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (half - exact)
+    spread = torch.log(far.clamp(min=1).float() / exact) / math.log(_MAX_DISTANCE / exact) * (half - exact)
     bucket = torch.where(far < exact, far, (exact + spread.long()).clamp(max=half - 1))
     return table[bucket + (distance > 0) * half].T.contiguous()

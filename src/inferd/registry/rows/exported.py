@@ -263,8 +263,8 @@ class _Node:
         argument = self._arguments.get(name, {})
         return float(argument.get("as_float", argument.get("as_int", 0)))
 
-    def flag(self, name: str, otherwise: bool = False) -> bool:
-        return bool(self._arguments.get(name, {}).get("as_bool", otherwise))
+    def flag(self, name: str) -> bool:
+        return bool(self._arguments.get(name, {}).get("as_bool", False))
 
     def text(self, name: str) -> str:
         return str(self._arguments.get(name, {}).get("as_string", ""))
@@ -454,10 +454,6 @@ def _squeeze(at: _Node) -> list[Value]:
     if axes is None:
         return [shapes.squeeze(at.first, None)]
     return [shapes.squeeze(at.first, [axis for axis in axes if dims[place(axis, len(dims))] == ONE])]
-
-
-def _permute(at: _Node) -> list[Value]:
-    return [shapes.transpose(at.first, at.integers("dims") or ())]
 
 
 def _transpose(at: _Node) -> list[Value]:
@@ -739,7 +735,7 @@ _RULES: Final[Mapping[str, Rule]] = {
     "gather": _gather,
     "index": _index,
     "linear": _linear,
-    "permute": _permute,
+    "permute": lambda at: [shapes.transpose(at.first, at.integers("dims") or ())],
     "pixel_shuffle": _spatial,
     "pixel_unshuffle": _spatial,
     "repeat": _repeat,
