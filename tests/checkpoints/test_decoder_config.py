@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from tests.families import FAMILIES as WRITTEN
 
-from inferd.checkpoints.architecture import GPT, supported_architectures
+from inferd.checkpoints.architecture import GPT, read_config, supported_architectures
 from inferd.checkpoints.decoder_config import DecoderConfig, Source, read_llama
 from inferd.checkpoints.gpt_config import read_gpt
 from inferd.checkpoints.rope_tables import tables
@@ -245,3 +247,31 @@ def test_a_nested_text_config_is_the_decoder(tmp_path: Path) -> None:
         json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {**PLAIN, "sliding_window": 8}})
     )
     assert read_llama(Source(tmp_path / "config.json"), "Gemma3ForConditionalGeneration").hidden_size == 48
+
+
+# Fields that every config.json of their families has, in whose place inferd takes no default of a family's own.
+ALWAYS_TOLD = {
+    "attn_logit_softcapping", "eos_token_id", "final_logit_softcapping", "head_dim", "num_key_value_heads",
+    "original_max_position_embeddings", "rms_norm_eps", "rope_parameters", "sliding_window", "tie_word_embeddings",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", sorted({model: name for name, (_, model, _) in WRITTEN.items()}.values()))
+def test_a_field_that_is_left_out_has_the_value_that_transformers_gives_it(family: str, tmp_path: Path) -> None:
+    kind, model, _ = WRITTEN[family]
+    told: dict[str, Any] = json.loads(getattr(transformers, kind)().to_json_string(use_diff=False))
+    path = tmp_path / "config.json"
+
+    def of(fields: dict[str, Any]) -> DecoderConfig:
+        path.write_text(json.dumps({**fields, "architectures": [model]}))
+        return read_config(Source(path))
+
+    whole, num_optional = of(told), 0
+    for name in told.keys() - ALWAYS_TOLD:
+        try:
+            found = of({other: value for other, value in told.items() if other != name})
+        except ModelLoadError:
+            continue  # it is needed
+        assert found == whole, name
+        num_optional += 1
+    assert num_optional > 10

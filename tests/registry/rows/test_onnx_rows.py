@@ -74,6 +74,12 @@ CONSTANTS: dict[str, Values] = {
     "row_tiles": np.array([2, 1, 1], np.int64),
 }
 
+# Rows that lie within an axis, as [4 x rows, 3], and back from [4 x rows, n]; and indices.
+COLUMNS = [node("Transpose", "x", "t", perm=[1, 0, 2]), node("Reshape", "t narrow", "f")]
+BACK = [node("Reshape", "g four", "u"), node("Transpose", "u", "y", perm=[1, 0, 2])]
+ONES = [node("Greater", "x zero_f", "p"), node("Cast", "p", "i", to=INT64)]
+ZEROS = [*ONES, node("Sub", "i i", "z")]
+
 # Nodes from x, of the shape [rows, 4, 3], to y. Whether rows stay apart is for the proof to say.
 GRAPHS: dict[str, Sequence[onnx.NodeProto]] = {
     "relu": [node("Relu", "x", "y")],
@@ -218,6 +224,62 @@ GRAPHS: dict[str, Sequence[onnx.NodeProto]] = {
         node("Flatten", "x", "f"),
         ml("Scaler", "f", "y", offset=[0.5] * 12, scale=[2.0] * 12),
     ],
+    "gemm there and back": [*COLUMNS, node("Gemm", "f w35 v5", "g"), *BACK],
+    "gemm with turned weights there and back": [*COLUMNS, node("Gemm", "f w53", "g", transB=1), *BACK],
+    "gemm with a bias from the rows": [*COLUMNS, node("Gemm", "f w33 f", "g"), *BACK],
+    "gemm of turned rows": [*COLUMNS, node("Gemm", "f f", "g", transA=1), node("MatMul", "x g", "y")],
+    "gemm with rows of weights": [
+        *COLUMNS,
+        node("Gemm", "f f", "g", transB=1),
+        node("ReduceMax", "g", "m", keepdims=0),
+        node("Add", "x m", "y"),
+    ],
+    "elements": [node("ArgMax", "x", "i", axis=1), node("GatherElements", "x i", "y", axis=1)],
+    "elements of rows": [*ZEROS, node("GatherElements", "x z", "y", axis=0)],
+    "elements of columns": [
+        *ZEROS,
+        node("Transpose", "x", "t", perm=[1, 0, 2]),
+        node("Transpose", "z", "u", perm=[1, 0, 2]),
+        node("GatherElements", "t u", "g", axis=1),
+        node("Transpose", "g", "y", perm=[1, 0, 2]),
+    ],
+    "elements of a constant": [*ZEROS, node("GatherElements", "k133 z", "y", axis=1)],
+    "elements of fewer dimensions": [*ZEROS, node("Flatten", "x", "f"), node("GatherElements", "f z", "y", axis=1)],
+    "elements of constants": [node("GatherElements", "w33 places_of_w", "k", axis=1), node("MatMul", "x k", "y")],
+    "scattered": [
+        node("ArgMax", "x", "i", axis=1),
+        node("ReduceMin", "x", "m", axes=[1]),
+        node("ScatterElements", "x i m", "y", axis=1),
+    ],
+    "scattered among rows": [*ZEROS, node("ScatterElements", "x z x", "y", axis=0)],
+    "scattered from other rows": [
+        *ZEROS,
+        node("Transpose", "x", "t", perm=[1, 0, 2]),
+        node("ScatterElements", "x z t", "y", axis=2),
+    ],
+    "places of each row": [
+        node("ArgMax", "x", "i", axis=1, keepdims=0),
+        node("Unsqueeze", "i last", "u"),
+        node("GatherND", "x u", "y", batch_dims=1),
+    ],
+    "places of a constant": [*ONES, node("Unsqueeze", "i last", "u"), node("GatherND", "v4 u", "y")],
+    "places of all rows": [
+        *ZEROS,
+        node("Unsqueeze", "z last", "u"),
+        node("GatherND", "x u", "g"),
+        node("ReduceMax", "g", "y", axes=[3, 4]),
+    ],
+    "places behind the rows": [
+        node("Transpose", "x", "t", perm=[1, 0, 2]),
+        node("GatherND", "t two_places", "g"),
+        node("Transpose", "g", "y", perm=[1, 0, 2]),
+    ],
+    "places of the rows": [node("GatherND", "x first_place", "g"), node("Add", "x g", "y")],
+    "places of constants": [
+        node("GatherND", "w33 two_places", "g"),
+        node("Concat", "g g", "k", axis=0),
+        node("Add", "x k", "y"),
+    ],
     "scaler of a deeper tensor": [ml("Scaler", "x", "y", offset=[0.5], scale=[2.0])],
     "scaler of columns": [
         node("Flatten", "x", "f"),
@@ -342,6 +404,12 @@ GRAPHS: dict[str, Sequence[onnx.NodeProto]] = {
     "identity of constants": [node("Add", "w33 w33", "k"), node("MatMul", "x k", "y")],
 }
 CONSTANTS |= {
+    "four": np.array([4, -1, 5], np.int64),
+    "v5": weights(5),
+    "w53": weights(5, 3),
+    "places_of_w": np.array([[0, 2, 1], [1, 1, 1], [2, 0, 0]], np.int64),
+    "two_places": np.array([[0], [2]], np.int64),
+    "first_place": np.array([0], np.int64),
     "back_shape": np.array([-1, 4, 3], np.int64),
     "rows_back": np.array([-1, 4, 3], np.int64),
     "begin": np.array([-(2**62)], np.int64),
@@ -362,12 +430,14 @@ PROVED = {
     "lstm by rows", "zeros like the rows", "exporters' reshape", "expand", "einsum", "equal elements", "one hot",
     "norm of a table", "scaler", "depth", "identity of constants", "imputer", "regressor", "scores of classes", "classes",
     "binarizer", "categories", "features", "features of a constant", "features beside each other", "features beside fewer",
+    "gemm there and back", "gemm with turned weights there and back", "elements", "elements of constants", "scattered",
+    "places of each row", "places of a constant", "places behind the rows", "places of constants",
 }  # fmt: skip
 REFUTED = {
     "flatten all", "softmax over rows", "mean of rows", "sum of all", "largest row", "cumsum of rows", "top rows",
     "attention over rows", "each row with all", "slice of rows", "reversed rows", "gather a row", "pad rows", "concat rows",
     "convolution over rows", "lstm over rows", "einsum over rows", "quantised by the largest", "a choice of one row",
-    "cast like a wider tensor", "features of rows",
+    "cast like a wider tensor", "features of rows", "gemm of turned rows", "gemm with rows of weights", "elements of rows", "elements of columns", "scattered among rows",
 }  # fmt: skip
 
 
