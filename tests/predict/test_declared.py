@@ -60,6 +60,15 @@ def ask(runtime: Runtime, inputs: dict[str, Array], **fields: Any) -> dict[str, 
     return dict(result.outputs)
 
 
+def test_an_input_of_any_rank_stays_one_unless_its_shape_is_declared(tmp_path: Path) -> None:
+    (labels := tmp_path / "labels.txt").write_text("no\nyes\n")
+    echo = Echo([TensorSpec("x", "FP32", (-1, 2)), TensorSpec("free", "UINT8", (-1,))], any_rank=("free",))
+    outputs = [tensor("x_out", [-1, 2], labels_file=str(labels)), tensor("free_out", [-1], "UINT8")]
+    assert declared("m", echo, config(outputs=outputs)).contract.any_rank == ("free",)
+    inputs = [tensor("x", [-1, 2]), tensor("free", [-1], "UINT8", optional=True)]
+    assert declared("m", echo, config(inputs=inputs)).contract.any_rank == ()
+
+
 def test_a_model_that_declares_nothing_is_itself() -> None:
     echo = Echo([TensorSpec("x", "FP32", (-1, 2))])
     assert declared("m", echo, config()) is echo

@@ -59,7 +59,7 @@ class WeightMemory:
         self._thread.join()
         rest = -(-self._reserved // mmap.PAGESIZE) * mmap.PAGESIZE
         if rest < self._size:
-            self._memory.madvise(mmap.MADV_DONTNEED, rest, self._size - rest)
+            self._memory.madvise(mmap.MADV_DONTNEED, rest)
 
     def _touch(self) -> None:
         zeros = os.open("/dev/zero", os.O_RDONLY)
