@@ -238,6 +238,20 @@ def test_unset_is_written_as_nothing_and_truths_in_words() -> None:
     assert load_config(None, {**env, "INFERD_MODELS__M__SOURCE": "demo"}, {}).models["m"].threads is None
 
 
+def test_a_long_value_is_shown_cut_to_eighty_characters() -> None:
+    for length, shown in ((78, "'" + "x" * 78 + "'"), (79, "'" + "x" * 76 + "...")):
+        said = refusal(None, {}, {"server": {"port": "x" * length}})
+        assert said.startswith(f"server.port: {shown} is not")
+
+
+def test_a_section_may_be_merged_into_another(tmp_path: Path) -> None:
+    text = "models:\n  a: &a {source: demo, replicas: 2, queue: {max_requests: 7}}\n  b: {<<: *a, replicas: 3}\n"
+    models = load_config(written(tmp_path, text), {}, {}).models
+    assert [(model.source, model.replicas) for model in models.values()] == [("demo", 2), ("demo", 3)]
+    assert models["b"].queue == models["a"].queue
+    assert "'replicas' is already given" in refusal(written(tmp_path, text.replace("3}", "3, replicas: 4}")))
+
+
 @pytest.mark.parametrize("truth", [True, False])
 def test_a_truth_is_written_in_words(truth: bool) -> None:
     for word in ("true", "Yes", "on", "1") if truth else ("false", "No", "OFF", "0"):

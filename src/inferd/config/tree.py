@@ -350,7 +350,7 @@ def _bad(path: Path, value: object, wanted: str, close: str | None = None) -> Pr
 
 
 def _closest(word: str, choices: list[str]) -> str | None:
-    found = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word.lower(), choices, cutoff=0.6)
     if found:
         return found[0]
     # 'bf16' for 'bfloat16', 'max_seqs' for 'max_num_seqs': the letters in order.

@@ -17,6 +17,8 @@ def read_yaml(path: Path) -> dict[str, object]:
     def mapping(loader: Loader, node: yaml.MappingNode) -> dict[str, object]:
         seen: dict[object, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue  # "<<", which construct_mapping follows
             key, line = loader.construct_object(key_node), key_node.start_mark.line + 1
             if isinstance(key, list | dict):
                 raise ConfigError(f"{path}, line {line}: a key must be a word, not a list or a section.")
@@ -25,7 +27,6 @@ def read_yaml(path: Path) -> dict[str, object]:
                     f"{path}, line {line}: the key {key!r} is already given on line {seen[key]}; keep one of them."
                 )
             seen[key] = line
-        loader.flatten_mapping(node)
         return {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
