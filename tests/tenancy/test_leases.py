@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -284,6 +285,55 @@ def test_a_failed_transaction_costs_level_but_no_share_for_ever(world: World) ->
     world.now += 120.0
     assert first.share() + second.share() == pytest.approx(1.0)
     assert sum(server.ask(tokens) for server in (first, second) for tokens in [150] * 2) >= 3
+
+
+def test_what_runs_stays_counted_when_the_share_that_was_released_beside_it_comes_back(world: World) -> None:
+    first = Server(world, "a")
+    first.tick()
+    assert first.ask()
+    assert first.ask()
+    second = Server(world, "b")
+    second.tick()
+    assert not second.ask(), "it has no share yet, and needs one"
+    second.tick()
+    with pytest.raises(StateUnavailable):
+        first.break_off(is_committed=False)
+    assert first.share("in_flight") < 1
+    for _ in range(3):
+        for server in (first, second):
+            server.tick()
+            found = sum(len(each.running) + each.level("in_flight") for each in (first, second))
+            assert found <= 4 + 1e-6
+    assert found == pytest.approx(4)
+
+
+def rows(world: World, table: str) -> int:
+    with world.database.reading() as transaction:
+        ((count,),) = transaction.rows(f"SELECT COUNT(*) FROM {table}")
+        return msgspec.convert(count, int)
+
+
+def test_the_last_server_without_a_limit_leaves_no_row_of_it(world: World) -> None:
+    servers = [Server(world, name) for name in "ab"]
+    for server in servers:
+        server.tick()
+    assert (rows(world, "buckets"), rows(world, "leases")) == (3, 6)
+    for server, left in zip(servers, ((3, 4), (1, 2)), strict=True):
+        server.limiter.configure({"key:k": Limits(rpm=60)}, world.now)
+        server.tick()
+        assert (rows(world, "buckets"), rows(world, "leases")) == left
+
+
+def test_of_a_dead_server_no_row_is_left(world: World) -> None:
+    first, second = Server(world, "a"), Server(world, "b")
+    for server in (first, second):
+        server.tick()
+    with world.database.transaction() as transaction:
+        for name in "ab":
+            transaction.execute("INSERT INTO gateways (id, host, seen_at) VALUES (?, ?, ?)", (name, "here", world.now))
+    world.alive.discard("a")
+    second.tick()
+    assert (rows(world, "gateways"), rows(world, "leases")) == (1, 3)
 
 
 def counted(world: World, monkeypatch: pytest.MonkeyPatch) -> list[bool]:

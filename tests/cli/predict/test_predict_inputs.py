@@ -136,7 +136,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
     assert "its columns have different numbers of values: a 2, b 2, c 1, d 2." in said
 
 
-@pytest.mark.parametrize("word", ['["a", 1]', '{"text": ["1", 2]}', "[[1, 2], [3]]"])
+@pytest.mark.parametrize("word", ['["a", 1]', '{"text": ["1", 2]}', '{"ids": ["1", 2]}', "[[1, 2], [3]]"])
 def test_a_list_of_texts_and_numbers_is_refused(word: str) -> None:
     assert "neither texts nor numbers" in refused(word, specs=(TEXT, IDS))
 

@@ -73,6 +73,17 @@ def test_scores_that_are_no_probabilities_have_no_bars(scores: list[float]) -> N
     assert [[cell.strip() for cell in line][-2:] for line in lines] == [["b", high], ["a", low]]
 
 
+def test_scores_stand_below_each_other_whatever_the_lengths_of_their_names() -> None:
+    lines = shown(np.array([[0.25, 0.75]], np.float32), labels=("a", "a longer name"))
+    assert [line[-2].strip() for line in lines] == ["0.7500", "0.2500"]
+    console = Console(width=200)
+    with console.capture() as captured:
+        spec = TensorSpec("y", "FP32", (-1,), labels=("a", "a longer name"))
+        console.print(table_of({"y": np.array([[0.25, 0.75]])}, {"y": spec}, None))
+    places = {line.index("0.") for line in captured.get().splitlines() if "0." in line}
+    assert len(places) == 1
+
+
 def text(outputs: dict[str, Any]) -> list[list[str]]:
     """The words of a table's lines, with its head."""
     specs = {name: TensorSpec(name, "FP32", (-1,)) for name in outputs}
@@ -92,6 +103,11 @@ def test_rows_are_numbered_where_there_are_several_and_a_value_for_all_of_them_s
         ["1", "6"],
         ["z", "7"],
     ]
+
+
+def test_of_a_long_text_the_beginning_and_the_length_are_shown() -> None:
+    assert text_of(b"x" * 400) == "x" * 400
+    assert text_of(b"x" * 1401) == "x" * 400 + "... (1,401 characters)"
 
 
 def test_a_text_of_json_is_indented_and_another_is_not() -> None:
