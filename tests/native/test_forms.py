@@ -62,7 +62,7 @@ def test_the_forms_of_a_rule_are_these() -> None:
         (FLOATS, 3 * 100, 3 * (100 + 4)),
         (GROUPED, 3 * 2 * (64 + 2), 3 * (2 * (64 + 2) + 4)),  # the second of the groups is padded
         (FOUR, 3 * 2 * (32 + 3), 3 * (2 * (32 + 3) + 4)),
-        (Form(4, 30, False), 3 * 4 * (16 + 2), 3 * (4 * (16 + 2) + 4)),  # 30 integers in four lanes of eight
+        (Form(4, 33, False), 3 * 4 * (20 + 2), 3 * (4 * (20 + 2) + 4)),  # 33 integers in five lanes of eight
         (Form(8, 30, True), 3 * 4 * (32 + 3), 3 * (4 * (32 + 3) + 4)),
     ],
 )

@@ -91,6 +91,7 @@ def test_a_model_without_a_configuration_is_what_its_file_says(tmp_path: Path) -
 def test_versions_are_chosen_by_their_policy(tmp_path: Path) -> None:
     for number in (1, 2, 10):
         simple_model(tmp_path / f"m/{number}/model.onnx")
+    write(tmp_path, {"m/11": "a file, and no version", "m/notes/model.onnx": "in a folder that is no version"})
 
     def served(policy: str) -> set[str]:
         write(tmp_path, {"m/config.pbtxt": f'backend: "onnxruntime" {policy}'})

@@ -37,7 +37,7 @@ class Sure(Acceptance):
     def __init__(self) -> None:
         super().__init__(1.0)
 
-    def note(self, was_right: bool) -> None:
+    def record(self, was_right: bool) -> None:
         pass
 
 
@@ -47,6 +47,26 @@ class AllSure(Chances):
 
     def __getitem__(self, value: float) -> Acceptance:
         return Sure()
+
+
+class Recorded(Chances):
+    """What became of the guesses, whatever their value."""
+
+    def __init__(self) -> None:
+        super().__init__((), (1.0,))
+        self.outcomes: list[bool] = []
+
+    def __getitem__(self, value: float) -> Acceptance:
+        return _Recording(self.outcomes)
+
+
+class _Recording(Sure):
+    def __init__(self, outcomes: list[bool]) -> None:
+        super().__init__()
+        self._outcomes = outcomes
+
+    def record(self, was_right: bool) -> None:
+        self._outcomes.append(was_right)
 
 
 def always(engine: Engine, draft: DraftModel | None = None) -> Speculation:

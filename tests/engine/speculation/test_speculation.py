@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import write_tiny_model
-from tests.engine.speculation.speculating import Prophet, always
+from tests.engine.speculation.speculating import Prophet, Recorded, always
 
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from inferd.engine.engine import Engine
@@ -235,6 +235,30 @@ def test_a_draft_that_is_the_model_itself_is_always_right_and_saves_its_steps(ti
     assert tell(outputs) == tell(run(twin, request))
     assert drafted == accepted == 35
     assert steps == 1 + 40 // 8, "the prompt, and then eight tokens in each step"
+
+
+@pytest.mark.parametrize("error_rate", [0.0, 0.4, 1.0])
+def test_of_each_draft_the_right_guesses_and_the_first_wrong_one_are_learned_from(
+    tiny_model: Path, twin: Engine, error_rate: float
+) -> None:
+    request = make("r", [20, 30, 40], max_tokens=41, ignore_eos=True)
+    answer = [token for output in run(twin, request) for delta in output.deltas for token in delta.token_ids]
+    engine = build(tiny_model, SpeculationConfig(max_tokens=4))
+    speculation = always(engine, Prophet(lambda sequence: answer, seed=5, error_rate=error_rate))
+    tokens, drafts = Recorded(), Recorded()
+    speculation._surenesses, speculation._any_guess = tokens, drafts[1.0]
+    engine.add(engine.prepare(request), 0.0)
+    accepted = whole = some = steps = 0
+    while engine.due(0.0) is not None:
+        _, stats = engine.step(0.0)
+        accepted += stats.accepted_tokens
+        steps += stats.drafted_tokens > 0
+        some += stats.accepted_tokens > 0
+        whole += 0 < stats.accepted_tokens == stats.drafted_tokens
+    assert tokens.outcomes.count(True) == accepted
+    assert tokens.outcomes.count(False) == steps - whole
+    assert (drafts.outcomes.count(True), len(drafts.outcomes)) == (some, steps)
+    assert (accepted > 0, whole < steps) == (error_rate < 1, error_rate > 0)
 
 
 def test_guesses_at_a_period_of_the_prompt_are_right(tiny_model: Path, twin: Engine) -> None:
