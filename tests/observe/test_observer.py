@@ -293,3 +293,16 @@ def test_a_scrape_names_models_and_no_tenant() -> None:
     assert not labels & {"tenant", "key", "key_id", "user"}
     assert {"tiny", "other"} <= {value for _, names in samples(observer) for _, value in names}
     assert read(observer, "inferd_requests_total", model="tiny", replica="0", outcome="done") == 2
+
+
+def test_a_model_that_is_added_is_on_the_page_as_if_it_had_been_there_from_the_beginning() -> None:
+    def page(observer: Observer) -> list[str]:
+        lines = observer.render_metrics().decode().splitlines()
+        observer.close()
+        return sorted(line for line in lines if 'model="new"' in line)
+
+    later = an_observer({"tiny": 1})
+    later.configure({"tiny": 1, "new": 2}, access_log=False)
+    found = page(later)
+    assert found
+    assert found == page(an_observer({"new": 2}))
