@@ -325,6 +325,16 @@ def test_a_flat_distribution_is_cut_by_top_p_where_a_full_sort_cuts_it(top_p: fl
     assert others[1] == floors[0]
 
 
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_equal_tokens_beyond_the_likeliest_count_for_top_p(top_k: int) -> None:
+    """More of them than are looked at first have the logit at which top-k cuts, and all of them are kept."""
+    y = torch.full((1, 20_000), math.log(0.0001))
+    y[0, 7] = 0.0
+    floors = _thresholds(y, [SamplingParams(top_p=0.9, top_k=top_k)])
+    assert floors is not None
+    assert floors[0] == y[0, 0], "the first has a third of the mass"
+
+
 @pytest.mark.parametrize("size", [1, 24, 128, 129, 1000, 10_001])
 def test_a_draw_inverts_the_cumulative_distribution_in_vocabulary_order(size: int) -> None:
     logits = torch.randn(1, size, generator=torch.Generator().manual_seed(size))

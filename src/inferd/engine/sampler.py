@@ -153,7 +153,7 @@ class Sampler:
             said = torch.cat((self._prompt_ids(row.prompt_ids, x), self._ids(row.output_ids, x)))
             y = x[said]
             x[said] = torch.where(y > 0, y / sampling.repetition_penalty, y * sampling.repetition_penalty)
-        if (sampling.presence_penalty or sampling.frequency_penalty) and row.output_ids:
+        if sampling.presence_penalty or sampling.frequency_penalty:
             times = {t: c for t, c in Counter(row.output_ids).items() if 0 <= t < self._vocab_size}
             counts = torch.tensor(list(times.values()), dtype=x.dtype, device=x.device)
             x[self._ids(times, x)] -= sampling.frequency_penalty * counts + sampling.presence_penalty
