@@ -33,22 +33,6 @@ class KVCache:
     side.
     """
 
-    __slots__ = (
-        "_untouched",
-        "block_size",
-        "dtype",
-        "head_dim",
-        "in_bytes",
-        "in_rows",
-        "key_groups",
-        "key_scales",
-        "keys",
-        "num_blocks",
-        "num_kv_heads",
-        "value_scales",
-        "values",
-    )
-
     def __init__(
         self,
         *,

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from inferd.predict.contract import Array, Contract
+from inferd.predict.contract import Array, Contract, widened
 
 _OF_SCALE: Final = 1e-4  # the difference that rounding may make, as a part of the output's largest number
 _OF_VALUE: Final = 1e-3  # relative to the number itself
@@ -26,7 +26,7 @@ _HALF_MODELS: Final = frozenset({"float16", "bfloat16"})
 def reals(array: Array) -> npt.NDArray[np.float64]:
     """Real numbers as float64; uint16 are bfloat16."""
     if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return widened(array).astype(np.float64)
     return array.astype(np.float64)
 
 

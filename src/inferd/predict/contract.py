@@ -56,6 +56,11 @@ def object_array(values: Sequence[object]) -> Array:
     return made
 
 
+def widened(array: Array) -> npt.NDArray[np.float32]:
+    """A tensor of BF16 as numbers: the upper halves of float32."""
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
 class Contract(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs and outputs of a loaded model, and what its batches may be.
 

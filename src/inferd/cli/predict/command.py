@@ -23,7 +23,7 @@ from inferd.cli.running.control import Answered, Server, server_options, working
 from inferd.cli.terminal import console
 from inferd.errors import InvalidRequest, Unavailable
 from inferd.predict.codecs.tensors import from_bytes, from_json, to_bytes
-from inferd.predict.contract import NUMPY, Array
+from inferd.predict.contract import NUMPY, Array, widened
 from inferd.types import TensorSpec
 
 _HEAD: Final = "inference-header-content-length"
@@ -270,18 +270,9 @@ def _read(answered: Answered) -> tuple[_Answer, dict[str, Array]]:
             arrays[output.name] = from_json(output.name, output.datatype, output.shape, bytes(output.data))
             continue
         array = from_bytes(output.name, output.datatype, output.shape, body, at, size)
-        arrays[output.name] = _widened(output.datatype, array)
+        arrays[output.name] = widened(array) if output.datatype == "BF16" else array
         at += size
     return answer, arrays
-
-
-def _widened(datatype: str, array: Array) -> Array:
-    """BF16 as numbers: the upper halves of float32."""
-    if datatype != "BF16":
-        return array
-    import numpy as np
-
-    return (array.astype(np.uint32) << 16).view(np.float32)
 
 
 def _decoded(body: bytes, shape: type[Shape]) -> Shape:

@@ -72,21 +72,6 @@ class _Pinned:
 class StepsOnDevice:
     """Brings steps to a device and computes them there."""
 
-    __slots__ = (
-        "_cache",
-        "_decoder",
-        "_device",
-        "_graphs",
-        "_kind",
-        "_lengths",
-        "_null_block",
-        "_pinned",
-        "_rows",
-        "_sizes",
-        "_starts",
-        "_table",
-    )
-
     def __init__(self, decoder: Decoder, cache: KVCache, kind: AttentionKind, device: Device, *, max_rows: int) -> None:
         """``cache``: no sequence uses its last block. ``max_rows``: rows of a step, for which memory is pinned."""
         self._decoder, self._cache, self._kind, self._device = decoder, cache, kind, device

@@ -88,21 +88,6 @@ class Experts:
 class Layer:
     """Attention and feed-forward of one layer, with its norms."""
 
-    __slots__ = (
-        "config",
-        "family",
-        "feed_forward",
-        "head_transform",
-        "index",
-        "k_norm",
-        "norms",
-        "out",
-        "q_norm",
-        "qkv",
-        "scoring",
-        "table",
-    )
-
     def __init__(
         self, config: DecoderConfig, family: Family, weights: Weights, index: int, table: Table | None
     ) -> None:

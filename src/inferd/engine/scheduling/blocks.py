@@ -94,24 +94,6 @@ class BlockPool:
     Every change is O(1) per block, and O(log tenants) per call where there are several tenants.
     """
 
-    __slots__ = (
-        "_batch_of",
-        "_by_key",
-        "_changed",
-        "_free",
-        "_heap",
-        "_keys",
-        "_num_cached",
-        "_num_stamps",
-        "_refs",
-        "_retention",
-        "_tenant_of",
-        "_tenants",
-        "_uses",
-        "_weights",
-        "num_blocks",
-    )
-
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")

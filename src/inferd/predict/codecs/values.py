@@ -17,7 +17,7 @@ from inferd.errors import InvalidRequest
 from inferd.predict.bounds import MAX_RANK, check_answered, check_rows
 from inferd.predict.codecs.reading import shown
 from inferd.predict.codecs.tensors import to_json
-from inferd.predict.contract import Array, Contract, datatype_of, object_array
+from inferd.predict.contract import Array, Contract, datatype_of, object_array, widened
 from inferd.predict.runtime import Result
 from inferd.types import ModelInfo, TensorSpec
 
@@ -149,7 +149,7 @@ def nested(result: Result, wanted: Sequence[str], info: ModelInfo) -> dict[str, 
         if datatype == "BYTES":
             found[name] = object_array(to_json(name, datatype, array)).reshape(array.shape).tolist()
         elif datatype == "BF16":
-            found[name] = (array.astype(np.uint32) << 16).view(np.float32).tolist()
+            found[name] = widened(array).tolist()
         else:
             found[name] = array.tolist()
     return found
