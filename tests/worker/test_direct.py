@@ -277,6 +277,17 @@ def test_a_flood_is_answered_bit_by_bit_and_a_model_for_which_batches_pay_gets_i
         made.close()
 
 
+@pytest.mark.parametrize("deadline_s", [None, 600.0])
+def test_while_much_is_held_and_nothing_is_to_be_computed_yet_more_is_read(
+    patient: Gateway, monkeypatch: pytest.MonkeyPatch, deadline_s: float | None
+) -> None:
+    monkeypatch.setattr(backend_module, "MAX_HELD_BYTES", 10)
+    patient.send(asked("a", 10**10, deadline_s=deadline_s))
+    until_now(lambda: patient.backend.is_full, "the request is held")
+    patient.send(Cancel("a"))
+    assert ends(patient.outputs()) == {"a": "cancelled"}
+
+
 def test_nothing_more_is_read_while_much_is_held_and_there_is_something_to_compute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
