@@ -60,23 +60,6 @@ ANSWERS = {
 """The statuses of HTTP that may stand for one of gRPC's in the log."""
 
 
-@pytest.fixture(scope="module")
-def listening() -> Iterator[GrpcRunning]:
-    with running() as server:
-        yield server
-
-
-@pytest.fixture
-def server(listening: GrpcRunning) -> GrpcRunning:
-    return listening.reset()
-
-
-@pytest.fixture(scope="module")
-def connected(listening: GrpcRunning) -> Iterator[grpc.Channel]:
-    with listening.channel() as channel:
-        yield channel
-
-
 def failure(channel: grpc.Channel, name: str = "ModelInfer", message: Any = None, **call: Any) -> grpc.RpcError:
     with pytest.raises(grpc.RpcError) as failed:
         unary(channel, name, message if message is not None or name != "ModelInfer" else infer_request(), **call)

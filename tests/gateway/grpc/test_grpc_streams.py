@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -30,23 +29,6 @@ from inferd.errors import InvalidRequest, Overloaded
 from inferd.gateway.grpc import streams
 from inferd.tenancy.principal import Principal
 from inferd.types import Delta, End, Output, Prediction, PredictRequest, Usage
-
-
-@pytest.fixture(scope="module")
-def listening() -> Iterator[GrpcRunning]:
-    with running() as server:
-        yield server
-
-
-@pytest.fixture
-def server(listening: GrpcRunning) -> GrpcRunning:
-    return listening.reset()
-
-
-@pytest.fixture(scope="module")
-def connected(listening: GrpcRunning) -> Iterator[grpc.Channel]:
-    with listening.channel() as channel:
-        yield channel
 
 
 class Asking:

@@ -27,17 +27,6 @@ from inferd.types import End, Output, Prediction, PredictRequest, Usage
 BODY = infer_request(id="mine").SerializeToString()
 
 
-@pytest.fixture(scope="module")
-def listening() -> Iterator[GrpcRunning]:
-    with running() as server:
-        yield server
-
-
-@pytest.fixture
-def server(listening: GrpcRunning) -> GrpcRunning:
-    return listening.reset()
-
-
 @pytest.fixture
 def client(server: GrpcRunning) -> Iterator[Client]:
     made = Client(server.port)

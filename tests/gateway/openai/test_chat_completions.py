@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import openai
 import pytest
@@ -12,17 +12,6 @@ from tests.gateway.fakes import FakeRouter, Running, logprob, post, running, sse
 from inferd.types import Chat, Delta, End, Failure, GenerateRequest, Output, PromptReport, Usage
 
 HI = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[Running]:
-    with running() as started:
-        yield started
-
-
-@pytest.fixture
-def server(shared_server: Running) -> Running:
-    return shared_server.reset()
 
 
 def chat_of(server: Running) -> Chat:

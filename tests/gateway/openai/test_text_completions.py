@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import openai
 import pytest
-from tests.gateway.fakes import Running, post, running, sse, words
+from tests.gateway.fakes import Running, post, sse, words
 
 from inferd.errors import Unavailable, WorkerDied
 from inferd.types import Delta, End, Failure, GenerateRequest, Output, PromptReport, TextPrompt, TokenPrompt, Usage
-
-
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[Running]:
-    with running() as started:
-        yield started
-
-
-@pytest.fixture
-def server(shared_server: Running) -> Running:
-    return shared_server.reset()
 
 
 def test_the_public_client_gets_text_and_a_stream(server: Running) -> None:

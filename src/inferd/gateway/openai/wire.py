@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from inferd.predict.codecs.text_wire import Ignored
+
 JSON = dict[str, Any]
 
 # -- requests ----------------------------------------------------------------------------------
@@ -26,9 +28,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     type: str
 
 
-_ignored = Meta(description="Accepted and ignored; listed in the x-inferd-ignored-params header.")
 _refused = Meta(description="Not supported: any value but null, false or empty is refused with 400.")
-Ignored = Annotated[Raw | UnsetType, _ignored]
 Refused = Annotated[Raw | UnsetType, _refused]
 
 

@@ -23,11 +23,10 @@ from inferd.predict.steps.operation import (
 )
 
 
-class Softmax(Operation, frozen=True, kw_only=True):
-    """Logits to probabilities along ``axis``."""
+class _AlongAxis(Operation, frozen=True, kw_only=True):
+    """Numbers to as many floats, whose values depend on those along ``axis``."""
 
     axis: int = -1
-    temperature: Annotated[float, Meta(gt=0)] = 1.0
 
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
         spec = numbers("input", inputs["input"])
@@ -36,6 +35,12 @@ class Softmax(Operation, frozen=True, kw_only=True):
 
     def is_by_rows(self, ndim: int) -> bool:
         return is_behind_rows(self.axis, ndim)
+
+
+class Softmax(_AlongAxis, frozen=True, kw_only=True):
+    """Logits to probabilities along ``axis``."""
+
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
 
     def run(self, inputs: Tensors) -> Tensors:
         logits = floats(inputs["input"])
@@ -167,18 +172,8 @@ class Threshold(Operation, frozen=True, kw_only=True):
         return {"output": names[np.asarray(found).astype(np.intp)]}
 
 
-class L2Normalize(Operation, frozen=True, kw_only=True):
+class L2Normalize(_AlongAxis, frozen=True, kw_only=True):
     """Vectors of length one along ``axis``; a zero vector stays one."""
-
-    axis: int = -1
-
-    def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
-        spec = numbers("input", inputs["input"])
-        axis_of(spec, self.axis)
-        return {"output": as_floats(spec)}
-
-    def is_by_rows(self, ndim: int) -> bool:
-        return is_behind_rows(self.axis, ndim)
 
     def run(self, inputs: Tensors) -> Tensors:
         vectors = floats(inputs["input"])
