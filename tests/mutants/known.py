@@ -88,8 +88,8 @@ KNOWN: Final = (
     Known(
         "a stop string ends an answer below min_tokens",
         "engine/generation.py",
-        "self._say(self._detokenizer.push(token_id), may_stop)",
-        "self._say(self._detokenizer.push(token_id), True)",
+        "self._say(self.detokenizer.push(token_id), may_stop)",
+        "self._say(self.detokenizer.push(token_id), True)",
         ("tests/engine/test_engine.py",),
     ),
     Known(
