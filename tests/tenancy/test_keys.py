@@ -54,14 +54,11 @@ def create(database: Database, *, by: Principal = OPERATOR, now: float | None = 
 
 def test_a_key_opens_the_door_to_what_it_was_made_for(database: Database) -> None:
     key = create(database, models=("chat", "team-*"), rpm=5, tpm=7, max_in_flight=2, priority="interactive")
-    tenant = TenantConfig(weight=3.0, rpm=50, region="eu")
+    tenant = TenantConfig(weight=3.0, region="eu")
     principal = ring_of(database, team=tenant).find(key).principal
     assert principal.tenant == "team"
     assert principal.scopes == {"infer", "models"}
-    assert (principal.limits, principal.tenant_limits) == (
-        Limits(rpm=5, tpm=7, max_in_flight=2),
-        Limits(rpm=50),
-    )
+    assert principal.limits == Limits(rpm=5, tpm=7, max_in_flight=2)
     assert (principal.weight, principal.region, principal.priority, principal.default_priority) == (3.0, "eu", -1, -1)
     assert [principal.may_use(model) for model in ("chat", "team-x", "other")] == [True, True, False]
     assert not principal.may("admin")

@@ -75,9 +75,8 @@ class Lazy(Commands):
 @click.group(cls=Lazy, help=OVERVIEW, context_settings=SETTINGS)
 @click.version_option(__version__, "-V", "--version", prog_name="inferd", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show Python tracebacks of errors (also INFERD_DEBUG=1).")
-@click.pass_context
-def cli(ctx: click.Context, debug: bool) -> None:
-    ctx.obj = {"debug": debug or is_debug()}
+def cli(debug: bool) -> None:
+    """``main`` has read the flag before anything else."""
 
 
 def main(args: list[str] | None = None) -> int:

@@ -138,7 +138,6 @@ class KeyRow(msgspec.Struct, frozen=True, array_like=True):
             weight=tenant.weight,
             region=tenant.region or "",
             limits=Limits(rpm=self.rpm, tpm=self.tpm, max_in_flight=self.max_in_flight),
-            tenant_limits=Limits(rpm=tenant.rpm, tpm=tenant.tpm, max_in_flight=tenant.max_in_flight),
             expires_at=self.expires_at,
         )
 

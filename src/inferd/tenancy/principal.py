@@ -43,7 +43,6 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     region: str = ""
     limits: Limits = Limits()  # the key's own
-    tenant_limits: Limits = Limits()  # shared by all keys of the tenant
     expires_at: float | None = None  # seconds since the epoch
 
     def may(self, scope: Scope) -> bool:
