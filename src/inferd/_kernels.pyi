@@ -40,7 +40,7 @@ def round_weights(
 def unpack_rows(weights: Weights, ids: int, count: int, out_dtype: int, out: int, threads: int, /) -> None: ...
 
 class Weights:
-    """Of a linear layer: addresses of what whoever makes it keeps alive. ``format``: f32, bf16, int8, int4."""
+    """Of a linear layer: addresses of memory that its maker keeps alive. ``format``: f32, bf16, int8, int4."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ def gate_and_mul(
 ) -> None: ...
 
 class Decoder:
-    """A Llama-like decoder's plan: addresses of what whoever makes it keeps alive (kernels/decoder.h)."""
+    """A Llama-like decoder's plan: addresses of memory that its maker keeps alive (kernels/decoder.h)."""
 
     def __init__(
         self,

@@ -144,7 +144,7 @@ def test_who_comes_again_gets_the_same_version_and_none_gets_one_without_a_share
         assert able != "digits" or not share["digits@1"] + share["digits@2"]
 
 
-def test_shares_are_what_the_weights_say_and_a_change_moves_only_those_who_must(folder: Path) -> None:
+def test_shares_are_what_the_weights_say_and_a_change_moves_only_the_users_it_must(folder: Path) -> None:
     before, after = weighted(folder, v2=90, v10=10).models, weighted(folder, v2=70, v10=30).models
     units = [str(number) for number in range(4000)]
     first = [entry_drawn(before, "digits", unit) for unit in units]

@@ -37,8 +37,8 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
         (
             "tests/gateway/grpc/test_grpc_calls.py::test_a_request_ends_when_its_client_cancels",
             "tests/gateway/grpc/test_grpc_calls.py::test_a_request_ends_with_its_deadline",
-            "tests/gateway/grpc/test_grpc_calls.py::test_who_floods_with_pings_is_sent_away",
-            "tests/http/http2/test_http2_floods.py::test_who_floods_is_sent_away",
+            "tests/gateway/grpc/test_grpc_calls.py::test_a_client_that_floods_with_pings_is_sent_away",
+            "tests/http/http2/test_http2_floods.py::test_a_client_that_floods_is_sent_away",
             "tests/http/http2/test_http2_floods.py::test_a_window_that_opens_by_a_byte_at_a_time_is_given_up_as_well",
             "tests/gateway/grpc/test_grpc_calls.py::test_a_request_that_is_too_large_is_refused",
             "tests/gateway/grpc/test_grpc_calls.py::test_a_server_that_leaves_finishes_what_it_began",

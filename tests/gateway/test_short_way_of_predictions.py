@@ -169,7 +169,7 @@ ASKED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
-def test_everybody_sees_the_same_with_and_without_the_short_way(tmp_path: Path, departed: list[str]) -> None:
+def test_every_client_sees_the_same_with_and_without_the_short_way(tmp_path: Path, departed: list[str]) -> None:
     async def asked(site: Site) -> tuple[list[Any], list[Any]]:
         site.events.clear()
         found = []
@@ -218,7 +218,7 @@ def test_tensors_as_bytes_take_it_as_well(tmp_path: Path, departed: list[str]) -
     through(tmp_path, then)
 
 
-def test_a_worker_that_dies_costs_nobody_his_answer(tmp_path: Path, departed: list[str]) -> None:
+def test_a_worker_that_dies_costs_no_request_its_answer(tmp_path: Path, departed: list[str]) -> None:
     async def then(site: Site) -> None:
         async with site.client() as client:
             for values in ((1, 2), (1, 2), (99, 1), (1, 2)):

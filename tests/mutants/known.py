@@ -162,6 +162,6 @@ KNOWN: Final = (
         "predict/backend.py",
         "for item in self._batcher.expire(now):",
         "for item in ():",
-        ("tests/predict/test_backend.py::test_who_expires_while_others_are_computed_never_runs",),
+        ("tests/predict/test_backend.py::test_a_request_that_expires_while_others_are_computed_never_runs",),
     ),
 )

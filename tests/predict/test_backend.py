@@ -135,7 +135,7 @@ def test_who_is_too_late_is_neither_decoded_nor_computed() -> None:
     assert not runtime.batches
 
 
-def test_who_expires_while_others_are_computed_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_expires_while_others_are_computed_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Doubler()
     made = backend(runtime, max_rows=1)
     made.submit(request("first", 1, arrived_at=now), now)
@@ -150,7 +150,7 @@ def test_who_expires_while_others_are_computed_never_runs(monkeypatch: pytest.Mo
     assert runtime.batches == [["first"]]
 
 
-def test_who_is_cancelled_before_he_begins_ends_at_once_and_never_runs() -> None:
+def test_a_request_that_is_cancelled_before_it_begins_ends_at_once_and_never_runs() -> None:
     runtime = Doubler()
     made = backend(runtime, mode="static")
     made.submit(request("a", 1), now)

@@ -116,7 +116,7 @@ class Model:
 
 @few
 @given(limits, events, st.sampled_from([0.0, 0.001, 0.01]))
-def test_everybody_leaves_the_batcher_once(
+def test_every_request_leaves_the_batcher_once(
     limits: Limits, events: list[dict[str, object] | float | int], seconds: float
 ) -> None:
     model = Model(limits, seconds)
@@ -234,7 +234,7 @@ def test_the_best_class_goes_first_and_others_ride_along(priorities: list[int], 
     assert len(CLASSES) == 4
 
 
-def test_who_may_not_wait_is_computed_at_once_with_whoever_is_there() -> None:
+def test_a_request_that_may_not_wait_is_computed_at_once_with_those_that_wait() -> None:
     batcher = _expecting_company()
     batcher.add(Item(request_id="one", inputs={}), 1.0)
     assert batcher.due(1.0) > 1.0  # type: ignore[operator]
@@ -243,7 +243,7 @@ def test_who_may_not_wait_is_computed_at_once_with_whoever_is_there() -> None:
     assert [item.request_id for item in batcher.next_batch(1.0)] == ["one", "two"]
 
 
-def test_it_waits_while_company_is_expected_and_no_longer_than_three_gaps() -> None:
+def test_it_waits_while_another_request_is_expected_and_no_longer_than_three_gaps() -> None:
     batcher = _expecting_company()
     batcher.add(Item(request_id="one", inputs={}), 1.0)
     due = batcher.due(1.0)
@@ -253,7 +253,7 @@ def test_it_waits_while_company_is_expected_and_no_longer_than_three_gaps() -> N
     assert [item.request_id for item in batcher.next_batch(1.02)] == ["one"]
 
 
-def test_a_model_that_takes_half_of_the_latency_budget_makes_nobody_wait() -> None:
+def test_a_model_that_takes_half_of_the_latency_budget_makes_no_request_wait() -> None:
     batcher = _expecting_company(latency_budget_s=0.04)
     batcher.add(Item(request_id="one", inputs={}), 1.0)
     assert batcher.due(1.0) == 1.0
@@ -282,7 +282,7 @@ def test_a_batch_takes_half_of_the_latency_budget_or_is_half_fixed_time(
     assert not batcher.next_batch(1.0)
 
 
-def test_who_would_expire_meanwhile_is_not_held_back() -> None:
+def test_a_request_that_would_expire_meanwhile_is_not_held_back() -> None:
     batcher = _expecting_company()
     batcher.add(Item(request_id="one", inputs={}, expires_at=1.02), 1.0)
     assert batcher.due(1.0) == 1.0
@@ -371,6 +371,6 @@ def test_a_window_keeps_the_throughput_of_large_batches_and_loses_their_tail() -
 
 
 @pytest.mark.parametrize("rate", [20.0, 75.0, 200.0, 600.0])
-def test_waiting_costs_nobody_more_than_the_window(rate: float) -> None:
+def test_waiting_costs_no_request_more_than_the_window(rate: float) -> None:
     at_once = lightly_loaded(Limits(max_rows=32, max_delay_s=0.0), rate)
     assert lightly_loaded(Limits(max_rows=32, max_delay_s=0.01), rate) <= at_once + 0.01

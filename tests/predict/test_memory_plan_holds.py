@@ -68,7 +68,7 @@ def peaks() -> dict[str, int]:
     return found
 
 
-def test_nobody_takes_more_than_the_plan_gives_it_and_nobody_starves(
+def test_no_model_takes_more_than_the_plan_gives_it_and_none_starves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))

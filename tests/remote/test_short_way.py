@@ -228,7 +228,7 @@ def run(body: dict[str, Any], script: Script) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_everybody_sees_the_same_with_and_without_the_short_way(case: str) -> None:
+def test_every_client_sees_the_same_with_and_without_the_short_way(case: str) -> None:
     body, script = CASES[case]
     with pytest.MonkeyPatch.context() as patch:
         counted = Counted(patch)

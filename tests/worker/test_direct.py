@@ -155,7 +155,7 @@ def test_a_request_that_is_cancelled_before_it_begins_ends_at_once(patient: Gate
     assert patient.runtime.batches == [["b", "c", "d", "e"]]
 
 
-def test_a_deadline_ends_what_waits_for_company_that_never_comes(patient: Gateway) -> None:
+def test_a_deadline_ends_what_waits_for_a_batch_that_never_fills(patient: Gateway) -> None:
     patient.send(asked("late", 1, deadline_s=0.05))
     began = clock.now()
     (output,) = patient.outputs()

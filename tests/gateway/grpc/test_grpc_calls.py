@@ -524,7 +524,7 @@ def frames_of(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
         received += piece
 
 
-def test_who_floods_with_pings_is_sent_away(server: GrpcRunning, connected: grpc.Channel) -> None:
+def test_a_client_that_floods_with_pings_is_sent_away(server: GrpcRunning, connected: grpc.Channel) -> None:
     with socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as connection:
         connection.sendall(PREFACE)
         for number in range(20):

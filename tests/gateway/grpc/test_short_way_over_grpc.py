@@ -139,7 +139,7 @@ ASKED: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-def test_everybody_sees_the_same_with_and_without_the_short_way(tmp_path: Path, departed: list[str]) -> None:
+def test_every_client_sees_the_same_with_and_without_the_short_way(tmp_path: Path, departed: list[str]) -> None:
     async def asked(made: Site) -> tuple[list[Any], list[Any]]:
         made.events.clear()
         found = [await made.ask(what, **call) for what, call in ASKED]
@@ -162,7 +162,7 @@ def test_everybody_sees_the_same_with_and_without_the_short_way(tmp_path: Path, 
     through(tmp_path, then)
 
 
-def test_a_worker_that_dies_costs_nobody_his_answer(tmp_path: Path, departed: list[str]) -> None:
+def test_a_worker_that_dies_costs_no_request_its_answer(tmp_path: Path, departed: list[str]) -> None:
     async def then(made: Site) -> None:
         for values in ((1, 2), (99, 1), (1, 2)):
             status, details, answer, _ = await made.ask(asking(*values))

@@ -68,7 +68,7 @@ def read_of(piece: Callable[[int], bytes], number: int) -> tuple[bytes, int]:
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_who_floods_is_sent_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_floods_is_sent_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the frames: what it costs is counted, and nothing is earned."""
     monkeypatch.setattr(clock, "now", lambda: 100.0)
     piece = FLOODS[name]
@@ -93,7 +93,9 @@ def test_who_floods_is_sent_away(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     in_loop(check)
 
 
-def test_who_floods_with_pings_is_sent_away_in_the_words_that_clients_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_floods_with_pings_is_sent_away_in_the_words_that_clients_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(clock, "now", lambda: 100.0)
 
     def check() -> None:

@@ -47,7 +47,7 @@ def fleets(draw: st.DrawFn) -> list[Some]:
     since=st.dictionaries(st.integers(0, 20), st.floats(0, 100)),
     random=st.randoms(use_true_random=False),
 )
-def test_the_choice_can_take_more_and_is_a_fallback_only_when_nobody_else_can(
+def test_the_choice_can_take_more_and_is_a_fallback_only_when_no_other_can(
     fleet: list[Some],
     region: str,
     session: str,
@@ -144,7 +144,7 @@ def test_sessions_spread_by_weight() -> None:
     seen=st.lists(st.integers(0, 3), min_size=6, max_size=6),
     slack=st.floats(1, 3),
 )
-def test_who_has_seen_the_prompt_is_preferred_up_to_the_slack_and_no_further(
+def test_a_replica_that_has_seen_the_prompt_is_preferred_up_to_the_slack_and_no_further(
     loads: list[int], seen: list[int], slack: float
 ) -> None:
     fleet = [Some(index, outstanding=load) for index, load in enumerate(loads)]

@@ -172,7 +172,7 @@ TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40, de
 
 
 @given(st.lists(st.integers(-3, 3), max_size=30))
-def test_a_better_class_goes_first_and_inside_it_who_came_first(priorities: list[int]) -> None:
+def test_a_better_class_goes_first_and_inside_it_the_earlier_request(priorities: list[int]) -> None:
     queue = RequestQueue(PLENTY)
     for number, priority in enumerate(priorities):
         queue.push(ticket(number, priority))

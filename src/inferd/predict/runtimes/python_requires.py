@@ -34,17 +34,19 @@ def declared_requirements(file: Path, cls: str) -> object:
     return ()
 
 
-def check_requirements(who: str, requires: object) -> None:
+def check_requirements(name: str, requires: object) -> None:
     """``requires`` is a list of requirements as pip writes them, without markers and addresses. Raises ModelLoadError
     with the line that installs what is missing."""
     if isinstance(requires, str) or not isinstance(requires, Iterable):
-        raise ModelLoadError(f"{who}.requires is {requires!r}; expected a list such as ['pillow>=10'].", param="source")
+        raise ModelLoadError(
+            f"{name}.requires is {requires!r}; expected a list such as ['pillow>=10'].", param="source"
+        )
     missing, problems = [], []
     for requirement in requires:
         found = _REQUIREMENT.fullmatch(requirement) if isinstance(requirement, str) else None
         if found is None:
             raise ModelLoadError(
-                f"{who}.requires has {requirement!r}; expected a name and versions, such as 'pillow>=10'.",
+                f"{name}.requires has {requirement!r}; expected a name and versions, such as 'pillow>=10'.",
                 param="source",
             )
         try:
@@ -60,7 +62,7 @@ def check_requirements(who: str, requires: object) -> None:
     if missing:
         line = " ".join(f"'{requirement}'" for requirement in missing)
         raise ModelLoadError(
-            f"{who} requires {', '.join(missing)}, but {', '.join(problems)}. Install it: pip install {line}",
+            f"{name} requires {', '.join(missing)}, but {', '.join(problems)}. Install it: pip install {line}",
             param="source",
         )
 
