@@ -170,7 +170,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     memory_fraction: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
         Meta(
-            description="Memory of one replica as a part of server.memory_bytes, which must be set: 0.25 is a quarter of it."
+            description="Memory of one replica as a part of server.memory_bytes, which must be set: 0.25 is a quarter "
+            "of it."
         ),
     ] = None
     priority: Annotated[

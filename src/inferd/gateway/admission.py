@@ -43,7 +43,8 @@ def authenticate(door: Door, call: Call, scope: Scope) -> Principal:
     call.principal = principal
     if not principal.may(scope):
         raise Forbidden(
-            f"This needs the scope {scope!r}, which {'your API key does' if principal.key_id else 'requests without an API key do'} not have; "
+            f"This needs the scope {scope!r}, which "
+            f"{'your API key does' if principal.key_id else 'requests without an API key do'} not have; "
             f"use a key that has it."
         )
     return principal
@@ -96,8 +97,8 @@ def _text(token: bytes) -> str:
 
 
 def may_use(room: Context, principal: Principal, entry: str) -> bool:
-    """Whether a principal may use an entry: by its own name, or by any other name that stands for it. This is the one law
-    of what is listed, what is found and what is computed."""
+    """Whether a principal may use an entry: by its own name, or by any other name that stands for it. This is the one
+    law of what is listed, what is found and what is computed."""
     if principal.may_use(entry):
         return True
     return any(principal.may_use(name) for name in names_of_entries(room.config.models).get(entry, ()))
@@ -212,8 +213,8 @@ def sdk_timeout(header: Callable[[bytes], bytes | None]) -> float | None:
     """When OpenAI's client has stopped waiting for the first byte of the answer, in seconds; None: it does not say, or
     nothing that can be meant. Its user did not write the header, so a strange value is no reason to refuse the request.
 
-    ``SDK_GRACE_S`` later than the client's own timeout: the client raises its timeout error, as its users expect, and not
-    the status of an answer that came just before.
+    ``SDK_GRACE_S`` later than the client's own timeout: the client raises its timeout error, as its users expect, and
+    not the status of an answer that came just before.
     """
     found: list[float] = []
     for name in SDK_TIMEOUT_HEADERS:
@@ -229,7 +230,8 @@ def sdk_timeout(header: Callable[[bytes], bytes | None]) -> float | None:
 def waits_of(
     deadline_s: float | None, sdk_timeout_s: float | None, *, stream: bool
 ) -> tuple[float | None, float | None]:
-    """``deadline_s`` and ``first_byte_s`` of a request. The first byte of an answer that is no stream comes with its last."""
+    """``deadline_s`` and ``first_byte_s`` of a request. The first byte of an answer that is no stream comes with its
+    last."""
     if stream or sdk_timeout_s is None:
         return deadline_s, sdk_timeout_s
     return sdk_timeout_s if deadline_s is None else min(deadline_s, sdk_timeout_s), None

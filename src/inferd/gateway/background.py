@@ -137,7 +137,8 @@ class Background:
         num_running = self._num_running.total()
         if num_running >= MAX_RUNNING or self._num_running[tenant] >= MAX_RUNNING_PER_TENANT:
             raise Overloaded(
-                f"{num_running} requests without a waiting client are already running; collect some, or try again later.",
+                f"{num_running} requests without a waiting client are already running; collect some, or try again "
+                "later.",
                 code="too_many_async_requests",
                 retry_after_s=10.0,
             )
@@ -171,7 +172,8 @@ class Background:
         job = self._jobs.get(job_id)
         if job is None or job.tenant != call.principal.tenant:
             raise RouteNotFound(
-                f"There is no request with this id; answers are kept for {KEEP_S / 60:.0f} minutes, and not across a restart.",
+                f"There is no request with this id; answers are kept for {KEEP_S / 60:.0f} minutes, and not across a "
+                "restart.",
                 param="id",
                 code="async_request_not_found",
             )
@@ -264,6 +266,7 @@ def refuse_stream(body: bytes) -> None:
 
 
 def _scope(call: Call) -> Scope:
-    """The request again, without the wish that has been granted, and without how long its client waits for the handle."""
+    """The request again, without the wish that has been granted, and without how long its client waits for the
+    handle."""
     headers = [(name, value) for name, value in call.headers if name not in _GRANTED]
     return {"type": "http", "method": call.method, "path": call.path, "headers": headers, "http_version": "1.1"}

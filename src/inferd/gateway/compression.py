@@ -58,7 +58,8 @@ def decompress(body: bytes, encoding: Encoding, max_bytes: int) -> bytes:
         found = inflate.decompress(body, max_bytes + 1)
     except zlib.error as error:
         raise InvalidRequest(
-            f"The body is not {encoding}, as Content-Encoding says ({error}); compress it again or leave the header out.",
+            f"The body is not {encoding}, as Content-Encoding says ({error}); compress it again or leave the header "
+            "out.",
             code="invalid_encoding",
         ) from None
     if len(found) > max_bytes:

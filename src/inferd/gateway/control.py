@@ -135,7 +135,8 @@ class ControlActions(Protocol):
         ...
 
     async def load(self, model: str) -> ModelReport:
-        """Returns when each of its replicas is ready or cannot be. Raises ModelNotFound, ModelLoadError, Overloaded (no memory for it)."""
+        """Returns when each of its replicas is ready or cannot be. Raises ModelNotFound, ModelLoadError, Overloaded (no
+        memory for it)."""
         ...
 
     async def override(self, model: str, config: ModelConfig) -> None:
@@ -147,5 +148,6 @@ class ControlActions(Protocol):
         ...
 
     async def restart(self, model: str) -> ModelReport:
-        """Replace its replicas, each new one ready before an old one leaves. Raises ModelNotFound, InvalidRequest (remote)."""
+        """Replace its replicas, each new one ready before an old one leaves. Raises ModelNotFound, InvalidRequest
+        (remote)."""
         ...

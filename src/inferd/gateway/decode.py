@@ -97,8 +97,9 @@ def check_weight(body: bytes) -> None:
         return
     if _weight(body) > MAX_WEIGHT:
         raise InvalidRequest(
-            f"The request body has more values than are read: {MAX_WEIGHT} numbers at most, of which a string counts as "
-            "two, and an object, a list and a key as five each; send fewer in a request, and tensors as binary data.",
+            f"The request body has more values than are read: {MAX_WEIGHT} numbers at most, of which a string counts "
+            "as two, and an object, a list and a key as five each; send fewer in a request, and tensors as binary "
+            "data.",
             code="too_many_values",
         )
 

@@ -234,8 +234,8 @@ _QUOTED: Final = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]
 
 
 def loggable(error: InferdError, model: str | None) -> str:
-    """An error's sentence without what it quotes of a request, which may be a part of its text: the log holds none. Names of
-    models, fields and paths stay."""
+    """An error's sentence without what it quotes of a request, which may be a part of its text: the log holds none.
+    Names of models, fields and paths stay."""
     kept = (model, error.param)
     is_harmless = isinstance(error, ModelNotFound | RouteNotFound | MethodNotAllowed)
     said = (

@@ -66,7 +66,8 @@ def outline(body: bytes, levels: int, most: tuple[int, int] | None = None) -> by
             if values > most[0] or lists > most[1]:
                 raise InvalidRequest(
                     f"The request body has more than {most[0]} values, or more than {most[1]} lists and objects, which "
-                    "is more than this model can take in one request. Send several requests, or numbers as binary data.",
+                    "is more than this model can take in one request. Send several requests, or numbers as binary "
+                    "data.",
                     code="too_many_values",
                 )
         depths = _depths(brackets, depth)

@@ -57,7 +57,8 @@ class Match(NamedTuple):
 
 
 class RouteTable:
-    """Finds the routes of a path. Where a pattern has two names, what is between them is found in what they stand for."""
+    """Finds the routes of a path. Where a pattern has two names, what is between them is found in what they stand
+    for."""
 
     __slots__ = ("_exact", "_open_ended")
 

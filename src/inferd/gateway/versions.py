@@ -1,7 +1,7 @@
 """Which version of a model a request gets, where versions share out the requests for the model's own name.
 
-Who comes again gets the same one: by the sequence, session, user or Idempotency-Key that the request names; a request that names
-none is by itself. Knows who asks; what the shares are and how they are drawn from is the configuration's
+Who comes again gets the same one: by the sequence, session, user or Idempotency-Key that the request names; a request
+that names none is by itself. Knows who asks; what the shares are and how they are drawn from is the configuration's
 (``config/versions.py``).
 """
 
@@ -23,7 +23,8 @@ def model_for(room: Context, call: Call, name: str | None, user: str = "") -> Mo
 
 
 def drawn(room: Context, call: Call, model: ModelStatus, *, sequence: str = "", user: str = "") -> ModelStatus:
-    """Of a model that was asked for by its own name: the version that serves this request, of those that its key may use."""
+    """Of a model that was asked for by its own name: the version that serves this request, of those that its key may
+    use."""
     config = room.config.models.get(model.name)
     if config is None or not config.versions.weights:
         return model

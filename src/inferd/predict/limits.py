@@ -29,8 +29,8 @@ def limits_for(contract: Contract, config: ModelConfig) -> Limits:
         )
     if wanted > most_rows > 1:
         raise ModelLoadError(
-            f"batching.max_batch_size is {wanted}, but the artifact computes at most {most_rows} rows together. Lower it, "
-            "or export the model with a larger or dynamic batch dimension.",
+            f"batching.max_batch_size is {wanted}, but the artifact computes at most {most_rows} rows together. Lower "
+            "it, or export the model with a larger or dynamic batch dimension.",
             param="batching.max_batch_size",
         )
     budget_ms = batching.latency_budget_ms

@@ -14,9 +14,9 @@ from typing import BinaryIO, Final, Literal
 from inferd.errors import ModelLoadError
 
 Content = Literal[
-    "onnx", "ort", "pt2", "torchscript", "torch_pickle", "torch_archive", "skops", "pickle", "compressed", "xgboost_json",
-    "xgboost_ubj", "xgboost_binary", "lightgbm", "catboost", "safetensors", "npz", "npy", "keras", "hdf5", "gguf", "tflite",
-    "tensorrt", "openvino", "pmml", "archive", "zip", "json", "empty", "unknown",
+    "onnx", "ort", "pt2", "torchscript", "torch_pickle", "torch_archive", "skops", "pickle", "compressed",
+    "xgboost_json", "xgboost_ubj", "xgboost_binary", "lightgbm", "catboost", "safetensors", "npz", "npy", "keras",
+    "hdf5", "gguf", "tflite", "tensorrt", "openvino", "pmml", "archive", "zip", "json", "empty", "unknown",
 ]  # fmt: skip
 
 _HEAD = 4096

@@ -22,8 +22,8 @@ CONFIG: Final = "config.pbtxt"
 Tree = dict[str, object]
 
 _BACKENDS: Final[Mapping[str, str]] = {
-    "onnxruntime_onnx": "onnxruntime", "onnxruntime": "onnxruntime", "pytorch_libtorch": "pytorch", "pytorch": "pytorch",
-    "python": "python", "ensemble": "ensemble",
+    "onnxruntime_onnx": "onnxruntime", "onnxruntime": "onnxruntime", "pytorch_libtorch": "pytorch",
+    "pytorch": "pytorch", "python": "python", "ensemble": "ensemble",
 }  # fmt: skip
 _FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "onnxruntime": ("model.onnx",),

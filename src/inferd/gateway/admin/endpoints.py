@@ -48,8 +48,8 @@ def status(room: Context, call: Call) -> Response:
 
 
 def _shown_to(room: Context, principal: Principal, report: ServerReport) -> ServerReport:
-    """What of a server's state a tenant's admin sees: the models that its key may use, its own tenant's limits, and no path.
-    The operator, who belongs to no tenant, sees all."""
+    """What of a server's state a tenant's admin sees: the models that its key may use, its own tenant's limits, and no
+    path. The operator, who belongs to no tenant, sees all."""
     if not principal.tenant:
         return report
     models = [_model_shown_to(principal, model) for model in report.models if may_use(room, principal, model.name)]
@@ -93,8 +93,8 @@ def _model_shown_to(principal: Principal, model: ModelReport) -> ModelReport:
 
 
 async def reload(room: Context, call: Call) -> Response:
-    """200 with what changed; 422 with everything that is wrong: nothing has changed then, or, where the file was accepted,
-    all but the models that failed."""
+    """200 with what changed; 422 with everything that is wrong: nothing has changed then, or, where the file was
+    accepted, all but the models that failed."""
     report = await control_of(room).reload()
     return Response(200 if report.is_whole else 422, encode(_reload_shown_to(call.principal, report)))
 

@@ -59,7 +59,8 @@ def openapi_document() -> bytes:
                     _KEY: {
                         "type": "http",
                         "scheme": "bearer",
-                        "description": "An API key; also taken from the header x-api-key. Where the server needs no keys, any or none.",
+                        "description": "An API key; also taken from the header x-api-key. Where the server needs no "
+                        "keys, any or none.",
                     }
                 },
             },
@@ -93,7 +94,8 @@ def _operation(route: Route, refs: dict[Wire, Any], components: dict[str, Any]) 
         content["text/event-stream"] = {
             # No type: some readers take the body as text, others as its parsed events.
             "schema": {
-                "description": f"Events, each 'data: ' and a {route.chunk.__name__} as JSON; the last is 'data: [DONE]'.",
+                "description": f"Events, each 'data: ' and a {route.chunk.__name__} as JSON; the last is 'data: "
+                "[DONE]'.",
             }
         }
     responses: dict[str, Any] = {str(route.success): {"description": "Success.", "content": content}}
@@ -106,8 +108,9 @@ def _operation(route: Route, refs: dict[Wire, Any], components: dict[str, Any]) 
             "description": _REASONS[status],
             "content": {"application/json": {"schema": refs[route.errors.wire]}},
         }
+    place = route.pattern.strip("/").replace("/", "_").replace("{", "").replace("}", "")
     operation: dict[str, Any] = {
-        "operationId": f"{route.method.lower()}_{route.pattern.strip('/').replace('/', '_').replace('{', '').replace('}', '') or 'start'}",
+        "operationId": f"{route.method.lower()}_{place or 'start'}",
         "summary": route.summary,
         "responses": responses,
         "security": [] if route.scope == "public" else [{_KEY: [route.scope]}, {}],

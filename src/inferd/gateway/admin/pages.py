@@ -64,7 +64,8 @@ def docs_page() -> bytes:
 def start_page(models: Sequence[ModelStatus]) -> bytes:
     """What is served, its state, and a line to try it with."""
     rows = "".join(
-        f"<tr><td><code>{html.escape(m.name)}</code></td><td>{html.escape(m.state)}</td><td>{m.replicas_ready} of {m.replicas}</td></tr>"
+        f"<tr><td><code>{html.escape(m.name)}</code></td><td>{html.escape(m.state)}</td><td>{m.replicas_ready} of "
+        f"{m.replicas}</td></tr>"
         for m in models
     )
     name = html.escape(models[0].name) if models else "MODEL"

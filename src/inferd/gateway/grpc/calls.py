@@ -186,8 +186,8 @@ class Calls:
             self._waiting.set_result(None)
 
     def earn(self, rpc: Rpc) -> None:
-        """A call that was let in is answered with an error. Quotas, a full queue or a model that is not there are no reason
-        to end a connection, on which other calls are under way."""
+        """A call that was let in is answered with an error. Quotas, a full queue or a model that is not there are no
+        reason to end a connection, on which other calls are under way."""
         rpc.connection.earned += REFUSED
 
     def refuse(self, call: Call, rpc: Rpc, failure: InferdError) -> None:
@@ -255,7 +255,8 @@ def leave(call: Call, rpc: Rpc) -> None:
 
 
 def trailers_of(call: Call, failure: InferdError | None) -> Headers:
-    """What goes with the status: the request's id, how much quota is left, when to come back, whether it is an earlier answer."""
+    """What goes with the status: the request's id, how much quota is left, when to come back, whether it is an earlier
+    answer."""
     headers = call.permit.headers() if call.permit is not None else ()
     if failure is not None:
         headers += error_headers(failure)

@@ -33,8 +33,8 @@ _MAX_KNOWN_BYTES: Final = 1024  # of what is before a message's last field
 class Envelopes:
     """Those of requests that begin and end like one before.
 
-    A client's requests differ in their tensors' numbers. Where two messages are equally long and are the same up to the content
-    of the last field, which is a tensor, all that is read of them is the same.
+    A client's requests differ in their tensors' numbers. Where two messages are equally long and are the same up to the
+    content of the last field, which is a tensor, all that is read of them is the same.
     """
 
     __slots__ = ("_known", "cost")

@@ -36,8 +36,8 @@ _IS_NOT_LAST: Final = sized(4, parameter_entry("triton_final_response", False))
 
 
 async def model_infer(room: Context, call: Call, envelope: Envelope, body: bytes, left: float | None) -> bytes:
-    """With an ``idempotency-key`` in the metadata, or of a model whose answers are kept, it may be the answer of an earlier
-    call. Raises what ``predictions.predict`` raises, and Unsupported where one answer is not enough."""
+    """With an ``idempotency-key`` in the metadata, or of a model whose answers are kept, it may be the answer of an
+    earlier call. Raises what ``predictions.predict`` raises, and Unsupported where one answer is not enough."""
     served = _find(room, call, envelope)
     if writes_texts(served.status):
         head = answer_head(served, envelope)

@@ -1,7 +1,7 @@
 """One call of gRPC: messages out of a stream's bytes and into them, a deadline, a status at the end.
 
-Knows messages as bytes within limits; nothing of what they say. Who serves a call is its ``owner``, and is cancelled when the
-client leaves or the deadline passes.
+Knows messages as bytes within limits; nothing of what they say. Who serves a call is its ``owner``, and is cancelled
+when the client leaves or the deadline passes.
 """
 
 from __future__ import annotations

@@ -155,7 +155,8 @@ async def submit_text(
     if model.info is not None and model.info.kind != "generate":
         raise invalid(
             "model",
-            f"The model {served.name!r} writes no text; it can {', '.join(model.info.tasks)}. POST its tensors to infer.",
+            f"The model {served.name!r} writes no text; it can {', '.join(model.info.tasks)}. POST its tensors to "
+            "infer.",
             "unsupported_task",
         )
     if not model.has_local:

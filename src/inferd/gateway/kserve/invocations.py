@@ -103,15 +103,16 @@ def _dialect(call: Call) -> str:
     if media.strip() != CSV_TYPE:
         if media.strip().startswith(b"text/"):
             raise UnsupportedMediaType(
-                f"Content-Type {printable(media.decode('latin-1'))!r} is not supported; send application/json, or a table as "
-                "text/csv."
+                f"Content-Type {printable(media.decode('latin-1'))!r} is not supported; send application/json, or a "
+                "table as text/csv."
             )
         return _JSON
     said = dict([word.strip().partition(b"=")[::2] for word in rest.split(b";")])
     charset = said.get(b"charset", b"utf-8").strip(b'"')
     if charset not in (b"utf-8", b"utf8", b"us-ascii"):
         raise UnsupportedMediaType(
-            f"Tables are read as UTF-8, and this one says charset {printable(charset.decode('latin-1'))!r}; encode it as UTF-8."
+            f"Tables are read as UTF-8, and this one says charset {printable(charset.decode('latin-1'))!r}; encode it "
+            "as UTF-8."
         )
     return "invocations.csv.rows" if said.get(b"header", b"").strip(b'"') == b"absent" else "invocations.csv"
 

@@ -1,7 +1,8 @@
 """KServe v2 for both of its doors, REST and gRPC: what a request's parameters ask for, and what is told of models.
 
 Knows the router's states and the configuration; knows neither HTTP nor protobuf, and no tensor. Sources: the Open
-Inference Protocol, and Triton's extensions parameters, sequence, schedule_policy, model_configuration, model_repository.
+Inference Protocol, and Triton's extensions parameters, sequence, schedule_policy, model_configuration,
+model_repository.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ def _priority(value: Value) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
         raise invalid(
             "parameters.priority",
-            f"parameters.priority must be a whole number from 0 (the default), where 1 is the highest, not {shown(value)}.",
+            f"parameters.priority must be a whole number from 0 (the default), where 1 is the highest, not "
+            f"{shown(value)}.",
         )
     return None if value == 0 else _CLASSES[min(value, len(_CLASSES)) - 1]
 
@@ -143,7 +145,8 @@ class Served(NamedTuple):
 
 
 def find_served(room: Context, principal: Principal, name: str, version: str = "") -> Served:
-    """The version asked for, by its number or an alias, or the newest that the principal may use. Raises ModelNotFound."""
+    """The version asked for, by its number or an alias, or the newest that the principal may use. Raises
+    ModelNotFound."""
     if not version:
         entry = entry_named(room.config.models, name) if "@" in name else None
         status = room.router.model(name if entry is None else entry)

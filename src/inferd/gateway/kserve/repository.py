@@ -84,7 +84,8 @@ def _refuse_files(parameters: Mapping[str, Value]) -> None:
         if key.startswith("file:"):
             raise invalid(
                 f"parameters.{key[:64]}",
-                f"parameters.{shown(key)} brings a file; models' files are put into place by the operator, not over the API.",
+                f"parameters.{shown(key)} brings a file; models' files are put into place by the operator, not over "
+                "the API.",
             )
         if key != "config":
             raise invalid(f"parameters.{key[:64]}", f"parameters.{shown(key)} is not known here; remove it.")

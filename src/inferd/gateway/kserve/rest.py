@@ -165,15 +165,16 @@ def header_length(call: Call) -> int:
         return -1
     if not value.isdigit() or len(value) > 18 or call.count(_HEADER_LENGTH) > 1:
         raise InvalidRequest(
-            f"The header Inference-Header-Content-Length is {printable(value.decode('latin-1'))!r}; one number of bytes "
-            "is expected.",
+            f"The header Inference-Header-Content-Length is {printable(value.decode('latin-1'))!r}; one number of "
+            "bytes is expected.",
             param="inference-header-content-length",
         )
     return int(value)
 
 
 async def read_tensors(room: Context, call: Call, *, is_binary: bool = False, is_table: bool = False) -> bytes:
-    """A request's body, opened where it is compressed. ``is_table``: its type has been found to be text/csv. Raises UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
+    """A request's body, opened where it is compressed. ``is_table``: its type has been found to be text/csv. Raises
+    UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
     encoding = encoding_of(call)
     if not is_table:
         check_media(call, is_binary=is_binary)

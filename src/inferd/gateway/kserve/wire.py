@@ -28,8 +28,8 @@ _head_decoder: Final = msgspec.json.Decoder(_Head)
 
 
 def read_infer(body: bytes, header_bytes: int = -1, version: str = "", *, most: tuple[int, int] | None = None) -> Asked:
-    """What an infer request asks of the gateway. ``header_bytes``: the length of the JSON part; -1: all of it. ``most``:
-    values, and lists and objects, that the model takes in JSON; None: not known.
+    """What an infer request asks of the gateway. ``header_bytes``: the length of the JSON part; -1: all of it.
+    ``most``: values, and lists and objects, that the model takes in JSON; None: not known.
 
     Raises InvalidRequest; what is wrong with the rest of the body is found by the worker.
     """

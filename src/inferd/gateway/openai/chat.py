@@ -65,7 +65,8 @@ def _check_chat(body: ChatRequest) -> None:
     if body.tool_choice not in (None, "none", "auto"):
         raise invalid(
             "tool_choice",
-            f"tool_choice must be 'auto' or 'none', not {shown(body.tool_choice)}: a call cannot be forced here. Ask for it in the prompt.",
+            f"tool_choice must be 'auto' or 'none', not {shown(body.tool_choice)}: a call cannot be forced here. Ask "
+            "for it in the prompt.",
             "unsupported_parameter",
         )
     if body.top_logprobs is not None:

@@ -47,7 +47,8 @@ async def create_completion(room: Context, call: Call, raw: bytes, body: Complet
     if len(prompts) * sampling.width > MAX_SEQUENCES:
         raise invalid(
             "n",
-            f"{len(prompts)} prompts with {sampling.width} candidates each are above the limit of {MAX_SEQUENCES}; send fewer.",
+            f"{len(prompts)} prompts with {sampling.width} candidates each are above the limit of {MAX_SEQUENCES}; "
+            "send fewer.",
         )
     model, response_id = begin(room, call, body, "cmpl")
     reply = _Reply(body, model, response_id, prompts, sampling)
@@ -84,7 +85,8 @@ def prompts_of(body: CompletionRequest) -> list[CompletionPrompt]:
         if type(item) is not kind:
             raise invalid(
                 f"prompt[{position}]",
-                f"prompt[{position}] differs in kind from prompt[0]; send all texts, all token ids or all lists of ids.",
+                f"prompt[{position}] differs in kind from prompt[0]; send all texts, all token ids or all lists of "
+                "ids.",
             )
     if kind is int:
         return [_tokens([item for item in prompt if isinstance(item, int)], "prompt")]

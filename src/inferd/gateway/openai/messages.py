@@ -45,7 +45,8 @@ def chat_of(body: ChatRequest | TokenizeRequest, messages: list[ChatMessage], *,
     if body.chat_template is not None:
         raise invalid(
             "chat_template",
-            "A chat_template in a request is refused, as templates are code; set the model's chat_template in the server's configuration.",
+            "A chat_template in a request is refused, as templates are code; set the model's chat_template in the "
+            "server's configuration.",
             "unsupported_parameter",
         )
     kwargs = body.chat_template_kwargs or {}

@@ -240,8 +240,8 @@ def _input(
         names = ", ".join(spec.name for spec in open_ones) or "none"
         raise invalid(
             "input",
-            f"The model {name!r} has {len(open_ones)} inputs that could take windows ({names}); name one as 'input', and "
-            "send the others as inputs.NAME.",
+            f"The model {name!r} has {len(open_ones)} inputs that could take windows ({names}); name one as 'input', "
+            "and send the others as inputs.NAME.",
         )
     return open_ones[0]
 

@@ -306,8 +306,8 @@ class WindowStream:
         self._socket.close(code, printable(error.message, MAX_MESSAGE_CHARS))
 
     async def _farewell(self) -> None:
-        """Let the worker forget this stream's state: an empty window, whose answer nobody reads. It costs no quota; what
-        cannot be asked now is forgotten after ``sequence.idle_s``."""
+        """Let the worker forget this stream's state: an empty window, whose answer nobody reads. It costs no quota;
+        what cannot be asked now is forgotten after ``sequence.idle_s``."""
         plan = self._plan
         if not self._has_state or plan is None or self._socket.is_stopping:
             return

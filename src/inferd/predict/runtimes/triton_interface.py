@@ -201,7 +201,10 @@ def using_decoupled_model_transaction_policy(config: Mapping[str, object]) -> bo
 
 
 # Triton's numbers for datatypes (TRITONSERVER_DataType).
-_NUMBERS = ("", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES", "BF16")  # fmt: skip
+_NUMBERS = (
+    "", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64",
+    "BYTES", "BF16",
+)  # fmt: skip
 
 
 def triton_to_numpy_type(number: int) -> type:
