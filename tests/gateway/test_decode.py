@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from inferd.errors import InvalidRequest
 from inferd.gateway import decode as decoding
-from inferd.gateway import outline as pieces
 from inferd.gateway.decode import MAX_WEIGHT, check_weight, decode
+from inferd.gateway.kserve import outline as pieces
 from inferd.gateway.openai.wire import chat_decoder, completion_decoder
 
 texts = st.text(st.sampled_from('a,:[]{}"\\\n\u00e9')) | st.text()

@@ -187,7 +187,7 @@ def test_nothing_of_an_answer_is_heard_while_it_is_paused(is_connected: bool) ->
             await until(lambda: heard.is_over, "the answer has ended")
             assert (heard.num_bytes, heard.error) == (LARGE, None)
             assert (await asked(pool)).num_bytes == LARGE
-            assert server.num_made == 1
+            assert server.num_made in (1, 2), "a last read that was full ends the connection"
 
     asyncio.run(scenario())
 

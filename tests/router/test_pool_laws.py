@@ -515,11 +515,13 @@ class PoolMachine(RuleBasedStateMachine):
                     assert [item.end is not None for item in items].count(True) == 1
                     assert items[-1].end is not None
 
-        self.runner.run(finish())
-        self.nobody_is_lost_and_nobody_ends_twice()
-        assert all(stream.is_over for stream in self.streams.values())
-        self.patches.close()
-        self.runner.close()
+        try:
+            self.runner.run(finish())
+            self.nobody_is_lost_and_nobody_ends_twice()
+            assert all(stream.is_over for stream in self.streams.values())
+        finally:
+            self.patches.close()
+            self.runner.close()
 
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)  # explaining takes minutes here

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worker.watching import next_output, outputs_of
 
-from inferd.router.stream import Stream
-from inferd.types import Delta, End, Output, PromptReport, TokenLogprob, Usage
+from inferd.router.stream import Item, Stream
+from inferd.types import Delta, End, Output, PromptReport, Relayed, TokenLogprob, Usage
 
 DELTAS = st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3), st.integers(0, 3)), max_size=3)
 
@@ -135,3 +135,17 @@ def test_gaps_are_told_per_token_and_choice() -> None:
         stream.push(output(parts, False), at)
     assert stream.progress.inter_token_s == [0.5, 0.5, 4.0]
     assert stream.progress.first_at == 1.0
+
+
+def test_a_worker_s_report_of_the_prompt_comes_before_what_another_replica_relays() -> None:
+    async def read() -> list[Item]:
+        return [item async for item in stream]
+
+    stream = Stream("r", lambda: None)
+    first = Output("r", (), PromptReport(3))
+    stream.push(first, 1.0)
+    stream.relay(Relayed("r", data=b"a"), 2.0)
+    stream.relay(Relayed("r", data=b"b", end=End("done")), 3.0)
+    found = asyncio.run(read())
+    assert found[0] == first
+    assert [item.end is not None for item in found] == [False] * (len(found) - 1) + [True]

@@ -16,7 +16,7 @@ import msgspec
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.errors import invalid, printable, shown
-from inferd.gateway.outline import pieces
+from inferd.gateway.kserve.outline import pieces
 from inferd.predict.codecs.duplicates import DuplicateKey, refuse_duplicates
 
 T = TypeVar("T")

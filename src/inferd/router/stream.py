@@ -30,6 +30,7 @@ class Stream:
     __slots__ = (
         "_answers",
         "_held",
+        "_is_output_first",
         "_knows_prompt",
         "_on_close",
         "_on_over",
@@ -70,6 +71,7 @@ class Stream:
         self._answers: deque[Output] = deque()  # after the pending one: of requests with several predictions
         self._relayed: list[Relayed] = []
         self._relayed_bytes = 0
+        self._is_output_first = False  # the pending one arrived before those that are relayed
         self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -134,6 +136,8 @@ class Stream:
         if self._sink is not None:
             self._sink(item)
             return
+        if not self._relayed:
+            self._is_output_first = self._pending is not None
         self._relayed.append(item)
         self._relayed_bytes += len(item.data)
         if self._relayed_bytes > HIGH_WATER_BYTES:
@@ -205,8 +209,9 @@ class Stream:
         return item
 
     def _take(self) -> Item | None:
-        """What waits, in order; None: nothing does. A stream of relayed items may end with an output."""
-        if self._relayed:
+        """What waits, in order; None: nothing does. Relayed items may follow a worker's report of the prompt, and an output
+        may end them: their request was tried again at a replica of the other kind."""
+        if self._relayed and not (self._is_output_first and self._pending is not None):
             item = self._relayed[0] if len(self._relayed) == 1 else _joined(self._relayed)
             self._relayed.clear()
             self._relayed_bytes = 0

@@ -11,7 +11,7 @@ import msgspec
 
 from inferd.gateway.decode import MAX_WEIGHT, OFF_LOOP_BYTES, check_weight, decode
 from inferd.gateway.kserve.models import Value, asked_of
-from inferd.gateway.outline import contains, outline
+from inferd.gateway.kserve.outline import contains, outline
 from inferd.gateway.predictions import Asked
 
 DIALECT: Final = "v2"
