@@ -183,7 +183,7 @@ async def site(folder: Path, *, hedge_after_s: float | None = None, resumes: boo
         serving = asyncio.create_task(grpc_server.serve())
         http = HttpServer(app, config.server)
         async with http.running():
-            made = Site(http, grpc_server, router, control, observer, app.room)
+            made = Site(http, grpc_server, router, control, observer, app.context)
             made.lines, made.served = lines, served
             for tenant in ("a", "b"):
                 made.keys.append((await control.create_key(KeySpec(tenant=tenant, tpm=10**9), OPERATOR)).key)

@@ -310,7 +310,7 @@ def test_a_client_that_leaves_takes_nobodys_answer_with_it(server: Running) -> N
             leader.sendall(request("/v1/completions", json.dumps(body).encode(), "authorization: Bearer sk-a"))
             assert server.router.submitted.acquire(timeout=10)
             waiting = pool.submit(ask, server, body)
-            (flight,) = server.app._room.flights.values()
+            (flight,) = server.app._context.flights.values()
             wait_for(lambda: bool(flight._callbacks))  # who waits for it
         assert server.router.streams[0].closed.wait(10)
         server.put(server.router.streams[0], Output("x", (), None, End("cancelled")))

@@ -96,24 +96,24 @@ def _text(token: bytes) -> str:
 # -- after the body ------------------------------------------------------------------------------
 
 
-def may_use(room: Context, principal: Principal, entry: str) -> bool:
+def may_use(context: Context, principal: Principal, entry: str) -> bool:
     """Whether a principal may use an entry: by its own name, or by any other name that stands for it. This is the one
     law of what is listed, what is found and what is computed."""
     if principal.may_use(entry):
         return True
-    return any(principal.may_use(name) for name in names_of_entries(room.config.models).get(entry, ()))
+    return any(principal.may_use(name) for name in names_of_entries(context.config.models).get(entry, ()))
 
 
-def visible(room: Context, principal: Principal) -> Sequence[ModelStatus]:
+def visible(context: Context, principal: Principal) -> Sequence[ModelStatus]:
     """The models a principal may use; to it there are no others."""
-    served = room.router.models()
+    served = context.router.models()
     if not principal.models:
         return served
-    names = names_of_entries(room.config.models)
+    names = names_of_entries(context.config.models)
     return [status for status in served if any(map(principal.may_use, names.get(status.name, (status.name,))))]
 
 
-def find_model(room: Context, call: Call, name: str | None) -> ModelStatus:
+def find_model(context: Context, call: Call, name: str | None) -> ModelStatus:
     """The model a request means, or its version (``model@stable``, ``model@3``); without a name, the only one there is
     for this client.
 
@@ -121,11 +121,11 @@ def find_model(room: Context, call: Call, name: str | None) -> ModelStatus:
     ModelNotFound, InvalidRequest.
     """
     if name is not None:
-        entry = entry_named(room.config.models, name) if "@" in name else None
-        status = room.router.model(name if entry is None else entry)
-        if status is not None and may_use(room, call.principal, status.name):
+        entry = entry_named(context.config.models, name) if "@" in name else None
+        status = context.router.model(name if entry is None else entry)
+        if status is not None and may_use(context, call.principal, status.name):
             return status
-    seen = visible(room, call.principal)
+    seen = visible(context, call.principal)
     if name is not None:
         raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {_names(seen)}.", param="model")
     if len(seen) == 1:
@@ -289,8 +289,8 @@ def cost_of(
     return Cost(max_prompt, sequences * each, expected)
 
 
-def reserve(room: Context, call: Call, model: str, *, prompt_tokens: int = 0, max_tokens: int = 0) -> None:
+def reserve(context: Context, call: Call, model: str, *, prompt_tokens: int = 0, max_tokens: int = 0) -> None:
     """Take the call from its quotas; it is settled when the call is over. Raises QuotaExceeded."""
-    call.permit = room.door.admit(
+    call.permit = context.door.admit(
         call.principal, call.request_id, model, prompt_tokens=prompt_tokens, max_tokens=max_tokens
     )

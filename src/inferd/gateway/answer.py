@@ -57,10 +57,10 @@ class Reply(Protocol):
     def writer(self, call: Call) -> DeltaWriter: ...
 
 
-def begin(room: Context, call: Call, body: GenerationFields, prefix: str) -> tuple[ModelStatus, str]:
+def begin(context: Context, call: Call, body: GenerationFields, prefix: str) -> tuple[ModelStatus, str]:
     """The model that is asked for, and the answer's id. Raises ModelNotFound, InvalidRequest."""
     user = body.user
-    model = model_for(room, call, body.model, "" if user is UNSET else bytes(user).decode())
+    model = model_for(context, call, body.model, "" if user is UNSET else bytes(user).decode())
     check_task(model, "generate")
     call.model = model.name
     check_request_id(call, body)
@@ -68,7 +68,7 @@ def begin(room: Context, call: Call, body: GenerationFields, prefix: str) -> tup
     return model, call.response_id(prefix)
 
 
-async def answered(room: Context, call: Call, raw: bytes, work: Work, reply: Reply) -> Answer:
+async def answered(context: Context, call: Call, raw: bytes, work: Work, reply: Reply) -> Answer:
     """Raises InferdError for everything that can be known before the first token. ``raw`` is the body as it came,
     for a remote server that may answer instead."""
     model = work.model
@@ -76,12 +76,12 @@ async def answered(room: Context, call: Call, raw: bytes, work: Work, reply: Rep
     heartbeat_s = HEARTBEAT_S if model.replicas_ready == 0 else None
 
     def write() -> DeltaWriter:
-        reply.fingerprint = fingerprint_of(room, model)
+        reply.fingerprint = fingerprint_of(context, model)
         return reply.writer(call)
 
     async def compute() -> Answer:
         streams = await submit_all(
-            room,
+            context,
             call,
             work.body,
             model,
@@ -98,10 +98,10 @@ async def answered(room: Context, call: Call, raw: bytes, work: Work, reply: Rep
         if call.stream:
             return await stream_answer(call, streams, write, headers, heartbeat_s=heartbeat_s)
         collected = await collect_all(call, streams, work.sampling.n)
-        reply.fingerprint = fingerprint_of(room, model)
+        reply.fingerprint = fingerprint_of(context, model)
         return Response(200, reply.completion(call, collected), headers=headers)
 
     def question() -> Question:
         return question_of(work.body, model, work.sampling)
 
-    return await once(room, call, raw, model.name, lambda: cached(room, call, question, model.name, compute))
+    return await once(context, call, raw, model.name, lambda: cached(context, call, question, model.name, compute))

@@ -76,10 +76,10 @@ class _RelayedFields(msgspec.Struct, frozen=True):
 _relayed: Final = msgspec.json.Decoder(_RelayedFields)
 
 
-def question_of_relayed(room: Context, name: str, body: bytes) -> Question:
+def question_of_relayed(context: Context, name: str, body: bytes) -> Question:
     """Likewise for a model that runs elsewhere: its servers stand for its weights. Raises InvalidRequest."""
     fields = decode(body, _relayed)
-    servers = [f"{remote.url} {remote.model}" for remote in room.config.models[name].upstreams]
+    servers = [f"{remote.url} {remote.model}" for remote in context.config.models[name].upstreams]
     return Question(
         name,
         "remote " + ", ".join(servers),
@@ -91,11 +91,13 @@ def question_of_relayed(room: Context, name: str, body: bytes) -> Question:
     )
 
 
-async def cached(room: Context, call: Call, question: Callable[[], Question], model: str, compute: Compute) -> Answer:
+async def cached(
+    context: Context, call: Call, question: Callable[[], Question], model: str, compute: Compute
+) -> Answer:
     """A kept answer, or what ``compute`` answers, which is then kept. A hit computes no tokens, and so
     costs one request of the quota and none of its tokens."""
-    config = room.caching_of(model)
-    if room.cache is None or not config.enabled:
+    config = context.caching_of(model)
+    if context.cache is None or not config.enabled:
         return await compute()
     asked = question()
     wishes = {wish.strip().lower() for wish in (call.header(b"cache-control") or b"").split(b",")}
@@ -110,16 +112,16 @@ async def cached(room: Context, call: Call, question: Callable[[], Question], mo
         stream=asked.stream,
         is_exact=asked.is_exact,
     )
-    keeper = _Keeper(room, call, room.cache, key, model, config.ttl_s)
+    keeper = _Keeper(context, call, context.cache, key, model, config.ttl_s)
     if b"no-cache" not in wishes:
         kept = await keeper.look(terms_of(call, priority=None, timeout=asked.timeout).deadline_s)
         if kept is not None:
-            return _again(room, call, model, kept)
+            return _again(context, call, model, kept)
     return await keeper.fill(compute)
 
 
-def _again(room: Context, call: Call, model: str, kept: CachedAnswer) -> Response:
-    reserve(room, call, model)
+def _again(context: Context, call: Call, model: str, kept: CachedAnswer) -> Response:
+    reserve(context, call, model)
     streamed = EVENTS_HEADERS if kept.content_type == EVENTS_TYPE else ()
     return Response(200, kept.body, kept.content_type, (*kept.headers, *_HIT, *ignored_header(call.ignored), *streamed))
 
@@ -127,10 +129,12 @@ def _again(room: Context, call: Call, model: str, kept: CachedAnswer) -> Respons
 class _Keeper:
     """One request's dealings with the cache."""
 
-    __slots__ = ("_cache", "_call", "_flight", "_key", "_model", "_room", "_ttl_s")
+    __slots__ = ("_cache", "_call", "_context", "_flight", "_key", "_model", "_ttl_s")
 
-    def __init__(self, room: Context, call: Call, cache: ResponseCache, key: bytes, model: str, ttl_s: float) -> None:
-        self._room = room
+    def __init__(
+        self, context: Context, call: Call, cache: ResponseCache, key: bytes, model: str, ttl_s: float
+    ) -> None:
+        self._context = context
         self._call = call
         self._cache = cache
         self._key = key
@@ -143,7 +147,7 @@ class _Keeper:
         for _ in range(MAX_WAITS):
             kept = await self._cache.get(self._key)
             if kept is None:
-                flight = self._room.flights.get(self._key)
+                flight = self._context.flights.get(self._key)
                 if flight is None:
                     break
                 kept = await self._wait(flight, deadline_s)
@@ -162,9 +166,9 @@ class _Keeper:
 
     async def fill(self, compute: Compute) -> Answer:
         """Compute, and keep what comes of it."""
-        if self._key not in self._room.flights:
+        if self._key not in self._context.flights:
             self._flight = asyncio.get_running_loop().create_future()
-            self._room.flights[self._key] = self._flight
+            self._context.flights[self._key] = self._flight
             self._call.closers.append(self._land)
         answer = await compute()
         if isinstance(answer, EventStream):
@@ -176,7 +180,7 @@ class _Keeper:
     async def _kept(self, frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
         said: list[bytes] | None = []
         num_bytes = 0
-        limit = self._room.config.cache.max_entry_bytes
+        limit = self._context.config.cache.max_entry_bytes
         try:
             async for frame in frames:
                 if said is not None:
@@ -201,7 +205,7 @@ class _Keeper:
             headers,
         )
         self._land(answer)
-        if len(body) <= self._room.config.cache.max_entry_bytes:
+        if len(body) <= self._context.config.cache.max_entry_bytes:
             await self._cache.put(self._key, answer, self._ttl_s)
             self._tell("store", len(body))
 
@@ -209,8 +213,8 @@ class _Keeper:
         """Nobody waits any longer. Idempotent."""
         flight, self._flight = self._flight, None
         if flight is not None:
-            self._room.flights.pop(self._key, None)
+            self._context.flights.pop(self._key, None)
             flight.set_result(answer)
 
     def _tell(self, result: Literal["hit", "miss", "store"], num_bytes: int) -> None:
-        self._room.emit(CacheLooked(model=self._model, result=result, bytes=num_bytes))
+        self._context.emit(CacheLooked(model=self._model, result=result, bytes=num_bytes))

@@ -38,17 +38,17 @@ from inferd.types import (
 _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-def fingerprint_of(room: Context, model: ModelStatus) -> str | None:
+def fingerprint_of(context: Context, model: ModelStatus) -> str | None:
     """What identifies the weights and settings; a model that was still loading has told it since."""
     info = model.info
     if info is None:
-        now = room.router.model(model.name)
+        now = context.router.model(model.name)
         info = now.info if now is not None else None
     return info.fingerprint if info is not None else None
 
 
 async def submit_all(
-    room: Context,
+    context: Context,
     call: Call,
     body: GenerationFields,
     model: ModelStatus,
@@ -79,7 +79,7 @@ async def submit_all(
         width=sampling.width,
         max_tokens=sampling.max_tokens,
     )
-    reserve(room, call, model.name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
+    reserve(context, call, model.name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
     relay = None
     if may_relay and model.has_remote and len(prompts) == 1:
         options = body.stream_options
@@ -115,9 +115,9 @@ async def submit_all(
         for number, prompt in enumerate(prompts)
     ]
     if len(requests) > 1:  # else some would be computed, and charged, for a request that is refused
-        await room.router.check(requests)
+        await context.router.check(requests)
     for request in requests:
-        call.streams.append(room.router.submit(request, relay))
+        call.streams.append(context.router.submit(request, relay))
     return call.streams
 
 

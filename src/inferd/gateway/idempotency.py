@@ -26,11 +26,13 @@ def part_of_answer(headers: Headers) -> Headers:
     return tuple([header for header in headers if header[0].lower() in _KEPT])
 
 
-async def once(room: Context, call: Call, raw: bytes, model: str, compute: Callable[[], Awaitable[Answer]]) -> Answer:
+async def once(
+    context: Context, call: Call, raw: bytes, model: str, compute: Callable[[], Awaitable[Answer]]
+) -> Answer:
     """What ``compute`` answers; where the request names an Idempotency-Key, computed once for all that
     name it. Raises IdempotencyConflict for another body under the same key."""
     header = call.header(b"idempotency-key")
-    if header is None or room.idempotency is None:
+    if header is None or context.idempotency is None:
         return await compute()
     key = header.decode("latin-1")
     if not 1 <= len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
@@ -38,9 +40,9 @@ async def once(room: Context, call: Call, raw: bytes, model: str, compute: Calla
             "idempotency-key", f"The header Idempotency-Key must be 1 to {MAX_KEY_CHARS} printable ASCII characters."
         )
     digest = hashlib.sha256(b"%b %b\n%b" % (call.method.encode(), call.route.encode(), raw)).digest()
-    found = await room.idempotency.begin(call.principal.tenant, key, digest)
+    found = await context.idempotency.begin(call.principal.tenant, key, digest)
     if isinstance(found, StoredAnswer):
-        reserve(room, call, model)
+        reserve(context, call, model)
         streamed = EVENTS_HEADERS if found.content_type == EVENTS_TYPE else ()
         return Response(found.status, found.body, found.content_type, (*found.headers, *_REPLAYED, *streamed))
     call.closers.append(found.abandon)  # however the call ends; nothing when it was finished

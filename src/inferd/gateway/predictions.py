@@ -42,18 +42,18 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0  # an upper bound of what it costs a tenant's quota of tokens; 0: it is not counted in tokens
 
 
-async def predict(room: Context, call: Call, model: ModelStatus, asked: Asked, *, tasks: tuple[str, ...]) -> Answer:
+async def predict(context: Context, call: Call, model: ModelStatus, asked: Asked, *, tasks: tuple[str, ...]) -> Answer:
     """The model's answer, in the dialect's own words: computed now, or what it was when the same was asked before
     (Idempotency-Key, the cache of models that have one). The model must be able to do one of the ``tasks``.
 
     Raises InvalidRequest, QuotaExceeded, IdempotencyConflict, what the router raises and what the request failed with.
     """
     check_task(model, *tasks)
-    return await repeated(room, call, model, asked, lambda: computed(room, call, model, asked))
+    return await repeated(context, call, model, asked, lambda: computed(context, call, model, asked))
 
 
 async def repeated(
-    room: Context, call: Call, model: ModelStatus, asked: Asked, compute: Callable[[], Awaitable[Response]]
+    context: Context, call: Call, model: ModelStatus, asked: Asked, compute: Callable[[], Awaitable[Response]]
 ) -> Answer:
     """What ``compute`` answers, or what it answered when the same was asked before."""
 
@@ -73,17 +73,17 @@ async def repeated(
     async def looked_up() -> Answer:
         if asked.sequence:  # what it is answered depends on what came before
             return await compute()
-        return await cached(room, call, question, model.name, compute)
+        return await cached(context, call, question, model.name, compute)
 
     if call.header(b"idempotency-key") is None:
         return await looked_up()
     asks = f"{model.name} {asked.version} {asked.dialect} {asked.header_bytes}\n".encode()
-    return await once(room, call, asks + asked.body, model.name, looked_up)
+    return await once(context, call, asks + asked.body, model.name, looked_up)
 
 
-async def computed(room: Context, call: Call, model: ModelStatus, asked: Asked) -> Response:
+async def computed(context: Context, call: Call, model: ModelStatus, asked: Asked) -> Response:
     """Likewise, whatever was asked before."""
-    stream = submit(room, call, model, asked)
+    stream = submit(context, call, model, asked)
     prediction: Prediction | None = None
     async for output in stream:
         if isinstance(output, Output):
@@ -123,12 +123,12 @@ def check_task(model: ModelStatus, *tasks: str) -> None:
         )
 
 
-def submit(room: Context, call: Call, model: ModelStatus, asked: Asked) -> Stream:
+def submit(context: Context, call: Call, model: ModelStatus, asked: Asked) -> Stream:
     """Admit it and put it into the model's queue. The call owns the stream."""
     call.model = model.name
     request = request_of(call, model, asked)
-    reserve(room, call, model.name, prompt_tokens=asked.tokens)
-    stream = room.router.submit(request)
+    reserve(context, call, model.name, prompt_tokens=asked.tokens)
+    stream = context.router.submit(request)
     call.streams.append(stream)
     return stream
 

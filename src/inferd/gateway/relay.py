@@ -51,7 +51,7 @@ _TARGETS: Final = {b"/v1/chat/completions": CHAT, b"/v1/completions": TEXT}
 _log = logging.getLogger("inferd.gateway")
 
 
-def submit(room: Context, call: Call, name: str, path: str, fields: ChatFields | TextFields, body: bytes) -> Stream:
+def submit(context: Context, call: Call, name: str, path: str, fields: ChatFields | TextFields, body: bytes) -> Stream:
     """Admit a request for a model behind remote servers alone. Raises InvalidRequest, QuotaExceeded, and
     what the router raises."""
     if isinstance(fields, ChatFields):
@@ -80,7 +80,7 @@ def submit(room: Context, call: Call, name: str, path: str, fields: ChatFields |
         width=width,
         max_tokens=max_tokens,
     )
-    return admitted(room, call, name, Asking(path, body, stream, fields.wants_usage), terms, cost)
+    return admitted(context, call, name, Asking(path, body, stream, fields.wants_usage), terms, cost)
 
 
 class Asking(NamedTuple):
@@ -92,10 +92,10 @@ class Asking(NamedTuple):
     wants_usage: bool = False
 
 
-def admitted(room: Context, call: Call, name: str, asking: Asking, terms: Terms, cost: Cost) -> Stream:
+def admitted(context: Context, call: Call, name: str, asking: Asking, terms: Terms, cost: Cost) -> Stream:
     """Put a request that its quota allows into the queue of a model behind remote servers."""
     path, body, stream, wants_usage = asking
-    reserve(room, call, name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
+    reserve(context, call, name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
     headers = forwarded_headers(call)
     relay = Relay(path=path, body=body, stream=stream, wants_usage=wants_usage, headers=headers)
     request = Request(
@@ -112,7 +112,7 @@ def admitted(room: Context, call: Call, name: str, asking: Asking, terms: Terms,
         num_bytes=len(body),
         arrived_at=call.started_at,
     )
-    made = room.router.submit(request, relay)
+    made = context.router.submit(request, relay)
     call.streams.append(made)
     return made
 
@@ -120,28 +120,28 @@ def admitted(room: Context, call: Call, name: str, asking: Asking, terms: Terms,
 # -- the ordinary way ----------------------------------------------------------------------------
 
 
-def target_of(room: Context, call: Call, body: bytes) -> str | None:
+def target_of(context: Context, call: Call, body: bytes) -> str | None:
     """The model behind remote servers alone that a request is for; None where it is for another one."""
-    names = remote_models(room.config)
+    names = remote_models(context.config)
     if not names:
         return None
     name = _model_of(body)
-    if name is None and len(room.config.models) == 1:
-        (name,) = room.config.models
+    if name is None and len(context.config.models) == 1:
+        (name,) = context.config.models
     if name is None:
         return None
-    entry = entry_named(room.config.models, name) or name
-    return entry if entry in names and may_use(room, call.principal, entry) else None
+    entry = entry_named(context.config.models, name) or name
+    return entry if entry in names and may_use(context, call.principal, entry) else None
 
 
-async def relayed(room: Context, call: Call, name: str, path: str, body: bytes) -> Answer:
+async def relayed(context: Context, call: Call, name: str, path: str, body: bytes) -> Answer:
     """The answer for such a model. Raises InferdError for everything that is known before the first byte."""
     fields: ChatFields | TextFields
     if path == CHAT:
         fields = await decode_body(body, chat_decoder)
     else:
         fields = await decode_body(body, text_decoder)
-    stream = submit(room, call, name, path, fields, body)
+    stream = submit(context, call, name, path, fields, body)
     return await _forwarded(call, stream, await anext(stream))
 
 
@@ -235,17 +235,19 @@ class Peeked:
 class Relays:
     """Takes over the requests that can be forwarded without a task. Made anew with each configuration."""
 
-    __slots__ = ("_books", "_lane", "_max_body_bytes", "_names", "_origins", "_principal", "_room")
+    __slots__ = ("_books", "_context", "_lane", "_max_body_bytes", "_names", "_origins", "_principal")
 
-    def __init__(self, room: Context, origins: Origins, principal: Principal | None, books: Books, lane: Lane) -> None:
-        self._room = room
+    def __init__(
+        self, context: Context, origins: Origins, principal: Principal | None, books: Books, lane: Lane
+    ) -> None:
+        self._context = context
         self._origins = origins
         self._principal = principal
         self._books = books
         self._lane = lane
-        self._max_body_bytes = min(room.max_body_bytes, OFF_LOOP_BYTES)
+        self._max_body_bytes = min(context.max_body_bytes, OFF_LOOP_BYTES)
         self._names = frozenset(
-            name for name in remote_models(room.config) if not room.config.models[name].cache.enabled
+            name for name in remote_models(context.config) if not context.config.models[name].cache.enabled
         )
 
     def forward(self, exchange: Exchange) -> bool:
@@ -260,7 +262,7 @@ class Relays:
             call.principal = self._principal
         else:
             try:
-                authenticate(self._room.door, call, "infer")
+                authenticate(self._context.door, call, "infer")
                 self._origins.check_host(call)
                 call.common_headers = self._origins.check_origin(call, closed=False)
             except InferdError:
@@ -282,7 +284,7 @@ class Relays:
             require_json(call)
             if not call.principal.may_use(name):
                 return False  # it is not found, in the same words as one that does not exist
-            answering.stream = stream = submit(self._room, call, name, path, fields, body)
+            answering.stream = stream = submit(self._context, call, name, path, fields, body)
         except InferdError as error:
             answering.refuse(error)
             return True

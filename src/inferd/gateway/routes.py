@@ -69,116 +69,116 @@ from inferd.tenancy.principal import Scope
 METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-async def _chat(room: Context, call: Call, rest: str) -> Answer:
+async def _chat(context: Context, call: Call, rest: str) -> Answer:
     require_json(call)
-    raw = await weighed(await read_body(call, room.max_body_bytes, room.body_timeout_s))
-    name = target_of(room, call, raw)
+    raw = await weighed(await read_body(call, context.max_body_bytes, context.body_timeout_s))
+    name = target_of(context, call, raw)
     if name is not None:
-        return await call.watched(_elsewhere(room, call, name, CHAT, raw))
+        return await call.watched(_elsewhere(context, call, name, CHAT, raw))
     body = await decode_body(raw, chat_decoder)
-    return await call.watched(create_chat_completion(room, call, raw, body))
+    return await call.watched(create_chat_completion(context, call, raw, body))
 
 
-async def _completion(room: Context, call: Call, rest: str) -> Answer:
+async def _completion(context: Context, call: Call, rest: str) -> Answer:
     require_json(call)
-    raw = await weighed(await read_body(call, room.max_body_bytes, room.body_timeout_s))
-    name = target_of(room, call, raw)
+    raw = await weighed(await read_body(call, context.max_body_bytes, context.body_timeout_s))
+    name = target_of(context, call, raw)
     if name is not None:
-        return await call.watched(_elsewhere(room, call, name, TEXT, raw))
+        return await call.watched(_elsewhere(context, call, name, TEXT, raw))
     body = await decode_body(raw, completion_decoder)
-    return await call.watched(create_completion(room, call, raw, body))
+    return await call.watched(create_completion(context, call, raw, body))
 
 
-async def _elsewhere(room: Context, call: Call, name: str, path: str, raw: bytes) -> Answer:
+async def _elsewhere(context: Context, call: Call, name: str, path: str, raw: bytes) -> Answer:
     """For a model behind remote servers alone."""
 
     async def compute() -> Answer:
-        return await relayed(room, call, name, path, raw)
+        return await relayed(context, call, name, path, raw)
 
     def question() -> Question:
-        return question_of_relayed(room, name, raw)
+        return question_of_relayed(context, name, raw)
 
-    return await once(room, call, raw, name, lambda: cached(room, call, question, name, compute))
+    return await once(context, call, raw, name, lambda: cached(context, call, question, name, compute))
 
 
-async def _tokenize(room: Context, call: Call, rest: str) -> Answer:
+async def _tokenize(context: Context, call: Call, rest: str) -> Answer:
     require_json(call)
-    body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), tokenize_decoder)
-    return await call.watched(tokenize(room, call, body))
+    body = await decode_body(await read_body(call, context.max_body_bytes, context.body_timeout_s), tokenize_decoder)
+    return await call.watched(tokenize(context, call, body))
 
 
-async def _detokenize(room: Context, call: Call, rest: str) -> Answer:
+async def _detokenize(context: Context, call: Call, rest: str) -> Answer:
     require_json(call)
-    body = await decode_body(await read_body(call, room.max_body_bytes, room.body_timeout_s), detokenize_decoder)
-    return await call.watched(detokenize(room, call, body))
+    body = await decode_body(await read_body(call, context.max_body_bytes, context.body_timeout_s), detokenize_decoder)
+    return await call.watched(detokenize(context, call, body))
 
 
-async def _async_look(room: Context, call: Call, rest: str) -> Answer:
-    return await room.background.look(call, rest)
+async def _async_look(context: Context, call: Call, rest: str) -> Answer:
+    return await context.background.look(call, rest)
 
 
-async def _async_cancel(room: Context, call: Call, rest: str) -> Answer:
-    return room.background.cancel(call, rest)
+async def _async_cancel(context: Context, call: Call, rest: str) -> Answer:
+    return context.background.cancel(call, rest)
 
 
-async def _models(room: Context, call: Call, rest: str) -> Answer:
-    return models.list_models(room, call)
+async def _models(context: Context, call: Call, rest: str) -> Answer:
+    return models.list_models(context, call)
 
 
-async def _model(room: Context, call: Call, rest: str) -> Answer:
-    return models.get_model(room, call, rest)
+async def _model(context: Context, call: Call, rest: str) -> Answer:
+    return models.get_model(context, call, rest)
 
 
-async def _live(room: Context, call: Call, rest: str) -> Answer:
+async def _live(context: Context, call: Call, rest: str) -> Answer:
     return health.live()
 
 
-async def _ready(room: Context, call: Call, rest: str) -> Answer:
-    return health.ready(room, call)
+async def _ready(context: Context, call: Call, rest: str) -> Answer:
+    return health.ready(context, call)
 
 
-async def _version(room: Context, call: Call, rest: str) -> Answer:
+async def _version(context: Context, call: Call, rest: str) -> Answer:
     return health.version()
 
 
-async def _load(room: Context, call: Call, rest: str) -> Answer:
-    return health.load(room.router)
+async def _load(context: Context, call: Call, rest: str) -> Answer:
+    return health.load(context.router)
 
 
-async def _metrics(room: Context, call: Call, rest: str) -> Answer:
-    return Response(200, room.metrics(), METRICS_TYPE)
+async def _metrics(context: Context, call: Call, rest: str) -> Answer:
+    return Response(200, context.metrics(), METRICS_TYPE)
 
 
-async def _openapi(room: Context, call: Call, rest: str) -> Answer:
-    return Response(200, room.openapi())
+async def _openapi(context: Context, call: Call, rest: str) -> Answer:
+    return Response(200, context.openapi())
 
 
-async def _docs(room: Context, call: Call, rest: str) -> Answer:
+async def _docs(context: Context, call: Call, rest: str) -> Answer:
     return Response(200, docs_page(), HTML_TYPE)
 
 
-async def _start(room: Context, call: Call, rest: str) -> Answer:
-    return Response(200, start_page(visible(room, call.principal)), HTML_TYPE)
+async def _start(context: Context, call: Call, rest: str) -> Answer:
+    return Response(200, start_page(visible(context, call.principal)), HTML_TYPE)
 
 
-async def _status(room: Context, call: Call, rest: str) -> Answer:
-    return admin.status(room, call)
+async def _status(context: Context, call: Call, rest: str) -> Answer:
+    return admin.status(context, call)
 
 
-async def _drain(room: Context, call: Call, rest: str) -> Answer:
-    return admin.drain(room, call)
+async def _drain(context: Context, call: Call, rest: str) -> Answer:
+    return admin.drain(context, call)
 
 
-async def _reload(room: Context, call: Call, rest: str) -> Answer:
-    return await admin.reload(room, call)
+async def _reload(context: Context, call: Call, rest: str) -> Answer:
+    return await admin.reload(context, call)
 
 
-async def _list_keys(room: Context, call: Call, rest: str) -> Answer:
-    return await admin.list_keys(room, call)
+async def _list_keys(context: Context, call: Call, rest: str) -> Answer:
+    return await admin.list_keys(context, call)
 
 
-async def _create_key(room: Context, call: Call, rest: str) -> Answer:
-    return await admin.create_key(room, call)
+async def _create_key(context: Context, call: Call, rest: str) -> Answer:
+    return await admin.create_key(context, call)
 
 
 _REFUSALS: Final = (401, 403)  # of every route that is not public

@@ -69,28 +69,28 @@ class Gateway:
     ``principal``: whoever reaches this application is that one (the control socket), and no web page does.
     """
 
-    __slots__ = ("_lane", "_origins", "_principal", "_relays", "_room", "_scope_of_metrics", "_table")
+    __slots__ = ("_context", "_lane", "_origins", "_principal", "_relays", "_scope_of_metrics", "_table")
 
-    def __init__(self, room: Context, principal: Principal | None) -> None:
+    def __init__(self, context: Context, principal: Principal | None) -> None:
         self._principal = principal
         self._table = RouteTable(ROUTES)
-        self._take(room)
+        self._take(context)
 
     def configure(self, config: Config) -> None:
         """From the next request on another configuration counts."""
-        self._take(self._room._replace(config=config))
+        self._take(self._context._replace(config=config))
 
-    def _take(self, room: Context) -> None:
-        self._room = room
-        self._origins = Origins(room.config.server)
-        self._scope_of_metrics: KeyScope = "public" if room.config.server.public_metrics else "metrics"
-        self._lane = Lane(room, self._principal, self)
-        self._relays = Relays(room, self._origins, self._principal, self, self._lane)
+    def _take(self, context: Context) -> None:
+        self._context = context
+        self._origins = Origins(context.config.server)
+        self._scope_of_metrics: KeyScope = "public" if context.config.server.public_metrics else "metrics"
+        self._lane = Lane(context, self._principal, self)
+        self._relays = Relays(context, self._origins, self._principal, self, self._lane)
 
     @property
-    def room(self) -> Context:
+    def context(self) -> Context:
         """As it is now; a reload replaces it."""
-        return self._room
+        return self._context
 
     def forward(self, exchange: Exchange) -> bool:
         """Serve a whole request without a task, if it is of a kind that can be (``Relays``)."""
@@ -118,14 +118,14 @@ class Gateway:
         call.route = match.pattern
         try:
             if self._principal is None:
-                authenticate(self._room.door, call, "infer")
+                authenticate(self._context.door, call, "infer")
                 self._origins.check_host(call)
                 call.common_headers = self._origins.check_origin(call, closed=False)
             else:
                 call.principal = self._principal
             v2.check_media(call, is_binary=v2.header_length(call) >= 0)
-            served = v2.served_of(self._room, call, match.rest)
-            if self._room.cache is not None and self._room.caching_of(served.status.name).enabled:
+            served = v2.served_of(self._context, call, match.rest)
+            if self._context.cache is not None and self._context.caching_of(served.status.name).enabled:
                 return  # its answers may be there already
             self._lane.learn(exchange, call, FamiliarInfer(exchange, call, served))
         except InferdError:
@@ -157,7 +157,7 @@ class Gateway:
         call.finish(self._tell)
 
     def _tell(self, call: Call) -> None:
-        self._room.emit(served_event(call, clock.now()))
+        self._context.emit(served_event(call, clock.now()))
 
     async def _serve(self, call: Call) -> None:
         begun = False
@@ -204,7 +204,7 @@ class Gateway:
                 if headers is not None:
                     return Response(204, headers=headers)
             call.common_headers = self._origins.readable(call, closed=scope == "admin")
-            authenticate(self._room.door, call, scope)
+            authenticate(self._context.door, call, scope)
             self._origins.check_host(call)
             self._origins.check_origin(call, closed=scope == "admin")
         if call.method == "OPTIONS":
@@ -213,20 +213,20 @@ class Gateway:
             raise _not_allowed(call, match)
         if route.method == "POST" and route.scope == "infer" and is_wanted(call):
             return await self._begin(call)
-        return await route.endpoint(self._room, call, match.rest)
+        return await route.endpoint(self._context, call, match.rest)
 
     async def _begin(self, call: Call) -> Response:
         """A handle instead of an answer: the same request comes in again, and nobody waits for it."""
         require_json(call)
-        body = await read_body(call, self._room.max_body_bytes, self._room.body_timeout_s)
+        body = await read_body(call, self._context.max_body_bytes, self._context.body_timeout_s)
         refuse_stream(body)
-        return self._room.background.begin(self, call, body)
+        return self._context.background.begin(self, call, body)
 
     def error_response(self, call: Call, error: InferdError) -> Response:
         call.note_error(error)
         status = kind_of(error).status
         headers = error_headers(error)
-        if status == 503 and self._room.router.draining:
+        if status == 503 and self._context.router.draining:
             headers = (*headers, (b"connection", b"close"))
         return Response(status, call.errors.encode(error), headers=headers)
 
@@ -264,7 +264,7 @@ def create_app(
     if isinstance(config, ServerConfig):
         config = Config(server=config, models={})
     door = door if door is not None else OpenDoor()
-    room = Context(
+    context = Context(
         router, config, door, emit, metrics, _openapi, control, idempotency, cache, {}, Background(), tally_of
     )
-    return Gateway(room, principal)
+    return Gateway(context, principal)

@@ -16,32 +16,32 @@ from inferd.gateway.upstream import ModelStatus
 _UNABLE = frozenset(("failed", "stopped", "unavailable"))
 
 
-def model_for(room: Context, call: Call, name: str | None, user: str = "") -> ModelStatus:
+def model_for(context: Context, call: Call, name: str | None, user: str = "") -> ModelStatus:
     """The model, or the version of it, that computes this request. Raises ModelNotFound, InvalidRequest."""
-    model = find_model(room, call, name)
-    return drawn(room, call, model, user=user) if name is None or name == model.name else model
+    model = find_model(context, call, name)
+    return drawn(context, call, model, user=user) if name is None or name == model.name else model
 
 
-def drawn(room: Context, call: Call, model: ModelStatus, *, sequence: str = "", user: str = "") -> ModelStatus:
+def drawn(context: Context, call: Call, model: ModelStatus, *, sequence: str = "", user: str = "") -> ModelStatus:
     """Of a model that was asked for by its own name: the version that serves this request, of those that its key may
     use."""
-    config = room.config.models.get(model.name)
+    config = context.config.models.get(model.name)
     if config is None or not config.versions.weights:
         return model
     again = (call.header(b"idempotency-key") or b"").decode("latin-1")  # the first time may have been another's turn
     unit = sequence or session_of(call) or user or again or call.request_id
     entry = entry_drawn(
-        room.config.models,
+        context.config.models,
         model.name,
         f"{call.principal.tenant}\0{unit}",
-        lambda entry: _is_able(_usable(room, call, entry)),
+        lambda entry: _is_able(_usable(context, call, entry)),
     )
-    return _usable(room, call, entry) or model
+    return _usable(context, call, entry) or model
 
 
-def _usable(room: Context, call: Call, entry: str) -> ModelStatus | None:
+def _usable(context: Context, call: Call, entry: str) -> ModelStatus | None:
     """The version, if the request's key may use it."""
-    return room.router.model(entry) if may_use(room, call.principal, entry) else None
+    return context.router.model(entry) if may_use(context, call.principal, entry) else None
 
 
 def _is_able(version: ModelStatus | None) -> bool:

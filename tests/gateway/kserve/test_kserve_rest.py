@@ -505,7 +505,7 @@ def test_the_only_model_needs_no_name() -> None:
 
 
 def asked_of(server: Running) -> list[str]:
-    control = server.app.room.control
+    control = server.app.context.control
     assert isinstance(control, FakeControl)
     asked, control.asked = control.asked, []
     return asked

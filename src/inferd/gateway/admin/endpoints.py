@@ -43,16 +43,16 @@ class RotateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 _rotate_decoder: Final = msgspec.json.Decoder(RotateRequest)
 
 
-def status(room: Context, call: Call) -> Response:
-    return Response(200, encode(_shown_to(room, call.principal, control_of(room).status())))
+def status(context: Context, call: Call) -> Response:
+    return Response(200, encode(_shown_to(context, call.principal, control_of(context).status())))
 
 
-def _shown_to(room: Context, principal: Principal, report: ServerReport) -> ServerReport:
+def _shown_to(context: Context, principal: Principal, report: ServerReport) -> ServerReport:
     """What of a server's state a tenant's admin sees: the models that its key may use, its own tenant's limits, and no
     path. The operator, who belongs to no tenant, sees all."""
     if not principal.tenant:
         return report
-    models = [_model_shown_to(principal, model) for model in report.models if may_use(room, principal, model.name)]
+    models = [_model_shown_to(principal, model) for model in report.models if may_use(context, principal, model.name)]
     reload = report.last_reload
     return msgspec.structs.replace(
         report,
@@ -79,8 +79,8 @@ def _counted(sentences: tuple[str, ...], noun: str) -> tuple[str, ...]:
     return (told,) if sentences else ()
 
 
-def drain(room: Context, call: Call) -> Response:
-    control_of(room).drain()
+def drain(context: Context, call: Call) -> Response:
+    control_of(context).drain()
     return Response(202, encode(DrainReport()))
 
 
@@ -92,50 +92,50 @@ def _model_shown_to(principal: Principal, model: ModelReport) -> ModelReport:
     return msgspec.structs.replace(model, detail="", replicas=replicas)
 
 
-async def reload(room: Context, call: Call) -> Response:
+async def reload(context: Context, call: Call) -> Response:
     """200 with what changed; 422 with everything that is wrong: nothing has changed then, or, where the file was
     accepted, all but the models that failed."""
-    report = await control_of(room).reload()
+    report = await control_of(context).reload()
     return Response(200 if report.is_whole else 422, encode(_reload_shown_to(call.principal, report)))
 
 
-async def load(room: Context, call: Call, name: str) -> Response:
-    model = find_model(room, call, name)
-    return Response(200, encode(_model_shown_to(call.principal, await control_of(room).load(model.name))))
+async def load(context: Context, call: Call, name: str) -> Response:
+    model = find_model(context, call, name)
+    return Response(200, encode(_model_shown_to(call.principal, await control_of(context).load(model.name))))
 
 
-async def unload(room: Context, call: Call, name: str) -> Response:
-    model = find_model(room, call, name)
-    return Response(200, encode(await control_of(room).unload(model.name)))
+async def unload(context: Context, call: Call, name: str) -> Response:
+    model = find_model(context, call, name)
+    return Response(200, encode(await control_of(context).unload(model.name)))
 
 
-async def restart(room: Context, call: Call, name: str) -> Response:
-    model = find_model(room, call, name)
-    return Response(200, encode(_model_shown_to(call.principal, await control_of(room).restart(model.name))))
+async def restart(context: Context, call: Call, name: str) -> Response:
+    model = find_model(context, call, name)
+    return Response(200, encode(_model_shown_to(call.principal, await control_of(context).restart(model.name))))
 
 
-async def list_keys(room: Context, call: Call) -> Response:
-    return Response(200, encode(KeyList(list(await control_of(room).keys.list_keys(call.principal.tenant or None)))))
+async def list_keys(context: Context, call: Call) -> Response:
+    return Response(200, encode(KeyList(list(await control_of(context).keys.list_keys(call.principal.tenant or None)))))
 
 
-async def create_key(room: Context, call: Call) -> Response:
+async def create_key(context: Context, call: Call) -> Response:
     require_json(call)
-    spec = await decode_body(await read_body(call, MAX_BODY_BYTES, room.body_timeout_s), _spec_decoder)
-    return _secret(await control_of(room).keys.create_key(spec, call.principal), 201)
+    spec = await decode_body(await read_body(call, MAX_BODY_BYTES, context.body_timeout_s), _spec_decoder)
+    return _secret(await control_of(context).keys.create_key(spec, call.principal), 201)
 
 
-async def revoke_key(room: Context, call: Call, key_id: str) -> Response:
-    await _own_key(room, call, key_id)
-    return Response(200, encode(await control_of(room).keys.revoke_key(key_id)))
+async def revoke_key(context: Context, call: Call, key_id: str) -> Response:
+    await _own_key(context, call, key_id)
+    return Response(200, encode(await control_of(context).keys.revoke_key(key_id)))
 
 
-async def rotate_key(room: Context, call: Call, key_id: str) -> Response:
-    body = await read_body(call, MAX_BODY_BYTES, room.body_timeout_s)
+async def rotate_key(context: Context, call: Call, key_id: str) -> Response:
+    body = await read_body(call, MAX_BODY_BYTES, context.body_timeout_s)
     if body:
         require_json(call)
     asked = await decode_body(body, _rotate_decoder) if body else RotateRequest()
-    await _own_key(room, call, key_id)
-    return _secret(await control_of(room).keys.rotate_key(key_id, asked.overlap_s, call.principal), 201)
+    await _own_key(context, call, key_id)
+    return _secret(await control_of(context).keys.rotate_key(key_id, asked.overlap_s, call.principal), 201)
 
 
 def _secret(key: NewKey, status: int) -> Response:
@@ -143,14 +143,14 @@ def _secret(key: NewKey, status: int) -> Response:
     return Response(status, encode(key), headers=((b"cache-control", b"no-store"),))
 
 
-async def _own_key(room: Context, call: Call, key_id: str) -> None:
+async def _own_key(context: Context, call: Call, key_id: str) -> None:
     """Raises KeyNotFound for a key that the caller may not see, whether or not another tenant has it."""
-    seen = await control_of(room).keys.list_keys(call.principal.tenant or None)
+    seen = await control_of(context).keys.list_keys(call.principal.tenant or None)
     if all(info.id != key_id for info in seen):
         raise KeyNotFound(f"There is no key with the id {shown_id(key_id)}; GET /admin/keys lists them.", param="id")
 
 
-def control_of(room: Context) -> ControlActions:
-    if room.control is None:
+def control_of(context: Context) -> ControlActions:
+    if context.control is None:
         raise Unavailable("This server has no administration; start it with inferd serve.", code="no_control")
-    return room.control
+    return context.control

@@ -51,11 +51,11 @@ def live() -> Response:
     return Response(200, encode(Liveness()))
 
 
-def ready(room: Context, call: Call) -> Response:
-    models = {s.name: ModelHealth(s.state, s.replicas_ready, s.replicas, s.detail) for s in _shown(room, call)}
-    if room.router.draining:
+def ready(context: Context, call: Call) -> Response:
+    models = {s.name: ModelHealth(s.state, s.replicas_ready, s.replicas, s.detail) for s in _shown(context, call)}
+    if context.router.draining:
         return Response(503, encode(Readiness("draining", models)), headers=((b"retry-after", b"1"),))
-    if not is_ready(room.router):
+    if not is_ready(context.router):
         return Response(503, encode(Readiness("not_ready", models)), headers=((b"retry-after", b"1"),))
     return Response(200, encode(Readiness("ready", models)))
 
@@ -77,13 +77,13 @@ def _may_be_away(status: ModelStatus) -> bool:
     return status.load == "on_demand" or status.state == "unloaded"
 
 
-def _shown(room: Context, call: Call) -> Sequence[ModelStatus]:
+def _shown(context: Context, call: Call) -> Sequence[ModelStatus]:
     """A probe needs no key; names of models are for those who may list them."""
     try:
-        principal = room.door.authenticate(token_of(call))
+        principal = context.door.authenticate(token_of(call))
     except Unauthenticated:
         return ()
-    return visible(room, principal) if principal.may("models") else ()
+    return visible(context, principal) if principal.may("models") else ()
 
 
 def version() -> Response:

@@ -37,7 +37,7 @@ class Front(Protocol):
     """The gateway, as a door of it sees it."""
 
     @property
-    def room(self) -> Context: ...
+    def context(self) -> Context: ...
     def close(self, call: Call) -> None:
         """The call is over: settle and tell."""
 
@@ -67,9 +67,9 @@ class Calls:
         self._waiting: asyncio.Future[None] | None = None  # for the last one's end
 
     @property
-    def room(self) -> Context:
+    def context(self) -> Context:
         """As it is now: a reload replaces it."""
-        return self._front.room
+        return self._front.context
 
     def begin(self, method: str, rpc: Rpc, num_bytes: int) -> Call:
         """A call that will be closed."""
@@ -92,7 +92,7 @@ class Calls:
         """
         if method.scope == "public":
             return True
-        head, door = rpc.head, self._front.room.door
+        head, door = rpc.head, self._front.context.door
         try:
             if head.is_usual:
                 rpc.principal = principal = door.authenticate(head.token)
@@ -218,7 +218,7 @@ class Unary:
         rpc.connection.charge(len(body) * FIELD)
 
         async def answer(call: Call) -> bytes:
-            return await self._endpoint(self.calls.room, call, body, time_left(rpc))
+            return await self._endpoint(self.calls.context, call, body, time_left(rpc))
 
         self.calls.start(self.name, rpc, len(body), answer)
 

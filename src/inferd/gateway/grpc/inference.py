@@ -35,29 +35,29 @@ _IS_LAST: Final = sized(4, parameter_entry("triton_final_response", True))
 _IS_NOT_LAST: Final = sized(4, parameter_entry("triton_final_response", False))
 
 
-async def model_infer(room: Context, call: Call, envelope: Envelope, body: bytes, left: float | None) -> bytes:
+async def model_infer(context: Context, call: Call, envelope: Envelope, body: bytes, left: float | None) -> bytes:
     """With an ``idempotency-key`` in the metadata, or of a model whose answers are kept, it may be the answer of an
     earlier call. Raises what ``predictions.predict`` raises, and Unsupported where one answer is not enough."""
-    served = _find(room, call, envelope)
+    served = _find(context, call, envelope)
     if writes_texts(served.status):
         head = answer_head(served, envelope)
         if call.header(_ONCE) is None:
-            return await completed(room, call, served, envelope, body, left, head)
+            return await completed(context, call, served, envelope, body, left, head)
 
         async def complete() -> Response:
-            return _response(await completed(room, call, served, envelope, body, left, head))
+            return _response(await completed(context, call, served, envelope, body, left, head))
 
         asks = f"{served.status.name} {served.asked} {DIALECT}\n".encode()
-        return _body(call, await once(room, call, asks + body, served.status.name, complete))
+        return _body(call, await once(context, call, asks + body, served.status.name, complete))
     asked = _asked(served, envelope, body, left)
     name = served.status.name
-    if call.header(_ONCE) is None and not room.caching_of(name).enabled:
-        return await only_answer(call, served.name, submit(room, call, served.status, asked))
+    if call.header(_ONCE) is None and not context.caching_of(name).enabled:
+        return await only_answer(call, served.name, submit(context, call, served.status, asked))
 
     async def compute() -> Response:
-        return _response(await only_answer(call, served.name, submit(room, call, served.status, asked)))
+        return _response(await only_answer(call, served.name, submit(context, call, served.status, asked)))
 
-    return _body(call, await repeated(room, call, served.status, asked, compute))
+    return _body(call, await repeated(context, call, served.status, asked, compute))
 
 
 def _response(answer: bytes) -> Response:
@@ -92,18 +92,18 @@ async def only_answer(call: Call, name: str, stream: Stream) -> bytes:
 
 
 async def answers(
-    room: Context, call: Call, envelope: Envelope, body: bytes, left: float | None
+    context: Context, call: Call, envelope: Envelope, body: bytes, left: float | None
 ) -> AsyncGenerator[bytes, None]:
     """Every answer to one request of a stream, each saying whether it is the last one. Where the model learns only
     afterwards that there are no more, the client hears of that if it asked for it, by an answer without outputs."""
-    served = _find(room, call, envelope)
+    served = _find(context, call, envelope)
     head = answer_head(served, envelope)
     is_over = False
     if writes_texts(served.status):
-        async for answer, is_over in completions(room, call, served, envelope, body, left, head):
+        async for answer, is_over in completions(context, call, served, envelope, body, left, head):
             yield answer + (_IS_LAST if is_over else _IS_NOT_LAST)
     else:
-        async for output in _submitted(room, call, served, envelope, body, left):
+        async for output in _submitted(context, call, served, envelope, body, left):
             if not isinstance(output, Output):
                 raise InternalError("A relayed answer came where a prediction was expected. This is a bug.")
             end = output.end
@@ -122,20 +122,20 @@ def answer_head(served: Served, envelope: Envelope) -> bytes:
     return head + sized(3, envelope.id.encode()) if envelope.id else head
 
 
-def _find(room: Context, call: Call, envelope: Envelope) -> Served:
+def _find(context: Context, call: Call, envelope: Envelope) -> Served:
     """The model that is meant, or that of its versions which this request gets. Raises ModelNotFound."""
     return drawn_version(
-        room,
+        context,
         call,
-        find_served(room, call.principal, envelope.model, envelope.version),
+        find_served(context, call.principal, envelope.model, envelope.version),
         str(envelope.parameters.get("sequence_id") or ""),
     )
 
 
 def _submitted(
-    room: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None
+    context: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None
 ) -> Stream:
-    return submit(room, call, served.status, _asked(served, envelope, body, left))
+    return submit(context, call, served.status, _asked(served, envelope, body, left))
 
 
 def _asked(served: Served, envelope: Envelope, body: bytes, left: float | None) -> Asked:

@@ -68,78 +68,78 @@ def management(calls: Calls) -> dict[str, Unary]:
 
 
 def _typed(name: str, tell: Callable[[Context, Call, _Asked], Awaitable[_Told]]) -> Endpoint:
-    async def answer(room: Context, call: Call, body: bytes, left: float | None) -> bytes:
+    async def answer(context: Context, call: Call, body: bytes, left: float | None) -> bytes:
         asked = protocol().read(f"{name}Request", body)
-        return protocol().write(f"{name}Response", msgspec.to_builtins(await tell(room, call, asked)))
+        return protocol().write(f"{name}Response", msgspec.to_builtins(await tell(context, call, asked)))
 
     return answer
 
 
 def _refusal(sentence: str) -> Endpoint:
-    async def answer(room: Context, call: Call, body: bytes, left: float | None) -> bytes:
+    async def answer(context: Context, call: Call, body: bytes, left: float | None) -> bytes:
         raise Unsupported(sentence)
 
     return answer
 
 
-async def _live(room: Context, call: Call, asked: _Asked) -> _Told:
+async def _live(context: Context, call: Call, asked: _Asked) -> _Told:
     return {"live": True}
 
 
-async def _ready(room: Context, call: Call, asked: _Asked) -> _Told:
-    return {"ready": health.is_ready(room.router)}
+async def _ready(context: Context, call: Call, asked: _Asked) -> _Told:
+    return {"ready": health.is_ready(context.router)}
 
 
-async def _server_metadata(room: Context, call: Call, asked: _Asked) -> _Told:
-    return kserve.server_metadata(room)
+async def _server_metadata(context: Context, call: Call, asked: _Asked) -> _Told:
+    return kserve.server_metadata(context)
 
 
-async def _model_ready(room: Context, call: Call, asked: _Asked) -> _Told:
+async def _model_ready(context: Context, call: Call, asked: _Asked) -> _Told:
     """As Triton does, a model that is not there is one that is not ready."""
     try:
-        return {"ready": kserve.is_ready(_served(room, call, asked))}
+        return {"ready": kserve.is_ready(_served(context, call, asked))}
     except ModelNotFound:
         return {"ready": False}
 
 
-async def _model_metadata(room: Context, call: Call, asked: _Asked) -> _Told:
-    return kserve.model_metadata(room, call.principal, _served(room, call, asked))
+async def _model_metadata(context: Context, call: Call, asked: _Asked) -> _Told:
+    return kserve.model_metadata(context, call.principal, _served(context, call, asked))
 
 
-async def _model_config(room: Context, call: Call, asked: _Asked) -> _Told:
-    return {"config": kserve.model_configuration(room, _served(room, call, asked))}
+async def _model_config(context: Context, call: Call, asked: _Asked) -> _Told:
+    return {"config": kserve.model_configuration(context, _served(context, call, asked))}
 
 
-async def _index(room: Context, call: Call, asked: _Asked) -> _Told:
-    return {"models": kserve.repository_index(room, call.principal, ready=asked.get("ready") is True)}
+async def _index(context: Context, call: Call, asked: _Asked) -> _Told:
+    return {"models": kserve.repository_index(context, call.principal, ready=asked.get("ready") is True)}
 
 
-def _served(room: Context, call: Call, asked: _Asked) -> kserve.Served:
-    served = kserve.find_served(room, call.principal, str(asked["name"]), str(asked["version"]))
+def _served(context: Context, call: Call, asked: _Asked) -> kserve.Served:
+    served = kserve.find_served(context, call.principal, str(asked["name"]), str(asked["version"]))
     call.model = served.status.name
     return served
 
 
-async def _model_statistics(room: Context, call: Call, asked: _Asked) -> _Told:
+async def _model_statistics(context: Context, call: Call, asked: _Asked) -> _Told:
     if asked["version"]:
-        models: Sequence[kserve.Served] = [_served(room, call, asked)]
+        models: Sequence[kserve.Served] = [_served(context, call, asked)]
     elif asked["name"]:
-        models = kserve.versions_served(room, call.principal, str(asked["name"]))
+        models = kserve.versions_served(context, call.principal, str(asked["name"]))
     else:
-        models = kserve.served_models(room, call.principal)
-    return statistics_of(room, models)
+        models = kserve.served_models(context, call.principal)
+    return statistics_of(context, models)
 
 
-async def _load(room: Context, call: Call, asked: _Asked) -> _Told:
+async def _load(context: Context, call: Call, asked: _Asked) -> _Told:
     name = str(asked["model_name"])
-    await load_model(room, call.principal, name, _parameters(asked))
+    await load_model(context, call.principal, name, _parameters(asked))
     call.model = name
     return {}
 
 
-async def _unload(room: Context, call: Call, asked: _Asked) -> _Told:
+async def _unload(context: Context, call: Call, asked: _Asked) -> _Told:
     name = str(asked["model_name"])
-    await unload_model(room, call.principal, name, _parameters(asked))
+    await unload_model(context, call.principal, name, _parameters(asked))
     call.model = name
     return {}
 

@@ -94,7 +94,7 @@ class GrpcServer:
         return {**self._unary, **self._streaming}
 
     def _is_serving(self) -> bool:
-        return not self._stopping.is_set() and is_ready(self._gateway.room.router)
+        return not self._stopping.is_set() and is_ready(self._gateway.context.router)
 
     async def start(self) -> None:
         """Accept calls from now on. Raises ConfigError where the port cannot be served."""
@@ -136,7 +136,7 @@ class GrpcServer:
                     await self._calls.closed()
 
     async def _leave(self) -> None:
-        grace_s = max(1.0, self._gateway.room.config.server.grace_s)
+        grace_s = max(1.0, self._gateway.context.config.server.grace_s)
         waiting = [asyncio.ensure_future(self._forced.wait()), asyncio.ensure_future(self._ended())]
         try:
             await asyncio.wait(waiting, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
@@ -159,15 +159,15 @@ class GrpcServer:
 
     @property
     def send_s(self) -> float:
-        return self._gateway.room.config.server.send_timeout_s
+        return self._gateway.context.config.server.send_timeout_s
 
     def soon(self, call: Callable[[], None], /) -> object:
         return self._loop.call_soon(call)
 
     def has_room(self) -> bool:
-        if len(self.connections) < min(self._gateway.room.config.server.max_connections, num_files() // 2):
+        if len(self.connections) < min(self._gateway.context.config.server.max_connections, num_files() // 2):
             return True
-        self._gateway.room.emit(ClientTurnedAway())
+        self._gateway.context.emit(ClientTurnedAway())
         return False
 
     def connection_gone(self, connection: Guest) -> None:
@@ -208,11 +208,11 @@ class GrpcServer:
 
     @property
     def max_bytes(self) -> int:
-        return self._gateway.room.max_body_bytes
+        return self._gateway.context.max_body_bytes
 
     @property
     def message_s(self) -> float:
-        return self._gateway.room.body_timeout_s
+        return self._gateway.context.body_timeout_s
 
     def _look(self) -> None:
         """One timer for the patience with all clients, and for who watches the server's health."""

@@ -55,7 +55,7 @@ class GrpcErrand(Errand):
         trailers = _REQUEST_ID + self.unique.encode("ascii")
         self.rpc.finish(body, trailers + trailers_block(limits) if limits else trailers)
         permit.settle(end.usage, "done")
-        self.way.calls.room.emit(
+        self.way.calls.context.emit(
             HttpServed(
                 request_id=self.unique,
                 method="POST",
@@ -106,7 +106,7 @@ class ShortWay:
         if not self._depart(rpc, body, envelope):
 
             async def answer(call: Call) -> bytes:
-                return await model_infer(self.calls.room, call, envelope, body, time_left(rpc))
+                return await model_infer(self.calls.context, call, envelope, body, time_left(rpc))
 
             self.calls.start(METHOD, rpc, len(body), answer)
 
@@ -121,9 +121,9 @@ class ShortWay:
         left = rpc.time_left()
         if left is not None and left <= 0:
             return False
-        room, principal = self.calls.room, rpc.principal
+        context, principal = self.calls.context, rpc.principal
         model = envelope.model
-        config = room.config.models.get(model)
+        config = context.config.models.get(model)
         if config is None or config.cache.enabled or (envelope.version and envelope.version != config.version):
             return False
         if envelope.parameters and not _SPECIAL.isdisjoint(envelope.parameters):
@@ -133,7 +133,7 @@ class ShortWay:
         priority = max(principal.default_priority, principal.priority)
         line = class_index(priority)
         now = clock.now()
-        desk = room.router.find_desk(model, line, now)
+        desk = context.router.find_desk(model, line, now)
         if desk is None:
             return False
         errand = GrpcErrand(self, rpc, model, principal, len(body), now)
@@ -152,7 +152,7 @@ class ShortWay:
             version=envelope.version,
         )
         try:
-            errand.permit = room.door.admit(principal, errand.unique, model, prompt_tokens=0, max_tokens=0)
+            errand.permit = context.door.admit(principal, errand.unique, model, prompt_tokens=0, max_tokens=0)
         except QuotaExceeded as error:
             self.calls.earn(rpc)
             self.calls.refuse(self._as_call(errand), rpc, error)

@@ -60,7 +60,7 @@ class _InferStream:
     def __init__(self, calls: Calls, rpc: StreamRpc) -> None:
         self._calls = calls
         self._rpc = rpc
-        self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._context = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._writing = asyncio.Lock()  # one answer at a time
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_of: dict[str, asyncio.Task[None]] = {}  # of each sequence that has requests under way
@@ -101,7 +101,7 @@ class _InferStream:
 
     async def _read(self) -> None:
         while True:
-            await self._room.acquire()
+            await self._context.acquire()
             body = await self._rpc.read()
             if body is None:
                 return
@@ -121,7 +121,7 @@ class _InferStream:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._room.release()
+        self._context.release()
 
     def _forget(self, sequence: str, task: asyncio.Task[None]) -> None:
         if self._last_of.get(sequence) is task:
@@ -135,12 +135,14 @@ class _InferStream:
         call.stream = True
         try:
             try:
-                room = self._calls.room
+                context = self._calls.context
                 if before is not None:
                     await asyncio.wait((before,))
-                authenticate(room.door, call, "infer")
+                authenticate(context.door, call, "infer")
                 if envelope is not None:
-                    async with contextlib.aclosing(answers(room, call, envelope, body, time_left(self._rpc))) as found:
+                    async with contextlib.aclosing(
+                        answers(context, call, envelope, body, time_left(self._rpc))
+                    ) as found:
                         async for answer in found:
                             await self._write(sized(2, answer))
                             call.response_bytes += len(answer)

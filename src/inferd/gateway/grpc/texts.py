@@ -38,11 +38,11 @@ def writes_texts(model: ModelStatus) -> bool:
 
 
 async def completed(
-    room: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
+    context: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
 ) -> bytes:
     """The whole text, behind ``head``."""
     asked, options = _asked(envelope, body, left)
-    stream = await submit_text(room, call, served, asked, options, is_stream=False)
+    stream = await submit_text(context, call, served, asked, options, is_stream=False)
     collected = await collect(call, stream, 1)
     choice = collected.choices[0]
     call.finish_reasons = (choice.finish_reason,) if choice.finish_reason is not None else ()
@@ -53,10 +53,10 @@ async def completed(
 
 
 async def completions(
-    room: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
+    context: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
 ) -> AsyncGenerator[tuple[bytes, bool], None]:
     """The text in pieces as it is written, each behind ``head``, and whether it is the last one."""
-    stream = await submit_text(room, call, served, *_asked(envelope, body, left), is_stream=True)
+    stream = await submit_text(context, call, served, *_asked(envelope, body, left), is_stream=True)
     async for output in stream:
         if not isinstance(output, Output):
             raise InternalError("A relayed answer came where outputs were expected. This is a bug.")

@@ -63,12 +63,12 @@ text_decoder: Final = msgspec.json.Decoder(TextRequest)
 _any: Final = msgspec.json.Decoder()
 
 
-async def generate(room: Context, call: Call, served: Served, body: TextRequest) -> Answer:
+async def generate(context: Context, call: Call, served: Served, body: TextRequest) -> Answer:
     """The whole text. Raises InferdError for everything that goes wrong."""
     options = _options(body)
     if body.stream or options.get("stream"):
         raise invalid("stream", "stream is true; POST to generate_stream for a stream.")
-    stream = await submit_text(room, call, served, body, options, is_stream=False)
+    stream = await submit_text(context, call, served, body, options, is_stream=False)
     collected = await collect(call, stream, 1)
     choice = collected.choices[0]
     call.finish_reasons = (choice.finish_reason,) if choice.finish_reason is not None else ()
@@ -79,10 +79,10 @@ async def generate(room: Context, call: Call, served: Served, body: TextRequest)
     return Response(200, encode(answer), headers=ignored_header(call.ignored))
 
 
-async def generate_stream(room: Context, call: Call, served: Served, body: TextRequest) -> Answer:
+async def generate_stream(context: Context, call: Call, served: Served, body: TextRequest) -> Answer:
     """The text in pieces, as it is written. What goes wrong before the first is raised."""
     call.stream = True
-    stream = await submit_text(room, call, served, body, _options(body), is_stream=True)
+    stream = await submit_text(context, call, served, body, _options(body), is_stream=True)
     outputs = merge(call, [stream])
     first = await started(outputs, call)
     return EventStream(_frames(call, served, body, outputs, first[1]), ignored_header(call.ignored), _ENDING)
@@ -149,7 +149,7 @@ def _options(body: TextRequest) -> dict[str, object]:
 
 
 async def submit_text(
-    room: Context, call: Call, served: Served, body: TextRequest, options: dict[str, object], *, is_stream: bool
+    context: Context, call: Call, served: Served, body: TextRequest, options: dict[str, object], *, is_stream: bool
 ) -> Stream:
     model = served.status
     if model.info is not None and model.info.kind != "generate":
@@ -180,7 +180,7 @@ async def submit_text(
     if sampling.width != 1:
         raise invalid("parameters.n", "parameters.n and best_of must be 1 here: there is one text_output.")
     [stream] = await submit_all(
-        room,
+        context,
         call,
         fields,
         model,

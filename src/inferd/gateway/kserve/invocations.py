@@ -86,15 +86,15 @@ class InvocationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 # -- the endpoints -------------------------------------------------------------------------------
 
 
-async def predict_v1(room: Context, call: Call, rest: str) -> Answer:
-    body = await read_tensors(room, call)
-    return await _predicted(room, call, find_served(room, call.principal, rest), Asked(dialect="v1", body=body))
+async def predict_v1(context: Context, call: Call, rest: str) -> Answer:
+    body = await read_tensors(context, call)
+    return await _predicted(context, call, find_served(context, call.principal, rest), Asked(dialect="v1", body=body))
 
 
-async def invoke(room: Context, call: Call, rest: str) -> Answer:
+async def invoke(context: Context, call: Call, rest: str) -> Answer:
     dialect = _dialect(call)
-    body = await read_tensors(room, call, is_table=dialect != _JSON)
-    return await _predicted(room, call, _target(room, call), Asked(dialect=dialect, body=body))
+    body = await read_tensors(context, call, is_table=dialect != _JSON)
+    return await _predicted(context, call, _target(context, call), Asked(dialect=dialect, body=body))
 
 
 def _dialect(call: Call) -> str:
@@ -117,12 +117,12 @@ def _dialect(call: Call) -> str:
     return "invocations.csv.rows" if said.get(b"header", b"").strip(b'"') == b"absent" else "invocations.csv"
 
 
-def _target(room: Context, call: Call) -> Served:
+def _target(context: Context, call: Call) -> Served:
     """The model that SageMaker's header names, or the only one there is. Raises ModelNotFound, InvalidRequest."""
     header = call.header(_TARGET)
     if header is not None:
-        return find_served(room, call.principal, header.decode("latin-1"))
-    newest = [served for served in served_models(room, call.principal) if served.status.name == served.name]
+        return find_served(context, call.principal, header.decode("latin-1"))
+    newest = [served for served in served_models(context, call.principal) if served.status.name == served.name]
     if len(newest) != 1:
         names = ", ".join([printable(served.name) for served in newest[:20]]) or "no model"
         raise invalid(
@@ -133,7 +133,7 @@ def _target(room: Context, call: Call) -> Served:
     return newest[0]
 
 
-async def _predicted(room: Context, call: Call, served: Served, asked: Asked) -> Answer:
-    served = drawn_version(room, call, served)
-    answer = await call.watched(predict(room, call, served.status, asked, tasks=(task_of(served),)))
+async def _predicted(context: Context, call: Call, served: Served, asked: Asked) -> Answer:
+    served = drawn_version(context, call, served)
+    answer = await call.watched(predict(context, call, served.status, asked, tasks=(task_of(served),)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer

@@ -144,21 +144,21 @@ class Served(NamedTuple):
     asked: str = ""  # the version that the client named
 
 
-def find_served(room: Context, principal: Principal, name: str, version: str = "") -> Served:
+def find_served(context: Context, principal: Principal, name: str, version: str = "") -> Served:
     """The version asked for, by its number or an alias, or the newest that the principal may use. Raises
     ModelNotFound."""
     if not version:
-        entry = entry_named(room.config.models, name) if "@" in name else None
-        status = room.router.model(name if entry is None else entry)
-        if status is not None and may_use(room, principal, status.name):
-            served = _served(room, status)
+        entry = entry_named(context.config.models, name) if "@" in name else None
+        status = context.router.model(name if entry is None else entry)
+        if status is not None and may_use(context, principal, status.name):
+            served = _served(context, status)
             return served if entry is None else served._replace(asked=served.version)
-    known = [_served(room, status) for status in visible(room, principal)]
+    known = [_served(context, status) for status in visible(context, principal)]
     if not version:
         newest = _versions_among(known, name)[-1:]
         if newest:
             return newest[0]
-    config = room.config.models.get(name)
+    config = context.config.models.get(name)
     asked = version
     if config is not None and version:
         version = str(config.versions.aliases.get(version, version))
@@ -178,25 +178,25 @@ def find_served(room: Context, principal: Principal, name: str, version: str = "
     )
 
 
-def drawn_version(room: Context, call: Call, served: Served, sequence: str = "") -> Served:
+def drawn_version(context: Context, call: Call, served: Served, sequence: str = "") -> Served:
     """Who computes a request for what was found: another version where the model's name alone was said and its
     versions have weights. ``sequence``: whose state it moves on."""
     if served.asked or served.status.name != served.name:
         return served
-    status = drawn(room, call, served.status, sequence=sequence)
+    status = drawn(context, call, served.status, sequence=sequence)
     if status is served.status:
         return served
     call.model = status.name
-    return _served(room, status)
+    return _served(context, status)
 
 
-def served_models(room: Context, principal: Principal) -> Sequence[Served]:
+def served_models(context: Context, principal: Principal) -> Sequence[Served]:
     """Every version of every model that the principal may use."""
-    return [_served(room, status) for status in visible(room, principal)]
+    return [_served(context, status) for status in visible(context, principal)]
 
 
-def _served(room: Context, status: ModelStatus) -> Served:
-    models, entry = room.config.models, status.name
+def _served(context: Context, status: ModelStatus) -> Served:
+    models, entry = context.config.models, status.name
     config = models.get(entry)
     version = config.version if config is not None else "1"
     base = base_of(entry) if "@" in entry else entry
@@ -204,9 +204,9 @@ def _served(room: Context, status: ModelStatus) -> Served:
     return Served(status, base if is_version else entry, version)
 
 
-def versions_served(room: Context, principal: Principal, name: str) -> list[Served]:
+def versions_served(context: Context, principal: Principal, name: str) -> list[Served]:
     """A model's versions that the principal may use, the oldest first. Raises ModelNotFound."""
-    return _versions_among(served_models(room, principal), name) or [find_served(room, principal, name)]
+    return _versions_among(served_models(context, principal), name) or [find_served(context, principal, name)]
 
 
 def _versions_among(known: Sequence[Served], name: str) -> list[Served]:
@@ -283,21 +283,21 @@ _TEXT_IN: Final = (TensorSpec("text_input", "BYTES", (1,)),)
 _TEXT_OUT: Final = (TensorSpec("text_output", "BYTES", (1,)),)
 
 
-def server_metadata(room: Context) -> ServerMetadata:
-    return ServerMetadata(room.config.server.v2_name, __version__, EXTENSIONS)
+def server_metadata(context: Context) -> ServerMetadata:
+    return ServerMetadata(context.config.server.v2_name, __version__, EXTENSIONS)
 
 
 def condition_of(status: ModelStatus) -> Condition:
     return _CONDITIONS.get(status.state, "unavailable")
 
 
-def model_metadata(room: Context, principal: Principal, served: Served) -> ModelMetadata:
+def model_metadata(context: Context, principal: Principal, served: Served) -> ModelMetadata:
     """Raises Unavailable for a model that has not told yet what it takes."""
     status, info = served.status, served.status.info
     if info is None:
         raise _unknown_yet(served)
     inputs, outputs = tensors_of(served)
-    versions = _versions_among(served_models(room, principal), served.name)
+    versions = _versions_among(served_models(context, principal), served.name)
     return ModelMetadata(
         name=served.name,
         versions=tuple(version.version for version in versions),
@@ -395,12 +395,12 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     sequence_batching: SequenceBatching | msgspec.UnsetType = msgspec.UNSET
 
 
-def model_configuration(room: Context, served: Served) -> ModelConfiguration:
+def model_configuration(context: Context, served: Served) -> ModelConfiguration:
     """Raises Unavailable for a model that has not told yet what it takes."""
     info = served.status.info
     if info is None:
         raise _unknown_yet(served)
-    config = room.config.models.get(served.status.name) or ModelConfig(source=info.source)
+    config = context.config.models.get(served.status.name) or ModelConfig(source=info.source)
     inputs, outputs = tensors_of(served)
     batched = info.max_batch_size > 0
     batching = config.batching
@@ -456,11 +456,11 @@ class RepositoryModel(msgspec.Struct, frozen=True):
     reason: str
 
 
-def repository_index(room: Context, principal: Principal, *, ready: bool = False) -> list[RepositoryModel]:
+def repository_index(context: Context, principal: Principal, *, ready: bool = False) -> list[RepositoryModel]:
     """Every version; with ``ready`` those that can be asked now."""
     return [
         RepositoryModel(served.name, served.version, _repository_state(served.status), served.status.detail)
-        for served in served_models(room, principal)
+        for served in served_models(context, principal)
         if not ready or is_ready(served)
     ]
 

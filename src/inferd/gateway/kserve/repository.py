@@ -39,23 +39,23 @@ class _Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _override_decoder: Final = msgspec.json.Decoder(_Override)
 
 
-async def load_model(room: Context, principal: Principal, name: str, parameters: Mapping[str, Value]) -> None:
+async def load_model(context: Context, principal: Principal, name: str, parameters: Mapping[str, Value]) -> None:
     """Load every version; returns when they are ready. Raises InferdError, whose message says that it failed."""
     try:
         _refuse_files(parameters)
         batching = _batching(parameters.get("config"))
-        for served in versions_served(room, principal, name):
+        for served in versions_served(context, principal, name):
             entry = served.status.name
             if batching is not None:
-                config = room.config.models.get(entry)
+                config = context.config.models.get(entry)
                 if config is not None:
-                    await control_of(room).override(entry, _changed(config, batching))
-            await control_of(room).load(entry)
+                    await control_of(context).override(entry, _changed(config, batching))
+            await control_of(context).load(entry)
     except InferdError as error:
         raise _failed("load", name, error) from None
 
 
-async def unload_model(room: Context, principal: Principal, name: str, parameters: Mapping[str, Value]) -> None:
+async def unload_model(context: Context, principal: Principal, name: str, parameters: Mapping[str, Value]) -> None:
     """Unload every version. Pipelines hold their own copies of the models they use, so nothing depends on another."""
     try:
         dependents = parameters.get("unload_dependents")
@@ -64,8 +64,8 @@ async def unload_model(room: Context, principal: Principal, name: str, parameter
                 "parameters.unload_dependents",
                 f"parameters.unload_dependents must be true or false, not {shown(dependents)}.",
             )
-        for served in versions_served(room, principal, name):
-            await control_of(room).unload(served.status.name)
+        for served in versions_served(context, principal, name):
+            await control_of(context).unload(served.status.name)
     except InferdError as error:
         raise _failed("unload", name, error) from None
 

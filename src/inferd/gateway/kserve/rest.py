@@ -78,77 +78,79 @@ _repository_decoder: Final = msgspec.json.Decoder(RepositoryRequest)
 # -- the server ----------------------------------------------------------------------------------
 
 
-async def live(room: Context, call: Call, rest: str) -> Answer:
+async def live(context: Context, call: Call, rest: str) -> Answer:
     return Response(200, encode(Live()))
 
 
-async def ready(room: Context, call: Call, rest: str) -> Answer:
-    if health.is_ready(room.router):
+async def ready(context: Context, call: Call, rest: str) -> Answer:
+    if health.is_ready(context.router):
         return Response(200, encode(Ready(True)))
     return Response(503, encode(Ready(False)), headers=_RETRY)
 
 
-async def server_metadata(room: Context, call: Call, rest: str) -> Answer:
-    return Response(200, encode(kserve.server_metadata(room)))
+async def server_metadata(context: Context, call: Call, rest: str) -> Answer:
+    return Response(200, encode(kserve.server_metadata(context)))
 
 
 # -- models --------------------------------------------------------------------------------------
 
 
-def served_of(room: Context, call: Call, rest: str) -> Served:
+def served_of(context: Context, call: Call, rest: str) -> Served:
     """The model, or the version of it, that a path names. Raises ModelNotFound."""
     name, between, version = rest.rpartition(_VERSIONS)
-    served = find_served(room, call.principal, name, version) if between else find_served(room, call.principal, rest)
+    served = (
+        find_served(context, call.principal, name, version) if between else find_served(context, call.principal, rest)
+    )
     call.model = served.status.name
     return served
 
 
-async def model_metadata(room: Context, call: Call, rest: str) -> Answer:
-    served = served_of(room, call, rest)
-    return Response(200, encode(kserve.model_metadata(room, call.principal, served)))
+async def model_metadata(context: Context, call: Call, rest: str) -> Answer:
+    served = served_of(context, call, rest)
+    return Response(200, encode(kserve.model_metadata(context, call.principal, served)))
 
 
-async def model_ready(room: Context, call: Call, rest: str) -> Answer:
-    served = served_of(room, call, rest)
+async def model_ready(context: Context, call: Call, rest: str) -> Answer:
+    served = served_of(context, call, rest)
     status = served.status
     is_ready = kserve.is_ready(served)
     report = ModelReady(served.name, served.version, is_ready, kserve.condition_of(status), status.detail)
     return Response(200 if is_ready else 503, encode(report), headers=() if is_ready else _RETRY)
 
 
-async def model_config(room: Context, call: Call, rest: str) -> Answer:
-    return Response(200, encode(kserve.model_configuration(room, served_of(room, call, rest))))
+async def model_config(context: Context, call: Call, rest: str) -> Answer:
+    return Response(200, encode(kserve.model_configuration(context, served_of(context, call, rest))))
 
 
-async def model_statistics(room: Context, call: Call, rest: str) -> Answer:
+async def model_statistics(context: Context, call: Call, rest: str) -> Answer:
     if _VERSIONS in rest:
-        models = [served_of(room, call, rest)]
+        models = [served_of(context, call, rest)]
     else:
-        models = kserve.versions_served(room, call.principal, rest)
-    return await compressed(call, Response(200, encode(statistics_of(room, models))))
+        models = kserve.versions_served(context, call.principal, rest)
+    return await compressed(call, Response(200, encode(statistics_of(context, models))))
 
 
-async def statistics(room: Context, call: Call, rest: str) -> Answer:
+async def statistics(context: Context, call: Call, rest: str) -> Answer:
     return await compressed(
-        call, Response(200, encode(statistics_of(room, kserve.served_models(room, call.principal))))
+        call, Response(200, encode(statistics_of(context, kserve.served_models(context, call.principal))))
     )
 
 
 # -- inference -----------------------------------------------------------------------------------
 
 
-async def infer(room: Context, call: Call, rest: str) -> Answer:
+async def infer(context: Context, call: Call, rest: str) -> Answer:
     header_bytes = header_length(call)
-    body = await read_tensors(room, call, is_binary=header_bytes >= 0)
-    served = served_of(room, call, rest)
+    body = await read_tensors(context, call, is_binary=header_bytes >= 0)
+    served = served_of(context, call, rest)
     if len(body) <= OFF_LOOP_BYTES:
         asked = read_infer(body, header_bytes, served.asked)
     else:
         info = served.status.info
         most = info.max_json if info is not None else None
         asked = await asyncio.to_thread(read_infer, body, header_bytes, served.asked, most=most)
-    served = drawn_version(room, call, served, asked.sequence)
-    answer = await call.watched(predict(room, call, served.status, asked, tasks=(task_of(served),)))
+    served = drawn_version(context, call, served, asked.sequence)
+    answer = await call.watched(predict(context, call, served.status, asked, tasks=(task_of(served),)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer
 
 
@@ -172,14 +174,14 @@ def header_length(call: Call) -> int:
     return int(value)
 
 
-async def read_tensors(room: Context, call: Call, *, is_binary: bool = False, is_table: bool = False) -> bytes:
+async def read_tensors(context: Context, call: Call, *, is_binary: bool = False, is_table: bool = False) -> bytes:
     """A request's body, opened where it is compressed. ``is_table``: its type has been found to be text/csv. Raises
     UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
     encoding = encoding_of(call)
     if not is_table:
         check_media(call, is_binary=is_binary)
-    body = await read_body(call, room.max_body_bytes, room.body_timeout_s)
-    return await opened(body, encoding, room.max_body_bytes)
+    body = await read_body(call, context.max_body_bytes, context.body_timeout_s)
+    return await opened(body, encoding, context.max_body_bytes)
 
 
 def check_media(call: Call, *, is_binary: bool) -> None:
@@ -199,56 +201,56 @@ def check_media(call: Call, *, is_binary: bool) -> None:
             )
 
 
-async def text(room: Context, call: Call, rest: str) -> Answer:
-    return await _written(room, call, rest, generate)
+async def text(context: Context, call: Call, rest: str) -> Answer:
+    return await _written(context, call, rest, generate)
 
 
-async def text_stream(room: Context, call: Call, rest: str) -> Answer:
-    return await _written(room, call, rest, generate_stream)
+async def text_stream(context: Context, call: Call, rest: str) -> Answer:
+    return await _written(context, call, rest, generate_stream)
 
 
 async def _written(
-    room: Context, call: Call, rest: str, write: Callable[[Context, Call, Served, TextRequest], Awaitable[Answer]]
+    context: Context, call: Call, rest: str, write: Callable[[Context, Call, Served, TextRequest], Awaitable[Answer]]
 ) -> Answer:
     """What ``write`` answers: once for each Idempotency-Key."""
     require_json(call)
-    raw = await read_body(call, room.max_body_bytes, room.body_timeout_s)
+    raw = await read_body(call, context.max_body_bytes, context.body_timeout_s)
     body = await decode_body(raw, text_decoder)
-    served = drawn_version(room, call, served_of(room, call, rest))
+    served = drawn_version(context, call, served_of(context, call, rest))
     name = served.status.name
     asks = f"{name} {served.asked}\n".encode() + raw
-    return await call.watched(once(room, call, asks, name, lambda: write(room, call, served, body)))
+    return await call.watched(once(context, call, asks, name, lambda: write(context, call, served, body)))
 
 
 # -- the repository ------------------------------------------------------------------------------
 
 
-async def repository_index(room: Context, call: Call, rest: str) -> Answer:
-    body = await _small_body(room, call)
+async def repository_index(context: Context, call: Call, rest: str) -> Answer:
+    body = await _small_body(context, call)
     asked = await decode_body(body, _index_decoder) if body else IndexRequest()
-    models = kserve.repository_index(room, call.principal, ready=asked.ready)
+    models = kserve.repository_index(context, call.principal, ready=asked.ready)
     return await compressed(call, Response(200, encode(models)))
 
 
-async def repository_load(room: Context, call: Call, rest: str) -> Answer:
-    parameters = await _repository_parameters(room, call)
-    await load_model(room, call.principal, rest, parameters)
+async def repository_load(context: Context, call: Call, rest: str) -> Answer:
+    parameters = await _repository_parameters(context, call)
+    await load_model(context, call.principal, rest, parameters)
     return Response(200, encode(Done()))
 
 
-async def repository_unload(room: Context, call: Call, rest: str) -> Answer:
-    parameters = await _repository_parameters(room, call)
-    await unload_model(room, call.principal, rest, parameters)
+async def repository_unload(context: Context, call: Call, rest: str) -> Answer:
+    parameters = await _repository_parameters(context, call)
+    await unload_model(context, call.principal, rest, parameters)
     return Response(200, encode(Done()))
 
 
-async def _repository_parameters(room: Context, call: Call) -> dict[str, Value]:
-    body = await _small_body(room, call)
+async def _repository_parameters(context: Context, call: Call) -> dict[str, Value]:
+    body = await _small_body(context, call)
     return (await decode_body(body, _repository_decoder)).parameters or {} if body else {}
 
 
-async def _small_body(room: Context, call: Call) -> bytes:
-    body = await read_body(call, MAX_REPOSITORY_BYTES, room.body_timeout_s)
+async def _small_body(context: Context, call: Call) -> bytes:
+    body = await read_body(call, MAX_REPOSITORY_BYTES, context.body_timeout_s)
     if body:
         require_json(call)
     return body

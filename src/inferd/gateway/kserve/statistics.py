@@ -62,12 +62,12 @@ class StatisticsAnswer(msgspec.Struct, frozen=True):
     model_stats: tuple[ModelStatistics, ...]
 
 
-def statistics_of(room: Context, models: Sequence[Served]) -> StatisticsAnswer:
-    return StatisticsAnswer(tuple(_model(room, served) for served in models))
+def statistics_of(context: Context, models: Sequence[Served]) -> StatisticsAnswer:
+    return StatisticsAnswer(tuple(_model(context, served) for served in models))
 
 
-def _model(room: Context, served: Served) -> ModelStatistics:
-    tally = room.tally_of(served.status.name)
+def _model(context: Context, served: Served) -> ModelStatistics:
+    tally = context.tally_of(served.status.name)
     memory = served.status.memory_bytes
     return ModelStatistics(
         name=served.name,

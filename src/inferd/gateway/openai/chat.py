@@ -35,7 +35,7 @@ from inferd.gateway.upstream import ModelStatus
 from inferd.types import Delta, FinishReason, Output, Usage
 
 
-async def create_chat_completion(room: Context, call: Call, raw: bytes, body: ChatRequest) -> Answer:
+async def create_chat_completion(context: Context, call: Call, raw: bytes, body: ChatRequest) -> Answer:
     """Raises InferdError for everything that can be known before the first token."""
     call.ignored = check_unsupported(body)
     _check_chat(body)
@@ -47,10 +47,10 @@ async def create_chat_completion(room: Context, call: Call, raw: bytes, body: Ch
         check_range("max_completion_tokens", max_tokens, field)
     sampling, explicit = sampling_of(body, max_tokens=max_tokens, logprobs=_logprobs(body))
     chat = chat_of(body, body.messages, default_special_tokens=False)
-    model, response_id = begin(room, call, body, "chatcmpl")
+    model, response_id = begin(context, call, body, "chatcmpl")
     reply = _Reply(body, model, response_id, sampling.n)
     work = Work(body, model, response_id, [chat], sampling, explicit, bool(body.return_token_ids))
-    return await answered(room, call, raw, work, reply)
+    return await answered(context, call, raw, work, reply)
 
 
 def _check_chat(body: ChatRequest) -> None:

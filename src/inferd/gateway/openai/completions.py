@@ -39,7 +39,7 @@ DEFAULT_MAX_TOKENS = 16
 CompletionPrompt = TextPrompt | TokenPrompt
 
 
-async def create_completion(room: Context, call: Call, raw: bytes, body: CompletionRequest) -> Answer:
+async def create_completion(context: Context, call: Call, raw: bytes, body: CompletionRequest) -> Answer:
     """Raises InferdError for everything that can be known before the first token."""
     call.ignored = check_unsupported(body)
     sampling, explicit = completion_sampling(body)
@@ -50,11 +50,11 @@ async def create_completion(room: Context, call: Call, raw: bytes, body: Complet
             f"{len(prompts)} prompts with {sampling.width} candidates each are above the limit of {MAX_SEQUENCES}; "
             "send fewer.",
         )
-    model, response_id = begin(room, call, body, "cmpl")
+    model, response_id = begin(context, call, body, "cmpl")
     reply = _Reply(body, model, response_id, prompts, sampling)
     wants_ids = bool(body.return_token_ids or body.echo)
     work = Work(body, model, response_id, prompts, sampling, explicit, wants_ids)
-    return await answered(room, call, raw, work, reply)
+    return await answered(context, call, raw, work, reply)
 
 
 def completion_sampling(body: CompletionRequest) -> tuple[SamplingParams, tuple[str, ...]]:

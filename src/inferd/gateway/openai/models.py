@@ -10,14 +10,14 @@ from inferd.gateway.sse import encode
 from inferd.gateway.upstream import ModelStatus
 
 
-def list_models(room: Context, call: Call) -> Response:
+def list_models(context: Context, call: Call) -> Response:
     """The models that the client may use."""
-    return Response(200, encode(ModelList(data=[_card(status) for status in visible(room, call.principal)])))
+    return Response(200, encode(ModelList(data=[_card(status) for status in visible(context, call.principal)])))
 
 
-def get_model(room: Context, call: Call, name: str) -> Response:
+def get_model(context: Context, call: Call, name: str) -> Response:
     """Raises ModelNotFound."""
-    return Response(200, encode(_card(find_model(room, call, name))))
+    return Response(200, encode(_card(find_model(context, call, name))))
 
 
 def _card(status: ModelStatus) -> ModelCard:

@@ -55,9 +55,9 @@ _rank_fields: Final = msgspec.json.Decoder(_RankFields)
 def _asks(dialect: str, task: str) -> Callable[[Context, Call, str], Awaitable[Answer]]:
     """The endpoint of a dialect of which nothing but the usual is read."""
 
-    async def endpoint(room: Context, call: Call, rest: str) -> Answer:
-        raw = await _body(room, call)
-        return await _ask(room, call, raw, await _read(raw, _fields), dialect, task)
+    async def endpoint(context: Context, call: Call, rest: str) -> Answer:
+        raw = await _body(context, call)
+        return await _ask(context, call, raw, await _read(raw, _fields), dialect, task)
 
     return endpoint
 
@@ -71,27 +71,27 @@ pooling = _asks("pooling", "predict")  # POST /pooling
 tei_embed = _asks("tei.embed", "embed")  # POST /embed
 
 
-async def rerank(room: Context, call: Call, rest: str) -> Answer:
+async def rerank(context: Context, call: Call, rest: str) -> Answer:
     """POST /rerank and /v1/rerank: text-embeddings-inference's form is told from the others' by its ``texts``."""
-    raw = await _body(room, call)
+    raw = await _body(context, call)
     fields = await _read(raw, _rank_fields)
     if fields.texts is msgspec.UNSET:
-        return await _ask(room, call, raw, fields, "rerank", "rerank")
-    return await _ask(room, call, raw, fields, "tei.rerank", "rerank")
+        return await _ask(context, call, raw, fields, "rerank", "rerank")
+    return await _ask(context, call, raw, fields, "tei.rerank", "rerank")
 
 
-async def tei_predict(room: Context, call: Call, rest: str) -> Answer:
+async def tei_predict(context: Context, call: Call, rest: str) -> Answer:
     """POST /predict: classes of texts, and of pairs also a reranker's score."""
-    raw = await _body(room, call)
+    raw = await _body(context, call)
     fields = await _read(raw, _fields)
     # Which of the two a model can do that is named is the worker's to say.
     tasks = ("classify", "rerank") if fields.model is None else ("predict",)
-    return await _ask(room, call, raw, fields, "tei.predict", *tasks)
+    return await _ask(context, call, raw, fields, "tei.predict", *tasks)
 
 
-async def _body(room: Context, call: Call) -> bytes:
+async def _body(context: Context, call: Call) -> bytes:
     require_json(call)
-    return await weighed(await read_body(call, room.max_body_bytes, room.body_timeout_s))
+    return await weighed(await read_body(call, context.max_body_bytes, context.body_timeout_s))
 
 
 async def _read(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
@@ -109,8 +109,8 @@ def _stepped_over(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         return decode(raw, decoder)  # which finds the words for it
 
 
-async def _ask(room: Context, call: Call, raw: bytes, fields: _Fields, dialect: str, *tasks: str) -> Answer:
-    far = target_of(room, call, raw)
+async def _ask(context: Context, call: Call, raw: bytes, fields: _Fields, dialect: str, *tasks: str) -> Answer:
+    far = target_of(context, call, raw)
     if far is not None:
         path = _RELAYED.get(dialect)
         if path is None:
@@ -122,23 +122,25 @@ async def _ask(room: Context, call: Call, raw: bytes, fields: _Fields, dialect: 
             )
 
         async def compute() -> Answer:
-            return await _elsewhere(room, call, far, path, fields, raw)
+            return await _elsewhere(context, call, far, path, fields, raw)
 
         def question() -> Question:
-            return question_of_relayed(room, far, raw)._replace(is_drawn=False)  # no text is drawn
+            return question_of_relayed(context, far, raw)._replace(is_drawn=False)  # no text is drawn
 
-        return await call.watched(once(room, call, raw, far, lambda: cached(room, call, question, far, compute)))
-    only = _only(room, call, *tasks) if fields.model is None else None
+        return await call.watched(once(context, call, raw, far, lambda: cached(context, call, question, far, compute)))
+    only = _only(context, call, *tasks) if fields.model is None else None
     name = fields.model if only is None else only.name
-    model = model_for(room, call, name, bytes(fields.user).decode())
+    model = model_for(context, call, name, bytes(fields.user).decode())
     asked = Asked(dialect=dialect, body=raw, priority=fields.priority, timeout=fields.timeout, tokens=len(raw))
-    return await call.watched(predict(room, call, model, asked, tasks=tasks))
+    return await call.watched(predict(context, call, model, asked, tasks=tasks))
 
 
-def _only(room: Context, call: Call, *tasks: str) -> ModelStatus | None:
+def _only(context: Context, call: Call, *tasks: str) -> ModelStatus | None:
     """The one model that can do the first of the tasks of which there is but one; None where there is none."""
     predictive = [
-        status for status in visible(room, call.principal) if status.info is not None and status.info.kind == "predict"
+        status
+        for status in visible(context, call.principal)
+        if status.info is not None and status.info.kind == "predict"
     ]
     for task in tasks:
         able = [status for status in predictive if status.info is not None and task in status.info.tasks]
@@ -150,13 +152,13 @@ def _only(room: Context, call: Call, *tasks: str) -> ModelStatus | None:
 # -- elsewhere -----------------------------------------------------------------------------------
 
 
-async def _elsewhere(room: Context, call: Call, name: str, path: str, fields: _Fields, raw: bytes) -> Answer:
+async def _elsewhere(context: Context, call: Call, name: str, path: str, fields: _Fields, raw: bytes) -> Answer:
     """For a model behind remote servers alone: the texts are theirs to judge."""
     await decode_body(raw, _fields)  # nobody here reads the body again: keys that come twice are refused now
     call.model = name
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
     cost = cost_of(ELSEWHERE, prompt_bytes=len(raw), prompt_tokens=0, num_prompts=1, width=0, max_tokens=0)
-    stream = admitted(room, call, name, Asking(path, raw), terms, cost)
+    stream = admitted(context, call, name, Asking(path, raw), terms, cost)
     return await forwarded(call, stream)
 
 
@@ -179,11 +181,11 @@ class TeiInfo(msgspec.Struct, frozen=True, kw_only=True):
 _TEI_KINDS: Final = (("embed", "embedding"), ("rerank", "reranker"), ("classify", "classifier"))
 
 
-async def tei_info(room: Context, call: Call, rest: str) -> Answer:
+async def tei_info(context: Context, call: Call, rest: str) -> Answer:
     """The text model, where there is one alone. Raises InvalidRequest, ModelNotFound."""
-    found = next((model for task, _ in _TEI_KINDS if (model := _only(room, call, task)) is not None), None)
+    found = next((model for task, _ in _TEI_KINDS if (model := _only(context, call, task)) is not None), None)
     if found is None:
-        check_task(find_model(room, call, None), "embed")
+        check_task(find_model(context, call, None), "embed")
     if found is None or found.info is None:
         raise Unavailable("The model is still loading; try again.")
     info = found.info

@@ -15,7 +15,7 @@ from inferd.types import Chat, TextPrompt
 _MAX_TOKENS = 4 * 1024 * 1024
 
 
-async def tokenize(room: Context, call: Call, body: TokenizeRequest) -> Response:
+async def tokenize(context: Context, call: Call, body: TokenizeRequest) -> Response:
     """Raises InvalidRequest, ModelNotFound, QuotaExceeded, Unavailable."""
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "Send either 'prompt' or 'messages', one of the two.", "missing_required_parameter")
@@ -24,20 +24,20 @@ async def tokenize(room: Context, call: Call, body: TokenizeRequest) -> Response
         prompt = chat_of(body, body.messages, default_special_tokens=False)
     else:
         prompt = TextPrompt(text=body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
-    model = find_model(room, call, body.model)
+    model = find_model(context, call, body.model)
     call.model = model.name
-    reserve(room, call, model.name)
-    ids, strings = await room.router.tokenize(
+    reserve(context, call, model.name)
+    ids, strings = await context.router.tokenize(
         model.name, prompt, want_strings=bool(body.return_token_strs), tenant=call.principal.tenant
     )
     limit = model.info.max_model_len if model.info is not None else None
     return Response(200, encode(TokenizeResponse(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings)))
 
 
-async def detokenize(room: Context, call: Call, body: DetokenizeRequest) -> Response:
+async def detokenize(context: Context, call: Call, body: DetokenizeRequest) -> Response:
     """Raises InvalidRequest, ModelNotFound, QuotaExceeded, Unavailable."""
     check_token_ids("tokens", body.tokens, _MAX_TOKENS)
-    model = find_model(room, call, body.model)
+    model = find_model(context, call, body.model)
     call.model = model.name
-    reserve(room, call, model.name)
-    return Response(200, encode(DetokenizeResponse(await room.router.detokenize(model.name, body.tokens))))
+    reserve(context, call, model.name)
+    return Response(200, encode(DetokenizeResponse(await context.router.detokenize(model.name, body.tokens))))

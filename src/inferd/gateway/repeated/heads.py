@@ -65,16 +65,16 @@ class Familiar(ABC):
 class Lane:
     """Takes what it can. Made anew with each configuration."""
 
-    __slots__ = ("_familiar", "_max_body_bytes", "_principal", "books", "names", "room")
+    __slots__ = ("_familiar", "_max_body_bytes", "_principal", "books", "context", "names")
 
-    def __init__(self, room: Context, principal: Principal | None, books: Books) -> None:
-        self.room = room
+    def __init__(self, context: Context, principal: Principal | None, books: Books) -> None:
+        self.context = context
         self.books = books
         self._principal = principal
-        self._max_body_bytes = room.max_body_bytes
+        self._max_body_bytes = context.max_body_bytes
         self._familiar: dict[bytes, Familiar] = {}
         self.names = frozenset(  # of models behind remote servers alone
-            name for name in remote_models(room.config) if not room.config.models[name].cache.enabled
+            name for name in remote_models(context.config) if not context.config.models[name].cache.enabled
         )
 
     def may_learn(self, exchange: Exchange) -> bool:
@@ -116,7 +116,7 @@ class Lane:
         principal = self._principal
         if principal is None:
             try:
-                principal = self.room.door.authenticate(known.token)
+                principal = self.context.door.authenticate(known.token)
             except InferdError:
                 return None
         if principal.region or "infer" not in principal.scopes:
@@ -184,7 +184,7 @@ class Passage(ABC):
         assert permit is not None, "it was admitted"
         permit.settle(end.usage, "done")
         principal = self.principal
-        self.lane.room.emit(
+        self.lane.context.emit(
             HttpServed(
                 request_id=self.unique,
                 method="POST",

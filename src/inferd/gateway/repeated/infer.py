@@ -50,12 +50,12 @@ class FamiliarInfer(Familiar):
         priority = max(principal.default_priority, principal.priority)
         line = class_index(priority)
         now = clock.now()
-        desk = lane.room.router.find_desk(self.model, line, now)
+        desk = lane.context.router.find_desk(self.model, line, now)
         if desk is None:
             return False
         errand = InferErrand(lane, client, self, body, principal, now)
         try:
-            errand.permit = lane.room.door.admit(principal, errand.unique, self.model, prompt_tokens=0, max_tokens=0)
+            errand.permit = lane.context.door.admit(principal, errand.unique, self.model, prompt_tokens=0, max_tokens=0)
         except QuotaExceeded as error:
             errand.refuse(error, self.model)
             return True

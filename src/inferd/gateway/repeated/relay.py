@@ -60,7 +60,7 @@ class FamiliarRelay(Familiar):
         if principal.models and not principal.may_use(name):
             return False
         now = clock.now()
-        way = lane.room.router.find_way(name, now, principal.tenant, body)
+        way = lane.context.router.find_way(name, now, principal.tenant, body)
         if way is None:
             return False
         transit = RelayTransit(lane, client, self, body, fields, principal, now)
@@ -70,7 +70,7 @@ class FamiliarRelay(Familiar):
             way.give_back()
             return False  # the ordinary way has the words for it
         try:
-            transit.permit = lane.room.door.admit(
+            transit.permit = lane.context.door.admit(
                 principal,
                 transit.unique,
                 name,

@@ -15,15 +15,15 @@ from inferd.gateway.predictions import check_task
 from inferd.gateway.windows.options import options_of, plan_of
 
 
-async def stream(room: Context, call: Call, rest: str) -> Switched:
+async def stream(context: Context, call: Call, rest: str) -> Switched:
     """Raises UpgradeRequired, ModelNotFound, InvalidRequest, Unavailable and ClientLeft."""
     if call.offer is None:
         raise UpgradeRequired(
             "This is a WebSocket: connect to it with ws:// or wss:// and a WebSocket client, over HTTP/1.1."
         )
-    served = drawn_version(room, call, v2.served_of(room, call, rest))
+    served = drawn_version(context, call, v2.served_of(context, call, rest))
     info = served.status.info
-    if room.router.draining:
+    if context.router.draining:
         raise Unavailable("The server is shutting down; connect to another one.")
     if info is None:
         raise Unavailable(
@@ -35,13 +35,13 @@ async def stream(room: Context, call: Call, rest: str) -> Switched:
     options = options_of(call.offer.query)
     plan = None
     if options.window is not None:  # else the first message says what is wanted
-        plan = plan_of(served.name, info, options, room.max_body_bytes)
+        plan = plan_of(served.name, info, options, context.max_body_bytes)
     # Nobody waits for the library of a protocol that is not spoken.
     from inferd.gateway.windows.stream import WindowStream
     from inferd.http.websocket import WebSocket
 
     socket = WebSocket(call.path, call.headers)
-    conversation = WindowStream(room, call, served, info, options, plan, socket)
+    conversation = WindowStream(context, call, served, info, options, plan, socket)
     try:
         request_id = (b"x-request-id", call.request_id.encode("ascii"))
         socket.accept(call.offer, (request_id, *call.common_headers), conversation.serve())

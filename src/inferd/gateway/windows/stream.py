@@ -71,7 +71,7 @@ _encode: Final = msgspec.json.Encoder().encode
 class WindowStream:
     def __init__(
         self,
-        room: Context,
+        context: Context,
         call: Call,
         served: Served,
         info: ModelInfo,
@@ -80,7 +80,7 @@ class WindowStream:
         socket: WebSocket,
     ) -> None:
         """``call`` was the handshake; without a ``plan`` the first message must complete the ``options``."""
-        self._room = room
+        self._context = context
         self._path, self._route, self._headers = call.path, call.route, call.headers
         self._offer = call.offer
         self._id = call.request_id
@@ -95,7 +95,7 @@ class WindowStream:
         self._has_state = False  # the worker keeps one for this stream
         self._call: Call | None = None  # the window that is being computed
         self._num_answered = 0
-        config = room.config.models.get(served.status.name)
+        config = context.config.models.get(served.status.name)
         self._idle_s = config.sequence.idle_s if config is not None else 60.0
         socket.on_left = self._let_go
         socket.on_fault = lambda code, reason: _encode(
@@ -183,7 +183,7 @@ class WindowStream:
         given = {name: value for name, value in _given(self._options).items() if name != "inputs"}
         inputs = {**self._options.inputs, **options.inputs}
         both = msgspec.convert({**given, **_given(options), "inputs": inputs}, WindowOptions)
-        plan = plan_of(self._served.name, self._info, both, self._room.max_body_bytes)
+        plan = plan_of(self._served.name, self._info, both, self._context.max_body_bytes)
         self._begin(plan)
         opened = Opened(
             model=self._served.name,
@@ -200,7 +200,7 @@ class WindowStream:
 
     def _planned(self) -> Plan:
         if self._plan is None:  # says what is missing
-            self._begin(plan_of(self._served.name, self._info, self._options, self._room.max_body_bytes))
+            self._begin(plan_of(self._served.name, self._info, self._options, self._context.max_body_bytes))
         assert self._plan is not None
         return self._plan
 
@@ -262,8 +262,8 @@ class WindowStream:
         call.request_id = f"{self._id}-{number}"
         self._call = call
         try:
-            authenticate(self._room.door, call, "infer")
-            answer = await computed(self._room, call, self._served.status, asked)
+            authenticate(self._context.door, call, "infer")
+            answer = await computed(self._context, call, self._served.status, asked)
             call.status = 200
             call.response_bytes = len(answer.body)
             return answer.body
@@ -281,7 +281,7 @@ class WindowStream:
             call.finish(self._tell)
 
     def _tell(self, call: Call) -> None:
-        self._room.emit(served_event(call, clock.now()))
+        self._context.emit(served_event(call, clock.now()))
 
     def _made(self, num_bytes: int) -> Call:
         """A window as a call: the handshake's headers, so its terms, are every window's."""
@@ -324,7 +324,7 @@ class WindowStream:
             timeout=FAREWELL_S,
         )
         with contextlib.suppress(InferdError):
-            stream = self._room.router.submit(request_of(call, self._served.status, asked))
+            stream = self._context.router.submit(request_of(call, self._served.status, asked))
             try:
                 async for _ in stream:
                     pass
