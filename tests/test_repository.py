@@ -30,7 +30,7 @@ BROAD_EXCEPT = {
     "remote/connection.py": "a callback of the event loop: what it raises ends the exchange that it served",
     "remote/pool.py": "a task that connects for a request: what it raises ends that request",
     "router/replicas/loading.py": "a task that loads for others",
-    "router/errand.py": "one request of a frame that answers many",
+    "router/direct_prediction.py": "one request of a frame that answers many",
     "router/pool.py": "one request of a frame that answers many",
     "router/replicas/replica.py": "one request of a frame that answers many",
     "state/thread.py": "the loop of a thread, and a task that answers for others",

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from inferd.router.errand import Errand
+from inferd.router.direct_prediction import DirectPrediction
 from inferd.router.replicas.replica import LocalReplica
 
 
 @pytest.fixture
-def departed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ids of the requests that took the short way to a worker."""
+def sent_directly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the requests that took the direct path to a worker."""
     ids: list[str] = []
-    depart = Errand.depart
+    send = DirectPrediction.send
 
-    def noted(errand: Errand, desk: Any, request: Any, line: int, now: float) -> None:
+    def noted(direct: DirectPrediction, slot: Any, request: Any, class_number: int, now: float) -> None:
         ids.append(request.id)
-        depart(errand, desk, request, line, now)
+        send(direct, slot, request, class_number, now)
 
-    monkeypatch.setattr(Errand, "depart", noted)
+    monkeypatch.setattr(DirectPrediction, "send", noted)
     return ids
 
 
 @pytest.fixture
-def called_off(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Ids of the requests of which a worker was told that nobody waits for them any more."""
     ids: list[str] = []
     cancel = LocalReplica.cancel

@@ -239,11 +239,11 @@ class FakeRouter:
         self.submitted.release()
         return stream
 
-    def find_desk(self, model: str, line: int, now: float) -> None:
-        """There is no short way through a fake."""
+    def find_prediction_slot(self, model: str, class_number: int, now: float) -> None:
+        """There is no direct path through a fake."""
 
-    def find_way(self, model: str, now: float, tenant: str, body: bytes) -> None:
-        """There is no short way through a fake."""
+    def find_relay_slot(self, model: str, now: float, tenant: str, body: bytes) -> None:
+        """There is no direct path through a fake."""
 
     async def check(self, requests: list[GenerateRequest]) -> None:
         self.checked.append(len(requests))

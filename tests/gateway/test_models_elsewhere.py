@@ -66,7 +66,7 @@ def ask(server: Running, body: dict[str, Any], key: str = "sk-a", **headers: str
     return post(server, "/v1/chat/completions", body, authorization=f"Bearer {key}", **headers)
 
 
-@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "k"}], ids=["without a task", "the ordinary way"])
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "k"}], ids=["without a task", "the general path"])
 @pytest.mark.parametrize("model", ["far", "mixed"])
 def test_a_relayed_answer_is_admitted_charged_and_logged(
     server: Running, door: FakeDoor, model: str, headers: dict[str, str]
@@ -161,7 +161,7 @@ def test_what_goes_along_to_a_remote_server_is_named(server: Running) -> None:
     assert [name for name, _ in relay.headers] == [b"x-request-id"]
 
 
-@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "k"}], ids=["without a task", "the ordinary way"])
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "k"}], ids=["without a task", "the general path"])
 @pytest.mark.parametrize(
     ("prompt", "times"), [("a", 1), ([1, 2, 3], 1), ([], 1), (["a", "b", "c"], 3), ([[1, 2], [3]], 2)]
 )

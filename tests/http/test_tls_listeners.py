@@ -20,8 +20,8 @@ import uvloop
 from tests.app.test_replaced_files import inferd
 from tests.certificates import made_certificate
 from tests.gateway.grpc.running import unary
-from tests.gateway.grpc.test_short_way_over_grpc import asking
-from tests.gateway.test_short_way_of_predictions import MODEL
+from tests.gateway.grpc.test_direct_infer import asking
+from tests.gateway.test_direct_predictions import MODEL
 from tests.predict.live import serving
 
 from inferd.app.change import needs_restart

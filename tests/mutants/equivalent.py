@@ -81,7 +81,7 @@ EQUIVALENT: Final = (
         "A store has both or neither: the gateway's database, and its presence in it.",
     ),
     Equivalent(
-        "remote/familiar.py",
+        "remote/head_pattern.py",
         "return head[max(0, at - len(_LINE)) : at].lower() == _LINE and digits.isdigit() and len(digits) <= MAX_DIGITS",
         "return head[max(1, at - len(_LINE)) : at].lower() == _LINE and digits.isdigit() and len(digits) <= MAX_DIGITS",
         "A head begins with a method, never with the line of its length.",

@@ -137,7 +137,7 @@ KNOWN: Final = (
     Known(
         "a relayed refusal counts as a failure of its replica",
         "router/pool.py",
-        'if end.outcome == "failed" and not was_too_late(end):',
+        'if end.outcome == "failed" and not is_deadline_end(end):',
         'if end.outcome in ("failed", "refused"):',
         ("tests/router/test_router_with_remotes.py",),
     ),

@@ -21,7 +21,7 @@ from inferd.gateway import answering as answering_module
 from inferd.remote import openai as openai_module
 from inferd.remote.events import EventReader
 from inferd.remote.openai import Answer
-from inferd.router import express as express_module
+from inferd.router import direct_relay as direct_relay_module
 
 UNARY = {"model": "m", "messages": MESSAGES}
 STREAM = {**UNARY, "stream": True}
@@ -174,7 +174,7 @@ def test_each_request_ends_once_and_gives_its_slot_back_whatever_is_answered(
 @given(answers)
 @example((False, headed(b"application/json", NO_UTF8["a field that is read"], "length"), 3000))
 @example((True, headed(b"text/event-stream", b'data: {"id":"\xff"}\n\n', "chunked"), 3000))
-def test_each_client_is_told_the_same_on_the_short_way_and_on_the_ordinary_one(
+def test_each_client_is_told_the_same_on_the_direct_path_and_on_the_ordinary_one(
     given_answer: tuple[bool, bytes, int],
 ) -> None:
     is_stream, data, cut = given_answer
@@ -244,13 +244,13 @@ def test_what_is_raised_while_an_answer_is_taken_ends_its_request(depth: str, mo
     asyncio.run(main())
 
 
-def test_what_is_raised_on_the_short_way_is_told_to_the_client_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_raised_on_the_direct_path_is_told_to_the_client_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     async def then(site: Site) -> None:
         async with site.client() as client:
             for _ in range(2):
                 assert (await client.ask(UNARY)).status == 200
             with monkeypatch.context() as patch:
-                patch.setattr(express_module, "read_answer", _raise)
+                patch.setattr(direct_relay_module, "read_answer", _raise)
                 reply = await client.ask(UNARY)
             assert (reply.status, reply.error["code"]) == (502, "upstream_bad_answer")
             assert (await client.ask(UNARY)).status == 200

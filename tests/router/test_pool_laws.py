@@ -193,7 +193,7 @@ class FakeRemote:
     def release(self, ticket: Ticket) -> None:
         del self.holds[ticket.request.id]
 
-    def convert_all(self) -> None:
+    def convert_direct(self) -> None:
         pass
 
     def release_all(self) -> list[Ticket]:
@@ -315,7 +315,7 @@ class PoolMachine(RuleBasedStateMachine):
         try:
             stream = self._do(self.pool.submit, request, relay)
         except InvalidRequest:
-            assert is_live or name in self.pool._tries.losers
+            assert is_live or name in self.pool._retries.abandoned
         except Overloaded:
             assert len(self.pool._queue) >= 2
         except Unavailable:
@@ -438,9 +438,9 @@ class PoolMachine(RuleBasedStateMachine):
         live = set(self.streams) - over
         waiting = {ticket.request.id for ticket in pool._live.values() if ticket.is_waiting}
         running = {ticket.request.id for ticket in pool._live.values() if ticket.runner is not None}
-        resting = set(pool._tries.resting)
-        assert live == set(pool._live) == waiting | running | resting
-        assert len(live) == len(waiting) + len(running) + len(resting), "in two places at once"
+        backing_off = set(pool._retries.backing_off)
+        assert live == set(pool._live) == waiting | running | backing_off
+        assert len(live) == len(waiting) + len(running) + len(backing_off), "in two places at once"
         assert len(pool._queue) == len(waiting)
         assert pool.idle.is_set() == (not live)
 
@@ -468,17 +468,17 @@ class PoolMachine(RuleBasedStateMachine):
         working = {
             name
             for member in self.members
-            for name in self.pool._tries.losers
+            for name in self.pool._retries.abandoned
             if member.replica.ticket(name) is not None
         }
-        assert self.pool._tries.losers == working
+        assert self.pool._retries.abandoned == working
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
         if self.pool._suspect is None and not self.is_aborted:
             able = [member for member in self.members if member.can_take and member.kind == "local"]
             waiting = [
-                t for t in self.pool._live.values() if t.is_waiting and t.request.id not in self.pool._tries.losers
+                t for t in self.pool._live.values() if t.is_waiting and t.request.id not in self.pool._retries.abandoned
             ]
             assert not [t for t in waiting for member in able if member.replica.has_room(t)]
 

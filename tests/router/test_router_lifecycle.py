@@ -340,7 +340,9 @@ def test_requests_wait_for_a_model_from_the_moment_that_it_is_to_be_loaded_again
             with pytest.raises(Overloaded, match="missing"):
                 await router.load("tiny")
             assert not router.models()[0].replicas_ready
-            await until(lambda: router._pools["tiny"].outlook.is_shut, "what the operator unloaded stays away")
+            await until(
+                lambda: router._pools["tiny"].availability.is_operator_unloaded, "what the operator unloaded stays away"
+            )
 
     asyncio.run(scenario())
 

@@ -268,7 +268,7 @@ def test_a_request_that_was_given_up_is_no_work_done() -> None:
                 await until(lambda number=number: len(servers[0].talks) > number, "it is under way")  # type: ignore[misc]
                 stream.close()
                 await answer(stream)
-            assert router._pools["tiny"].outlook.drain_rate.per_s(clock.now()) is None
+            assert router._pools["tiny"].availability.drain_rate.per_s(clock.now()) is None
             for stream in streams[20:]:
                 stream.close()
 
@@ -316,7 +316,9 @@ def test_a_hedge_takes_the_answer_that_begins_first_and_cancels_the_other() -> N
                 assert end.outcome == "done"
             assert retried(witness) == [("hedge", True)] * len(servers[0].talks)
             assert servers[0].talks
-            await until(lambda: all(not r.num_in_flight for r in router.replicas("tiny")), "the losers are gone")
+            await until(
+                lambda: all(not r.num_in_flight for r in router.replicas("tiny")), "the abandoned attempts are gone"
+            )
             assert len(witness.ended()) == 10
 
     asyncio.run(scenario())
@@ -484,11 +486,11 @@ def test_a_conversation_goes_on_where_it_began() -> None:
                 homes.append([where(servers, conversation(number, turns)) for number in range(8)])
             assert all(home == homes[0] for home in homes)
             assert len({server for home in homes[0] for server in home}) > 1, "they are shared out"
-            for number in range(8):  # and on the short way
-                way = router.find_way("tiny", clock.now(), "", conversation(number, 6))
-                assert way is not None
-                assert [way.member.index] == homes[0][number]
-                way.give_back()
+            for number in range(8):  # and on the direct path
+                slot = router.find_relay_slot("tiny", clock.now(), "", conversation(number, 6))
+                assert slot is not None
+                assert [slot.member.index] == homes[0][number]
+                slot.give_back()
 
     asyncio.run(scenario())
 

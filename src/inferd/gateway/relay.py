@@ -3,7 +3,7 @@
 What this server relies on is decoded and checked; the rest is the remote server's to judge, and its bytes
 go through as they are. Usually a request is taken over from its connection without a task, its answer
 written straight from the one connection to the other (``Relays.forward``); what is unusual (a large or
-slow body, an Idempotency-Key, a cached model, an error before anybody is asked) goes the ordinary way,
+slow body, an Idempotency-Key, a cached model, an error before anybody is asked) goes the general path,
 where ``relayed`` answers it. Knows neither replicas nor how a remote server is reached.
 """
 
@@ -39,8 +39,8 @@ from inferd.gateway.relay_fields import (
     remote_models,
     text_decoder,
 )
-from inferd.gateway.repeated.heads import Lane
-from inferd.gateway.repeated.relay import FamiliarRelay
+from inferd.gateway.repeated.heads import HeadCache
+from inferd.gateway.repeated.relay import CachedRelayHead
 from inferd.gateway.upstream import Item, ModelStatus, Stream
 from inferd.http.exchange import Exchange
 from inferd.tenancy.principal import Principal
@@ -117,7 +117,7 @@ def admitted(context: Context, call: Call, name: str, asking: Asking, terms: Ter
     return made
 
 
-# -- the ordinary way ----------------------------------------------------------------------------
+# -- the general path ----------------------------------------------------------------------------
 
 
 def target_of(context: Context, call: Call, body: bytes) -> str | None:
@@ -235,16 +235,16 @@ class Peeked:
 class Relays:
     """Takes over the requests that can be forwarded without a task. Made anew with each configuration."""
 
-    __slots__ = ("_books", "_context", "_lane", "_max_body_bytes", "_names", "_origins", "_principal")
+    __slots__ = ("_books", "_context", "_head_cache", "_max_body_bytes", "_names", "_origins", "_principal")
 
     def __init__(
-        self, context: Context, origins: Origins, principal: Principal | None, books: Books, lane: Lane
+        self, context: Context, origins: Origins, principal: Principal | None, books: Books, head_cache: HeadCache
     ) -> None:
         self._context = context
         self._origins = origins
         self._principal = principal
         self._books = books
-        self._lane = lane
+        self._head_cache = head_cache
         self._max_body_bytes = min(context.max_body_bytes, OFF_LOOP_BYTES)
         self._names = frozenset(
             name for name in remote_models(context.config) if not context.config.models[name].cache.enabled
@@ -266,7 +266,7 @@ class Relays:
                 self._origins.check_host(call)
                 call.common_headers = self._origins.check_origin(call, closed=False)
             except InferdError:
-                return False  # the ordinary way says so
+                return False  # the general path says so
         body = exchange.whole_body()
         if len(body) > self._max_body_bytes or not (body.isascii() or is_text(body)):
             return False
@@ -297,6 +297,6 @@ class Relays:
         exchange.on_leave = answering.leave
         exchange.on_room = answering.room
         stream.attach(answering)
-        if self._lane.may_learn(exchange):
-            self._lane.learn(exchange, call, FamiliarRelay(exchange, path))
+        if self._head_cache.may_add(exchange):
+            self._head_cache.add(exchange, call, CachedRelayHead(exchange, path))
         return True

@@ -47,8 +47,8 @@ from inferd.gateway.generation import error_frame
 from inferd.gateway.kserve import rest as v2
 from inferd.gateway.origin import Origins
 from inferd.gateway.relay import Relays
-from inferd.gateway.repeated.heads import Lane
-from inferd.gateway.repeated.infer import FamiliarInfer
+from inferd.gateway.repeated.heads import HeadCache
+from inferd.gateway.repeated.infer import CachedInferHead
 from inferd.gateway.route import Match, RouteTable
 from inferd.gateway.routes import ROUTES
 from inferd.gateway.upstream import Upstream
@@ -69,7 +69,7 @@ class Gateway:
     ``principal``: whoever reaches this application is that one (the control socket), and no web page does.
     """
 
-    __slots__ = ("_context", "_lane", "_origins", "_principal", "_relays", "_scope_of_metrics", "_table")
+    __slots__ = ("_context", "_head_cache", "_origins", "_principal", "_relays", "_scope_of_metrics", "_table")
 
     def __init__(self, context: Context, principal: Principal | None) -> None:
         self._principal = principal
@@ -84,8 +84,8 @@ class Gateway:
         self._context = context
         self._origins = Origins(context.config.server)
         self._scope_of_metrics: KeyScope = "public" if context.config.server.public_metrics else "metrics"
-        self._lane = Lane(context, self._principal, self)
-        self._relays = Relays(context, self._origins, self._principal, self, self._lane)
+        self._head_cache = HeadCache(context, self._principal, self)
+        self._relays = Relays(context, self._origins, self._principal, self, self._head_cache)
 
     @property
     def context(self) -> Context:
@@ -96,7 +96,7 @@ class Gateway:
         """Serve a whole request without a task, if it is of a kind that can be (``Relays``)."""
         if self._relays.forward(exchange):
             return True
-        if exchange.target.startswith(b"/v2/models/") and self._lane.may_learn(exchange):
+        if exchange.target.startswith(b"/v2/models/") and self._head_cache.may_add(exchange):
             self._learn(exchange)
         return False
 
@@ -109,7 +109,7 @@ class Gateway:
         Answering(call, exchange, self).refuse(error)
 
     def _learn(self, exchange: Exchange) -> None:
-        """If the next infer request with this head may take the short way, remember it. What the ordinary way
+        """If the next infer request with this head may take the direct path, remember it. What the general path
         checks of a head is checked here, once."""
         call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
         match = self._table.find(call.path)
@@ -127,13 +127,13 @@ class Gateway:
             served = v2.served_of(self._context, call, match.rest)
             if self._context.cache is not None and self._context.caching_of(served.status.name).enabled:
                 return  # its answers may be there already
-            self._lane.learn(exchange, call, FamiliarInfer(exchange, call, served))
+            self._head_cache.add(exchange, call, CachedInferHead(exchange, call, served))
         except InferdError:
-            return  # the ordinary way says so
+            return  # the general path says so
 
     def express(self, client: Connection, data: bytes) -> bool:
-        """Likewise what has just been read, if it is a whole request that begins like one before (``Lane``)."""
-        return self._lane.take(client, data)
+        """Likewise what has just been read, if it is a whole request that begins like one before (``HeadCache``)."""
+        return self._head_cache.serve(client, data)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

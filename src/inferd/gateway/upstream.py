@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from inferd.types import Chat, End, GenerateRequest, ModelInfo, Output, Relay, Relayed, Request, TextPrompt
 
 if TYPE_CHECKING:
-    from inferd.router.errand import Desk
-    from inferd.router.express import Way
+    from inferd.router.direct_prediction import PredictionSlot
+    from inferd.router.direct_relay import RelaySlot
 
 ModelState = Literal["loading", "ready", "degraded", "unavailable", "failed", "stopped", "unloaded"]
 
@@ -86,13 +86,13 @@ class Upstream(Protocol):
         """Raises ModelNotFound, Overloaded or Unavailable."""
         ...
 
-    def find_way(self, model: str, now: float, tenant: str, body: bytes) -> Way | None:
-        """The short way to a remote server, where nobody is ahead; None: ``submit`` is the way. One that was found
+    def find_relay_slot(self, model: str, now: float, tenant: str, body: bytes) -> RelaySlot | None:
+        """The direct path to a remote server, where nobody is ahead; None: ``submit`` is the way. One that was found
         must be taken."""
         ...
 
-    def find_desk(self, model: str, line: int, now: float) -> Desk | None:
-        """Likewise to a worker that predicts; ``line``: the place of the request's class. It need not be taken."""
+    def find_prediction_slot(self, model: str, class_number: int, now: float) -> PredictionSlot | None:
+        """Likewise to a worker that predicts; ``class_number``: the index of the request's priority class. It need not be taken."""
         ...
 
     async def check(self, requests: list[GenerateRequest]) -> None:

@@ -17,7 +17,7 @@ import httptools
 
 from inferd import clock
 from inferd.errors import UpstreamFailed
-from inferd.remote.familiar import is_exact, pattern_of
+from inferd.remote.head_pattern import is_exact, pattern_of
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 
@@ -27,8 +27,8 @@ FULL_READ_BYTES: Final = 256_000
 _log = logging.getLogger("inferd.remote")
 
 Headers = list[tuple[bytes, bytes]]
-_MAX_FAMILIAR: Final = 256
-_MAX_FAMILIAR_BYTES: Final = 1536
+_MAX_KNOWN_HEADS: Final = 256
+_MAX_KNOWN_HEADS_BYTES: Final = 1536
 _MAX_SIZES: Final = 1024
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,7}")
 
@@ -220,7 +220,7 @@ class Connection(asyncio.Protocol):
             if self._is_fresh:
                 end = data.find(b"\r\n\r\n")
                 pattern, digits = pattern_of(data, end)
-                head = _familiar.get(pattern)
+                head = _known_heads.get(pattern)
                 if head is not None:
                     if digits.isdigit() and int(digits) == len(data) - end - 4:
                         self._receiver = None
@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
                     if head.is_chunked:
                         self._begin_chunks(receiver, head, data, end)
                         return
-                self._first_bytes = data if 0 < end < _MAX_FAMILIAR_BYTES else b""
+                self._first_bytes = data if 0 < end < _MAX_KNOWN_HEADS_BYTES else b""
             self._parse(data)
         except Exception:
             self._broke(receiver)
@@ -413,9 +413,9 @@ class Connection(asyncio.Protocol):
         if not is_chunked and not (lengths == 1 and not encodings and is_exact(head)):
             return
         kept = [header for header in self._headers if header[0] != b"content-length"]
-        if len(_familiar) >= _MAX_FAMILIAR:
-            _familiar.clear()  # a server that dates its answers makes a new one each second
-        _familiar[pattern_of(first, len(head))[0]] = Head(status, kept, is_chunked, media_of(kept))
+        if len(_known_heads) >= _MAX_KNOWN_HEADS:
+            _known_heads.clear()  # a server that dates its answers makes a new one each second
+        _known_heads[pattern_of(first, len(head))[0]] = Head(status, kept, is_chunked, media_of(kept))
 
     def on_body(self, body: bytes) -> None:
         if not self._complete:
@@ -431,7 +431,7 @@ class Connection(asyncio.Protocol):
             self._is_dirty = True
 
 
-_familiar: dict[bytes, Head] = {}
+_known_heads: dict[bytes, Head] = {}
 """By their patterns. What they mean does not depend on who sent them."""
 
 

@@ -35,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")
 
 
-class Letterhead:
+class RequestTemplate:
     """Writes requests to one server."""
 
     __slots__ = ("_heads", "_model", "_origin", "_secret", "_text")

@@ -1,4 +1,4 @@
-"""Answers that another worker can go on with: which they are, and what has to be remembered of them meanwhile."""
+"""Streamed answers that another worker can continue after their worker died, and the tokens recorded for that."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from inferd.types import Continuation, GenerateRequest, Output, Request
 
 
 def is_continuable(request: Request) -> bool:
-    """An answer of one choice, token by token: another worker can go on with it."""
+    """Whether another worker can continue the answer: one choice, generated token by token."""
     return isinstance(request, GenerateRequest) and request.width == 1 and not request.sampling.use_beam_search
 
 
-def noted(ticket: Ticket, output: Output) -> Output:
-    """Remember what a worker that goes on must know; of its report the reader has heard already."""
+def record_output(ticket: Ticket, output: Output) -> Output:
+    """Record the output's tokens and seed for a worker that may have to continue the answer.
+
+    Returns the output for the client. It lacks the prompt report where an earlier worker has already sent one.
+    """
     assert ticket.token_ids is not None
     for delta in output.deltas:
         ticket.token_ids.extend(delta.token_ids)
@@ -26,7 +29,7 @@ def noted(ticket: Ticket, output: Output) -> Output:
 
 
 def continuation(ticket: Ticket) -> Continuation | None:
-    """What the next worker goes on from; None: there is nothing to go on from."""
+    """The tokens and the seed from which the next worker continues; None: nothing was recorded."""
     if not ticket.token_ids or ticket.seed is None:
         return None
     return Continuation(token_ids=tuple(ticket.token_ids), seed=ticket.seed)

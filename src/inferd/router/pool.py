@@ -1,7 +1,7 @@
 """One model: its queue, and every request between the door and its one end.
 
 All of it runs in one event loop, so a request is in exactly one place at a time: waiting in the queue,
-resting before another try, in flight in one replica (hedged: in two), or ended. Which replicas there are is
+backing_off before another try, in flight in one replica (hedged: in two), or ended. Which replicas there are is
 the fleet's; order, choice, breakers and budgets are pure and have files of their own.
 """
 
@@ -28,18 +28,18 @@ from inferd.errors import (
 )
 from inferd.events import Emit, RequestEnded, RequestRefused, Retried, StepDone
 from inferd.router.choosing.placement import Placement
-from inferd.router.continuation import continuation, is_continuable, noted
-from inferd.router.ends import timed, told, too_late, was_too_late
+from inferd.router.continuation import continuation, is_continuable, record_output
+from inferd.router.queue_reporter import QueueReporter
 from inferd.router.replicas.fleet import Fleet
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.replica import LocalReplica, Replica
+from inferd.router.request_end import complete_end, deadline_error, ended_event, is_deadline_end
+from inferd.router.retries import Retries
 from inferd.router.status import Applied, ModelStatus
 from inferd.router.stream import Stream
-from inferd.router.teller import Teller
 from inferd.router.ticket import Runner, Ticket
-from inferd.router.tries import Tries
-from inferd.router.waiting.outlook import Outlook, Verdict
-from inferd.router.waiting.queue import RequestQueue, is_patient
+from inferd.router.waiting.availability import Availability, Refusal
+from inferd.router.waiting.queue import RequestQueue, is_batch_work
 from inferd.types import (
     End,
     Failure,
@@ -54,7 +54,7 @@ from inferd.worker.supervisor import Patience
 
 _log = logging.getLogger("inferd.router")
 
-LAST_WORDS_S = 2.0  # for replicas to say how far they came with what was called off
+CANCEL_WAIT_S = 2.0  # for replicas to say how far they came with what was called off
 MAX_KILLS = 2  # workers that a request may have been in when they died
 
 
@@ -86,13 +86,13 @@ class Pool:
         self.fleet = Fleet(
             name, config, self, emit, command, patience, lambda member: may_surge(self, member), keep_below
         )
-        self.outlook = Outlook(name, config, self._queue, self.fleet)
+        self.availability = Availability(name, config, self._queue, self.fleet)
         random = Random()
-        self._tries = Tries(name, config.retry, self.outlook, random, emit, self._rested)
-        self._placement = Placement(config, self.fleet, self._tries.losers, random)
-        self._teller = Teller(name, self._queue, self.fleet, lambda: len(self._tries.resting), emit)
+        self._retries = Retries(name, config.retry, self.availability, random, emit, self._rested)
+        self._placement = Placement(config, self.fleet, self._retries.abandoned, random)
+        self._reporter = QueueReporter(name, self._queue, self.fleet, lambda: len(self._retries.backing_off), emit)
         self._live: dict[str, Ticket] = {}
-        self._num_transits = 0  # on the short way, each known to its replica
+        self._num_direct = 0  # on the direct path, each known to its replica
         self._num_accepted = 0
         self._suspect: Ticket | None = None  # in flight, and not yet cleared by an output
         self._timer: asyncio.TimerHandle | None = None
@@ -109,7 +109,7 @@ class Pool:
         """Raises Overloaded when the queue is full or the deadline cannot be met, Unavailable when the model
         cannot be served."""
         now = clock.now()
-        if request.id in self._live or request.id in self._tries.losers:
+        if request.id in self._live or request.id in self._retries.abandoned:
             raise InvalidRequest(f"A request with the id {request.id!r} is already running.", param="request_id")
         if not request.arrived_at:
             request = msgspec.structs.replace(request, arrived_at=now)
@@ -122,10 +122,10 @@ class Pool:
         ticket = Ticket(request, stream, self._num_accepted, now + self.config.queue.timeout_s, relay)
         if ticket.due_at <= now:
             stream.let_go()
-            raise too_late(request, now)
+            raise deadline_error(request, now)
         ticket.queued_at = now
-        self._tries.budget.note(now)
-        able = () if self._is_stopped or len(self._queue) else self._placement.able(ticket, self.fleet.takers(now))
+        self._retries.budget.note(now)
+        able = () if self._is_stopped or len(self._queue) else self._placement.able(ticket, self.fleet.available(now))
         if not able:
             self._check(ticket, now)
         self._num_accepted += 1
@@ -133,7 +133,7 @@ class Pool:
         self.idle.clear()
         if able:
             self._dispatch(ticket, able, now)
-            self._teller.tell()
+            self._reporter.tell()
         else:
             self._queue.push(ticket)
             self._pump()
@@ -141,9 +141,9 @@ class Pool:
 
     def _check(self, ticket: Ticket, now: float) -> None:
         """Whether a request that cannot be worked on at once may wait."""
-        error, reason = self.outlook.why_not(ticket, now)
+        error, reason = self.availability.replica_refusal(ticket, now)
         if error is None:
-            error, reason = self.outlook.why_too_long(ticket, now)
+            error, reason = self.availability.wait_refusal(ticket, now)
         if error is None:
             error, reason = self._make_room(ticket, now)
         if error is not None:
@@ -154,7 +154,7 @@ class Pool:
             finally:
                 del error  # its traceback has this frame: a circle, which would keep the request for long
 
-    def _make_room(self, ticket: Ticket, now: float) -> Verdict:
+    def _make_room(self, ticket: Ticket, now: float) -> Refusal:
         """Why the queue has no place for it, even if others of lower classes give up theirs."""
         for displaced in self._queue.make_room(ticket.request):
             self._emit(RequestRefused(model=self.name, reason="queue_full", tenant=displaced.request.tenant))
@@ -162,7 +162,7 @@ class Pool:
         try:
             self._queue.check(ticket.request)
         except Overloaded as full:
-            full.retry_after_s = self.outlook.retry_after_s(now)
+            full.retry_after_s = self.availability.retry_after_s(now)
             return full, "tenant_queue_full" if full.code == "tenant_queue_full" else "queue_full"
         return None, "queue_full"
 
@@ -170,7 +170,7 @@ class Pool:
         return Overloaded(
             "The model's queue is full, and requests of a higher priority came; try again later.",
             code="queue_full",
-            retry_after_s=self.outlook.retry_after_s(now),
+            retry_after_s=self.availability.retry_after_s(now),
         )
 
     def _cancel(self, ticket: Ticket) -> None:
@@ -179,7 +179,7 @@ class Pool:
         if ticket.is_waiting:
             self._queue.remove(ticket)
             self._end(ticket, End("cancelled"))
-        elif self._tries.wake(request_id):
+        elif self._retries.wake(request_id):
             self._end(ticket, End("cancelled"))
         else:
             for replica in (ticket.runner, ticket.reserve):
@@ -205,25 +205,25 @@ class Pool:
             now = clock.now()
             for expired in self._queue.pop_expired(now):
                 self._expire(expired, now, f"for {self.config.queue.timeout_s:g} s without a replica becoming free")
-            for expired in self._queue.pop_longest(self.outlook.expires_since(now)):
-                longest_s = self.outlook.longest_wait_s(now)
+            for expired in self._queue.pop_longest(self.availability.expires_since(now)):
+                longest_s = self.availability.longest_wait_s(now)
                 self._expire(expired, now, f"behind others for the {longest_s:.3g} s that requests may wait")
             while len(self._queue):
-                takers = self.fleet.takers(now)
-                if not takers:
+                available = self.fleet.available(now)
+                if not available:
                     break
                 ticket = self._queue.pop(
-                    accepts=lambda t, takers=takers: bool(self._placement.able(t, takers)),  # type: ignore[misc]
+                    accepts=lambda t, available=available: bool(self._placement.able(t, available)),  # type: ignore[misc]
                     with_suspects=self._suspect is None,
                 )
                 if ticket is None:
                     break
-                self._dispatch(ticket, self._placement.able(ticket, takers), now)
+                self._dispatch(ticket, self._placement.able(ticket, available), now)
             if len(self._queue):
-                if self.outlook.may_be_woken:
+                if self.availability.may_load_on_demand:
                     self._demand(self)
                 self._arm(now)
-        self._teller.tell()
+        self._reporter.tell()
 
     def _dispatch(self, ticket: Ticket, able: Sequence[Member], now: float) -> None:
         """Give it to one of the replicas that can take it."""
@@ -238,7 +238,7 @@ class Pool:
                 ticket.token_ids = []
         ticket.runner = member.replica
         ticket.replica = member.index
-        self._placement.seats.take(ticket.request, member.replica)
+        self._placement.sequence_replicas.take(ticket.request, member.replica)
         self.fleet.health.begin(member, now)
         member.replica.dispatch(ticket)
         if ticket.stream.is_paused:
@@ -249,7 +249,7 @@ class Pool:
 
     def _arm(self, now: float) -> None:
         """Look again when the next ticket has waited too long, or a breaker lets a request through."""
-        times = (self._queue.next_expiry, self.outlook.next_expiry(now))
+        times = (self._queue.next_expiry, self.availability.next_expiry(now))
         at = min((time for time in times if time is not None), default=None)
         for member in self.fleet.members:
             reopens_at = member.breaker.next_probe_at if member.breaker is not None else None
@@ -269,12 +269,12 @@ class Pool:
     def _expire(self, ticket: Ticket, now: float, why: str) -> None:
         request = ticket.request
         if ticket.due_at <= now:
-            self._fail(ticket, too_late(request, now))
+            self._fail(ticket, deadline_error(request, now))
             return
         self._emit(RequestRefused(model=self.name, reason="queue_timeout", tenant=request.tenant))
         error = Overloaded(
             f"The request waited {why}; try again later.",
-            retry_after_s=self.outlook.retry_after_s(now),
+            retry_after_s=self.availability.retry_after_s(now),
             code="queue_timeout",
         )
         self._refuse_or_fail(ticket, error)
@@ -283,8 +283,10 @@ class Pool:
         """The replicas are others now: whoever waits in vain hears of it."""
         now = clock.now()
 
-        for ticket in self._queue.remove_if(lambda ticket: self.outlook.why_not(ticket, now)[0] is not None):
-            error, _ = self.outlook.why_not(ticket, now)
+        for ticket in self._queue.remove_if(
+            lambda ticket: self.availability.replica_refusal(ticket, now)[0] is not None
+        ):
+            error, _ = self.availability.replica_refusal(ticket, now)
             assert error is not None
             if ticket.refusal is not None and not self._is_stopped:
                 self._refused_for_good(ticket, ticket.refusal)
@@ -292,50 +294,50 @@ class Pool:
                 self._refuse_or_fail(ticket, error)
         self._pump()
 
-    # -- the short way (``express``, ``errand``) --------------------------------------------------------
+    # -- the direct path (``express``, ``errand``) --------------------------------------------------------
 
-    def next_taker(self, now: float, tenant: str = "", body: bytes = b"") -> Member | None:
+    def direct_member(self, now: float, tenant: str = "", body: bytes = b"") -> Member | None:
         """What takes a request that could go at once and belongs nowhere; None: another one is ahead, no replica has room,
         or more than one replica's answer may be waited for. ``body``: of a request for another server, whose ``tenant``
         that server has seen the beginning of before, perhaps."""
         if self._is_stopped or len(self._queue) or self.config.retry.hedge_after_s is not None:
             return None
-        takers = self.fleet.takers(now)
-        if not takers:
+        available = self.fleet.available(now)
+        if not available:
             return None
-        if len(takers) > 1:
-            takers = [member for member in takers if not member.is_shunned] or takers
+        if len(available) > 1:
+            available = [member for member in available if not member.is_last_resort] or available
         if body:
-            return self._placement.choose_relayed(tenant, body, takers, now)
-        return takers[0] if len(takers) == 1 else self._placement.pick(takers, now)
+            return self._placement.choose_relayed(tenant, body, available, now)
+        return available[0] if len(available) == 1 else self._placement.pick(available, now)
 
-    def transit_begins(self, member: Member, now: float) -> None:
-        self._tries.budget.note(now)
-        self._num_transits += 1
-        if self._num_transits == 1:
+    def direct_began(self, member: Member, now: float) -> None:
+        self._retries.budget.note(now)
+        self._num_direct += 1
+        if self._num_direct == 1:
             self.idle.clear()
         self.fleet.health.begin(member, now)
-        if not self._teller.is_telling:
-            self._teller.tell()
+        if not self._reporter.is_scheduled:
+            self._reporter.tell()
 
-    def transit_ended(self, ended: RequestEnded, sent_at: float, now: float) -> None:
+    def direct_ended(self, ended: RequestEnded, sent_at: float, now: float) -> None:
         """It was answered."""
-        self._num_transits -= 1
-        self.outlook.wait_bound.answered(now - sent_at)
-        self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
+        self._num_direct -= 1
+        self.availability.wait_bound.answered(now - sent_at)
+        self.availability.drain_rate.ended(now, has_waiting=len(self._queue) > 0)
         self.last_used_at = now
         self._emit(ended)
-        if not self._num_transits and not self._live:
+        if not self._num_direct and not self._live:
             self._now_idle()
-        if not self._teller.is_telling:
-            self._teller.tell()
+        if not self._reporter.is_scheduled:
+            self._reporter.tell()
         self._made_room()
 
-    def take_over(
+    def adopt_direct(
         self, request: Request, relay: Relay | None, member: Member, sent_at: float, first_at: float | None
     ) -> Ticket:
         """A transit becomes an ordinary request, in flight as if it had always been one."""
-        self._num_transits -= 1
+        self._num_direct -= 1
         stream = Stream(request.id, lambda: self._cancel(ticket), lambda is_paused: self._pause(ticket, is_paused))
         ticket = Ticket(request, stream, self._num_accepted, clock.now() + self.config.queue.timeout_s, relay)
         self._num_accepted += 1
@@ -356,7 +358,7 @@ class Pool:
 
     def _wait_again(self, ticket: Ticket) -> None:
         ticket.runner = None
-        ticket.is_paid = True  # also one that had found the queue empty: who comes back goes first
+        ticket.is_charged = True  # also one that had found the queue empty: who comes back goes first
         ticket.queued_at = clock.now()
         ticket.expires_at = ticket.queued_at + self.config.queue.timeout_s
         self._queue.push(ticket)
@@ -364,11 +366,11 @@ class Pool:
     def _hedge(self, ticket: Ticket, attempt: int) -> None:
         """Nothing came for ``hedge_after_s``: ask a second one, and take the answer that begins first."""
         runner = ticket.runner
-        if runner is None or not self._tries.may_hedge(ticket, attempt):
+        if runner is None or not self._retries.may_hedge(ticket, attempt):
             return
         now = clock.now()
-        able = [m for m in self._placement.able(ticket, self.fleet.takers(now)) if m.replica is not runner]
-        if not able or not self._tries.grant("hedge", now):
+        able = [m for m in self._placement.able(ticket, self.fleet.available(now)) if m.replica is not runner]
+        if not able or not self._retries.grant("hedge", now):
             return
         member = self._placement.choose(ticket, able, now)
         ticket.attempts += 1
@@ -376,7 +378,7 @@ class Pool:
         self.fleet.health.begin(member, now)
         member.replica.dispatch(ticket)
         ticket.replica = runner.index
-        self._teller.tell()
+        self._reporter.tell()
 
     def _clear(self, ticket: Ticket) -> None:
         """A suspect produced something or ended: the next one may go."""
@@ -390,8 +392,8 @@ class Pool:
         if member is None:
             return
         if replica.info is not None:
-            self.outlook.info = replica.info
-        self.outlook.load_error = None
+            self.availability.info = replica.info
+        self.availability.load_error = None
         self._placement.forget(replica.index)
         self.fleet.ready(member)
         self._settle()
@@ -417,8 +419,8 @@ class Pool:
                 self.replica_broke(replica, ticket, error)
             has_room = has_room or output.end is not None
         if stats is not None:
-            if stats.not_batched and self.outlook.info is not None:
-                self.outlook.info = msgspec.structs.replace(self.outlook.info, not_batched=stats.not_batched)
+            if stats.not_batched and self.availability.info is not None:
+                self.availability.info = msgspec.structs.replace(self.availability.info, not_batched=stats.not_batched)
             self._emit(StepDone(model=self.name, replica=replica.index, stats=stats))
         if has_room:
             self.fleet.ring()
@@ -433,10 +435,10 @@ class Pool:
             has_news = output.deltas or output.prompt is not None or output.prediction is not None
             is_word = has_news or (end is not None and end.outcome == "done")
             if is_word and replica in (ticket.runner, ticket.reserve):
-                self._take_word(ticket, replica, now)
+                self._settle_hedge(ticket, replica, now)
             else:
                 if end is not None:
-                    self._tries.is_out(ticket, replica)
+                    self._retries.drop_attempt(ticket, replica)
                 return
         if output.deltas or output.prediction is not None or end is not None:
             self._clear(ticket)
@@ -446,7 +448,7 @@ class Pool:
                 else:
                     self._note_silence(ticket, replica, now)
         if ticket.token_ids is not None:
-            output = noted(ticket, output)
+            output = record_output(ticket, output)
         if end is None:
             ticket.stream.push(output, now)
         else:
@@ -460,10 +462,10 @@ class Pool:
             replica.release(ticket)
         if ticket.runner is not replica or ticket.reserve is not None:
             if replica in (ticket.runner, ticket.reserve) and (end is None or end.outcome == "done"):
-                self._take_word(ticket, replica, now)
+                self._settle_hedge(ticket, replica, now)
             else:
                 if end is not None:
-                    self._tries.is_out(ticket, replica)
+                    self._retries.drop_attempt(ticket, replica)
                     self._made_room()
                 return
         is_cleared = ticket is self._suspect
@@ -478,7 +480,7 @@ class Pool:
             if is_cleared and len(self._queue):
                 self._pump()
             return
-        if end.outcome == "failed" and not was_too_late(end):
+        if end.outcome == "failed" and not is_deadline_end(end):
             member = self.fleet.member_of(replica)
             if member is not None:
                 self.fleet.health.failed(member, ticket.dispatched_at, now, "an answer broke off")
@@ -488,10 +490,10 @@ class Pool:
 
     def _note_drained(self, end: End, now: float) -> None:
         """A request left its replica. One that was given up is no work done: capacity is not measured by it."""
-        if end.outcome != "cancelled" and not was_too_late(end):
-            self.outlook.drain_rate.ended(now, is_anybody_waiting=len(self._queue) > 0)
+        if end.outcome != "cancelled" and not is_deadline_end(end):
+            self.availability.drain_rate.ended(now, has_waiting=len(self._queue) > 0)
         elif not len(self._queue):
-            self.outlook.drain_rate.paused()
+            self.availability.drain_rate.paused()
 
     def _note_first(self, ticket: Ticket, replica: Replica, now: float) -> None:
         member, begun_at = self.fleet.member_of(replica), ticket.dispatched_at
@@ -505,12 +507,12 @@ class Pool:
         if member is not None and begun_at is not None:
             self.fleet.health.waited(member, now - begun_at, now)
 
-    def _take_word(self, ticket: Ticket, replica: Replica, now: float) -> None:
+    def _settle_hedge(self, ticket: Ticket, replica: Replica, now: float) -> None:
         """Of two replicas this one has begun to answer."""
         other = ticket.reserve if replica is ticket.runner else ticket.runner
         if other is not None:
             self._note_silence(ticket, other, now)
-        self._tries.take_word(ticket, replica)
+        self._retries.settle_hedge(ticket, replica)
 
     def replica_refused(
         self, replica: Replica, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool
@@ -524,11 +526,11 @@ class Pool:
             self.fleet.health.failed(member, begun_at, now, error.message)
         self._clear(ticket)
         ticket.avoid, ticket.refusal = (*ticket.avoid, replica), error
-        if not self._tries.is_out(ticket, replica):
+        if not self._retries.drop_attempt(ticket, replica):
             if ticket.stream.is_closed:
                 self._end(ticket, End("cancelled"))
-            elif retry and self._tries.may_retry(ticket, now):
-                self._tries.rest(ticket)
+            elif retry and self._retries.may_retry(ticket, now):
+                self._retries.rest(ticket)
             else:
                 self._refused_for_good(ticket, error)
         self._made_room()
@@ -562,7 +564,7 @@ class Pool:
         self._placement.forget(replica.index)
         for ticket in tickets:
             self._clear(ticket)
-            if self._tries.is_out(ticket, replica):
+            if self._retries.drop_attempt(ticket, replica):
                 continue
             ticket.kills += 1
             self._run_again(ticket, "The model's worker stopped")
@@ -574,7 +576,7 @@ class Pool:
         for ticket in replica.release_all():
             replica.cancel(ticket.request.id)
             self._clear(ticket)
-            if not self._tries.is_out(ticket, replica):
+            if not self._retries.drop_attempt(ticket, replica):
                 self._run_again(ticket, "The model's replica was replaced")
 
     def _run_again(self, ticket: Ticket, what_happened: str) -> None:
@@ -584,7 +586,7 @@ class Pool:
         if ticket.stream.is_closed:
             self._end(ticket, End("cancelled", ticket.stream.progress.usage))
         elif self._is_stopped:
-            self._refuse_or_fail(ticket, self.outlook.unavailable())
+            self._refuse_or_fail(ticket, self.availability.unavailable())
         elif ticket.stream.progress.has_output and so_far is None and not ticket.stream.is_whole:
             self._fail(
                 ticket,
@@ -608,7 +610,7 @@ class Pool:
             ticket.relay = None  # a remote server could only begin anew
             self._emit(Retried(model=self.name, kind="continuation", granted=True))
             self._wait_again(ticket)
-        elif ticket.stream.progress.has_output and not self._tries.may_retry(ticket, clock.now()):
+        elif ticket.stream.progress.has_output and not self._retries.may_retry(ticket, clock.now()):
             self._fail(
                 ticket,
                 WorkerDied(f"{what_happened} before the answer was complete, and it may not be tried again now."),
@@ -655,7 +657,7 @@ class Pool:
         now = clock.now()
         request, stream = ticket.request, ticket.stream
         del self._live[request.id]
-        end = timed(end, ticket, last, now)
+        end = complete_end(end, ticket, last, now)
         ticket.runner = None
         self._note_wait(ticket, end, now)
         if isinstance(last, Relayed):
@@ -669,10 +671,10 @@ class Pool:
         if num_tokens or end.outcome != "done":  # else the replica did not say
             self._queue.settle(ticket, num_tokens)
         self.last_used_at = now
-        self._emit(told(ticket, end))
+        self._emit(ended_event(ticket, end))
         if self.is_idle:
             self._now_idle()
-        self._teller.tell()
+        self._reporter.tell()
 
     def _note_wait(self, ticket: Ticket, end: End, now: float) -> None:
         """What became of a request says whether the queue lets requests wait for too long. Batch work says nothing."""
@@ -680,32 +682,32 @@ class Pool:
         if begun_at is None:
             return
         if end.outcome == "done":
-            self.outlook.wait_bound.answered(now - begun_at)
+            self.availability.wait_bound.answered(now - begun_at)
         elif (
-            (end.outcome == "cancelled" or was_too_late(end))
-            and ticket.is_for_nothing
-            and not is_patient(ticket.request)
+            (end.outcome == "cancelled" or is_deadline_end(end))
+            and ticket.is_answer_unseen
+            and not is_batch_work(ticket.request)
         ):
-            self.outlook.wait_bound.given_up(begun_at - ticket.queued_at, begun_at, now)
+            self.availability.wait_bound.given_up(begun_at - ticket.queued_at, begun_at, now)
 
     def _now_idle(self) -> None:
         self.idle.set()
         self.fleet.ring()
         self._on_idle(self)
 
-    def call_off(self, error: InferdError | None = None) -> None:
+    def cancel_all(self, error: InferdError | None = None) -> None:
         """Accept nothing more, and end everything: what waits now, what runs as soon as its replica has told what was
         computed (``idle`` is set then). ``error``: why, if not because the server leaves."""
-        self._is_stopped = self.outlook.is_stopped = True
-        error = error or self.outlook.unavailable()
+        self._is_stopped = self.availability.is_stopped = True
+        error = error or self.availability.unavailable()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for ticket in self._queue.clear():
             self._refuse_or_fail(ticket, error)
-        self._tries.wake_all()
+        self._retries.wake_all()
         for member in self.fleet.members:
-            member.replica.convert_all()
+            member.replica.convert_direct()
         for ticket in list(self._live.values()):
             if ticket.runner is None:  # it rested before another try
                 self._fail(ticket, error)
@@ -715,21 +717,21 @@ class Pool:
 
     async def part(self, error: InferdError | None = None) -> None:
         """Call everything off, and wait for the replicas' last words, for a moment."""
-        self.call_off(error)
+        self.cancel_all(error)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(CANCEL_WAIT_S):
                 await self.idle.wait()
 
     def abort(self, error: InferdError | None = None) -> None:
         """Likewise at once, without the replicas' word: what ends here is charged as far as is known."""
-        self.call_off(error)
-        error = error or self.outlook.unavailable()
+        self.cancel_all(error)
+        error = error or self.availability.unavailable()
         for member in self.fleet.members:
             for ticket in member.replica.release_all():
                 member.replica.cancel(ticket.request.id)
         for ticket in list(self._live.values()):
             self._fail(ticket, error)
-        self._tries.losers.clear()
+        self._retries.abandoned.clear()
         self.settled.set()
         self.fleet.halt()
 
@@ -746,17 +748,17 @@ class Pool:
     def refuse_loads(self, error: InferdError | None) -> None:
         """Requests that would need the model in memory hear this; None: it may be tried again."""
         if not self._is_stopped:
-            self.outlook.load_error = error
+            self.availability.load_error = error
             self._reconsider()
 
     async def configure(self, config: ModelConfig) -> Applied:
         """Take another configuration, without a dropped request."""
         old, self.config = self.config, config
-        self.outlook.config = config
+        self.availability.config = config
         self._queue.configure(config.queue)
-        self.outlook.wait_bound.configure(config.queue.max_wait_s)
+        self.availability.wait_bound.configure(config.queue.max_wait_s)
         self._placement.config = config
-        self._tries.configure(config.retry)
+        self._retries.configure(config.retry)
         applied = await self.fleet.fit(config)
         names = [name for name in IN_PLACE_FIELDS if getattr(old, name) != getattr(config, name)]
         if names:
@@ -777,7 +779,7 @@ class Pool:
 
     @property
     def is_idle(self) -> bool:
-        return not self._live and not self._num_transits
+        return not self._live and not self._num_direct
 
     # -- telling ----------------------------------------------------------------------------
 
@@ -787,9 +789,9 @@ class Pool:
             raise InvalidRequest(f"The model {self.name!r} runs on another server: its tokenizer is not here.")
         ready = [m.replica for m in self.fleet.locals if m.replica.is_ready and isinstance(m.replica, LocalReplica)]
         if not ready or self._is_stopped:
-            if self.outlook.may_be_woken:
+            if self.availability.may_load_on_demand:
                 self._demand(self)
-            raise self.outlook.unavailable()
+            raise self.availability.unavailable()
         return min(ready, key=lambda replica: replica.outstanding)
 
     @property
@@ -799,11 +801,11 @@ class Pool:
     @property
     def load_failure(self) -> Failure | None:
         """Why the model cannot be served; None while there is hope."""
-        return self.outlook.load_failure
+        return self.availability.load_failure
 
     @property
     def status(self) -> ModelStatus:
-        return self.outlook.status(len(self._tries.resting))
+        return self.availability.status(len(self._retries.backing_off))
 
 
 IN_PLACE_FIELDS = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from inferd.config import Config, ModelConfig
 from inferd.errors import InvalidRequest, ModelNotFound, Unavailable
 from inferd.events import Emit, RequestRefused, ignore
-from inferd.router.errand import Desk, find_desk
+from inferd.router.direct_prediction import PredictionSlot, find_prediction_slot
 from inferd.router.pool import Pool
 from inferd.router.replicas.loading import Loading, Plan, plan_model
 from inferd.router.replicas.replica import LocalReplica, Replica
@@ -25,7 +25,7 @@ from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
 
 if TYPE_CHECKING:
-    from inferd.router.express import Way
+    from inferd.router.direct_relay import RelaySlot
 
 __all__ = ["ModelStatus", "ReplicaStatus", "Router", "Stream", "Unloaded"]
 
@@ -34,7 +34,7 @@ class Router:
     """Takes requests for its models and ends each exactly once.
 
     ``command`` starts a worker process, ``patience`` says how long to wait for it and ``plan`` what a model
-    takes; tests give others. ``keep_below``: a folder to keep models' files in, as they were loaded (``keepsake``). Must be made and used inside a running event loop.
+    takes; tests give others. ``keep_below``: a folder to keep models' files in, as they were loaded (``pinned_files``). Must be made and used inside a running event loop.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class Router:
         self._changing = asyncio.Lock()
         self._draining = False
         self._refusing = False
-        self._find_way: Callable[[Pool, float, str, bytes], Way | None] | None = None
+        self._find_relay_slot: Callable[[Pool, float, str, bytes], RelaySlot | None] | None = None
         for name, model in config.models.items():
             self._pools[name] = self._make(name, model)
 
     def _make(self, name: str, model: ModelConfig) -> Pool:
-        if model.upstreams and self._find_way is None:
-            from inferd.router.express import find_way  # not needed where every model is here
+        if model.upstreams and self._find_relay_slot is None:
+            from inferd.router.direct_relay import find_relay_slot  # not needed where every model is here
 
-            self._find_way = find_way
+            self._find_relay_slot = find_relay_slot
         return Pool(
             name,
             model,
@@ -93,19 +93,19 @@ class Router:
             raise _leaving()
         return pool.submit(request, relay)
 
-    def find_way(self, model: str, now: float, tenant: str, body: bytes) -> Way | None:
-        """The short way to a remote server, for a request that could go at once (``express``)."""
+    def find_relay_slot(self, model: str, now: float, tenant: str, body: bytes) -> RelaySlot | None:
+        """The direct path to a remote server, for a request that could go at once (``express``)."""
         pool = self._pools.get(model)
-        if pool is None or self._refusing or self._find_way is None or _is_shared_out(pool):
+        if pool is None or self._refusing or self._find_relay_slot is None or _is_shared_out(pool):
             return None
-        return self._find_way(pool, now, tenant, body)
+        return self._find_relay_slot(pool, now, tenant, body)
 
-    def find_desk(self, model: str, line: int, now: float) -> Desk | None:
-        """The short way to a worker that predicts (``errand``); ``line``: the place of the request's class."""
+    def find_prediction_slot(self, model: str, class_number: int, now: float) -> PredictionSlot | None:
+        """The direct path to a worker that predicts (``errand``); ``class_number``: the place of the request's class."""
         pool = self._pools.get(model)
         if pool is None or self._refusing or _is_shared_out(pool):
             return None
-        return find_desk(pool, line, now)
+        return find_prediction_slot(pool, class_number, now)
 
     async def tokenize(
         self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False, tenant: str = ""

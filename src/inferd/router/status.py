@@ -1,4 +1,4 @@
-"""What the router says of a model and of its replicas, for health checks, lists and people."""
+"""The status of models and replicas, for health checks, lists of models and operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inferd.router.replicas.replica import Kind, ReplicaState
 from inferd.types import ModelInfo
 
 ModelState = Literal["loading", "ready", "degraded", "unavailable", "failed", "stopped", "unloaded"]
-"""unavailable: none of its remote servers can be reached"""
+"""``unavailable``: none of the model's remote servers can be reached."""
 Residency = Literal["resident", "loading", "unloading", "absent"]
 
 
@@ -23,19 +23,19 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     outstanding: int
     breaker: BreakerState
-    ejected: bool  # set aside for slowness
-    rss_bytes: int = 0  # of this machine's memory; 0: none, or unknown
+    ejected: bool  # gets no requests for now, as it is slower than the other replicas
+    rss_bytes: int = 0  # of this machine's memory; 0: none, or not known
     weight: float = 1.0
     region: str = ""
     is_fallback: bool = False
     restarts: int = 0  # of its worker
     pid: int | None = None  # of its worker
-    artifact: str = ""  # which content its files had when it loaded them
-    detail: str = ""  # why it is in this state, for its operator
+    artifact: str = ""  # the hash of the model's files when the worker loaded them
+    detail: str = ""  # the reason of the state, for the operator
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the router knows of one served model."""
+    """The status of one served model."""
 
     name: str
     state: ModelState
@@ -51,19 +51,19 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     has_local: bool = True
     has_remote: bool = False
     residency: Residency = "resident"  # of the local replicas; a model without any is always resident
-    memory_bytes: int = 0  # of this machine, as last heard from its workers
+    memory_bytes: int = 0  # of this machine, by the last reports of the workers
     replicas_status: tuple[ReplicaStatus, ...] = ()
 
 
 class Applied(msgspec.Struct, kw_only=True):
-    """What came of another configuration, a sentence each; whoever passes it on adds their own."""
+    """The changes made for a new configuration, as sentences. Callers add sentences of their own."""
 
     done: list[str]
-    failed: list[str]  # it is in use, and yet these models are not what it says
+    failed: list[str]  # changes that could not be made; the new configuration is in use all the same
 
 
 class Unloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's workers are gone; ``freed_bytes`` is what they held."""
+    """A model was unloaded; ``freed_bytes`` is the memory that its workers had used."""
 
     name: str
     freed_bytes: int

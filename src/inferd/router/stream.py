@@ -1,8 +1,8 @@
-"""The outputs of one request on their way to their reader.
+"""The stream of one request's outputs, from the router to one reader.
 
-A slow reader costs one bounded output, not a list that grows with every token: what is waiting is
-merged. Of a relayed answer only so much waits before its source is told to pause. Every stream has
-exactly one last item, with ``end``. Knows nothing of queues or replicas.
+Waiting outputs of a worker are merged into one, so that a slow reader costs bounded memory. A relayed answer is
+buffered up to ``HIGH_WATER_BYTES``; then its source is paused. Every stream has exactly one last item, the one with
+``end``. This module does not know queues or replicas.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from collections.abc import Callable
 
 from inferd.types import Delta, End, FinishReason, Output, PromptReport, Relayed, TokenLogprob, Usage
 
-HIGH_WATER_BYTES = 64 * 1024  # of a relayed answer, or of several predictions, waiting for their reader
+HIGH_WATER_BYTES = 64 * 1024  # of a relayed answer, or of several predictions, before their source is paused
 
 Item = Output | Relayed
 Sink = Callable[[Item], None]
 
 
 class Stream:
-    """An async iterator of items for one reader, or a sink that takes each as it comes.
+    """An asynchronous iterator of items, or a source for a sink that is called with each item.
 
-    ``push`` and ``relay`` are the router's side. ``on_pause`` hears whether the reader wants no more for
-    now; outputs of a worker go on meanwhile, as they merge. With ``is_whole`` the reader, who sends nothing
-    before the end, gets an answer's outputs as one, so that they can be made anew until then.
+    The router calls ``push`` and ``relay``. ``on_close`` is called when the reader closes the stream before its end.
+    ``on_pause`` is called with True when the reader wants no more items for now, and with False when it does again.
+    With ``is_whole`` the reader gets the outputs of an answer as one item at the end, so that the answer can be
+    computed again from its beginning until then.
     """
 
     __slots__ = (
@@ -62,29 +63,29 @@ class Stream:
         self.is_paused = False
         self.is_whole = is_whole
         self.end: End | None = None
-        self._held: Output | _Merged | None = None  # of a whole answer that is not over
+        self._held: Output | _Merged | None = None  # with is_whole: the answer so far
         self._knows_prompt = False
         self._on_close = on_close
         self._on_pause = on_pause
         self._on_over: Callable[[], None] | None = None
         self._pending: Output | _Merged | None = None
-        self._answers: deque[Output] = deque()  # after the pending one: of requests with several predictions
+        self._answers: deque[Output] = deque()  # after the pending output: of requests with several predictions
         self._relayed: list[Relayed] = []
         self._relayed_bytes = 0
-        self._is_output_first = False  # the pending one arrived before those that are relayed
+        self._is_output_first = False  # the pending output arrived before the relayed items
         self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     # -- the router's side ------------------------------------------------------------------
 
     def push(self, output: Output, now: float) -> None:
-        """Hand over an output that arrived at ``now``. Nothing may follow one with ``end``."""
+        """Add an output that arrived at ``now``. Nothing may follow an output with ``end``."""
         assert self.end is None, f"request {self.request_id} ended twice"
         self.progress.note(output, now)
         if output.end is not None:
             self._ended(output.end)
         elif self.is_closed:
-            return  # nobody reads this; the end still says what it cost
+            return  # the reader has gone; the end is still passed on, with the usage
         if self.is_whole:
             shown = self._hold(output)
             if shown is None:
@@ -96,7 +97,7 @@ class Stream:
         if self._pending is None:
             self._pending = output
         elif output.prediction is not None or self._answers or self._holds_prediction:
-            self._answers.append(output)  # whole answers never merge
+            self._answers.append(output)  # predictions are never merged
             self._relayed_bytes += _size(output)
             if self._relayed_bytes > HIGH_WATER_BYTES:
                 self.pause()
@@ -105,7 +106,8 @@ class Stream:
         self._wake()
 
     def _hold(self, output: Output) -> Output | None:
-        """What may be shown now: of the prompt, once, and the answer with its end."""
+        """The part of an output that an ``is_whole`` stream passes on: the first prompt report at once, the rest with
+        the end; None: nothing."""
         prompt = None if self._knows_prompt else output.prompt
         self._knows_prompt = self._knows_prompt or prompt is not None
         answer = Output(output.request_id, output.deltas, None, output.end)
@@ -117,13 +119,13 @@ class Stream:
         return Output(whole.request_id, whole.deltas, prompt, whole.end)
 
     def begin_anew(self) -> None:
-        """Nobody has seen any of the answer: it is forgotten, and another one comes from its beginning."""
-        assert self.is_whole, "what was shown cannot be taken back"
+        """Discard the answer so far, of which the reader has got nothing: it is computed again from its beginning."""
+        assert self.is_whole, "the reader has already got a part of the answer"
         self._held = None
         self.progress = Progress()
 
     def relay(self, item: Relayed, now: float) -> None:
-        """Likewise a piece of a relayed answer."""
+        """Add a piece of a relayed answer that arrived at ``now``. Nothing may follow an item with ``end``."""
         assert self.end is None, f"request {self.request_id} ended twice"
         progress = self.progress
         progress.has_output = True
@@ -152,7 +154,7 @@ class Stream:
             tell()
 
     def let_go(self) -> None:
-        """Of whom nothing is asked any more: they refer back here, and would be freed late."""
+        """Drop the callbacks, which refer back to this stream: a reference cycle would delay freeing."""
         self._on_close, self._on_pause = _nothing, None
 
     def _wake(self) -> None:
@@ -169,26 +171,27 @@ class Stream:
         return self.end is not None
 
     def when_over(self, tell: Callable[[], None]) -> None:
-        """``tell`` is called with the end, once: what the request cost is known then. Not for one that has ended."""
-        assert self.end is None, "it has ended already"
+        """Call ``tell`` once when the request has ended and its usage is known. Only before the end."""
+        assert self.end is None, "the request has already ended"
         self._on_over = tell
 
     # -- the reader's side ------------------------------------------------------------------
 
     def attach(self, sink: Sink) -> None:
-        """From now on every item is handed to ``sink`` as it comes, those that wait at once."""
+        """Call ``sink`` with every item from now on, first with those that wait."""
         self._sink = sink
         while (item := self._take()) is not None:
             sink(item)
 
     def pause(self) -> None:
-        """The reader is slow: nothing more, if that can be helped. Idempotent."""
+        """Ask the source to stop, because the reader is slow. Idempotent. Items may still arrive."""
         if not self.is_paused:
             self.is_paused = True
             if self._on_pause is not None:
                 self._on_pause(True)
 
     def resume(self) -> None:
+        """Ask the source to continue after ``pause``. Idempotent."""
         if self.is_paused:
             self.is_paused = False
             if self._on_pause is not None and self.end is None:
@@ -209,8 +212,11 @@ class Stream:
         return item
 
     def _take(self) -> Item | None:
-        """What waits, in order; None: nothing does. Relayed items may follow a worker's report of the prompt, and an output
-        may end them: their request was tried again at a replica of the other kind."""
+        """The next waiting item; None: there is none.
+
+        A stream may have both kinds of items, where the request was retried at a replica of the other kind: relayed
+        items after a worker's prompt report, or relayed items that an output ends.
+        """
         if self._relayed and not (self._is_output_first and self._pending is not None):
             item = self._relayed[0] if len(self._relayed) == 1 else _joined(self._relayed)
             self._relayed.clear()
@@ -226,7 +232,7 @@ class Stream:
         return pending.output() if isinstance(pending, _Merged) else pending
 
     def close(self) -> None:
-        """Cancel the request if it has not ended. Idempotent. Its end is still told to who reads on."""
+        """Cancel the request if it has not ended. Idempotent. The last item still follows."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -259,7 +265,7 @@ def _joined(items: list[Relayed]) -> Relayed:
 
 
 class Progress:
-    """What a request has produced so far."""
+    """The outputs of a request so far: times in seconds of the monotonic clock, token counts, finish reasons."""
 
     __slots__ = (
         "_last_at",
@@ -305,12 +311,12 @@ class Progress:
 
     @property
     def usage(self) -> Usage:
-        """As far as it is known here, for a request whose worker can no longer tell."""
+        """The usage by the outputs seen so far, for a request whose worker can no longer report it."""
         return Usage(self._num_prompt, self._num_tokens, self.cached_tokens)
 
 
 class _Merged:
-    """Outputs that wait together, in the order of their arrival."""
+    """Several waiting outputs, merged in the order of their arrival."""
 
     __slots__ = ("_choices", "_end", "_prompt", "_request_id")
 

@@ -1,4 +1,4 @@
-"""One accepted request, from the door to its one end. Plain books: who moves it is the pool."""
+"""The state of one accepted request, from its admission to its end. The pool changes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inferd.types import GenerateRequest, PredictRequest, Relay, Request
 
 
 class Runner(Protocol):
-    """A replica, as a request that is in flight in it sees it."""
+    """The part of a replica that a ticket in flight needs."""
 
     @property
     def index(self) -> int: ...
@@ -21,10 +21,11 @@ class Runner(Protocol):
 
 
 class Ticket:
-    """What is known of a request and of its tries.
+    """The state of a request and of its attempts at replicas. Times are of the monotonic clock, in seconds.
 
-    ``request`` is a GenerateRequest or a PredictRequest where a local replica may run it; ``relay`` is there where a remote
-    one may. ``number`` orders arrivals; ``expires_at`` is when it has waited too long.
+    ``request`` is a GenerateRequest or a PredictRequest where a local replica may run it. ``relay`` is set where a
+    remote server may run it. ``number`` is the order of arrival. ``expires_at`` is when the request leaves the queue
+    with an error, by the model's ``queue.timeout_s``.
     """
 
     __slots__ = (
@@ -33,7 +34,7 @@ class Ticket:
         "dispatched_at",
         "expires_at",
         "first_dispatched_at",
-        "is_paid",
+        "is_charged",
         "is_waiting",
         "kills",
         "number",
@@ -60,21 +61,21 @@ class Ticket:
         self.number = number
         self.expires_at = expires_at
         self.is_waiting = False
-        self.queued_at = -math.inf  # when it began to wait, the last time
-        self.is_paid = False  # the queue gave it out once: its tenant's share has paid for it
+        self.queued_at = -math.inf  # when it was put into the queue, the last time
+        self.is_charged = False  # the queue dispatched it once and charged its estimate to the tenant's fair share
         self.first_dispatched_at: float | None = None
         self.dispatched_at: float | None = None  # the last time
-        self.runner: Runner | None = None  # where it is in flight
-        self.reserve: Runner | None = None  # a second one that was asked as well, while neither has answered
-        self.replica: int | None = None  # the runner's index, or that of the last one
-        self.reserve_at: float | None = None  # when the second one was asked
-        self.avoid: tuple[Runner, ...] = ()  # replicas that failed it: it goes to none of them again
-        self.refusal: InferdError | None = None  # what the last of them said
-        self.attempts = 0  # replicas it was given to
-        self.kills = 0  # workers that died with it in flight
-        self.token_ids: list[int] | None = None  # of its answer, where it may be continued elsewhere
+        self.runner: Runner | None = None  # the replica that it is in flight in
+        self.reserve: Runner | None = None  # the replica of the hedge, until one of the two has begun to answer
+        self.replica: int | None = None  # the runner's index, or that of the last runner
+        self.reserve_at: float | None = None  # when the hedge was sent
+        self.avoid: tuple[Runner, ...] = ()  # replicas that failed this request, which get it no more
+        self.refusal: InferdError | None = None  # the error of the last of them
+        self.attempts = 0  # dispatches, hedges included
+        self.kills = 0  # workers that died while the request was in flight in them
+        self.token_ids: list[int] | None = None  # of the answer so far, where another worker may continue it
         self.seed: int | None = None
-        self.verdict: InferdError | None = None  # why it is called off; its replica's end says what was computed
+        self.verdict: InferdError | None = None  # why the server cancelled it; the replica's end has the usage
 
     @property
     def deadline_at(self) -> float:
@@ -83,20 +84,20 @@ class Ticket:
 
     @property
     def due_at(self) -> float:
-        """When its answer is worthless, or the first byte of an answer that has not begun."""
+        """The deadline; before the first output also the client's limit for the first byte, if that is earlier."""
         first_byte_s = self.request.first_byte_s
         if first_byte_s is None or self.stream.progress.has_output:
             return self.deadline_at
         return min(self.deadline_at, self.request.arrived_at + first_byte_s)
 
     @property
-    def is_for_nothing(self) -> bool:
-        """Whether its client, were it to leave now, has seen nothing of an answer."""
+    def is_answer_unseen(self) -> bool:
+        """Whether nothing of the answer has been sent to the client."""
         return self.stream.is_whole or not self.stream.progress.has_output
 
     @property
     def is_suspect(self) -> bool:
-        """It was in a worker that died: one of those may have been the reason."""
+        """Whether a worker died with this request in flight, so that the request may be the cause."""
         return self.kills > 0
 
     @property

@@ -118,7 +118,7 @@ TINY = {
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_request_of_too_many_tiny_fields_is_refused_by_name(name: str, server: GrpcRunning, client: Client) -> None:
-    for usual in (True, False):  # on the short way and on the ordinary one
+    for usual in (True, False):  # on the direct path and on the ordinary one
         metadata = {} if usual else {"x_request_id": "mine"}
         told, _ = client.ask([framed(GOOD + TINY[name])], INFER, authorization=KEY, **metadata)
         assert told["grpc-status"] == str(int(Status.INVALID_ARGUMENT))

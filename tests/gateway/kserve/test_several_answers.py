@@ -10,7 +10,7 @@ import pytest
 from tests.worker.watching import until
 
 from inferd.config import Config, ModelConfig, ServerConfig
-from inferd.gateway.repeated.heads import Lane
+from inferd.gateway.repeated.heads import HeadCache
 from inferd.gateway.server import create_app
 from inferd.http.listener import HttpServer
 from inferd.router.router import Router
@@ -46,10 +46,10 @@ async def asked(folder: Path, number: int) -> httpx.Response:
         await router.stop()
 
 
-@pytest.fixture(params=["the short way", "the ordinary way"])
+@pytest.fixture(params=["the direct path", "the general path"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "the ordinary way":
-        monkeypatch.setattr(Lane, "take", lambda lane, client, data: False)
+    if request.param == "the general path":
+        monkeypatch.setattr(HeadCache, "serve", lambda cache, client, data: False)
 
 
 @pytest.mark.usefixtures("way")

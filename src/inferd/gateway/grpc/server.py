@@ -19,10 +19,10 @@ from inferd.events import ClientTurnedAway
 from inferd.gateway.admin.health import is_ready
 from inferd.gateway.grpc import health, reflection
 from inferd.gateway.grpc.calls import SERVICE, Calls
+from inferd.gateway.grpc.direct_infer import METHOD as INFER
+from inferd.gateway.grpc.direct_infer import DirectInfer
 from inferd.gateway.grpc.management import management
 from inferd.gateway.grpc.rpc import Method, StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
-from inferd.gateway.grpc.short_way import METHOD as INFER
-from inferd.gateway.grpc.short_way import ShortWay
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.grpc.streams import METHOD as STREAM_INFER
 from inferd.gateway.grpc.streams import Streams
@@ -71,7 +71,7 @@ class GrpcServer:
         self._streams = Streams(calls)
         self._health = health.Health(self._is_serving)
         self._unary: dict[bytes, UnaryMethod] = {
-            path_of(SERVICE, INFER): ShortWay(calls),
+            path_of(SERVICE, INFER): DirectInfer(calls),
             **{path_of(SERVICE, name): method for name, method in management(calls).items()},
             path_of(health.SERVICE_NAME, "Check"): health.Check(self._health),
         }

@@ -1,10 +1,10 @@
-"""The short way through the gateway, for requests that begin like one before.
+"""The direct path through the gateway, for requests that begin like one before.
 
 A client that keeps its connection writes the same head again and again, and what follows from a head alone (the
-path, whose key it names, that nothing about it is special) is found once, by the ordinary way, and remembered under its
+path, whose key it names, that nothing about it is special) is found once, by the general path, and remembered under its
 bytes. Of a request with a familiar head only the body is looked at; where everything is as usual it goes straight
-to where it is computed and its answer straight back (``inferd.router.express`` and ``errand``). Whatever is not as
-usual is left to the ordinary way, before anything has happened, or is turned into what the ordinary way would have
+to where it is computed and its answer straight back (``inferd.router.direct_relay`` and ``errand``). Whatever is not as
+usual is left to the general path, before anything has happened, or is turned into what the general path would have
 made of it.
 """
 
@@ -23,7 +23,7 @@ from inferd.gateway.context import Context
 from inferd.gateway.errors import OPENAI_ERRORS, ErrorShape
 from inferd.gateway.relay_fields import remote_models
 from inferd.http.exchange import Exchange
-from inferd.remote.familiar import is_exact, pattern_of
+from inferd.remote.head_pattern import is_exact, pattern_of
 from inferd.tenancy.principal import Permit, Principal
 from inferd.types import End
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from inferd.http.connection import Connection
     from inferd.router.stream import Stream
 
-MAX_FAMILIAR: Final = 1024
+MAX_HEADS: Final = 1024
 """Heads that are remembered."""
 
 CLOSE_LINE: Final = b"connection: close\r\n"
 
-_USUAL: Final = frozenset(
+_CACHEABLE_HEADERS: Final = frozenset(
     (
         *(b"host", b"user-agent", b"accept", b"accept-encoding", b"accept-language", b"connection"),
         *(b"content-type", b"content-length", b"authorization", b"x-api-key", b"inference-header-content-length"),
     )
 )
-_USUAL_PREFIX: Final = b"x-stainless-"  # OpenAI's clients describe themselves
+_CACHEABLE_PREFIX: Final = b"x-stainless-"  # OpenAI's clients describe themselves
 
 
-class Familiar(ABC):
-    """What a head stands for that the ordinary way has read and found usual."""
+class CachedHead(ABC):
+    """What a head stands for that the general path has read and found usual."""
 
     __slots__ = ("headers", "route", "sdk_timeout_s", "target", "token")
 
@@ -58,65 +58,65 @@ class Familiar(ABC):
         self.token: str | None = None
 
     @abstractmethod
-    def take(self, lane: Lane, client: Connection, body: bytes) -> bool:
-        """Serve a request with this head; False: it is the ordinary way's, and nothing has happened."""
+    def serve(self, head_cache: HeadCache, client: Connection, body: bytes) -> bool:
+        """Serve a request with this head; False: it is the general path's, and nothing has happened."""
 
 
-class Lane:
+class HeadCache:
     """Takes what it can. Made anew with each configuration."""
 
-    __slots__ = ("_familiar", "_max_body_bytes", "_principal", "books", "context", "names")
+    __slots__ = ("_heads", "_max_body_bytes", "_principal", "books", "context", "relayed_models")
 
     def __init__(self, context: Context, principal: Principal | None, books: Books) -> None:
         self.context = context
         self.books = books
         self._principal = principal
         self._max_body_bytes = context.max_body_bytes
-        self._familiar: dict[bytes, Familiar] = {}
-        self.names = frozenset(  # of models behind remote servers alone
+        self._heads: dict[bytes, CachedHead] = {}
+        self.relayed_models = frozenset(  # of models behind remote servers alone
             name for name in remote_models(context.config) if not context.config.models[name].cache.enabled
         )
 
-    def may_learn(self, exchange: Exchange) -> bool:
+    def may_add(self, exchange: Exchange) -> bool:
         """Whether the head came in one piece, is usual, and is not remembered yet."""
         head = exchange.raw_head
-        if not head or pattern_of(head, len(head))[0] in self._familiar:
+        if not head or pattern_of(head, len(head))[0] in self._heads:
             return False
         names = [name for name, _ in exchange.headers]
         for name in names:
-            if name not in _USUAL and not name.startswith(_USUAL_PREFIX):
+            if name not in _CACHEABLE_HEADERS and not name.startswith(_CACHEABLE_PREFIX):
                 return False
         return exchange.keep_alive and len(set(names)) == len(names) and is_exact(head)
 
-    def learn(self, exchange: Exchange, call: Call, known: Familiar) -> None:
-        """Remember a head that ``may_learn`` allows, of a request that the ordinary way has admitted."""
+    def add(self, exchange: Exchange, call: Call, cached_head: CachedHead) -> None:
+        """Remember a head that ``may_add`` allows, of a request that the general path has admitted."""
         if call.common_headers:
             return  # a page's request: what it is told depends on its origin
-        if len(self._familiar) >= MAX_FAMILIAR:
-            self._familiar.clear()
+        if len(self._heads) >= MAX_HEADS:
+            self._heads.clear()
         if self._principal is None:
-            known.token = token_of(call)
+            cached_head.token = token_of(call)
         pattern, _ = pattern_of(exchange.raw_head, len(exchange.raw_head))
-        self._familiar[pattern] = known
+        self._heads[pattern] = cached_head
 
-    def take(self, client: Connection, data: bytes) -> bool:
-        """Serve what was read from a client with nothing under way; False: it is the ordinary way's."""
+    def serve(self, client: Connection, data: bytes) -> bool:
+        """Serve what was read from a client with nothing under way; False: it is the general path's."""
         end = data.find(b"\r\n\r\n")
         pattern, digits = pattern_of(data, end)
-        known = self._familiar.get(pattern)
-        if known is None or not digits.isdigit() or client.is_stopping:
+        cached_head = self._heads.get(pattern)
+        if cached_head is None or not digits.isdigit() or client.is_stopping:
             return False
         length = int(digits)
         if length != len(data) - end - 4 or length > self._max_body_bytes:
             return False
-        return known.take(self, client, data[end + 4 :])
+        return cached_head.serve(self, client, data[end + 4 :])
 
-    def principal_of(self, known: Familiar) -> Principal | None:
-        """The principal of a request, if nothing about it is special. The body is read after the principal is known."""
+    def principal_of(self, cached_head: CachedHead) -> Principal | None:
+        """The principal of a request, if nothing about it is special. The body is read after the principal is cached_head."""
         principal = self._principal
         if principal is None:
             try:
-                principal = self.context.door.authenticate(known.token)
+                principal = self.context.door.authenticate(cached_head.token)
             except InferdError:
                 return None
         if principal.region or "infer" not in principal.scopes:
@@ -124,8 +124,8 @@ class Lane:
         return principal
 
 
-class Passage(ABC):
-    """The client's side of a request on the short way: in an object's slots, which its class names."""
+class DirectExchange(ABC):
+    """The client's side of a request on the direct path: in an object's slots, which its class names."""
 
     if not TYPE_CHECKING:  # a checker would have the names here
         __slots__ = ()
@@ -138,8 +138,8 @@ class Passage(ABC):
     has_left: bool
     is_started: bool
     keep_alive: bool
-    known: Familiar
-    lane: Lane
+    cached_head: CachedHead
+    head_cache: HeadCache
     permit: Permit | None
     principal: Principal
     response_bytes: int
@@ -151,12 +151,18 @@ class Passage(ABC):
     @abstractmethod
     def room(self, is_writable: bool) -> None: ...
 
-    def enter(
-        self, lane: Lane, client: Connection, known: Familiar, body: bytes, principal: Principal, now: float
+    def begin(
+        self,
+        head_cache: HeadCache,
+        client: Connection,
+        cached_head: CachedHead,
+        body: bytes,
+        principal: Principal,
+        now: float,
     ) -> None:
-        self.lane = lane
+        self.head_cache = head_cache
         self.client = client
-        self.known = known
+        self.cached_head = cached_head
         self.body = body
         self.principal = principal
         self.started_at = now
@@ -166,13 +172,13 @@ class Passage(ABC):
         self.keep_alive = True
         self.response_bytes = 0
 
-    def limits(self) -> bytes:
+    def quota_lines(self) -> bytes:
         """The lines that tell what is left of the quotas."""
         assert self.permit is not None, "it was admitted"
         headers = self.permit.headers()
         return b"".join([b"%b: %b\r\n" % header for header in headers]) if headers else b""
 
-    def over(self, model: str, end: End, *, is_stream: bool = False) -> None:
+    def finish(self, model: str, end: End, *, is_stream: bool = False) -> None:
         """All is said and well: on to the client's next request, settle and tell."""
         self.is_started = True
         self.client.exchange_over(self)
@@ -184,11 +190,11 @@ class Passage(ABC):
         assert permit is not None, "it was admitted"
         permit.settle(end.usage, "done")
         principal = self.principal
-        self.lane.context.emit(
+        self.head_cache.context.emit(
             HttpServed(
                 request_id=self.unique,
                 method="POST",
-                route=self.known.route,
+                route=self.cached_head.route,
                 status=200,
                 duration_s=clock.now() - self.started_at,
                 request_bytes=len(self.body),
@@ -203,18 +209,18 @@ class Passage(ABC):
             )
         )
 
-    # -- the ordinary way -------------------------------------------------------------------
+    # -- the general path -------------------------------------------------------------------
 
     def refuse(self, error: InferdError, model: str) -> None:
         """It is not even sent."""
         exchange, call = self.as_call(model)
-        Answering(call, exchange, self.lane.books).refuse(error)
+        Answering(call, exchange, self.head_cache.books).refuse(error)
 
-    def hand_over(self, stream: Stream, model: str, *, is_stream: bool = False) -> None:
+    def attach_stream(self, stream: Stream, model: str, *, is_stream: bool = False) -> None:
         """From now on ``stream`` says what happens."""
         exchange, call = self.as_call(model)
         call.stream = is_stream
-        answering = Answering(call, exchange, self.lane.books)
+        answering = Answering(call, exchange, self.head_cache.books)
         answering.stream = stream
         call.streams.append(stream)
         if self.is_started:
@@ -231,8 +237,8 @@ class Passage(ABC):
             stream.pause()
 
     def as_call(self, model: str) -> tuple[Exchange, Call]:
-        known, client = self.known, self.client
-        exchange = Exchange(client, "POST", known.target, known.headers, "1.1", keep_alive=self.keep_alive)
+        cached_head, client = self.cached_head, self.client
+        exchange = Exchange(client, "POST", cached_head.target, cached_head.headers, "1.1", keep_alive=self.keep_alive)
         exchange.end_body()
         exchange.take_body()
         if not self.has_left:
@@ -241,7 +247,7 @@ class Passage(ABC):
         call.unique = call.request_id = self.unique
         call.principal = self.principal
         call.permit = self.permit
-        call.route = known.route
+        call.route = cached_head.route
         call.request_bytes = len(self.body)
         call.model = model
         call.errors = self.errors

@@ -1,4 +1,4 @@
-"""The short way of KServe v2's infer requests for models that run here (``express``)."""
+"""The direct path of KServe v2's infer requests for models that run here (``express``)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from inferd.gateway.kserve.models import Served
 from inferd.gateway.kserve.rest import header_length
 from inferd.gateway.kserve.wire import DIALECT, read_infer
 from inferd.gateway.predictions import BYTES_PER_TOKEN
-from inferd.gateway.repeated.heads import CLOSE_LINE, Familiar, Lane, Passage
+from inferd.gateway.repeated.heads import CLOSE_LINE, CachedHead, DirectExchange, HeadCache
 from inferd.http.exchange import Exchange, date_line
-from inferd.router.errand import Errand
+from inferd.router.direct_prediction import DirectPrediction
 from inferd.types import End, Prediction, PredictRequest, class_index
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from inferd.tenancy.principal import Principal
 
 
-class FamiliarInfer(Familiar):
+class CachedInferHead(CachedHead):
     """The head of a request for ``/v2/models/{model}/infer``."""
 
     __slots__ = ("encoding", "header_bytes", "model", "version")
@@ -37,31 +37,33 @@ class FamiliarInfer(Familiar):
         self.header_bytes = header_length(call)
         self.encoding: Encoding | None = wanted_encoding(call)
 
-    def take(self, lane: Lane, client: Connection, body: bytes) -> bool:
-        principal = lane.principal_of(self)
+    def serve(self, head_cache: HeadCache, client: Connection, body: bytes) -> bool:
+        principal = head_cache.principal_of(self)
         if principal is None or (principal.models and not principal.may_use(self.model)):
             return False
         try:
             asked = read_infer(body, self.header_bytes, self.version)
         except InferdError:
-            return False  # the ordinary way says it in the client's words
+            return False  # the general path says it in the client's words
         if asked.sequence or asked.priority is not None or asked.timeout is not None:
             return False
         priority = max(principal.default_priority, principal.priority)
-        line = class_index(priority)
+        class_number = class_index(priority)
         now = clock.now()
-        desk = lane.context.router.find_desk(self.model, line, now)
-        if desk is None:
+        slot = head_cache.context.router.find_prediction_slot(self.model, class_number, now)
+        if slot is None:
             return False
-        errand = InferErrand(lane, client, self, body, principal, now)
+        exchange = InferExchange(head_cache, client, self, body, principal, now)
         try:
-            errand.permit = lane.context.door.admit(principal, errand.unique, self.model, prompt_tokens=0, max_tokens=0)
+            exchange.permit = head_cache.context.door.admit(
+                principal, exchange.unique, self.model, prompt_tokens=0, max_tokens=0
+            )
         except QuotaExceeded as error:
-            errand.refuse(error, self.model)
+            exchange.refuse(error, self.model)
             return True
-        client.serve(errand)
+        client.serve(exchange)
         request = PredictRequest(
-            id="predict-" + errand.unique,
+            id="predict-" + exchange.unique,
             model=self.model,
             priority=priority,
             deadline_s=self.sdk_timeout_s,
@@ -76,22 +78,22 @@ class FamiliarInfer(Familiar):
             version=self.version,
             may_wait=asked.may_wait,
         )
-        errand.depart(desk, request, line, now)
+        exchange.send(slot, request, class_number, now)
         return True
 
 
-class InferErrand(Errand, Passage):
+class InferExchange(DirectPrediction, DirectExchange):
     """An infer request with a familiar head, and its client."""
 
     __slots__ = (
         "answer",
         "body",
+        "cached_head",
         "client",
         "has_left",
+        "head_cache",
         "is_started",
         "keep_alive",
-        "known",
-        "lane",
         "permit",
         "principal",
         "response_bytes",
@@ -100,17 +102,23 @@ class InferErrand(Errand, Passage):
     )
 
     errors = KSERVE_ERRORS
-    known: FamiliarInfer
+    cached_head: CachedInferHead
 
     def __init__(
-        self, lane: Lane, client: Connection, known: FamiliarInfer, body: bytes, principal: Principal, now: float
+        self,
+        head_cache: HeadCache,
+        client: Connection,
+        cached_head: CachedInferHead,
+        body: bytes,
+        principal: Principal,
+        now: float,
     ) -> None:
-        self.enter(lane, client, known, body, principal, now)
+        self.begin(head_cache, client, cached_head, body, principal, now)
 
     # -- the connection's side --------------------------------------------------------------
 
     def leave(self) -> None:
-        """The client is gone: the ordinary way sees to what that means."""
+        """The client is gone: the general path sees to what that means."""
         self.has_left = True
         self.convert()
 
@@ -120,32 +128,32 @@ class InferErrand(Errand, Passage):
     # -- the answer -------------------------------------------------------------------------
 
     def deliver(self, prediction: Prediction, end: End) -> None:
-        body, lines, known = prediction.body, b"", self.known
+        body, lines, cached_head = prediction.body, b"", self.cached_head
         if prediction.headers:
             lines = "".join([f"{name}: {value}\r\n" for name, value in prediction.headers]).encode("latin-1")
-        if known.encoding is not None and len(body) >= MIN_BYTES:
-            body = compress(body, known.encoding)
-            lines += b"content-encoding: %b\r\nvary: accept-encoding\r\n" % known.encoding.encode("ascii")
+        if cached_head.encoding is not None and len(body) >= MIN_BYTES:
+            body = compress(body, cached_head.encoding)
+            lines += b"content-encoding: %b\r\nvary: accept-encoding\r\n" % cached_head.encoding.encode("ascii")
         self.response_bytes = len(body)
         self.answer = b"HTTP/1.1 200 OK\r\nx-request-id: %b\r\n%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b%b" % (
             self.unique.encode("ascii"),
             lines,
-            self.limits(),
+            self.quota_lines(),
             prediction.content_type.encode("latin-1"),
             len(body),
             b"" if self.keep_alive else CLOSE_LINE,
             date_line(),
             body,
         )
-        self.settle(known.model, end)
+        self.settle(cached_head.model, end)
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         client = self.client
         client.write(self.answer)
         self.is_started = True
         client.exchange_over(self)
 
-    # -- the ordinary way -------------------------------------------------------------------
+    # -- the general path -------------------------------------------------------------------
 
-    def taken_over(self, stream: Stream) -> None:
-        self.hand_over(stream, self.known.model)
+    def converted(self, stream: Stream) -> None:
+        self.attach_stream(stream, self.cached_head.model)

@@ -1,4 +1,4 @@
-"""The short way of chat and text completions for models behind remote servers (``express``)."""
+"""The direct path of chat and text completions for models behind remote servers (``express``)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from inferd.gateway.call import EVENTS_HEADERS, EVENTS_TYPE
 from inferd.gateway.decode import OFF_LOOP_BYTES, may_repeat_keys
 from inferd.gateway.openai.sampling import INT32_MAX
 from inferd.gateway.relay_fields import CHAT, ELSEWHERE, ChatFields, TextFields, chat_decoder, is_text, text_decoder
-from inferd.gateway.repeated.heads import CLOSE_LINE, Familiar, Lane, Passage
+from inferd.gateway.repeated.heads import CLOSE_LINE, CachedHead, DirectExchange, HeadCache
 from inferd.http.exchange import Exchange, date_line
-from inferd.router.express import Transit
+from inferd.router.direct_relay import DirectRelay
 from inferd.tenancy.principal import Principal
 from inferd.types import End, Relay, Request
 
 if TYPE_CHECKING:
     from inferd.http.connection import Connection
     from inferd.remote.connection import Head
-    from inferd.remote.openai import Letterhead
+    from inferd.remote.openai import RequestTemplate
     from inferd.router.stream import Stream
 
 _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}}'
 _EVENTS_LINES: Final = b"".join([b"%b: %b\r\n" % header for header in EVENTS_HEADERS])
 
 
-class FamiliarRelay(Familiar):
+class CachedRelayHead(CachedHead):
     """The head of a request for chat or text completions."""
 
     __slots__ = ("decode", "path")
@@ -41,8 +41,8 @@ class FamiliarRelay(Familiar):
         decoder = chat_decoder if path == CHAT else text_decoder
         self.decode: Callable[[bytes], ChatFields | TextFields] = decoder.decode
 
-    def take(self, lane: Lane, client: Connection, body: bytes) -> bool:
-        principal = lane.principal_of(self)
+    def serve(self, head_cache: HeadCache, client: Connection, body: bytes) -> bool:
+        principal = head_cache.principal_of(self)
         if principal is None or len(body) > OFF_LOOP_BYTES:
             return False
         try:
@@ -50,7 +50,7 @@ class FamiliarRelay(Familiar):
         except (ValueError, RecursionError):
             return False
         name, max_tokens = fields.model, fields.longest
-        if name not in lane.names or not fields.is_plain:
+        if name not in head_cache.relayed_models or not fields.is_plain:
             return False
         if not (body.isascii() or is_text(body)) or may_repeat_keys(body):
             return False
@@ -60,49 +60,49 @@ class FamiliarRelay(Familiar):
         if principal.models and not principal.may_use(name):
             return False
         now = clock.now()
-        way = lane.context.router.find_way(name, now, principal.tenant, body)
-        if way is None:
+        slot = head_cache.context.router.find_relay_slot(name, now, principal.tenant, body)
+        if slot is None:
             return False
-        transit = RelayTransit(lane, client, self, body, fields, principal, now)
+        exchange = RelayExchange(head_cache, client, self, body, fields, principal, now)
         try:
-            out = transit.written(way.letterhead, asks_nothing=fields.stream_options is msgspec.UNSET)
+            out = exchange.written(slot.template, asks_nothing=fields.stream_options is msgspec.UNSET)
         except (ValueError, RecursionError):
-            way.give_back()
-            return False  # the ordinary way has the words for it
+            slot.give_back()
+            return False  # the general path has the words for it
         try:
-            transit.permit = lane.context.door.admit(
+            exchange.permit = head_cache.context.door.admit(
                 principal,
-                transit.unique,
+                exchange.unique,
                 name,
                 prompt_tokens=len(body),
                 max_tokens=UNSET_MAX_TOKENS if max_tokens is None else max_tokens,
             )
         except QuotaExceeded as error:
-            way.give_back()
-            transit.refuse(error, name)
+            slot.give_back()
+            exchange.refuse(error, name)
             return True
-        client.serve(transit)
-        asked = way.letterhead.ask(self.path, transit.unique.encode("ascii"), out)
-        transit.depart(way, asked, len(body), now, transit.deadline_s)
+        client.serve(exchange)
+        asked = slot.template.ask(self.path, exchange.unique.encode("ascii"), out)
+        exchange.send(slot, asked, len(body), now, exchange.deadline_s)
         return True
 
 
-class RelayTransit(Transit, Passage):
+class RelayExchange(DirectRelay, DirectExchange):
     """A relayed request with a familiar head, and its client."""
 
     __slots__ = (
         "_max_tokens",
         "_waits",
         "body",
+        "cached_head",
         "client",
         "drops_usage",
         "has_left",
+        "head_cache",
         "id",
         "is_started",
         "is_stream",
         "keep_alive",
-        "known",
-        "lane",
         "max_tokens",
         "model",
         "permit",
@@ -114,20 +114,20 @@ class RelayTransit(Transit, Passage):
         "unique",
     )
 
-    known: FamiliarRelay
+    cached_head: CachedRelayHead
 
     def __init__(
         self,
-        lane: Lane,
+        head_cache: HeadCache,
         client: Connection,
-        known: FamiliarRelay,
+        cached_head: CachedRelayHead,
         body: bytes,
         fields: ChatFields | TextFields,
         principal: Principal,
         now: float,
     ) -> None:
         assert fields.model is not None, "a familiar request names its model"
-        self.enter(lane, client, known, body, principal, now)
+        self.begin(head_cache, client, cached_head, body, principal, now)
         self.id = "relay-" + self.unique
         self.model = fields.model
         self.tenant = principal.tenant
@@ -136,26 +136,26 @@ class RelayTransit(Transit, Passage):
         self._max_tokens = fields.longest
         self.is_stream = fields.stream is True
         self.drops_usage = self.is_stream and not fields.wants_usage
-        self._waits = waits_of(None, known.sdk_timeout_s, stream=self.is_stream)
+        self._waits = waits_of(None, cached_head.sdk_timeout_s, stream=self.is_stream)
 
     @property
     def deadline_s(self) -> float | None:
         """Seconds from its arrival."""
         return self._waits[0]
 
-    def written(self, letterhead: Letterhead, *, asks_nothing: bool) -> bytes:
+    def written(self, template: RequestTemplate, *, asks_nothing: bool) -> bytes:
         """The body for the other server. ``asks_nothing``: it has no stream_options. Raises ValueError, RecursionError."""
-        if letterhead.model == self.model:
+        if template.model == self.model:
             if not self.drops_usage:
                 return self.body
             if asks_nothing and self.body.endswith(b"}"):
                 return self.body[:-1] + _ASK_USAGE
-        return letterhead.body(self.ordinary()[1])
+        return template.body(self.to_request()[1])
 
     # -- the connection's side --------------------------------------------------------------
 
     def leave(self) -> None:
-        """The client is gone: the ordinary way sees to what that means."""
+        """The client is gone: the general path sees to what that means."""
         self.has_left = True
         self.convert()
 
@@ -176,14 +176,14 @@ class RelayTransit(Transit, Passage):
             % (
                 self.unique.encode("ascii"),
                 content_type,
-                self.limits(),
+                self.quota_lines(),
                 len(body),
                 b"" if self.keep_alive else CLOSE_LINE,
                 date_line(),
                 body,
             )
         )
-        self.over(self.model, end)
+        self.finish(self.model, end)
 
     def deliver(self, data: bytes) -> None:
         client = self.client
@@ -198,7 +198,7 @@ class RelayTransit(Transit, Passage):
                 % (
                     self.unique.encode("ascii"),
                     EVENTS_TYPE,
-                    self.limits(),
+                    self.quota_lines(),
                     _EVENTS_LINES,
                     b"" if self.keep_alive else CLOSE_LINE,
                     date_line(),
@@ -211,14 +211,14 @@ class RelayTransit(Transit, Passage):
 
     def deliver_last(self, end: End) -> None:
         self.client.write(b"0\r\n\r\n")
-        self.over(self.model, end, is_stream=True)
+        self.finish(self.model, end, is_stream=True)
 
     def cut_off(self) -> None:
         self.client.cut(self)
 
-    # -- the ordinary way -------------------------------------------------------------------
+    # -- the general path -------------------------------------------------------------------
 
-    def ordinary(self) -> tuple[Request, Relay]:
+    def to_request(self) -> tuple[Request, Relay]:
         cost = cost_of(
             ELSEWHERE,
             prompt_bytes=len(self.body),
@@ -228,7 +228,7 @@ class RelayTransit(Transit, Passage):
             max_tokens=self._max_tokens,
         )
         relay = Relay(
-            path=self.known.path,
+            path=self.cached_head.path,
             body=self.body,
             stream=self.is_stream,
             wants_usage=self.is_stream and not self.drops_usage,
@@ -248,5 +248,5 @@ class RelayTransit(Transit, Passage):
         )
         return request, relay
 
-    def taken_over(self, stream: Stream) -> None:
-        self.hand_over(stream, self.model, is_stream=self.is_stream)
+    def converted(self, stream: Stream) -> None:
+        self.attach_stream(stream, self.model, is_stream=self.is_stream)

@@ -12,7 +12,7 @@ from random import Random
 from inferd.config import ModelConfig
 from inferd.router.choosing.affinity import CHUNK_BYTES, PrefixIndex, prefixes, relayed_text, text_of
 from inferd.router.choosing.policy import choose
-from inferd.router.choosing.seats import Seats
+from inferd.router.choosing.sequence_replicas import SequenceReplicas
 from inferd.router.replicas.fleet import Fleet
 from inferd.router.replicas.member import Member
 from inferd.router.ticket import Ticket
@@ -21,35 +21,35 @@ MAX_PREFIXES = 20_000
 
 
 class Placement:
-    """``config`` is the model's of now; ``losers`` are requests on which a replica works in vain."""
+    """``config`` is the model's of now; ``abandoned`` are requests on which a replica works in vain."""
 
-    __slots__ = ("_fleet", "_losers", "_prefixes", "_random", "config", "seats")
+    __slots__ = ("_abandoned", "_fleet", "_prefixes", "_random", "config", "sequence_replicas")
 
-    def __init__(self, config: ModelConfig, fleet: Fleet, losers: Collection[str], random: Random) -> None:
+    def __init__(self, config: ModelConfig, fleet: Fleet, abandoned: Collection[str], random: Random) -> None:
         self.config = config
         self._fleet = fleet
-        self._losers = losers
+        self._abandoned = abandoned
         self._random = random
         self._prefixes = PrefixIndex(MAX_PREFIXES)
-        self.seats = Seats()
+        self.sequence_replicas = SequenceReplicas()
 
-    def able(self, ticket: Ticket, takers: Iterable[Member]) -> list[Member]:
-        """Those of the takers that can take it."""
+    def able(self, ticket: Ticket, available: Iterable[Member]) -> list[Member]:
+        """Those of the available that can take it."""
         request_id, region = ticket.request.id, ticket.request.region
         able = [
             m
-            for m in takers
+            for m in available
             if m.replica.runs(ticket) and m.replica.has_room(ticket) and (not region or m.region == region)
         ]
         if ticket.avoid:
             able = [member for member in able if member.replica not in ticket.avoid]
-        seat = self.seats.of(ticket.request)
+        seat = self.sequence_replicas.of(ticket.request)
         if seat is not None and any(member.replica is seat for member in self._fleet.members):
             able = [member for member in able if member.replica is seat]
-        if request_id in self._losers:  # the one that still works on an earlier try cannot tell them apart
+        if request_id in self._abandoned:  # the one that still works on an earlier try cannot tell them apart
             able = [member for member in able if member.replica.ticket(request_id) is None]
         if len(able) > 1:
-            return [member for member in able if not member.is_shunned] or able
+            return [member for member in able if not member.is_last_resort] or able
         return able
 
     def choose(self, ticket: Ticket, able: Sequence[Member], now: float) -> Member:

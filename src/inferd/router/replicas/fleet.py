@@ -21,8 +21,8 @@ from inferd.errors import InferdError, ModelLoadError, Unavailable, UpstreamFail
 from inferd.events import Emit, ModelUnloaded, ReplicaChanged
 from inferd.router.choosing.health import Health
 from inferd.router.replicas.engine_fields import is_same_engine
-from inferd.router.replicas.keepsake import Keepsake
 from inferd.router.replicas.member import Member
+from inferd.router.replicas.pinned_files import PinnedFiles
 from inferd.router.replicas.replica import LocalReplica, Replica, ReplicaOwner
 from inferd.router.status import Applied, Residency
 from inferd.router.ticket import Runner
@@ -73,7 +73,7 @@ class Fleet:
         self._wish: Literal["in", "out"] = "in"
         self._is_stopped = False
         self._is_unloading = False
-        self.is_shut = False  # unloaded on request: no client's request loads it again
+        self.is_operator_unloaded = False  # unloaded on request: no client's request loads it again
         self.load_s: float | None = None  # measured, from start to ready
         self.health = Health(name, self._members, config.routing, emit, self.ring)
 
@@ -101,23 +101,23 @@ class Fleet:
         member = self._members.get(replica.index)
         return member if member is not None and member.replica is replica else None
 
-    def takers(self, now: float) -> list[Member]:
+    def available(self, now: float) -> list[Member]:
         """Those that a request may go to now. Shunned are a slow one, and a local one whose breaker is open:
         they get what nobody else takes."""
-        takers = []
+        available = []
         for member in self._members.values():
             if member.takes(now):
-                member.is_shunned = False
+                member.is_last_resort = False
             elif member.kind == "local" and member.can_take:
-                member.is_shunned = True
+                member.is_last_resort = True
             else:
                 continue
-            takers.append(member)
+            available.append(member)
         if len(self._members) > 1:
             self.health.look(now)
-            for member in takers:
-                member.is_shunned = member.is_shunned or member.is_ejected
-        return takers
+            for member in available:
+                member.is_last_resort = member.is_last_resort or member.is_ejected
+        return available
 
     @property
     def residency(self) -> Residency:
@@ -199,7 +199,7 @@ class Fleet:
         async with self._lock:
             if self._wish != "in" or self._config.num_local == 0:
                 return
-            self.is_shut = False
+            self.is_operator_unloaded = False
             if self.failure is not None:  # it is to be tried once more
                 await self._clear_away()
             self._loads, self._bound = self._config, memory_bytes
@@ -226,7 +226,7 @@ class Fleet:
             if self._wish != "out":
                 return 0
             if not self.locals:
-                self.is_shut = self.is_shut or reason == "asked"
+                self.is_operator_unloaded = self.is_operator_unloaded or reason == "asked"
                 return 0
             self._is_unloading = True
             try:
@@ -239,7 +239,7 @@ class Fleet:
                     code="model_busy",
                 ) from None
             else:
-                self.is_shut = reason == "asked"
+                self.is_operator_unloaded = reason == "asked"
                 held = await self._clear_away()
             finally:
                 self._is_unloading = False
@@ -283,7 +283,7 @@ class Fleet:
             leaving = self._surplus_remotes()
             arrived = [self._add_remote(remote) for remote in self._missing_remotes()]
             try:
-                if self.locals or (config.num_local and is_new and not self.is_shut):
+                if self.locals or (config.num_local and is_new and not self.is_operator_unloaded):
                     done += await self._fit_locals(config)
                 await self._until(lambda: all(_is_known(member) for member in arrived))
             except InferdError as error:
@@ -375,17 +375,17 @@ class Fleet:
         if not is_remote(config.source):
             await asyncio.to_thread(artifact_of, config)
         assert isinstance(old.replica, LocalReplica)
-        keepsake = old.replica.keepsake
-        await self._retire(old, with_keepsake=False)
+        pinned_files = old.replica.pinned_files
+        await self._retire(old, unpin=False)
         self._loads, self._bound = config, None
         try:
             await self._loaded(self._add_locals(1))
         except ModelLoadError:
             if isinstance(old.made_from, ModelConfig):
                 self._loads = old.made_from
-                self._add_local(await keepsake.to_load(), keepsake)
+                self._add_local(await pinned_files.to_load(), pinned_files)
             raise
-        await keepsake.close()
+        await pinned_files.close()
 
     async def _loaded(self, members: Sequence[Member]) -> None:
         """Wait until all are ready. Raises ModelLoadError when one cannot be; then it is gone again."""
@@ -415,13 +415,13 @@ class Fleet:
             config = self._loads
             if self._bound is not None:
                 config = msgspec.structs.replace(config, memory_bytes=self._bound)
-            added.append(self._add_local(config, Keepsake(self._name, config, self._keep_below)))
+            added.append(self._add_local(config, PinnedFiles(self._name, config, self._keep_below)))
         return added
 
-    def _add_local(self, first: ModelConfig, keepsake: Keepsake) -> Member:
+    def _add_local(self, first: ModelConfig, pinned_files: PinnedFiles) -> Member:
         """``first``: what its first worker is started with."""
         replica = LocalReplica(
-            self._name, self._free_index(), first, self._owner, self._emit, self._command, self._patience, keepsake
+            self._name, self._free_index(), first, self._owner, self._emit, self._command, self._patience, pinned_files
         )
         return self._add(replica, self._loads)
 
@@ -443,7 +443,7 @@ class Fleet:
             index += 1
         return index
 
-    async def _retire(self, member: Member, *, with_keepsake: bool = True) -> None:
+    async def _retire(self, member: Member, *, unpin: bool = True) -> None:
         """No more requests for it; when it has none, or ``drain_s`` is over, it stops and is forgotten."""
         replica = member.replica
         member.is_leaving = True
@@ -455,7 +455,7 @@ class Fleet:
                 async with asyncio.timeout(self._config.drain_s):
                     await self._until(lambda: not replica.num_in_flight)
             self._owner.hand_back(replica)
-        await (_stop(replica) if with_keepsake else replica.stop())
+        await (_stop(replica) if unpin else replica.stop())
         if self._members.get(member.index) is member:
             del self._members[member.index]
         self.health.forget(member)
@@ -465,7 +465,7 @@ class Fleet:
 async def _stop(replica: Replica) -> None:
     await replica.stop()
     if isinstance(replica, LocalReplica):
-        await replica.keepsake.close()
+        await replica.pinned_files.close()
 
 
 def _is_known(member: Member) -> bool:

@@ -69,7 +69,7 @@ class Loading:
 
     def demand(self, pool: Pool) -> None:
         """A request waits for the model. One load at a time, however many wait."""
-        if pool.name not in self._tasks and pool.outlook.may_be_woken:
+        if pool.name not in self._tasks and pool.availability.may_load_on_demand:
             task = asyncio.get_running_loop().create_task(self._answer_demand(pool))
             self._tasks[pool.name] = task
 
@@ -107,7 +107,7 @@ class Loading:
             pass  # somebody came
         finally:
             del self._tasks[pool.name]
-            if pool.outlook.may_be_woken and not pool.is_idle:
+            if pool.availability.may_load_on_demand and not pool.is_idle:
                 self.demand(pool)
 
     # -- in and out -------------------------------------------------------------------------
@@ -127,7 +127,10 @@ class Loading:
         """Bring the model into memory and wait until it is ready; nothing where it is. Raises Overloaded, with
         the plan, when it does not fit; ModelLoadError; Unavailable."""
         pool.refuse_loads(None)
-        was_shut, pool.fleet.is_shut = pool.fleet.is_shut, False  # from now on requests wait for it
+        was_operator_unloaded, pool.fleet.is_operator_unloaded = (
+            pool.fleet.is_operator_unloaded,
+            False,
+        )  # from now on requests wait for it
         try:
             bound = await self._reserve(pool) if pool.fleet.residency == "absent" else None
             await pool.fleet.load(bound)
@@ -142,7 +145,7 @@ class Loading:
         finally:
             if pool.fleet.residency == "absent":
                 self._planned.pop(pool.name, None)
-                pool.fleet.is_shut = was_shut
+                pool.fleet.is_operator_unloaded = was_operator_unloaded
         if pool.is_idle:
             self.became_idle(pool)
 

@@ -23,8 +23,8 @@ class Member:
         "index",
         "is_ejected",
         "is_fallback",
+        "is_last_resort",
         "is_leaving",
-        "is_shunned",
         "kind",
         "made_from",
         "ready_at",
@@ -48,7 +48,7 @@ class Member:
         self.ready_at: float | None = None
         self.is_leaving = False
         self.is_ejected = False
-        self.is_shunned = False  # as of the last look
+        self.is_last_resort = False  # as of the last look
         self.configure(breaker)
 
     def configure(self, config: BreakerConfig) -> None:

@@ -15,7 +15,7 @@ from inferd.errors import DeadlineExceeded, InferdError, InvalidRequest, Overloa
 from inferd.events import Emit, ReplicaChanged
 from inferd.remote.connection import Connection, Head, Headers
 from inferd.remote.events import EventReader
-from inferd.remote.openai import Answer, Letterhead
+from inferd.remote.openai import Answer, RequestTemplate
 from inferd.remote.origin import Patience, origin_of, trust
 from inferd.remote.pool import Exchange, Pool
 from inferd.remote.secret import Secret, environment
@@ -30,8 +30,8 @@ PROBE_EVERY_S: Final = (0.25, 5.0)  # at first, and at the longest
 RemoteState = Literal["starting", "unreachable", "ready", "stopped"]
 
 
-class Transit(Protocol):
-    """A request that is in flight without a ticket (``router.express``)."""
+class DirectRelay(Protocol):
+    """A request that is in flight without a ticket (``router.direct_relay``)."""
 
     def convert(self) -> object:
         """Become an ordinary request in flight."""
@@ -52,17 +52,17 @@ class RemoteReplica:
         "_probing",
         "_wake",
         "capacity",
+        "direct",
         "failure",
         "index",
         "info",
         "is_fallback",
         "is_ready",
-        "letterhead",
         "outstanding",
         "reason",
         "region",
         "state",
-        "transits",
+        "template",
         "was_ready",
         "weight",
     )
@@ -79,10 +79,10 @@ class RemoteReplica:
         self._owner = owner
         self._emit = emit
         self._origin = origin
-        self.letterhead = Letterhead(origin, secret, config.model or model)
+        self.template = RequestTemplate(origin, secret, config.model or model)
         self._pool = Pool(origin, patience, config.max_in_flight + 1, context)  # and one to probe with
-        self._in_flight: dict[str, _Asking] = {}
-        self.transits: set[Transit] = set()  # in flight as well, on the short way
+        self._in_flight: dict[str, _RemoteRequest] = {}
+        self.direct: set[DirectRelay] = set()  # in flight as well, on the direct path
         self._probing: asyncio.Task[None] | None = None
         self._busy_until = 0.0
         self._wake: asyncio.TimerHandle | None = None
@@ -109,13 +109,13 @@ class RemoteReplica:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._in_flight) + len(self.transits)
+        return len(self._in_flight) + len(self.direct)
 
     @property
     def can_take(self) -> bool:
         return (
             self.is_ready
-            and len(self._in_flight) + len(self.transits) < self.capacity
+            and len(self._in_flight) + len(self.direct) < self.capacity
             and (not self._busy_until or clock.now() >= self._busy_until)
         )
 
@@ -149,9 +149,9 @@ class RemoteReplica:
             await asyncio.wait((probing,))
         if self._wake is not None:
             self._wake.cancel()
-        self.convert_all()
-        for asking in self._in_flight.values():
-            asking.cut()
+        self.convert_direct()
+        for pending in self._in_flight.values():
+            pending.cut()
         self.is_ready = False
         await self._pool.close()
         if self.state != "stopped":
@@ -175,7 +175,7 @@ class RemoteReplica:
     async def _look(self) -> UpstreamFailed | None:
         """Whether the server answers a request that costs it nothing."""
         probing = _Probe()
-        exchange = self._pool.send(self.letterhead.get(PROBE_PATH), probing)
+        exchange = self._pool.send(self.template.get(PROBE_PATH), probing)
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 return await probing.result
@@ -198,20 +198,20 @@ class RemoteReplica:
 
     def dispatch(self, ticket: Ticket) -> None:
         """Send a request that ``runs`` here."""
-        asking = _Asking(self, ticket)
-        self._in_flight[ticket.request.id] = asking
+        pending = _RemoteRequest(self, ticket)
+        self._in_flight[ticket.request.id] = pending
         self.outstanding += ticket.request.width
-        asking.send(fresh=False)
+        pending.send(fresh=False)
 
     def lend(self, now: float) -> Connection | None:
-        """A kept connection for a transit; None: there is none."""
+        """A kept connection for a one; None: there is none."""
         return self._pool.lend(now)
 
     def give_back(self, connection: Connection) -> None:
         """It was not used."""
         self._pool.give_back(connection)
 
-    def take_over(
+    def adopt(
         self,
         ticket: Ticket,
         relay: Relay,
@@ -221,43 +221,43 @@ class RemoteReplica:
         *,
         has_begun: bool,
     ) -> Answer:
-        """A transit becomes an ordinary request in flight. ``connection``: on which its answer is still to come."""
-        asking = _Asking(self, ticket)
-        self._in_flight[ticket.request.id] = asking
+        """A one becomes an ordinary request in flight. ``connection``: on which its answer is still to come."""
+        pending = _RemoteRequest(self, ticket)
+        self._in_flight[ticket.request.id] = pending
         self.outstanding += ticket.request.width
-        return asking.take_over(relay, request, connection, events, has_begun=has_begun)
+        return pending.adopt(relay, request, connection, events, has_begun=has_begun)
 
     def broke(self, request_id: str, error: UpstreamFailed) -> None:
-        """Something was raised while the answer to a request was taken that had been a transit."""
-        asking = self._in_flight.get(request_id)
-        if asking is not None:
-            asking.break_off(error)
+        """Something was raised while the answer to a request was taken that had been a one."""
+        pending = self._in_flight.get(request_id)
+        if pending is not None:
+            pending.break_off(error)
 
-    def convert_all(self) -> None:
-        for transit in tuple(self.transits):
-            transit.convert()
+    def convert_direct(self) -> None:
+        for one in tuple(self.direct):
+            one.convert()
 
     def cancel(self, request_id: str) -> None:
         """Cut the connection, which tells the server. The request's end follows soon, not within this call."""
-        asking = self._in_flight.get(request_id)
-        if asking is not None:
-            asking.cut()
-            asyncio.get_running_loop().call_soon(asking.cancelled)
+        pending = self._in_flight.get(request_id)
+        if pending is not None:
+            pending.cut()
+            asyncio.get_running_loop().call_soon(pending.cancelled)
 
     def pause(self, request_id: str) -> None:
         """Read no more of an answer whose reader is slow."""
-        asking = self._in_flight.get(request_id)
-        if asking is not None and asking.exchange is not None:
-            asking.exchange.pause()
+        pending = self._in_flight.get(request_id)
+        if pending is not None and pending.exchange is not None:
+            pending.exchange.pause()
 
     def resume(self, request_id: str) -> None:
-        asking = self._in_flight.get(request_id)
-        if asking is not None and asking.exchange is not None:
-            asking.exchange.resume()
+        pending = self._in_flight.get(request_id)
+        if pending is not None and pending.exchange is not None:
+            pending.exchange.resume()
 
     def ticket(self, request_id: str) -> Ticket | None:
-        asking = self._in_flight.get(request_id)
-        return asking.ticket if asking is not None else None
+        pending = self._in_flight.get(request_id)
+        return pending.ticket if pending is not None else None
 
     def release(self, ticket: Ticket) -> None:
         """The request has ended."""
@@ -266,14 +266,14 @@ class RemoteReplica:
 
     def release_all(self) -> list[Ticket]:
         """Let go of everything; what is still asked for is cut off."""
-        self.convert_all()
-        askings = list(self._in_flight.values())
+        self.convert_direct()
+        requests = list(self._in_flight.values())
         self._in_flight.clear()
         self.outstanding = 0
-        for asking in askings:
-            asking.cut()
-            asking.forget()
-        return [asking.ticket for asking in askings]
+        for pending in requests:
+            pending.cut()
+            pending.forget()
+        return [pending.ticket for pending in requests]
 
     def _refused(self, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool) -> None:
         if isinstance(error, Overloaded) and error.retry_after_s:
@@ -293,7 +293,7 @@ class RemoteReplica:
         self._owner.replica_has_room()
 
 
-class _Asking:
+class _RemoteRequest:
     """One ticket's exchange with the server, begun anew at most once: when the kept connection was stale."""
 
     __slots__ = ("_answer", "_deadline", "_is_fresh", "_replica", "ticket")
@@ -318,7 +318,7 @@ class _Asking:
         self._is_fresh = fresh
         self._answer = answer = Answer(self.ticket.request.id, relay, self)
         try:
-            request = replica.letterhead.post(relay)
+            request = replica.template.post(relay)
         except (ValueError, RecursionError):
             asyncio.get_running_loop().call_soon(self._unwritable)
             return
@@ -330,7 +330,7 @@ class _Asking:
         if self._replica._in_flight.get(self.ticket.request.id) is self:
             self.refused(error, counts=False, retry=False)
 
-    def take_over(
+    def adopt(
         self,
         relay: Relay,
         request: bytes,

@@ -17,7 +17,7 @@ import msgspec
 from inferd.config import ModelConfig
 from inferd.errors import InferdError, InternalError, Overloaded, Unavailable, from_failure
 from inferd.events import Emit
-from inferd.router.replicas.keepsake import Keepsake
+from inferd.router.replicas.pinned_files import PinnedFiles
 from inferd.router.ticket import Ticket
 from inferd.types import (
     CLASSES,
@@ -131,8 +131,8 @@ class Replica(Protocol):
     def release(self, ticket: Ticket) -> None:
         """It is not in flight here any more."""
 
-    def convert_all(self) -> None:
-        """What is on a short way becomes ordinary requests in flight."""
+    def convert_direct(self) -> None:
+        """What is on a direct path becomes ordinary requests in flight."""
 
     def release_all(self) -> list[Ticket]: ...
 
@@ -164,17 +164,17 @@ class ReplicaOwner(Protocol):
     def replica_has_room(self) -> None: ...
 
 
-class Errand(Protocol):
-    """A prediction that is in flight without a ticket (``router.errand``)."""
+class DirectPrediction(Protocol):
+    """A prediction that is in flight without a ticket (``router.direct_prediction``)."""
 
-    line: int
+    class_number: int
     request: PredictRequest
 
-    def take(self, prediction: Prediction, end: End) -> bool:
+    def complete(self, prediction: Prediction, end: End) -> bool:
         """It is answered; False: the answer could not be delivered, and the request needs a ticket."""
         ...
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Let the client have what was delivered."""
 
     def convert(self) -> None:
@@ -198,13 +198,13 @@ class LocalReplica:
         "_source",
         "_supervisor",
         "capacity",
-        "errands",
+        "direct",
         "failure",
         "index",
         "info",
         "is_ready",
-        "keepsake",
         "outstanding",
+        "pinned_files",
         "region",
     )
 
@@ -217,17 +217,17 @@ class LocalReplica:
         emit: Emit,
         command: Sequence[str],
         patience: Patience,
-        keepsake: Keepsake,
+        pinned_files: PinnedFiles,
     ) -> None:
         self._model = model
         self._source = config.source
         self._owner = owner
         self._supervisor = Supervisor(
-            model, index, config, self, emit, command=command, patience=patience, again=keepsake.to_load
+            model, index, config, self, emit, command=command, patience=patience, again=pinned_files.to_load
         )
-        self.keepsake = keepsake
+        self.pinned_files = pinned_files
         self._in_flight: dict[str, Ticket] = {}
-        self.errands: dict[str, Errand] = {}  # in flight as well, on the short way
+        self.direct: dict[str, DirectPrediction] = {}  # in flight as well, on the direct path
         self._by_class = [0] * len(CLASSES)
         self._calls: dict[int, asyncio.Future[Answered]] = {}
         self._call_ids = itertools.count()
@@ -276,13 +276,13 @@ class LocalReplica:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._in_flight) + len(self.errands)
+        return len(self._in_flight) + len(self.direct)
 
     @property
     def can_take(self) -> bool:
         return (
             self.is_ready
-            and len(self._in_flight) + len(self.errands) < len(CLASSES) * self.capacity
+            and len(self._in_flight) + len(self.direct) < len(CLASSES) * self.capacity
             and self._supervisor.is_writable
         )
 
@@ -292,11 +292,11 @@ class LocalReplica:
     def has_room(self, ticket: Ticket) -> bool:
         """Work of a worse class takes no room from a better one: the engine lets the better one go first, so
         it must not wait out here for the worse to end."""
-        return self.has_place(class_index(ticket.request.priority))
+        return self.has_class_room(class_index(ticket.request.priority))
 
-    def has_place(self, line: int) -> bool:
+    def has_class_room(self, class_number: int) -> bool:
         """Likewise for a class, by its place."""
-        return sum(self._by_class[: line + 1]) < self.capacity
+        return sum(self._by_class[: class_number + 1]) < self.capacity
 
     def start(self) -> None:
         self._supervisor.start()
@@ -307,53 +307,53 @@ class LocalReplica:
     async def stop(self) -> None:
         await self._supervisor.stop()
 
-    # -- the short way (``errand``) ---------------------------------------------------------
+    # -- the direct path (``one``) ---------------------------------------------------------
 
-    def run(self, errand: Errand) -> None:
-        request = errand.request
-        self.errands[request.id] = errand
-        self._by_class[errand.line] += 1
+    def send_direct(self, one: DirectPrediction) -> None:
+        request = one.request
+        self.direct[request.id] = one
+        self._by_class[one.class_number] += 1
         self.outstanding += 1
         self._supervisor.send(Submit(request))
 
-    def take_back(self, errand: Errand) -> None:
+    def restore_direct(self, one: DirectPrediction) -> None:
         """It could not be delivered, and is in flight again."""
-        self.errands[errand.request.id] = errand
-        self._by_class[errand.line] += 1
+        self.direct[one.request.id] = one
+        self._by_class[one.class_number] += 1
         self.outstanding += 1
 
-    def take_over(self, ticket: Ticket) -> None:
-        """An errand becomes an ordinary request in flight."""
-        del self.errands[ticket.request.id]
+    def adopt(self, ticket: Ticket) -> None:
+        """An one becomes an ordinary request in flight."""
+        del self.direct[ticket.request.id]
         self._in_flight[ticket.request.id] = ticket
 
-    def _run_errands(self, outputs: list[Output]) -> list[Output]:
-        """What the outputs say to errands is done; the others are returned."""
-        errands = self.errands
+    def _complete_direct(self, outputs: list[Output]) -> list[Output]:
+        """What the outputs say to direct is done; the others are returned."""
+        direct = self.direct
         others: list[Output] = []
-        done: list[Errand] = []
+        done: list[DirectPrediction] = []
         for output in outputs:
-            errand = errands.get(output.request_id)
-            if errand is None:
+            one = direct.get(output.request_id)
+            if one is None:
                 others.append(output)
                 continue
             if output.end is not None and output.end.outcome == "done" and output.prediction is not None:
-                del errands[output.request_id]
-                self._by_class[errand.line] -= 1
+                del direct[output.request_id]
+                self._by_class[one.class_number] -= 1
                 self.outstanding -= 1
-                if errand.take(output.prediction, output.end):
-                    done.append(errand)
+                if one.complete(output.prediction, output.end):
+                    done.append(one)
                 else:
                     others.append(_failed(output.request_id))
             else:
-                errand.convert()
+                one.convert()
                 others.append(output)
-        for errand in done:
+        for one in done:
             try:
-                errand.tell()
+                one.flush()
             except Exception:
                 # A request boundary: the others of this frame are told all the same.
-                _log.exception("request %s could not be told that it ended", errand.request.id)
+                _log.exception("request %s could not be told that it ended", one.request.id)
         return others
 
     # -- generating -------------------------------------------------------------------------
@@ -391,12 +391,12 @@ class LocalReplica:
         self._by_class[class_index(ticket.request.priority)] -= 1
         self.outstanding -= ticket.request.width
 
-    def convert_all(self) -> None:
-        for errand in tuple(self.errands.values()):
-            errand.convert()
+    def convert_direct(self) -> None:
+        for one in tuple(self.direct.values()):
+            one.convert()
 
     def release_all(self) -> list[Ticket]:
-        self.convert_all()
+        self.convert_direct()
         tickets = list(self._in_flight.values())
         self._in_flight.clear()
         self._by_class = [0] * len(CLASSES)
@@ -444,7 +444,7 @@ class LocalReplica:
     # -- the supervisor's owner -------------------------------------------------------------
 
     def worker_ready(self, info: ModelInfo) -> None:
-        self.keepsake.loaded(info.artifact)
+        self.pinned_files.loaded(info.artifact)
         self.info = info if info.source == self._source else msgspec.structs.replace(info, source=self._source)
         self.capacity = max(2 * info.max_num_seqs, info.max_num_seqs + 8)
         self.is_ready = True
@@ -464,8 +464,8 @@ class LocalReplica:
         self._owner.replica_failed(self)
 
     def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None:
-        if self.errands:
-            outputs = self._run_errands(outputs)
+        if self.direct:
+            outputs = self._complete_direct(outputs)
         self._owner.replica_outputs(self, outputs, stats)
 
     def worker_answered(self, answer: Answered) -> None:

@@ -21,10 +21,10 @@ class DrainRate:
         self._ends: deque[float] = deque(maxlen=512)
         self._latest: deque[float] = deque(maxlen=64)  # also those while nobody waited
 
-    def ended(self, now: float, *, is_anybody_waiting: bool) -> None:
+    def ended(self, now: float, *, has_waiting: bool) -> None:
         """A request left a replica."""
         self._latest.append(now)
-        if is_anybody_waiting:
+        if has_waiting:
             self._ends.append(now)
         else:
             self._ends.clear()

@@ -122,7 +122,7 @@ class FairShare:
 
     def push(self, ticket: Ticket) -> Place:
         self.num_live += 1
-        if ticket.is_paid:
+        if ticket.is_charged:
             place = Place(ticket)
             insort(self._suspects if ticket.is_suspect else self._returned, place)
             return place
@@ -220,7 +220,7 @@ class FairShare:
     def _pay(self, flow: Flow, ticket: Ticket) -> None:
         request = ticket.request
         flow.start += _estimate(request) / request.weight
-        ticket.is_paid = True
+        ticket.is_charged = True
 
     def _comeback(self, accepts: Accepts | None, with_suspects: bool) -> Place | None:
         """The oldest acceptable one of those that came back."""

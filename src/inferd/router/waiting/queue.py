@@ -129,7 +129,7 @@ class RequestQueue:
         expires_at = min(ticket.expires_at, ticket.due_at)
         if expires_at < math.inf:
             heapq.heappush(self._expiries, (expires_at, next(self._tie), place))
-        if not is_patient(request):
+        if not is_batch_work(request):
             self._arrivals.append(place)
 
     # -- leaving ----------------------------------------------------------------------------
@@ -209,8 +209,8 @@ class RequestQueue:
     def settle(self, ticket: Ticket, num_tokens: int) -> None:
         """A request that had been taken ended and has cost so many tokens: what its tenant paid more is given
         back, what it paid less is charged. Once for each; nothing happens for one that was never taken."""
-        if ticket.is_paid:
-            ticket.is_paid = False
+        if ticket.is_charged:
+            ticket.is_charged = False
             request = ticket.request
             self._classes[class_index(request.priority)].settle(request, num_tokens)
 
@@ -280,6 +280,6 @@ class _Sum:
         self.bytes -= request.num_bytes
 
 
-def is_patient(request: Request) -> bool:
+def is_batch_work(request: Request) -> bool:
     """Whether it may wait for long: batch work."""
     return class_of(request.priority) == "batch"

@@ -1,6 +1,6 @@
-"""Usual requests take a short way; nobody but the clock can tell.
+"""Usual requests take a direct path; nobody but the clock can tell.
 
-Each case runs twice: with the short way, and with it closed. Clients, the remote server, the log and the metrics must
+Each case runs twice: with the direct path, and with it closed. Clients, the remote server, the log and the metrics must
 see the same.
 """
 
@@ -20,33 +20,33 @@ from tests.remote.test_relays import MESSAGES, Client, Reply, Site, through, wel
 
 from inferd.errors import UpstreamFailed
 from inferd.events import HttpServed, RequestEnded
-from inferd.gateway.repeated.heads import Lane
+from inferd.gateway.repeated.heads import HeadCache
 from inferd.remote import connection as wire
 from inferd.remote.connection import Connection, Head, Headers
-from inferd.remote.familiar import is_exact, pattern_of
-from inferd.router.express import Transit
+from inferd.remote.head_pattern import is_exact, pattern_of
+from inferd.router.direct_relay import DirectRelay
 
 UNARY = {"model": "m", "messages": MESSAGES, "max_tokens": 7}
 STREAM = {**UNARY, "stream": True}
 
 
 class Counted:
-    """How many requests began, and how many ended, on the short way."""
+    """How many requests began, and how many ended, on the direct path."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.departed = self.converted = 0
-        depart, convert = Transit.depart, Transit.convert
+        self.sent_directly = self.converted = 0
+        send, convert = DirectRelay.send, DirectRelay.convert
 
-        def count_departure(*args: Any) -> None:
-            self.departed += 1
-            depart(*args)
+        def count_sent(*args: Any) -> None:
+            self.sent_directly += 1
+            send(*args)
 
-        def count_conversion(transit: Transit) -> Any:
+        def count_conversion(relay: DirectRelay) -> Any:
             self.converted += 1
-            return convert(transit)
+            return convert(relay)
 
-        patch.setattr(Transit, "depart", count_departure)
-        patch.setattr(Transit, "convert", count_conversion)
+        patch.setattr(DirectRelay, "send", count_sent)
+        patch.setattr(DirectRelay, "convert", count_conversion)
 
 
 def seen(reply: Reply) -> tuple[int, dict[str, str], bytes]:
@@ -228,20 +228,20 @@ def run(body: dict[str, Any], script: Script) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_client_sees_the_same_with_and_without_the_short_way(case: str) -> None:
+def test_every_client_sees_the_same_with_and_without_the_direct_path(case: str) -> None:
     body, script = CASES[case]
     with pytest.MonkeyPatch.context() as patch:
         counted = Counted(patch)
         with_it = run(body, script)
-        assert counted.departed >= 2, "the short way was never taken: this shows nothing"
+        assert counted.sent_directly >= 2, "the direct path was never taken: this shows nothing"
         assert counted.converted == (
             0 if script in (well, counts_nothing, comes_in_pieces, comes_in_crumbs, comes_at_once) else 1
         )
     with pytest.MonkeyPatch.context() as patch:
         counted = Counted(patch)
-        patch.setattr(Lane, "take", lambda lane, client, data: False)
+        patch.setattr(HeadCache, "serve", lambda cache, client, data: False)
         without = run(body, script)
-        assert counted.departed == 0
+        assert counted.sent_directly == 0
     assert with_it == without
 
 
@@ -274,11 +274,14 @@ def test_a_client_that_leaves_ends_its_request_there_and_here() -> None:
     with pytest.MonkeyPatch.context() as patch:
         counted = Counted(patch)
         through(waits, then)
-        assert (counted.departed, counted.converted) == (2, 1) or (counted.departed, counted.converted) == (1, 1)
+        assert (counted.sent_directly, counted.converted) == (2, 1) or (counted.sent_directly, counted.converted) == (
+            1,
+            1,
+        )
 
 
-@pytest.mark.parametrize("has_short_way", [True, False])
-def test_the_timeout_that_openais_client_tells_is_a_deadline(has_short_way: bool) -> None:
+@pytest.mark.parametrize("has_direct_path", [True, False])
+def test_the_timeout_that_openais_client_tells_is_a_deadline(has_direct_path: bool) -> None:
     async def waits(talk: Talk) -> None:
         if len(talk.server.talks) == 4:
             await talk.gone()
@@ -296,10 +299,10 @@ def test_the_timeout_that_openais_client_tells_is_a_deadline(has_short_way: bool
 
     with pytest.MonkeyPatch.context() as patch:
         counted = Counted(patch)
-        if not has_short_way:
-            patch.setattr(Lane, "take", lambda lane, client, data: False)
+        if not has_direct_path:
+            patch.setattr(HeadCache, "serve", lambda cache, client, data: False)
         through(waits, then)
-        assert (counted.departed, counted.converted) == ((2, 1) if has_short_way else (0, 0))
+        assert (counted.sent_directly, counted.converted) == ((2, 1) if has_direct_path else (0, 0))
 
 
 def test_a_stream_may_last_for_longer_than_openais_client_waits_for_its_beginning() -> None:
@@ -406,10 +409,10 @@ def test_only_what_is_usual_is_remembered() -> None:
     with pytest.MonkeyPatch.context() as patch:
         counted = Counted(patch)
         through(well, then)
-        assert counted.departed == 0
+        assert counted.sent_directly == 0
 
 
-def test_a_body_of_another_length_is_as_familiar() -> None:
+def test_a_body_of_another_length_is_as_known_heads() -> None:
     async def then(site: Site) -> None:
         async with site.client() as client:
             for number in range(6):
@@ -421,7 +424,7 @@ def test_a_body_of_another_length_is_as_familiar() -> None:
     with pytest.MonkeyPatch.context() as patch:
         counted = Counted(patch)
         through(well, then)
-        assert counted.departed == 5
+        assert counted.sent_directly == 5
 
 
 @pytest.mark.parametrize("header", ["x-strength: 5", "accept: ength: 7", "X-Content-Length: 3"])
@@ -507,8 +510,8 @@ def listen(answers: list[bytes], cuts: list[int], *, remembers: bool) -> list[An
     """What is heard of answers on one connection, which come in pieces of these sizes."""
     with pytest.MonkeyPatch.context() as patch:
         if not remembers:
-            patch.setattr(wire, "_MAX_FAMILIAR_BYTES", 0)
-        wire._familiar.clear()
+            patch.setattr(wire, "_MAX_KNOWN_HEADS_BYTES", 0)
+        wire._known_heads.clear()
         wire._sizes.clear()
         heard: list[Any] = []
         freed: list[Connection] = []

@@ -1,10 +1,11 @@
-"""The short way to a remote server: for a request that nobody is ahead of, on a connection that is there.
+"""The direct path to a remote server: one object per request, without a queue.
 
-Most requests find an empty queue, a server with room and a kept connection, and its answer is whole and well.
-For these one object is what else a ticket, a stream and an answer's reader are together. As soon as anything is
-otherwise (the server refuses, the connection breaks, the client leaves, the deadline passes, the server stops) it is turned into
-those, as if it had been one of them from the beginning, and goes the ordinary way from there (``Transit.convert``):
-what retries, breakers and cancellations do is written once.
+Most requests find an empty queue, a server with room and a kept connection, and the answer is complete and valid.
+Such a request is handled by one object in place of a ticket, a stream and a reader of the answer. Any exception ends
+the direct path: a refusal, a broken connection, a client that disconnects, a deadline, or a shutdown. The object is
+then converted into a ticket and a stream in the same state, and the request continues on the general path
+(``DirectRelay.convert``). Retries, circuit breakers and cancellation are therefore implemented once, on the general
+path.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from inferd.errors import UpstreamFailed
 from inferd.events import RequestEnded
 from inferd.remote.connection import Connection, Head, Headers, media_of
 from inferd.remote.events import BadAnswer, EventReader, ReportedError, read_answer
-from inferd.remote.openai import BYTES_PER_TOKEN, MAX_ANSWER_BYTES, Answer, Letterhead
+from inferd.remote.openai import BYTES_PER_TOKEN, MAX_ANSWER_BYTES, Answer, RequestTemplate
 from inferd.router.replicas.remote_replica import RemoteReplica
 from inferd.types import End, Relay, Request, Timings, Usage
 
@@ -31,39 +32,43 @@ _JSON: Final = b"application/json"
 _EVENTS: Final = b"text/event-stream"
 
 
-class Way:
-    """A member with room, and a connection to it that was lent for one exchange."""
+class RelaySlot:
+    """A remote server with room for one more request, and a kept connection to it, reserved for that request."""
 
-    __slots__ = ("connection", "letterhead", "member", "pool", "replica")
+    __slots__ = ("connection", "member", "pool", "replica", "template")
 
     def __init__(self, pool: Pool, member: Member, replica: RemoteReplica, connection: Connection) -> None:
         self.pool = pool
         self.member = member
         self.replica = replica
         self.connection = connection
-        self.letterhead: Letterhead = replica.letterhead
+        self.template: RequestTemplate = replica.template
 
     def give_back(self) -> None:
-        """It is not taken after all."""
+        """Return the connection unused."""
         self.replica.give_back(self.connection)
 
 
-def find_way(pool: Pool, now: float, tenant: str, body: bytes) -> Way | None:
-    """None: the ordinary way is the one. A way that was found must be taken: its connection is out of the pool."""
-    member = pool.next_taker(now, tenant, body)
+def find_relay_slot(pool: Pool, now: float, tenant: str, body: bytes) -> RelaySlot | None:
+    """A slot for a request that can be sent at once; None: the request has to use the general path.
+
+    The slot's connection is out of the connection pool: the caller must either send on it or call ``give_back``.
+    ``tenant`` and ``body`` choose the server that has probably cached the beginning of the prompt.
+    """
+    member = pool.direct_member(now, tenant, body)
     if member is None:
         return None
     replica = member.replica
     if not isinstance(replica, RemoteReplica):
         return None
     connection = replica.lend(now)
-    return Way(pool, member, replica, connection) if connection is not None else None
+    return RelaySlot(pool, member, replica, connection) if connection is not None else None
 
 
-class Transit(ABC):
-    """One request on the short way; receives the answer. A subclass knows the client.
+class DirectRelay(ABC):
+    """One relayed request on the direct path, which receives the server's answer. A subclass writes to the client.
 
-    Exactly one of ``deliver_whole``, ``deliver_last`` and ``taken_over`` is called.
+    Exactly one of ``deliver_whole``, ``deliver_last`` and ``converted`` is called.
     """
 
     __slots__ = (
@@ -75,8 +80,8 @@ class Transit(ABC):
         "_reader",
         "_request",
         "_sent_at",
+        "_slot",
         "_timer",
-        "_way",
         "first_at",
     )
 
@@ -89,54 +94,64 @@ class Transit(ABC):
     priority: int
     max_tokens: int | None
     is_stream: bool
-    drops_usage: bool  # of a stream: the event that tells it is for our books alone
+    drops_usage: bool  # of a stream: the client did not ask for the usage event, so it is not forwarded
     started_at: float
 
     # -- the client's side --------------------------------------------------------------------
 
     @abstractmethod
-    def ordinary(self) -> tuple[Request, Relay]:
-        """What the ordinary way would have been given."""
+    def to_request(self) -> tuple[Request, Relay]:
+        """The request and the relay with which the general path would have begun."""
 
     @abstractmethod
-    def taken_over(self, stream: Stream) -> None:
-        """From now on ``stream`` says what happens."""
+    def converted(self, stream: Stream) -> None:
+        """The request continues on the general path: the rest of the answer comes from ``stream``."""
 
     @abstractmethod
-    def deliver_whole(self, head: Head, body: bytes, end: End) -> None: ...
+    def deliver_whole(self, head: Head, body: bytes, end: End) -> None:
+        """Write a complete answer to the client. Its head has status 200 and a JSON media type."""
+
     @abstractmethod
     def deliver(self, data: bytes) -> None:
-        """A piece of a stream."""
+        """Write a piece of a streamed answer, whole server-sent events, to the client."""
 
     @abstractmethod
-    def deliver_last(self, end: End) -> None: ...
+    def deliver_last(self, end: End) -> None:
+        """End a streamed answer."""
+
     @abstractmethod
     def cut_off(self) -> None:
-        """Something was raised while the client was told the end: it gets no more, unless ``stream`` has it."""
+        """Close the client's connection: an exception was raised while the end of the answer was written to it."""
 
-    # -- the way ------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------
 
-    def depart(self, way: Way, request: bytes, body_bytes: int, now: float, deadline_s: float | None = None) -> None:
-        """Send the bytes of a whole request, of which so many are the client's body."""
-        self._way = way
+    def send(
+        self, slot: RelaySlot, request: bytes, body_bytes: int, now: float, deadline_s: float | None = None
+    ) -> None:
+        """Send ``request``, the bytes of a complete HTTP request.
+
+        ``body_bytes`` is the size of the client's own body, for an estimate of its tokens. ``deadline_s`` is in
+        seconds from now.
+        """
+        self._slot = slot
         self._timer: asyncio.TimerHandle | None = None
         if deadline_s is not None:
             self._timer = asyncio.get_running_loop().call_later(deadline_s, self.convert)
-        self._connection: Connection | None = way.connection
+        self._connection: Connection | None = slot.connection
         self._request = request
         self._body_bytes = body_bytes
-        self._head: Head | None = None  # of an answer that comes in pieces
+        self._head: Head | None = None  # of an answer that is not streamed and arrives in several pieces
         self._reader: EventReader | None = None
         self._sent_at = now
         self.first_at: float | None = None
-        replica = way.replica
-        replica.transits.add(self)
+        replica = slot.replica
+        replica.direct.add(self)
         replica.outstanding += 1
-        way.pool.transit_begins(way.member, now)
-        way.connection.send(request, self)
+        slot.pool.direct_began(slot.member, now)
+        slot.connection.send(request, self)
 
     def pause(self) -> None:
-        """The client is slow."""
+        """Stop reading the answer, because the client reads slowly."""
         if self._connection is not None:
             self._connection.pause()
 
@@ -145,16 +160,16 @@ class Transit(ABC):
             self._connection.resume()
 
     def convert(self) -> Answer:
-        """Go the ordinary way from here; what comes now is for the answer's reader that this returns."""
-        way = self._way
-        self._let_go()
-        request, relay = self.ordinary()
-        ticket = way.pool.take_over(request, relay, way.member, self._sent_at, self.first_at)
-        answer = way.replica.take_over(
+        """Continue on the general path. The rest of the server's answer must be passed to the reader returned."""
+        slot = self._slot
+        self._release()
+        request, relay = self.to_request()
+        ticket = slot.pool.adopt_direct(request, relay, slot.member, self._sent_at, self.first_at)
+        answer = slot.replica.adopt(
             ticket, relay, self._request, self._connection, self._reader, has_begun=self.first_at is not None
         )
         self._connection = self._reader = None
-        self.taken_over(ticket.stream)
+        self.converted(ticket.stream)
         head, self._head = self._head, None
         if head is not None:
             answer.answer_head(head.status, head.headers)
@@ -162,12 +177,12 @@ class Transit(ABC):
                 answer.answer_data(piece)
         return answer
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None  # it refers back
-        replica = self._way.replica
-        replica.transits.remove(self)
+            self._timer = None  # a reference cycle would delay freeing
+        replica = self._slot.replica
+        replica.direct.remove(self)
         replica.outstanding -= 1
 
     # -- the answer ---------------------------------------------------------------------------
@@ -178,17 +193,17 @@ class Transit(ABC):
             try:
                 usage = read_answer(body)
             except (BadAnswer, ReportedError):
-                pass  # the ordinary way has the words for it
+                pass  # the general path reports the error
             else:
                 now = self.first_at = clock.now()
-                self._way.pool.fleet.health.answered(self._way.member, now - self._sent_at, self._sent_at, now)
+                self._slot.pool.fleet.health.answered(self._slot.member, now - self._sent_at, self._sent_at, now)
                 if usage is None:
                     usage = Usage(self._body_bytes // BYTES_PER_TOKEN, len(body) // BYTES_PER_TOKEN)
                 end = self._end(usage, now)
                 try:
                     self.deliver_whole(head, body, end)
                 finally:
-                    self._way.pool.transit_ended(self._ended(end), self._sent_at, now)
+                    self._slot.pool.direct_ended(self._ended(end), self._sent_at, now)
                 return
         self.convert().answer_whole(head, body)
 
@@ -217,7 +232,7 @@ class Transit(ABC):
         elif whole:
             if self.first_at is None:
                 now = self.first_at = clock.now()
-                self._way.pool.fleet.health.answered(self._way.member, now - self._sent_at, self._sent_at, now)
+                self._slot.pool.fleet.health.answered(self._slot.member, now - self._sent_at, self._sent_at, now)
             self.deliver(whole)
 
     def answer_ended(self) -> None:
@@ -235,12 +250,12 @@ class Transit(ABC):
         try:
             self.deliver_last(end)
         finally:
-            self._way.pool.transit_ended(self._ended(end), self._sent_at, now)
+            self._slot.pool.direct_ended(self._ended(end), self._sent_at, now)
 
     def answer_broken(self, error: UpstreamFailed) -> None:
-        replica = self._way.replica
+        replica = self._slot.replica
         self._connection = None
-        if self in replica.transits:
+        if self in replica.direct:
             self.convert().answer_broken(error)
         else:
             replica.broke(self.id, error)
@@ -253,7 +268,7 @@ class Transit(ABC):
     # -- the end ------------------------------------------------------------------------------
 
     def _end(self, usage: Usage, now: float) -> End:
-        self._let_go()
+        self._release()
         started_at, first_at = self.started_at, self.first_at
         assert first_at is not None
         return End(
@@ -263,7 +278,7 @@ class Transit(ABC):
     def _ended(self, end: End) -> RequestEnded:
         return RequestEnded(
             model=self.model,
-            replica=self._way.member.index,
+            replica=self._slot.member.index,
             request_id=self.id,
             tenant=self.tenant,
             outcome="done",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.router.budget import RESERVE, SPAN_S, RetryBudget
+from inferd.router.retry_budget import RESERVE, SPAN_S, RetryBudget
 
 
 @given(

@@ -1,6 +1,6 @@
-"""Usual infer requests take a short way to their worker; clients, log and metrics cannot tell.
+"""Usual infer requests take a direct path to their worker; clients, log and metrics cannot tell.
 
-A real worker with a small Python class; each exchange happens with the short way and with it closed.
+A real worker with a small Python class; each exchange happens with the direct path and with it closed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import QuotaExceeded
 from inferd.events import Event, HttpServed, RequestEnded
 from inferd.gateway.admission import SDK_GRACE_S
-from inferd.gateway.repeated.heads import Lane
-from inferd.gateway.repeated.infer import InferErrand
+from inferd.gateway.repeated.heads import HeadCache
+from inferd.gateway.repeated.infer import InferExchange
 from inferd.gateway.server import create_app
 from inferd.http.listener import HttpServer
 from inferd.router.router import Router
@@ -169,7 +169,7 @@ ASKED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
-def test_every_client_sees_the_same_with_and_without_the_short_way(tmp_path: Path, departed: list[str]) -> None:
+def test_every_client_sees_the_same_with_and_without_the_direct_path(tmp_path: Path, sent_directly: list[str]) -> None:
     async def asked(site: Site) -> tuple[list[Any], list[Any]]:
         site.events.clear()
         found = []
@@ -186,12 +186,12 @@ def test_every_client_sees_the_same_with_and_without_the_short_way(tmp_path: Pat
 
     async def then(site: Site) -> None:
         with_it = await asked(site)
-        assert len(departed) >= 20
-        departed.clear()
+        assert len(sent_directly) >= 20
+        sent_directly.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Lane, "take", lambda lane, client, data: False)
+            patch.setattr(HeadCache, "serve", lambda cache, client, data: False)
             without = await asked(site)
-        assert not departed
+        assert not sent_directly
         assert with_it == without
         statuses = [status for status, _, _ in with_it[0]]
         assert statuses[0] == 200
@@ -201,7 +201,7 @@ def test_every_client_sees_the_same_with_and_without_the_short_way(tmp_path: Pat
     through(tmp_path, then)
 
 
-def test_tensors_as_bytes_take_it_as_well(tmp_path: Path, departed: list[str]) -> None:
+def test_tensors_as_bytes_take_it_as_well(tmp_path: Path, sent_directly: list[str]) -> None:
     """Their header's length stands before the body's own, and is no such length."""
     tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
@@ -213,26 +213,26 @@ def test_tensors_as_bytes_take_it_as_well(tmp_path: Path, departed: list[str]) -
                 reply = await client.ask(head + struct.pack("<2f", number, 5), PATH, *headers)
                 assert reply.status == 200, reply.body
                 assert reply.body[-8:] == struct.pack("<2f", 2 * number, 10)
-        assert len(departed) == 3
+        assert len(sent_directly) == 3
 
     through(tmp_path, then)
 
 
-def test_a_worker_that_dies_costs_no_request_its_answer(tmp_path: Path, departed: list[str]) -> None:
+def test_a_worker_that_dies_costs_no_request_its_answer(tmp_path: Path, sent_directly: list[str]) -> None:
     async def then(site: Site) -> None:
         async with site.client() as client:
             for values in ((1, 2), (1, 2), (99, 1), (1, 2)):
                 reply = await client.ask(body(*values), PATH)
                 assert reply.status == 200, reply.body
                 assert json.loads(reply.body)["outputs"][0]["data"] == [2 * value for value in values]
-        assert len(departed) >= 2
+        assert len(sent_directly) >= 2
         assert [event.outcome for event in site.events if isinstance(event, RequestEnded)] == ["done"] * 4
 
     through(tmp_path, then)
 
 
 def test_what_is_raised_while_an_answer_is_written_ends_its_request_alone(
-    tmp_path: Path, departed: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sent_directly: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a defect")
@@ -242,12 +242,12 @@ def test_what_is_raised_while_an_answer_is_written_ends_its_request_alone(
             for each in (client, client, other, other):
                 assert (await each.ask(body(1, 2), PATH)).status == 200
             with monkeypatch.context() as patch:
-                patch.setattr(InferErrand, "deliver", broken)
+                patch.setattr(InferExchange, "deliver", broken)
                 reply = await client.ask(body(1, 2), PATH)
                 assert reply.status == 500, reply.body
             assert (await client.ask(body(1, 2), PATH)).status == 200
             assert (await other.ask(body(1, 2), PATH)).status == 200
-        assert len(departed) >= 3
+        assert len(sent_directly) >= 3
         (pool,) = site.router._pools.values()
         assert pool.is_idle
         assert [member.outstanding for member in pool.fleet.members] == [0]
@@ -256,7 +256,9 @@ def test_what_is_raised_while_an_answer_is_written_ends_its_request_alone(
     through(tmp_path, then)
 
 
-def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list[str], called_off: list[str]) -> None:
+def test_a_client_that_leaves_is_not_computed_for(
+    tmp_path: Path, sent_directly: list[str], cancelled: list[str]
+) -> None:
     held = Held(tmp_path)
 
     async def then(site: Site) -> None:
@@ -268,9 +270,9 @@ def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list
             await held.is_computing()
             client.send(body(), PATH)
             await client.writer.drain()
-            await until(lambda: len(departed) >= 3, "it is on its way")
+            await until(lambda: len(sent_directly) >= 3, "it is on its way")
             client.writer.close()
-            await until(lambda: called_off == departed[2:], "the worker is told")
+            await until(lambda: cancelled == sent_directly[2:], "the worker is told")
             held.let_go()
             assert (await busy.reply()).status == 200
         served = await site.served(4)
@@ -282,7 +284,7 @@ def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list
     through(tmp_path, then)
 
 
-def test_the_timeout_that_openais_client_tells_is_a_deadline(tmp_path: Path, departed: list[str]) -> None:
+def test_the_timeout_that_openais_client_tells_is_a_deadline(tmp_path: Path, sent_directly: list[str]) -> None:
     held = Held(tmp_path)
     patient, impatient = "x-stainless-read-timeout: 600", "x-stainless-read-timeout: 0.05"
 
@@ -295,7 +297,7 @@ def test_the_timeout_that_openais_client_tells_is_a_deadline(tmp_path: Path, dep
             await held.is_computing()
             client.send(body(), PATH, impatient)
             await client.writer.drain()
-            await until(lambda: len(departed) >= 1, "it is on its way")
+            await until(lambda: len(sent_directly) >= 1, "it is on its way")
             due_at = clock.now() + 0.05 + SDK_GRACE_S
             await until(lambda: clock.now() > due_at, "its time is over")
             held.let_go()
@@ -305,7 +307,7 @@ def test_the_timeout_that_openais_client_tells_is_a_deadline(tmp_path: Path, dep
     through(tmp_path, then)
 
 
-def test_a_server_that_is_told_to_stop_answers_what_is_on_its_way(tmp_path: Path, departed: list[str]) -> None:
+def test_a_server_that_is_told_to_stop_answers_what_is_on_its_way(tmp_path: Path, sent_directly: list[str]) -> None:
     held = Held(tmp_path)
 
     async def then(site: Site) -> None:
@@ -313,7 +315,7 @@ def test_a_server_that_is_told_to_stop_answers_what_is_on_its_way(tmp_path: Path
             for _ in range(2):
                 assert (await client.ask(body(), PATH)).status == 200
             client.send(body(13, 0), PATH)
-            await until(lambda: len(departed) >= 2, "it is on its way")
+            await until(lambda: len(sent_directly) >= 2, "it is on its way")
             site.server.stop()
             held.let_go()
             reply = await client.reply()
@@ -323,7 +325,7 @@ def test_a_server_that_is_told_to_stop_answers_what_is_on_its_way(tmp_path: Path
     through(tmp_path, then)
 
 
-def test_a_quota_is_kept_on_the_short_way(tmp_path: Path, departed: list[str]) -> None:
+def test_a_quota_is_kept_on_the_direct_path(tmp_path: Path, sent_directly: list[str]) -> None:
     door = Narrow()
 
     async def then(site: Site) -> None:
@@ -339,11 +341,11 @@ def test_a_quota_is_kept_on_the_short_way(tmp_path: Path, departed: list[str]) -
         assert LOCAL.tenant == ""
 
     through(tmp_path, then, door)
-    assert len(departed) >= 4
+    assert len(sent_directly) >= 4
 
 
-def test_a_key_is_looked_up_once_unless_its_body_belongs_to_the_ordinary_way(
-    tmp_path: Path, departed: list[str]
+def test_a_key_is_looked_up_once_unless_its_body_belongs_to_the_general_path(
+    tmp_path: Path, sent_directly: list[str]
 ) -> None:
     class Counting(OpenDoor):
         num_asked = 0
@@ -365,4 +367,4 @@ def test_a_key_is_looked_up_once_unless_its_body_belongs_to_the_ordinary_way(
             assert door.num_asked - known == 4 + 4 + 2 * 4, "a body is read after its key is known, on either way"
 
     through(tmp_path, then, door)
-    assert departed
+    assert sent_directly

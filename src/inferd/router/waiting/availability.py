@@ -17,17 +17,17 @@ from inferd.router.replicas.member import Member
 from inferd.router.status import ModelState, ModelStatus
 from inferd.router.ticket import Ticket
 from inferd.router.waiting.drain_rate import DrainRate
-from inferd.router.waiting.queue import RequestQueue, is_patient
+from inferd.router.waiting.queue import RequestQueue, is_batch_work
 from inferd.router.waiting.wait_bound import WaitBound
 from inferd.types import Failure, ModelInfo
 
 _RETRY_AFTER_S = (1.0, 60.0)
 
-Verdict = tuple[InferdError | None, RefusalReason]
+Refusal = tuple[InferdError | None, RefusalReason]
 """What a request hears, and the word for it; the word means nothing where there is no error."""
 
 
-class Outlook:
+class Availability:
     """Of one model. ``load_error`` is why it cannot be brought into memory, ``info`` what its last worker said."""
 
     def __init__(self, name: str, config: ModelConfig, queue: RequestQueue, fleet: Fleet) -> None:
@@ -45,7 +45,7 @@ class Outlook:
 
     # -- for requests -----------------------------------------------------------------------
 
-    def why_not(self, ticket: Ticket, now: float) -> Verdict:
+    def replica_refusal(self, ticket: Ticket, now: float) -> Refusal:
         """Why no replica will work on it in the foreseeable future."""
         if self.is_stopped:
             return self.unavailable(), "unavailable"
@@ -58,7 +58,7 @@ class Outlook:
                 message = f"No replica of {self._name!r} is in the region {region!r}, where this request has to stay."
                 return Unavailable(message, code="region_unavailable"), "region"
         is_away = self._fleet.residency in ("absent", "unloading")
-        if is_away and ticket.is_local and self.load_error is None and not self.is_shut:
+        if is_away and ticket.is_local and self.load_error is None and not self.is_operator_unloaded:
             return None, "unavailable"
         standings = {member.standing(now) for member in able}
         if standings & {"open", "busy", "coming"}:
@@ -69,11 +69,11 @@ class Outlook:
             return Unavailable(message, code="breaker_open", retry_after_s=retry_after_s), "breaker_open"
         return self.unavailable(), "unavailable"
 
-    def why_too_long(self, ticket: Ticket, now: float) -> Verdict:
+    def wait_refusal(self, ticket: Ticket, now: float) -> Refusal:
         """Why it would wait beyond its deadline, or for longer than requests may, where that is known well enough."""
         left_s = ticket.due_at - now
         bound_s = self.longest_wait_s(now)
-        if is_patient(ticket.request):
+        if is_batch_work(ticket.request):
             bound_s = math.inf
         if math.isinf(left_s) and math.isinf(bound_s):
             return None, "deadline"
@@ -134,7 +134,7 @@ class Outlook:
         if self._fleet.failure is not None:
             message = f"The model {self._name!r} could not be loaded; the server's log says why."
             return Unavailable(message, code="model_failed")
-        if self._fleet.residency == "absent" and self.is_shut:
+        if self._fleet.residency == "absent" and self.is_operator_unloaded:
             return Unavailable(f"The model {self._name!r} was unloaded by the operator.", code="model_unloaded")
         return Unavailable(
             f"The model {self._name!r} is not ready yet; try again in a moment.",
@@ -159,14 +159,14 @@ class Outlook:
     # -- for its operators ------------------------------------------------------------------
 
     @property
-    def is_shut(self) -> bool:
+    def is_operator_unloaded(self) -> bool:
         """Unloaded by the operator, and no request loads it again."""
-        return self._fleet.is_shut and self.config.load == "startup"
+        return self._fleet.is_operator_unloaded and self.config.load == "startup"
 
     @property
-    def may_be_woken(self) -> bool:
+    def may_load_on_demand(self) -> bool:
         """Out of memory, and to be loaded when a request needs it."""
-        is_free = self.load_error is None and not self.is_shut and not self.is_stopped
+        is_free = self.load_error is None and not self.is_operator_unloaded and not self.is_stopped
         return is_free and self._fleet.residency == "absent"
 
     @property
@@ -174,7 +174,7 @@ class Outlook:
         """Why the model cannot be served; None while there is hope."""
         return self._fleet.failure if self.load_error is None else self.load_error.to_failure()
 
-    def status(self, num_resting: int) -> ModelStatus:
+    def status(self, num_backing_off: int) -> ModelStatus:
         members = list(self._fleet.members)
         ready = sum(member.replica.is_ready and not member.is_leaving for member in members)
         num_remote = len(self.config.upstreams)
@@ -186,7 +186,7 @@ class Outlook:
             replicas_ready=ready,
             detail=self._detail(),
             created=self._created,
-            waiting=len(self._queue) + num_resting,
+            waiting=len(self._queue) + num_backing_off,
             in_flight=sum(member.replica.num_in_flight for member in members),
             waiting_tokens=self._queue.num_tokens,
             load=self.config.load,
@@ -220,7 +220,7 @@ class Outlook:
         if self._fleet.residency == "absent":
             if self.load_error is not None:
                 return self.load_error.message
-            return "unloaded by the operator" if self.is_shut else "is loaded when a request comes"
+            return "unloaded by the operator" if self.is_operator_unloaded else "is loaded when a request comes"
         away = [m for m in self._fleet.members if not m.replica.is_ready or m.is_leaving]
         return "; ".join(f"replica {m.index} {state_words(m.status().state)}" for m in away)
 

@@ -1,9 +1,8 @@
-"""How many retries there may be: a part of the live traffic, so failing replicas get no storm. Pure: time
-is an argument.
+"""The budget of retries and hedges: a fraction of the live traffic, so that failing replicas get no retry storm.
 
-Counts of the last ``SPAN_S`` seconds in slots of one second (as Finagle's RetryBudget, with a window in place
-of its bucket): a retry passes while there were fewer than ``RESERVE`` plus ``ratio`` times the requests. The
-reserve is for a model that is asked once in a while: its one request may be tried again too.
+Pure: time is an argument. Requests and retries of the last ``SPAN_S`` seconds are counted in slots of one second (as
+in Finagle's RetryBudget, with a window in place of its token bucket). A retry is granted while fewer than
+``RESERVE + ratio * requests`` were granted in the window. The reserve lets a model with little traffic retry a request.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ RESERVE: Final = 3
 
 
 class RetryBudget:
-    """Of one model. ``ratio`` 0 allows none."""
+    """The retry budget of one model. ``ratio``: retries per request; 0 allows none."""
 
     __slots__ = ("_num_requests", "_num_retries", "_ratio", "_slot_ends", "_slots")
 
@@ -25,18 +24,18 @@ class RetryBudget:
         self._slots: deque[list[int]] = deque()  # [second, requests, retries]
         self._num_requests = 0
         self._num_retries = 0
-        self._slot_ends = 0  # before it, the last slot is the one
+        self._slot_ends = 0  # seconds; until then a request belongs to the last slot
 
     def note(self, now: float) -> None:
-        """One request arrived."""
+        """Count a request that arrived."""
         self._num_requests += 1
-        if now < self._slot_ends:  # the usual case, in one comparison: this is done for every request
+        if now < self._slot_ends:  # the common case in one comparison, as every request passes here
             self._slots[-1][1] += 1
         else:
             self._slot(now)[1] += 1
 
     def take(self, now: float) -> bool:
-        """Whether one more retry or hedge may be made; it is counted if so."""
+        """Whether one more retry or hedge is granted. A granted one is counted."""
         slot = self._slot(now)
         if not self._ratio or self._num_retries + 1 > RESERVE + self._ratio * self._num_requests:
             return False

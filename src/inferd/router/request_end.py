@@ -1,4 +1,7 @@
-"""What is said of a request when it is over: its times, the event for logs and metrics, and the words for lateness. Pure."""
+"""The end of a request: its times, the event for logs and metrics, and the error for a passed deadline.
+
+Pure functions: time is an argument.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from inferd.router.ticket import Ticket
 from inferd.types import End, GenerateRequest, Output, Relayed, Request, Timings, Usage
 
 
-def timed(end: End, ticket: Ticket, last: Output | Relayed | None, now: float) -> End:
-    """The end with what only the pool knows: when the request was dispatched, and what its replica did not tell. ``last``
-    is the replica's final item."""
-    arrived, told, first_at = ticket.request.arrived_at, end.timings, ticket.stream.progress.first_at
+def complete_end(end: End, ticket: Ticket, last: Output | Relayed | None, now: float) -> End:
+    """The end with the times that only the pool knows, in seconds after the request's arrival.
+
+    Times that the replica reported are kept. ``last`` is the replica's final item. ``now`` is the monotonic clock.
+    """
+    arrived, reported, first_at = ticket.request.arrived_at, end.timings, ticket.stream.progress.first_at
     if first_at is None and isinstance(last, Relayed) and last.data:
         first_at = now
-    first_token = told.first_token
+    first_token = reported.first_token
     if first_token is None and first_at is not None:
         first_token = first_at - arrived
     outcome, failure = end.outcome, end.failure
@@ -25,30 +30,33 @@ def timed(end: End, ticket: Ticket, last: Output | Relayed | None, now: float) -
         _larger(end.usage, ticket.stream.progress.usage),
         Timings(
             None if ticket.first_dispatched_at is None else ticket.first_dispatched_at - arrived,
-            told.tokenized,
-            told.scheduled,
+            reported.tokenized,
+            reported.scheduled,
             first_token,
-            told.finished if told.finished is not None else now - arrived,
-            told.steps_s,
+            reported.finished if reported.finished is not None else now - arrived,
+            reported.steps_s,
         ),
         failure,
         end.num_preemptions,
     )
 
 
-def _larger(told: Usage, seen: Usage) -> Usage:
-    """What was computed: as the end tells it, and at least what was seen of it. The end knows nothing of it where a second
-    worker refused to go on, or where the worker died."""
-    if told.prompt_tokens >= seen.prompt_tokens and told.completion_tokens >= seen.completion_tokens:
-        return told
+def _larger(reported: Usage, seen: Usage) -> Usage:
+    """The usage of a request: what its end reports, and at least what its outputs showed.
+
+    The end reports less where the worker died, or where a second worker refused to continue the answer.
+    """
+    if reported.prompt_tokens >= seen.prompt_tokens and reported.completion_tokens >= seen.completion_tokens:
+        return reported
     return Usage(
-        max(told.prompt_tokens, seen.prompt_tokens),
-        max(told.completion_tokens, seen.completion_tokens),
-        max(told.cached_tokens, seen.cached_tokens),
+        max(reported.prompt_tokens, seen.prompt_tokens),
+        max(reported.completion_tokens, seen.completion_tokens),
+        max(reported.cached_tokens, seen.cached_tokens),
     )
 
 
-def told(ticket: Ticket, end: End) -> RequestEnded:
+def ended_event(ticket: Ticket, end: End) -> RequestEnded:
+    """The event that logs and metrics get for a completed end."""
     request, progress = ticket.request, ticket.stream.progress
     sampling = request.sampling if isinstance(request, GenerateRequest) else None
     return RequestEnded(
@@ -69,8 +77,8 @@ def told(ticket: Ticket, end: End) -> RequestEnded:
     )
 
 
-def too_late(request: Request, now: float) -> DeadlineExceeded:
-    """The error of a request whose deadline, or whose client's time for the first byte, passed while it waited."""
+def deadline_error(request: Request, now: float) -> DeadlineExceeded:
+    """The error for a request whose deadline, or whose limit for the first byte, passed while it was queued."""
     deadline_s, first_byte_s = request.deadline_s, request.first_byte_s
     if deadline_s is not None and request.arrived_at + deadline_s <= now:
         what = f"The request's deadline of {deadline_s:g} s"
@@ -80,6 +88,6 @@ def too_late(request: Request, now: float) -> DeadlineExceeded:
     return DeadlineExceeded(f"{what} passed while it waited. Allow more time, or try when the server is less busy.")
 
 
-def was_too_late(end: End) -> bool:
-    """Its own deadline ended it, which says nothing of the replica."""
+def is_deadline_end(end: End) -> bool:
+    """Whether the request's own deadline ended it. Such an end is no evidence about the replica."""
     return end.failure is not None and end.failure.kind == DeadlineExceeded.kind

@@ -8,11 +8,11 @@ from typing import Final
 from inferd.router.replicas.replica import Replica
 from inferd.types import PredictRequest, Request
 
-MAX_SEATS: Final = 100_000
+MAX_SEQUENCES: Final = 100_000
 """Sequences remembered; those that were not heard of for the longest are forgotten first."""
 
 
-class Seats:
+class SequenceReplicas:
     """Where sequences were begun."""
 
     __slots__ = ("_replicas",)
@@ -36,5 +36,5 @@ class Seats:
             return
         self._replicas[key] = replica
         self._replicas.move_to_end(key)
-        if len(self._replicas) > MAX_SEATS:
+        if len(self._replicas) > MAX_SEQUENCES:
             self._replicas.popitem(last=False)

@@ -17,7 +17,7 @@ from inferd.config import ModelConfig
 _log = logging.getLogger("inferd.router")
 
 
-class Keepsake:
+class PinnedFiles:
     """``below``: the folder to keep files in; None: none are kept."""
 
     def __init__(self, model: str, config: ModelConfig, below: Path | None) -> None:

@@ -1,6 +1,6 @@
-"""Usual requests over gRPC take a short way to their worker; clients, log and metrics cannot tell.
+"""Usual requests over gRPC take a direct path to their worker; clients, log and metrics cannot tell.
 
-A real worker with a small Python class; each exchange happens with the short way and with it closed.
+A real worker with a small Python class; each exchange happens with the direct path and with it closed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import pytest
 from grpc import StatusCode
 from tests.gateway.grpc.messages import message_type
 from tests.gateway.grpc.running import SERVICE, with_parameters
-from tests.gateway.test_short_way_of_predictions import MODEL, Held, Narrow, told
+from tests.gateway.test_direct_predictions import MODEL, Held, Narrow, told
 from tests.worker.watching import until
 
 from inferd.cache.memory import MemoryCache
 from inferd.config import Config, ModelCacheConfig, ModelConfig, ServerConfig
 from inferd.events import Event, HttpServed, RequestEnded
+from inferd.gateway.grpc.direct_infer import DirectInfer
 from inferd.gateway.grpc.server import GrpcServer
-from inferd.gateway.grpc.short_way import ShortWay
 from inferd.gateway.server import create_app
 from inferd.http.listener import reserve
 from inferd.router.router import Router
@@ -139,7 +139,7 @@ ASKED: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-def test_every_client_sees_the_same_with_and_without_the_short_way(tmp_path: Path, departed: list[str]) -> None:
+def test_every_client_sees_the_same_with_and_without_the_direct_path(tmp_path: Path, sent_directly: list[str]) -> None:
     async def asked(made: Site) -> tuple[list[Any], list[Any]]:
         made.events.clear()
         found = [await made.ask(what, **call) for what, call in ASKED]
@@ -149,12 +149,12 @@ def test_every_client_sees_the_same_with_and_without_the_short_way(tmp_path: Pat
 
     async def then(made: Site) -> None:
         with_it = await asked(made)
-        assert len(departed) >= 10
-        departed.clear()
+        assert len(sent_directly) >= 10
+        sent_directly.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ShortWay, "_depart", lambda way, rpc, body, envelope: False)
+            patch.setattr(DirectInfer, "_send", lambda method, rpc, body, envelope: False)
             without = await asked(made)
-        assert not departed
+        assert not sent_directly
         assert with_it == without
         assert [status for status, *_ in with_it[0]][:5] == [StatusCode.OK] * 4 + [StatusCode.NOT_FOUND]
         assert StatusCode.INTERNAL in {status for status, *_ in with_it[0]}
@@ -162,29 +162,31 @@ def test_every_client_sees_the_same_with_and_without_the_short_way(tmp_path: Pat
     through(tmp_path, then)
 
 
-def test_a_worker_that_dies_costs_no_request_its_answer(tmp_path: Path, departed: list[str]) -> None:
+def test_a_worker_that_dies_costs_no_request_its_answer(tmp_path: Path, sent_directly: list[str]) -> None:
     async def then(made: Site) -> None:
         for values in ((1, 2), (99, 1), (1, 2)):
             status, details, answer, _ = await made.ask(asking(*values))
             assert status is StatusCode.OK, details
             read: Any = message_type("ModelInferResponse").FromString(answer)
             assert read.outputs[0].name == "y"
-        assert len(departed) >= 2
+        assert len(sent_directly) >= 2
         assert made.outcomes == ["done"] * 3
 
     through(tmp_path, then)
 
 
-def test_a_client_that_leaves_is_not_computed_for(tmp_path: Path, departed: list[str], called_off: list[str]) -> None:
+def test_a_client_that_leaves_is_not_computed_for(
+    tmp_path: Path, sent_directly: list[str], cancelled: list[str]
+) -> None:
     held = Held(tmp_path)
 
     async def then(made: Site) -> None:
         busy = made.call(asking(13, 0))
         await held.is_computing()
         leaving = made.call(asking())
-        await until(lambda: len(departed) >= 2, "it is on its way")
+        await until(lambda: len(sent_directly) >= 2, "it is on its way")
         leaving.cancel()
-        await until(lambda: called_off == departed[1:], "the worker is told")
+        await until(lambda: cancelled == sent_directly[1:], "the worker is told")
         held.let_go()
         assert await busy
         assert await made.call(asking())
@@ -213,7 +215,7 @@ def test_a_call_whose_client_left_while_it_waited_is_never_begun(tmp_path: Path)
     through(tmp_path, then)
 
 
-def test_a_deadline_is_kept_on_the_short_way(tmp_path: Path, departed: list[str], called_off: list[str]) -> None:
+def test_a_deadline_is_kept_on_the_direct_path(tmp_path: Path, sent_directly: list[str], cancelled: list[str]) -> None:
     held = Held(tmp_path)
 
     async def then(made: Site) -> None:
@@ -223,17 +225,17 @@ def test_a_deadline_is_kept_on_the_short_way(tmp_path: Path, departed: list[str]
         with pytest.raises(grpc.RpcError):
             await late
         assert await late.code() is StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: called_off == departed[1:], "the worker is told")
+        await until(lambda: cancelled == sent_directly[1:], "the worker is told")
         held.let_go()
         assert await busy
         await made.served(2)
         assert made.is_idle
-        assert len(departed) == 2
+        assert len(sent_directly) == 2
 
     through(tmp_path, then)
 
 
-def test_a_quota_is_kept_on_the_short_way(tmp_path: Path, departed: list[str]) -> None:
+def test_a_quota_is_kept_on_the_direct_path(tmp_path: Path, sent_directly: list[str]) -> None:
     door = Narrow()
 
     async def then(made: Site) -> None:
@@ -242,14 +244,14 @@ def test_a_quota_is_kept_on_the_short_way(tmp_path: Path, departed: list[str]) -
         assert statuses == [(StatusCode.OK, ""), *[(StatusCode.RESOURCE_EXHAUSTED, "enough")] * 2]
         door.left = 10
         assert (await made.ask(asking()))[0] is StatusCode.OK
-        assert len(departed) == 2
+        assert len(sent_directly) == 2
 
     through(tmp_path, then, door)
 
 
-def test_a_model_whose_answers_are_kept_takes_the_ordinary_way(tmp_path: Path, departed: list[str]) -> None:
+def test_a_model_whose_answers_are_cached_takes_the_general_path(tmp_path: Path, sent_directly: list[str]) -> None:
     async def then(made: Site) -> None:
         told = [(await made.ask(asking()))[3]["x-inferd-cache"] for _ in range(2)]
-        assert (told, departed) == (["miss", "hit"], [])
+        assert (told, sent_directly) == (["miss", "hit"], [])
 
     through(tmp_path, then, cached=True)

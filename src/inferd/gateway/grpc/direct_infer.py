@@ -1,6 +1,6 @@
-"""The short way of ModelInfer, for a usual request to a worker that has room for it (``inferd.router.errand``).
+"""The direct path of ModelInfer, for a usual request to a worker that has room for it (``inferd.router.direct_prediction``).
 
-Whatever is not as usual is left to the ordinary way, before anything has happened, or is turned into what the ordinary
+Whatever is not as usual is left to the general path, before anything has happened, or is turned into what the ordinary
 way would have made of it.
 """
 
@@ -18,7 +18,7 @@ from inferd.gateway.grpc.inference import DIALECT, model_infer, only_answer
 from inferd.gateway.grpc.rpc import Rpc, UnaryRpc
 from inferd.gateway.grpc.wire import trailers_block
 from inferd.gateway.predictions import BYTES_PER_TOKEN
-from inferd.router.errand import Errand
+from inferd.router.direct_prediction import DirectPrediction
 from inferd.tenancy.principal import Permit, Principal
 from inferd.types import End, Prediction, PredictRequest, class_index
 
@@ -31,15 +31,15 @@ _SPECIAL: Final = frozenset({"sequence_id", "sequence_start", "sequence_end", "p
 _REQUEST_ID: Final = b"\x00\x0cx-request-id\x18"  # and its 24 bytes: a header as HPACK writes it
 
 
-class GrpcErrand(Errand):
-    """A prediction on the short way, and who waits for it."""
+class RpcPrediction(DirectPrediction):
+    """A prediction on the direct path, and who waits for it."""
 
-    __slots__ = ("model", "num_bytes", "permit", "principal", "rpc", "started_at", "unique", "way")
+    __slots__ = ("method", "model", "num_bytes", "permit", "principal", "rpc", "started_at", "unique")
 
     def __init__(
-        self, way: ShortWay, rpc: UnaryRpc, model: str, principal: Principal, num_bytes: int, now: float
+        self, method: DirectInfer, rpc: UnaryRpc, model: str, principal: Principal, num_bytes: int, now: float
     ) -> None:
-        self.way = way
+        self.method = method
         self.rpc = rpc
         self.unique = fresh_id()
         self.model = model
@@ -55,7 +55,7 @@ class GrpcErrand(Errand):
         trailers = _REQUEST_ID + self.unique.encode("ascii")
         self.rpc.finish(body, trailers + trailers_block(limits) if limits else trailers)
         permit.settle(end.usage, "done")
-        self.way.calls.context.emit(
+        self.method.calls.context.emit(
             HttpServed(
                 request_id=self.unique,
                 method="POST",
@@ -73,19 +73,19 @@ class GrpcErrand(Errand):
             )
         )
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """The connection gathers what is written in one turn of the loop."""
 
-    def taken_over(self, stream: Stream) -> None:
-        self.way.go_on(self, stream)
+    def converted(self, stream: Stream) -> None:
+        self.method.go_on(self, stream)
 
     def cancel(self) -> None:
         """The client is gone: so is the request; its end says what it cost."""
         self.convert()
 
 
-class ShortWay:
-    """Takes what it can; the rest is the ordinary way's."""
+class DirectInfer:
+    """Takes what it can; the rest is the general path's."""
 
     name: Final = METHOD
     scope: Final = "infer"
@@ -103,7 +103,7 @@ class ShortWay:
             self.calls.refuse(self.calls.begin(METHOD, rpc, len(body)), rpc, error)
             return
         rpc.connection.charge(self._envelopes.cost)
-        if not self._depart(rpc, body, envelope):
+        if not self._send(rpc, body, envelope):
 
             async def answer(call: Call) -> bytes:
                 return await model_infer(self.calls.context, call, envelope, body, time_left(rpc))
@@ -113,8 +113,8 @@ class ShortWay:
     def open(self, rpc: UnaryRpc, body: bytes) -> None:
         self.calls.open(self, rpc, body)
 
-    def _depart(self, rpc: UnaryRpc, body: bytes, envelope: Envelope) -> bool:
-        """Send it; False: it is the ordinary way's, and nothing has happened."""
+    def _send(self, rpc: UnaryRpc, body: bytes, envelope: Envelope) -> bool:
+        """Send it; False: it is the general path's, and nothing has happened."""
         head = rpc.head
         if not head.is_usual:
             return False
@@ -131,14 +131,14 @@ class ShortWay:
         if principal.region or not principal.may_use(model):
             return False
         priority = max(principal.default_priority, principal.priority)
-        line = class_index(priority)
+        class_number = class_index(priority)
         now = clock.now()
-        desk = context.router.find_desk(model, line, now)
-        if desk is None:
+        slot = context.router.find_prediction_slot(model, class_number, now)
+        if slot is None:
             return False
-        errand = GrpcErrand(self, rpc, model, principal, len(body), now)
+        pending = RpcPrediction(self, rpc, model, principal, len(body), now)
         request = PredictRequest(
-            id="predict-" + errand.unique,
+            id="predict-" + pending.unique,
             model=model,
             priority=priority,
             deadline_s=left,
@@ -152,35 +152,35 @@ class ShortWay:
             version=envelope.version,
         )
         try:
-            errand.permit = context.door.admit(principal, errand.unique, model, prompt_tokens=0, max_tokens=0)
+            pending.permit = context.door.admit(principal, pending.unique, model, prompt_tokens=0, max_tokens=0)
         except QuotaExceeded as error:
             self.calls.earn(rpc)
-            self.calls.refuse(self._as_call(errand), rpc, error)
+            self.calls.refuse(self._as_call(pending), rpc, error)
         else:
-            rpc.owner = errand
-            errand.depart(desk, request, line, now)
+            rpc.owner = pending
+            pending.send(slot, request, class_number, now)
         return True
 
-    # -- the ordinary way -------------------------------------------------------------------
+    # -- the general path -------------------------------------------------------------------
 
-    def go_on(self, errand: GrpcErrand, stream: Stream) -> None:
+    def go_on(self, pending: RpcPrediction, stream: Stream) -> None:
         """The worker failed, or answers in parts, or the client has left: ``stream`` says what happens."""
-        rpc = errand.rpc
-        call = self._as_call(errand)
+        rpc = pending.rpc
+        call = self._as_call(pending)
         call.streams.append(stream)
         if rpc.is_told:
             self.calls.spawn(rpc, self.calls.left(call, rpc), call)
         else:
-            self.calls.spawn(rpc, self._ordinary(call, errand.model, stream, rpc), call)
+            self.calls.spawn(rpc, self._ordinary(call, pending.model, stream, rpc), call)
 
     async def _ordinary(self, call: Call, model: str, stream: Stream, rpc: Rpc) -> None:
         (await self.calls.ended(call, rpc, only_answer(call, model, stream))).tell(rpc)
 
-    def _as_call(self, errand: GrpcErrand) -> Call:
-        call = self.calls.begin(METHOD, errand.rpc, errand.num_bytes)
-        call.started_at = errand.started_at
-        call.unique = call.request_id = errand.unique
-        call.principal = errand.principal
-        call.permit = errand.permit
-        call.model = errand.model
+    def _as_call(self, pending: RpcPrediction) -> Call:
+        call = self.calls.begin(METHOD, pending.rpc, pending.num_bytes)
+        call.started_at = pending.started_at
+        call.unique = call.request_id = pending.unique
+        call.principal = pending.principal
+        call.permit = pending.permit
+        call.model = pending.model
         return call

@@ -1,4 +1,4 @@
-"""Tells how many requests wait and run: once for all that happens in a moment, however much that is."""
+"""Reports how many requests wait and run, at most once in ``_TELL_EVERY_S`` seconds."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from inferd.router.waiting.queue import RequestQueue
 _TELL_EVERY_S = 0.02
 
 
-class Teller:
-    """``num_resting``: requests that wait for another try beside the queue."""
+class QueueReporter:
+    """Emits ``QueueChanged`` for one model. ``num_backing_off`` counts requests that wait for a retry outside the queue."""
 
-    __slots__ = ("_emit", "_fleet", "_model", "_num_resting", "_queue", "_told_at", "is_telling")
+    __slots__ = ("_emit", "_fleet", "_model", "_num_backing_off", "_queue", "_told_at", "is_scheduled")
 
     def __init__(
-        self, model: str, queue: RequestQueue, fleet: Fleet, num_resting: Callable[[], int], emit: Emit
+        self, model: str, queue: RequestQueue, fleet: Fleet, num_backing_off: Callable[[], int], emit: Emit
     ) -> None:
         self._model = model
         self._queue = queue
         self._fleet = fleet
-        self._num_resting = num_resting
+        self._num_backing_off = num_backing_off
         self._emit = emit
         self._told_at = 0.0
-        self.is_telling = False
+        self.is_scheduled = False
 
     def tell(self) -> None:
-        """QueueChanged for everything that happens in a moment: in a turn of the event loop, or, when there
-        are many of those, in ``_TELL_EVERY_S``."""
-        if not self.is_telling:
-            self.is_telling = True
+        """Schedule one event for all changes until then: in the next turn of the event loop, or later if an event was
+        emitted less than ``_TELL_EVERY_S`` seconds ago."""
+        if not self.is_scheduled:
+            self.is_scheduled = True
             loop = asyncio.get_running_loop()
             due_s = self._told_at + _TELL_EVERY_S - clock.now()
             if due_s <= 0:
@@ -42,13 +42,13 @@ class Teller:
                 loop.call_later(due_s, self._told)
 
     def _told(self) -> None:
-        self.is_telling = False
+        self.is_scheduled = False
         self._told_at = clock.now()
         critical, interactive, normal, batch = self._queue.by_class
         self._emit(
             QueueChanged(
                 model=self._model,
-                waiting=len(self._queue) + self._num_resting(),
+                waiting=len(self._queue) + self._num_backing_off(),
                 in_flight=sum(member.replica.num_in_flight for member in self._fleet.members),
                 waiting_by_class=(critical, interactive, normal, batch),
                 waiting_tokens=self._queue.num_tokens,
