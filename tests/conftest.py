@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Triton's kernels are run by its interpreter, on the CPU; `make gpu-check` says 0. It has to be said before Triton is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Keys and usage of whoever runs the tests are none of their business, nor are other test processes'.
+# Tests see neither the keys and usage of the user that runs them nor those of other test processes.
 _DATA = tempfile.mkdtemp(prefix="inferd-tests-")
 atexit.register(shutil.rmtree, _DATA, ignore_errors=True)
 os.environ["INFERD_STATE__DATA_DIR"] = _DATA

@@ -302,13 +302,13 @@ def _ragged(decoder: Decoder, texts: list[list[int]]) -> list[Tensor]:
     while any(d < len(t) for d, t in zip(done, texts, strict=True)):
         chunk = chunk % 11 + 3
         parts = []
-        who = []
+        asked = []
         for i, text in enumerate(texts):
             if done[i] < len(text):
                 end = min(len(text), done[i] + (1 if i % 2 else chunk))
                 parts.append((text[:end], done[i], tables[i]))
-                who.append(i)
-        for i, logits in zip(who, driver.logits(parts), strict=True):
+                asked.append(i)
+        for i, logits in zip(asked, driver.logits(parts), strict=True):
             found[i].append(logits)
             done[i] += logits.shape[0]
     return [torch.cat(rows) for rows in found]

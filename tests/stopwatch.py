@@ -1,7 +1,7 @@
 """Seconds for tests that hold a promise in seconds, on machines that other programs share.
 
-Time in which somebody had to wait for a processor is not counted: it is the machine's. What a program sleeps, blocks or
-waits for somebody's timeout is counted to the last millisecond.
+Time in which a thread had to wait for a processor is not counted: it is the machine's. Sleeps, blocking calls and
+timeouts of a program are counted to the last millisecond.
 """
 
 from __future__ import annotations

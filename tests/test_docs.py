@@ -238,7 +238,7 @@ _NO_PROSE = re.compile(r"^(\||#|>|<!--|    |\[\^|!\[|- buckets:)|https?://")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
-def test_a_page_is_about_things_and_not_about_somebody(page: Path) -> None:
+def test_the_subjects_of_a_page_are_things(page: Path) -> None:
     """Requests, sockets and tensors are no people: the subject of a sentence is a noun that names the thing."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)

@@ -280,7 +280,7 @@ def test_the_control_socket_asks_for_no_key_and_the_port_does(tmp_path: Path, mo
         assert json.loads(shown.output)["pid"] == server.process.pid
 
 
-def test_limits_of_connections_are_adopted_and_who_is_refused_is_counted(
+def test_connection_limits_are_adopted_and_refused_connections_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tmp_path, monkeypatch, text("a")) as (server, path):

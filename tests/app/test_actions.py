@@ -107,7 +107,7 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
 
 
 def test_every_field_of_the_reports_is_filled_in() -> None:
-    """A field that nobody fills would be documented, and always at its default."""
+    """Else a report would document a field that always has its default."""
     made = model_report(MODEL, CONFIG)
     for report in (made, *made.replicas):
         for field in msgspec.structs.fields(report):

@@ -216,7 +216,7 @@ def test_a_file_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="leases are Linux's")
-def test_a_reload_that_was_asked_for_waits_until_nobody_writes(tmp_path: Path) -> None:
+def test_a_requested_reload_waits_until_the_file_is_written_whole(tmp_path: Path) -> None:
     path = tmp_path / "inferd.yaml"
     path.write_text(text(1))
 

@@ -115,7 +115,7 @@ def test_a_replaced_file_is_served_without_a_refused_request_and_a_broken_one_ne
 
         put(file, 2)
         good = onnx.load(file)
-        assert clients.latest() == 1.0, "nobody has asked for the new one yet"
+        assert clients.latest() == 1.0, "the new one was not asked for yet"
         code, said = inferd("reload")
         assert (code, "2 replicas replaced by new ones, as the model's files are others now" in said) == (0, True), said
         assert clients.latest() == 2.0
@@ -203,7 +203,7 @@ def test_a_worker_that_dies_comes_back_as_what_it_was_whatever_lies_there_now(
         file.write_bytes(b"broken")
         dies(None, 1.0)
         dies(None, 1.0)
-        put(file, 2)  # which nobody has asked for
+        put(file, 2)  # which was not asked for
         dies(2, 1.0)
         file.unlink()
         dies(None, 1.0)

@@ -1,4 +1,4 @@
-"""Two versions of a model behind one name: who gets which, by which names each is found, and what is counted."""
+"""Two versions of a model behind one name: which request gets which, the names of each, and what is counted."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_requests_are_shared_out_by_weight_and_stay_with_a_session(
         code, shown = inferd("status")
         assert (code, "version 3, @stable, 75 % of requests" in " ".join(shown.split())) == (0, True), shown
 
-        # A change of weights takes nothing away and nobody waits for it.
+        # A change of weights takes nothing away and delays no request.
         file = tmp_path / "inferd.yaml"
         file.write_text(file.read_text().replace("75", "0"))
         code, shown = inferd("reload")
@@ -82,7 +82,7 @@ def test_requests_are_shared_out_by_weight_and_stay_with_a_session(
         assert {said("m", **{"x-session-id": session}) for session in seen} == {"4"}
 
 
-def test_a_version_that_cannot_be_loaded_gets_nobody_until_it_is_mended(
+def test_a_version_that_cannot_be_loaded_gets_no_requests_until_its_file_is_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))

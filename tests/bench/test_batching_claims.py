@@ -55,7 +55,7 @@ def test_static_steps_are_counted_row_by_row(answers: list[int], batch: int) -> 
     waiting, steps = list(answers), 0
     while waiting:
         left, waiting = waiting[:batch], waiting[batch:]
-        while any(count > 0 for count in left):  # nobody leaves before the last
+        while any(count > 0 for count in left):  # no sequence leaves before the last
             left, steps = [count - 1 for count in left], steps + 1
     assert static_steps(answers, batch) == steps
     assert continuous_steps(answers, batch) <= steps
@@ -110,7 +110,7 @@ def test_time_is_of_steps_and_of_rows() -> None:
     assert found.continuous == 8 + 10 * (2 + 8 + 2)
 
 
-def test_padding_computes_the_longest_of_both_for_everybody() -> None:
+def test_padding_computes_the_longest_of_both_for_every_request() -> None:
     assert padded([(3, 9), (7, 2)]) == [(7, 9), (7, 9)]
 
 

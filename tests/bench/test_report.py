@@ -31,7 +31,7 @@ def test_a_ratio_is_to_the_best_of_the_others() -> None:
 
 
 @given(POSITIVE, st.lists(POSITIVE, min_size=1, max_size=4))
-def test_a_ratio_of_at_least_one_means_nobody_is_better(ours: float, others: list[float]) -> None:
+def test_a_ratio_of_at_least_one_means_that_no_peer_is_better(ours: float, others: list[float]) -> None:
     figures = [Figure((other,)) for other in others]
     more, less = ratio(Figure((ours,)), figures), ratio(Figure((ours,)), figures, lower_is_better=True)
     assert more is not None

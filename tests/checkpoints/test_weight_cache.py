@@ -43,7 +43,7 @@ def test_what_was_kept_is_found_byte_for_byte_under_its_own_key_only(tmp_path: P
         assert found is not None
         assert torch.equal(found, tensor)
     assert WeightCache(tmp_path, "another", 1 << 20).find("a.data") is None
-    assert set(load_file(path)) >= set(tensors())  # a safetensors file for everybody
+    assert set(load_file(path)) >= set(tensors())  # a safetensors file that any reader takes
     assert [path] == list(tmp_path.iterdir())
 
 
@@ -125,7 +125,7 @@ def test_the_folder_is_bounded_and_loses_what_was_not_used_for_longest(tmp_path:
     assert len(left) <= 3
 
 
-def test_a_file_that_goes_while_room_is_made_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_file_that_vanishes_during_eviction_does_not_stop_a_new_entry(tmp_path: Path) -> None:
     (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nowhere")
     assert keep(tmp_path).exists()
 
@@ -134,7 +134,9 @@ def test_more_than_the_limit_is_not_kept(tmp_path: Path) -> None:
     assert not keep(tmp_path, limit=100).exists()
 
 
-def test_a_disk_that_takes_nothing_is_said_and_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_cannot_be_written_is_logged_and_does_not_fail_the_load(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
     with caplog.at_level(logging.WARNING):

@@ -1,4 +1,4 @@
-"""``inferd check``: all problems, the memory plan, who may come in; and the example that is shipped."""
+"""``inferd check``: all problems, the memory plan, the clients that may use the server; and the example file."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_a_key_that_would_travel_unencrypted_is_warned_of(tmp_path: Path, monkey
         ("0.0.0.0", "required", "API keys for every client"),
     ],
 )
-def test_who_may_use_the_server_is_said(host: str, auth: str, said: str) -> None:
+def test_the_check_says_which_clients_may_use_the_server(host: str, auth: str, said: str) -> None:
     assert said in access(load_config(None, {}, {"server": {"host": host, "auth": auth}}))
 
 

@@ -155,7 +155,7 @@ models:
     ]
 
 
-def test_steps_have_names_even_where_nobody_gave_them() -> None:
+def test_steps_without_a_configured_name_get_one() -> None:
     steps = (
         StepConfig(op="image.decode"),
         StepConfig(op="decode"),

@@ -99,7 +99,7 @@ def test_a_data_dir_that_cannot_be_written_is_told_and_one_that_can_be_made_is_n
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_data_dir_of_somebody_else_is_told(tmp_path: Path) -> None:
+def test_a_data_dir_without_write_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     assert "cannot be written to" in refusal({"state": {"data_dir": str(tmp_path / "new")}})
 

@@ -122,7 +122,7 @@ def test_the_names_of_an_entry_are_those_that_it_is_found_by(folder: Path) -> No
     st.lists(st.floats(0, 100), min_size=3, max_size=3).filter(lambda weights: sum(weights) > 0.1),
     st.lists(st.text(), min_size=1, max_size=20),
 )
-def test_who_comes_again_gets_the_same_version_and_none_gets_one_without_a_share(
+def test_a_user_gets_the_same_version_again_and_never_one_without_a_share(
     weights: list[float], units: list[str]
 ) -> None:
     entries = ("digits@1", "digits@2", "digits")

@@ -453,7 +453,7 @@ def test_what_ended_before_a_step_failed_is_told_all_the_same(
         patch.setattr(Engine, "_sample", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError) as caught:
             engine.step(3.0)
-    if not is_aborted:  # as in a program of somebody's own, which gives everything up
+    if not is_aborted:  # as in a program that uses the engine directly and cancels everything
         engine.cancel("in")
     outputs = engine.abort_step(caught.value, 3.0) if is_aborted else engine.step(3.0)[0]
     ends = [(o.request_id, o.end.outcome) for o in outputs if o.end]

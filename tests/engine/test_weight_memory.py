@@ -1,4 +1,4 @@
-"""Memory for weights that is asked for in advance: whole, cleared, each part somebody's own."""
+"""Memory for weights, reserved in advance: complete, zeroed, and no two parts overlap."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_large_model_gets_room_for_its_weights_unless_the_machine_has_several_
     header = json.dumps(table).encode()
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + size)  # a hole: nobody reads it here
+        file.truncate(8 + len(header) + size)  # a hole: this test does not read it
     asked = ModelConfig(source=os.fspath(tmp_path), dtype="float32")
     monkeypatch.setattr(weight_memory_module, "_SECOND_NODE", tmp_path / "none")
     reserved = reserve_weight_memory(asked)

@@ -76,7 +76,7 @@ def _asked(server: Server, prompt: str) -> Iterator[socket.socket]:
     body = b'{"model": "tiny", "prompt": "%b", "max_tokens": 2}' % prompt.encode()
     with socket.create_connection((server.host, server.port), timeout=20) as connection:
         connection.sendall(head("POST", "/v1/completions", "content-type: application/json", body=body))
-        server.tally.cut()  # nobody reads its usage
+        server.tally.cut()  # its usage is not read
         yield connection
 
 

@@ -64,7 +64,7 @@ class Upstream:
         return len(self.asked)
 
     def close(self) -> None:
-        """As a machine that is switched off: nobody listens, connections are reset."""
+        """As a machine that is switched off: its port is closed, connections are reset."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -109,7 +109,7 @@ class Upstream:
                     buffer += connection.recv(65536)
                 body, buffer = buffer[:length], buffer[length:]
                 asked = Asked(head, body, time.monotonic())
-                if not asked.body:  # somebody looks whether we are there
+                if not asked.body:  # a probe that lists the models
                     connection.sendall(answer(b'{"object": "list", "data": []}'))
                     continue
                 self.asked.append(asked)

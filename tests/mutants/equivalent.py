@@ -1,4 +1,4 @@
-"""Changes that are none: what a program does is the same with them, or differs in what is nobody's promise. Each with its reason.
+"""Mutants that no test can kill: behaviour stays the same, or differs where nothing is promised. Each has its reason.
 
 A change is named by its file and its lines before and after, without their indentation, so that moved lines do not matter.
 """

@@ -146,9 +146,7 @@ KNOWN: Final = (
         "engine/scheduling/scheduler.py",
         "        step.best_preempted = min(step.best_preempted, rank[0])\n        self._waiting.push(sequence, rank)\n",
         "        step.best_preempted = min(step.best_preempted, rank[0])\n",
-        (
-            "tests/engine/scheduling/test_scheduler.py::test_who_was_preempted_waits_and_is_computed_anew_when_there_is_room",
-        ),
+        ("tests/engine/scheduling/test_scheduler.py::test_a_preempted_sequence_is_recomputed_when_there_is_room",),
     ),
     Known(
         "a batcher does not take out what has expired",

@@ -1,4 +1,4 @@
-"""The log: one line of JSON per request, safe whatever clients send, and it waits for nobody."""
+"""The log: one line of JSON per request, safe whatever clients send, and writing it never blocks."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_no_access_log_writes_no_request_line() -> None:
     )
 
 
-def test_a_reader_that_stops_reading_stops_nobody_and_what_is_lost_is_counted() -> None:
-    """A real pipe that nobody reads: emitting far more than it holds returns, and the rest is dropped."""
+def test_a_reader_that_stops_reading_blocks_no_emit_and_dropped_lines_are_counted() -> None:
+    """A real pipe without a reader: emitting far more than it holds returns, and the rest is dropped."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
         observer = Observer(models=["tiny"], stream=stream)

@@ -46,7 +46,7 @@ class Twin(Collector):
         for name in HISTOGRAM.names:
             family = Family(name.name, HISTOGRAM.help, "histogram")
             for model in dict.fromkeys(model for model, _ in self.waits):
-                mine = [seconds for who, seconds in self.waits if who == model]
+                mine = [seconds for name, seconds in self.waits if name == model]
                 for bound in (*HISTOGRAM.buckets, math.inf):
                     le = "+Inf" if bound == math.inf else str(bound)
                     family.add_sample(

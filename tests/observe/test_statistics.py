@@ -82,7 +82,7 @@ def test_every_request_is_counted_once(outcomes: list[str]) -> None:
     assert tally.success.count == outcomes.count("done") == tally.compute_infer.count
 
 
-def test_the_observer_tells_what_it_has_heard_and_forgets_who_left() -> None:
+def test_the_observer_tallies_each_model_and_drops_the_tally_of_a_removed_one() -> None:
     observer = Observer(models=("m", "n"), stream=io.StringIO())
     try:
         for model in ("m", "n", "m"):

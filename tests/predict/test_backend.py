@@ -124,7 +124,7 @@ def test_what_cannot_be_decoded_or_prepared_is_refused_and_reaches_no_model() ->
     assert not runtime.batches
 
 
-def test_who_is_too_late_is_neither_decoded_nor_computed() -> None:
+def test_an_expired_request_is_neither_decoded_nor_computed() -> None:
     runtime = Doubler()
     made = backend(runtime)
     late = request("late", 1, arrived_at=now - 2, deadline_s=1.0)

@@ -37,7 +37,7 @@ asked = st.fixed_dictionaries(
         "may_wait": st.sampled_from([True, True, True, False]),
     }
 )
-# A request arrives, the clock moves on, or somebody leaves.
+# A request arrives, the clock moves on, or a request is cancelled.
 events = st.lists(st.one_of(asked, asked, st.sampled_from([0.0, 0.0001, 0.003, 0.03]), st.integers(0, 30)), max_size=60)
 
 
@@ -96,7 +96,7 @@ class Model:
         self.check_windows()
 
     def check_windows(self) -> None:
-        """While the model is free, nobody is held back beyond his window."""
+        """While the model is free, no request waits beyond its window."""
         limits = self.batcher.limits
         if limits.mode == "static":
             return
@@ -146,7 +146,7 @@ def test_no_batch_exceeds_its_limits(
 
 @few
 @given(limits, events, st.sampled_from([0.0, 0.001, 0.01]))
-def test_who_came_first_goes_first_within_a_class_and_bucket(
+def test_requests_of_one_class_and_bucket_run_in_order_of_arrival(
     limits: Limits, events: list[dict[str, object] | float | int], seconds: float
 ) -> None:
     model = Model(limits, seconds)
@@ -160,7 +160,7 @@ def test_who_came_first_goes_first_within_a_class_and_bucket(
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "static", "off"])
-def test_who_has_expired_is_taken_out_at_once_and_others_are_not(mode: Literal["dynamic", "static", "off"]) -> None:
+def test_expired_requests_alone_are_taken_out_at_once(mode: Literal["dynamic", "static", "off"]) -> None:
     batcher = Batcher(Limits(mode=mode, max_rows=2, max_delay_s=0.0))
     for name, expires_at in (("late", 1.5), ("stays", None), ("later", 2.5)):
         batcher.add(Item(request_id=name, inputs={}, expires_at=expires_at), 1.0)

@@ -20,7 +20,7 @@ def test_the_gap_of_regular_arrivals_is_found(gap: float) -> None:
     assert arrivals.gap_s(arrivals.last_at) == pytest.approx(gap, rel=0.1)
 
 
-def test_before_the_second_arrival_and_long_after_the_last_nobody_is_expected() -> None:
+def test_no_arrival_is_expected_before_the_second_one_or_long_after_the_last() -> None:
     arrivals = Arrivals()
     assert arrivals.gap_s(0.0) == math.inf
     arrivals.observe(1.0)

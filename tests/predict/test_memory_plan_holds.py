@@ -1,4 +1,4 @@
-"""One budget of memory: under a flood of large batches nobody takes more than the plan gives it, and nobody starves."""
+"""One budget of memory: under a flood of large batches each replica stays within its plan, and none starves."""
 
 from __future__ import annotations
 

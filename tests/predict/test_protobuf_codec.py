@@ -237,7 +237,7 @@ def test_a_damaged_request_is_read_as_by_the_reference_or_refused(data: st.DataO
         return
     if envelope is not None:
         assert envelope[:3] == (read.model_name, read.model_version, read.id)
-        # Of an entry with fields that nobody knows the reference for Python keeps nothing, the one for C++ key and value.
+        # Of an entry with unknown fields the reference for Python keeps nothing, the one for C++ key and value.
         assert set(envelope.parameters) >= set(read.parameters)
         for key in read.parameters:
             value = envelope.parameters[key]

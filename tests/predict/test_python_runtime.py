@@ -361,6 +361,6 @@ def test_nothing_is_imported_where_code_is_not_allowed(tmp_path: Path) -> None:
     assert not trap.exists()
 
 
-def test_options_that_nobody_takes_are_refused(tmp_path: Path) -> None:
+def test_options_that_the_model_does_not_take_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="options"):
         made(tmp_path, "class Model:\n    def predict(self, x): ...", options={"a": 1})

@@ -202,7 +202,7 @@ def test_a_failed_request_leaves_the_state_as_it_was(make: Callable[..., Sequenc
     assert ask(model, item("a", 1)) == [[4.0]]
 
 
-def test_who_sends_the_state_needs_no_sequence(make: Callable[..., Sequences]) -> None:
+def test_a_request_that_brings_its_state_needs_no_sequence(make: Callable[..., Sequences]) -> None:
     model = make()
     alone = item("", 1)
     with pytest.raises(InvalidRequest) as error:

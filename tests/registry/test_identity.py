@@ -43,7 +43,7 @@ def test_a_large_file_in_another_place_of_the_disk_is_another_one(
     file.write_bytes(content)
     before = named(file)
     assert named(file) == before
-    content[2500] = 1  # where nobody reads
+    content[2500] = 1  # a byte that the identity does not read
     (tmp_path / "new").write_bytes(content)
     (tmp_path / "new").replace(file)
     assert named(file) != before

@@ -215,7 +215,7 @@ def test_a_hub_id_is_downloaded_once_without_pickles_or_code(hub: str, tmp_path:
     assert all(0 <= one[1] <= one[2] <= total for one in told)
     assert not any("pytorch_model" in line or "run_me" in line for line in Hub.asked)
 
-    # From the cache when nobody answers.
+    # From the cache when the hub does not answer.
     again = asked("http://127.0.0.1:1", "org/tiny", tmp_path)
     assert again["folder"] == str(folder)
 

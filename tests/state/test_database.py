@@ -185,7 +185,7 @@ def test_a_database_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     )
     (tmp_path / "state.db").chmod(0o444)
     tmp_path.chmod(0o555)
-    if os.getuid() == 0:  # who may write anywhere, so another user tries; pytest's folders must let it in
+    if os.getuid() == 0:  # root may write anywhere, so another user tries; pytest's folders must let it in
         for folder in tmp_path.parents[:3]:
             folder.chmod(0o755)
     done = subprocess.run(

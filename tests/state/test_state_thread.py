@@ -1,4 +1,4 @@
-"""The thread that owns the database: nobody waits for it unasked, and it outlives outages."""
+"""The thread that owns the database: callers wait for it only where they ask to, and it outlives outages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_is_asked_before_the_end_is_done(tmp_path: Path) -> None:
         thread.submit(_next).result(0)
 
 
-def test_a_blocked_database_keeps_nobody_longer_than_asked(tmp_path: Path) -> None:
+def test_a_call_on_a_blocked_database_ends_after_its_wait(tmp_path: Path) -> None:
     gate = threading.Event()
     thread = StateThread(lambda: open_database(None, tmp_path))
     thread.start(open_database(None, tmp_path))
@@ -59,7 +59,7 @@ def test_a_blocked_database_keeps_nobody_longer_than_asked(tmp_path: Path) -> No
     assert asyncio.run(ask()) < 5.0
     gate.set()
     assert blocked.result(10)
-    assert thread.submit(_next).result(10) == 1, "the job nobody waited for any more must not have run"
+    assert thread.submit(_next).result(10) == 1, "the job whose caller had given up must not have run"
     thread.close()
 
 

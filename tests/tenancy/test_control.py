@@ -83,7 +83,7 @@ def test_loopback_is_open_until_the_first_key_and_never_again(state_url: str, tm
     asyncio.run(run())
 
 
-def test_who_needs_keys_can_be_said(tmp_path: Path) -> None:
+def test_the_auth_setting_says_whether_keys_are_needed(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(config_of(tmp_path, auth="required")) as control:
             with pytest.raises(Unauthenticated):
@@ -236,7 +236,7 @@ def test_the_keys_that_a_key_makes_share_its_limits(state_url: str, tmp_path: Pa
     asyncio.run(run())
 
 
-def test_a_new_limit_refuses_nobody_before_it_is_leased(tmp_path: Path) -> None:
+def test_a_new_limit_refuses_no_request_before_it_is_leased(tmp_path: Path) -> None:
     async def run() -> None:
         config = config_of(tmp_path)
         async with running(config) as control:

@@ -99,7 +99,7 @@ def test_another_body_is_refused_whether_or_not_the_first_is_done(place: Place) 
     asyncio.run(run())
 
 
-def test_when_the_first_fails_one_of_those_who_wait_runs(place: Place) -> None:
+def test_when_the_first_request_fails_one_waiting_request_runs(place: Place) -> None:
     async def run() -> None:
         claim = await place.store.begin("tenant", "k", b"body")
         assert isinstance(claim, Claim)
@@ -114,7 +114,7 @@ def test_when_the_first_fails_one_of_those_who_wait_runs(place: Place) -> None:
     asyncio.run(run())
 
 
-def test_who_waits_is_not_kept_for_ever(state_url: str, tmp_path: Path) -> None:
+def test_a_waiting_request_is_refused_after_the_longest_wait(state_url: str, tmp_path: Path) -> None:
     place = Place(state_url, tmp_path, wait_s=0.05)
 
     async def run() -> None:

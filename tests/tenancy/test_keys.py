@@ -105,7 +105,7 @@ def test_nothing_but_the_key_is_the_key(database: Database, spoil: Any) -> None:
     with pytest.raises(Unauthenticated) as refused:
         ring.find(key)
     messages.add(refused.value.message)
-    assert len(messages) == 1, "what is wrong with a key is nobody's business"
+    assert len(messages) == 1, "every refused key gets the same message"
 
 
 def test_every_comparison_of_secrets_takes_constant_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_a_text_that_may_be_a_secret_is_not_repeated() -> None:
     assert shown_id("sk-secret") == "'sk-...'"
 
 
-def test_the_families_of_a_key_are_told_once_whoever_made_whom() -> None:
+def test_the_families_of_a_key_are_listed_once_even_where_makers_form_a_cycle() -> None:
     row = KeyRow("first", "first", b"", "t", "", "", "", None, None, None, 0, 0.0, None, None, 1, "")
     first, second, alone = (
         msgspec.structs.replace(row, id=name, family=name, maker=maker)

@@ -170,7 +170,7 @@ def test_what_a_killed_server_held_begins_empty(world: World) -> None:
     assert not second.ask(10)
 
 
-def test_who_was_taken_for_dead_begins_anew(world: World) -> None:
+def test_a_server_that_was_taken_for_dead_begins_anew(world: World) -> None:
     first = Server(world, "a")
     first.tick()
     world.alive.discard("a")
@@ -211,7 +211,7 @@ def test_a_newcomer_gets_its_part_within_two_exchanges(world: World) -> None:
     assert first.share() + second.share() <= 1 + 1e-9
 
 
-def test_who_needs_it_gets_it(world: World) -> None:
+def test_a_busy_server_gets_the_shares_of_idle_ones(world: World) -> None:
     """Idle servers give up what a busy one asks for, even where their parts were too small for it."""
     servers = [Server(world, name) for name in "abc"]
     for _ in range(3):

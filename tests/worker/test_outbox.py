@@ -28,7 +28,7 @@ def test_everything_is_written_in_order_before_it_closes() -> None:
     ours, theirs = socket.socketpair()
     outbox = Outbox(BlockingChannel(ours))
     names = [str(i) for i in range(MAX_FRAMES - 1)]
-    for name in names:  # nobody writes yet: none of these waits
+    for name in names:  # the writing thread does not run yet: none of these waits
         outbox.post([Outputs([Output(name, (), None)])])
     outbox.close()
     outbox.run()
@@ -37,7 +37,7 @@ def test_everything_is_written_in_order_before_it_closes() -> None:
         assert received(theirs) == names
 
 
-def test_a_reader_that_does_not_read_holds_up_who_posts() -> None:
+def test_a_reader_that_does_not_read_blocks_the_posting_thread() -> None:
     ours, theirs = socket.socketpair()
     outbox = Outbox(BlockingChannel(ours))
     large = "x" * 200_000  # more than a socket holds
@@ -55,7 +55,7 @@ def test_a_reader_that_does_not_read_holds_up_who_posts() -> None:
     writing, posting = threading.Thread(target=outbox.run), threading.Thread(target=post)
     posting.start()
     assert is_full.wait(60)
-    assert len(posted) == MAX_FRAMES  # and there it stays, as nobody takes anything out
+    assert len(posted) == MAX_FRAMES  # and there it stays, as no thread takes anything out
     writing.start()
     found: list[str] = []
     reading = threading.Thread(target=lambda: found.extend(received(theirs)))
@@ -68,7 +68,7 @@ def test_a_reader_that_does_not_read_holds_up_who_posts() -> None:
     assert [name.split()[0] for name in found] == [str(i) for i in range(2 * MAX_FRAMES)]
 
 
-def test_what_fits_no_frame_is_told_to_who_posts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_too_large_for_a_frame_is_an_error_of_the_post(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "MAX_FRAME_BYTES", 10)
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ChannelError):

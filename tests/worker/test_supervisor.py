@@ -1,4 +1,4 @@
-"""One worker through many lives: nothing is left behind, nobody is blamed wrongly, back-off holds."""
+"""One worker through many starts: nothing is left behind, failures count where they belong, back-off holds."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def ask(
 
 
 async def next_output(stream: Stream) -> Output:
-    """The next item of a stream that nobody relays."""
+    """The next item of a stream without a relay."""
     item = await anext(stream)
     assert isinstance(item, Output)
     return item
@@ -178,7 +178,7 @@ def worker_pid(router: Router, replica: int = 0) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists; a zombie does, and is a child that nobody waited for."""
+    """Whether a process exists; a zombie does: a child that its parent has not waited for."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

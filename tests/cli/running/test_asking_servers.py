@@ -31,7 +31,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def saying(data_dir: Path, answer: bytes, port: int = 8000) -> Iterator[list[bytes]]:
-    """A control socket that says one thing to whoever asks; yields what it was asked."""
+    """A control socket with one answer for every request; yields the requests that it got."""
     made = open_control_socket(data_dir, port)
     asked: list[bytes] = []
     made.listener.setblocking(True)
@@ -44,7 +44,7 @@ def saying(data_dir: Path, answer: bytes, port: int = 8000) -> Iterator[list[byt
                 return
             with connection:
                 request = connection.recv(65536)
-                if request:  # else it only looked whether somebody listens
+                if request:  # else the client only tried whether a server listens
                     asked.append(request)
                     connection.sendall(answer)
 

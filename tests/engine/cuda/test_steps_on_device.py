@@ -122,7 +122,7 @@ def test_recorded_steps_compute_what_steps_compute(decoder: Decoder) -> None:
         (*ours.cache.keys, *ours.cache.values), (*plain.cache.keys, *plain.cache.values), strict=True
     ):
         torch.testing.assert_close(mine[:_BLOCKS], theirs, rtol=1e-5, atol=1e-5)
-        assert not bool((mine[_BLOCKS] == 7.0).all())  # the block that is nobody's took the rest
+        assert not bool((mine[_BLOCKS] == 7.0).all())  # the unused block took the rest
 
 
 def test_without_graphs_every_step_is_computed_as_it_comes(decoder: Decoder) -> None:

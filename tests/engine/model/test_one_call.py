@@ -37,7 +37,7 @@ COVERED = [
 LEFT_TO_PYTHON = ["qwen3-moe", "mixtral", "gpt2"]
 pytestmark = pytest.mark.skipif(not compiled.BUILT, reason="inferd was installed without its compiled kernels")
 
-# Steps of a few sequences, each a list of how many tokens every sequence is given: chunks, single tokens, nobody.
+# Steps of a few sequences, each a list of how many tokens every sequence is given: chunks, single tokens, none.
 STEPS = st.lists(st.lists(st.sampled_from([0, 1, 1, 2, 7, 19]), min_size=3, max_size=3), min_size=1, max_size=4)
 _BLOCK, _BLOCKS_EACH = 4, 20
 
@@ -50,18 +50,18 @@ def load(name: str, folder: Path, families: ModuleType, dtype: str = "float32") 
 
 def batch_of(counts: list[int], starts: list[int], vocab: int) -> FlatBatch:
     """So many tokens of each sequence from where it is; its blocks are its own, in descending order."""
-    who = [i for i, count in enumerate(counts) if count]
-    rows = [(i, position) for i in who for position in range(starts[i], starts[i] + counts[i])]
-    tables = [[(i + 1) * _BLOCKS_EACH - 1 - j for j in range(_BLOCKS_EACH)] for i in who]
-    ends = torch.tensor([0, *(counts[i] for i in who)]).cumsum(0).to(torch.int32)
+    active = [i for i, count in enumerate(counts) if count]
+    rows = [(i, position) for i in active for position in range(starts[i], starts[i] + counts[i])]
+    tables = [[(i + 1) * _BLOCKS_EACH - 1 - j for j in range(_BLOCKS_EACH)] for i in active]
+    ends = torch.tensor([0, *(counts[i] for i in active)]).cumsum(0).to(torch.int32)
     return FlatBatch(
         token_ids=torch.tensor([(31 * i + 17 * position) % vocab for i, position in rows]),
         positions=torch.tensor([position for _, position in rows]),
         query_start=ends,
-        seq_len=torch.tensor([starts[i] + counts[i] for i in who], dtype=torch.int32),
+        seq_len=torch.tensor([starts[i] + counts[i] for i in active], dtype=torch.int32),
         block_table=torch.tensor(tables, dtype=torch.int32),
-        slots=torch.tensor([tables[who.index(i)][p // _BLOCK] * _BLOCK + p % _BLOCK for i, p in rows]),
-        num_sequences=len(who),
+        slots=torch.tensor([tables[active.index(i)][p // _BLOCK] * _BLOCK + p % _BLOCK for i, p in rows]),
+        num_sequences=len(active),
     )
 
 

@@ -16,7 +16,7 @@ from inferd.types import RANKS, PriorityClass, SamplingParams
 
 @dataclass(frozen=True)
 class Job:
-    """One request: when it comes, how much it asks for, and for whom."""
+    """One request: its arrival, its prompt and output length, its class and its tenant."""
 
     at: float
     prompt: int

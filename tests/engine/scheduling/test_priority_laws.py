@@ -121,7 +121,7 @@ def test_a_better_class_displaces_batch_work_at_once_and_loses_no_token_of_it() 
     assert all(fate.sequence.num_outputs == 60 for fate in batch)
 
 
-def test_nobody_is_displaced_for_ever() -> None:
+def test_a_sequence_is_displaced_a_bounded_number_of_times() -> None:
     fates = Simulation(max_num_seqs=1).run(
         [Job(0.0, 20, 200, "batch"), *(Job(0.05 + i * 0.05, 20, 3, "critical") for i in range(40))]
     )
@@ -131,7 +131,7 @@ def test_nobody_is_displaced_for_ever() -> None:
     assert batch.finished_at < 200 * 0.006 + MAX_PREEMPTIONS * 0.1, "after the last time it keeps its slot"
 
 
-def test_batch_work_leaves_room_for_those_who_usually_come_and_is_hardly_displaced() -> None:
+def test_batch_work_leaves_room_for_the_usual_other_requests_and_is_rarely_displaced() -> None:
     jobs = people(3, 100, 20, every=0.2, count=80)
     fates = Simulation().run([*flood(2000, 100), *jobs], until=jobs[-1].at)
     assert sum(fate.sequence.num_preemptions for fate in of("batch", fates)) <= 10

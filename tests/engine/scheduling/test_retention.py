@@ -23,7 +23,7 @@ def key(number: int) -> bytes:
 
 
 def one_by_one(reused: list[float], left: list[float], uses: int, start: int) -> float:
-    """The worth by its definition: a list of blocks, and for every age of giving up who was reused and how long all were kept."""
+    """The worth by its definition: blocks, and for each age of eviction which were reused and how long they stayed."""
     blocks = [(age, 1.0, True) for age in range(AGES) for _ in range(int(reused[age]))]
     blocks += [(age, 1.0, False) for age in range(AGES) for _ in range(int(left[age]))]
     rest = 1.0  # the imagined block, in parts

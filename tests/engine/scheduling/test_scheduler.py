@@ -184,7 +184,7 @@ def test_when_blocks_run_out_the_last_arrival_is_preempted_and_later_completes()
     assert scheduler.pool.num_used == 0
 
 
-def test_who_was_preempted_waits_and_is_computed_anew_when_there_is_room() -> None:
+def test_a_preempted_sequence_is_recomputed_when_there_is_room() -> None:
     scheduler = make_scheduler(num_blocks=5, block_size=2, prefix_caching=False)
     first = make_sequence("first", [1, 2, 3], arrived_at=1.0)
     second = make_sequence("second", [1, 2, 3], arrived_at=2.0)

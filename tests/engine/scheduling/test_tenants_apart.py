@@ -66,7 +66,7 @@ def cached_tokens(engine: Engine, request: GenerateRequest) -> int:
     return end.usage.cached_tokens
 
 
-def test_the_same_tenant_finds_its_prefix_and_another_or_nobody_does_not(roomy: Engine) -> None:
+def test_a_cached_prefix_is_found_by_its_own_tenant_alone(roomy: Engine) -> None:
     assert cached_tokens(roomy, asked("1", "a", SHARED_PROMPT)) == 0
     assert cached_tokens(roomy, asked("2", "a", SHARED_PROMPT)) == 36
     assert cached_tokens(roomy, asked("3", "b", SHARED_PROMPT)) == 0
@@ -132,7 +132,7 @@ def test_no_canary_of_a_tenant_comes_out_at_another_under_preemption_cancelling_
     tiny_model: Path, roomy: Engine
 ) -> None:
     """Each tenant's prompt is its own canary. Whatever happens around it, its answer is the one it gets alone, in
-    a machine that nobody else was in: an answer that read one foreign key or value would differ."""
+    an engine without other requests: an answer that read one foreign key or value would differ."""
     crowded = load(tiny_model, num_blocks=60, max_num_seqs=6)
     draw = random.Random(5)
     tenants = [f"tenant-{i}" for i in range(12)]

@@ -1,4 +1,4 @@
-"""Operations compute the rows of several requests in one call, and nobody can tell from an answer."""
+"""Operations compute the rows of several requests in one call, with the answers of one request alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_together_is_as_alone_bit_for_bit_whatever_the_shapes() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_it_is_one_call_for_all_who_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_one_shape_are_computed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Counter[int] = Counter()
     run = Cast.run
 

@@ -1,4 +1,4 @@
-"""Pipelines compute what their steps compute one after the other, together as alone, and let go whom nobody waits for."""
+"""Pipelines compute what their steps compute one after the other, batched as alone, and drop abandoned requests."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_a_request_that_is_cancelled_between_two_steps_goes_no_further(two: dict
     assert two["second"].batches == [["stays"], ["late"]]
 
 
-def test_when_everybody_has_left_nothing_more_is_computed(two: dict[str, Doubler]) -> None:
+def test_after_the_last_client_has_left_no_further_step_is_computed(two: dict[str, Doubler]) -> None:
     made = backend_of(built())
     made.add(request("leaves", 1), now)
     made.step(now)
@@ -378,8 +378,8 @@ def test_one_bad_request_fails_alone_at_whatever_step(two: dict[str, Doubler]) -
         "d": "done",
         "own": "refused",
     }
-    everybody = ["a", "first", "second", "d", "own"]
-    assert two["first"].batches == [everybody, *([name] for name in everybody)]
+    names = ["a", "first", "second", "d", "own"]
+    assert two["first"].batches == [names, *([name] for name in names)]
     # No step is computed again because a later one failed: it may keep a state.
     assert two["second"].batches == [["a", "second", "d"], ["a"], ["second"], ["d"]]
 

@@ -1,4 +1,4 @@
-"""How long each step of a pipeline took, in the answer of whoever asks: over REST and over gRPC."""
+"""The duration of each step of a pipeline, in answers to requests that ask for it: over REST and over gRPC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ tritonclient = pytest.importorskip("tritonclient.grpc")
 STEPS = {"step_ms.normalize", "step_ms.model", "step_ms.softmax"}
 
 
-def test_who_asks_is_told_and_nobody_else(tmp_path: Path) -> None:
+def test_step_times_are_in_an_answer_only_where_the_request_asks_for_them(tmp_path: Path) -> None:
     file = identity(tmp_path / "m.onnx")
     around = {"preprocess": [{"op": "normalize"}], "postprocess": [{"op": "softmax"}]}
     with serving(tmp_path, {"m": {"source": str(file), **around}}, grpc_port=0) as server:

@@ -1,4 +1,4 @@
-"""Images come from anybody: what is whole is decoded exactly, all else is refused, and nothing large is ever made."""
+"""Images of untrusted clients: intact files are decoded exactly, others are refused, and memory stays bounded."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_text_is_cut_as_if_all_of_it_had_been_brought_into_form(
     assert normal(text, max_chars=most, **options) == normal(text, **options)[:most]
 
 
-def test_a_text_is_cut_where_nobody_says_at_what_length() -> None:
+def test_a_text_is_cut_at_the_default_length_unless_max_chars_says_otherwise() -> None:
     assert len(normal("x" * 1_000_000)) == 65_536
     assert len(normal("x" * 1_000_000, max_chars=100_000)) == 100_000
 
