@@ -56,7 +56,7 @@ def test_one_that_stays_slow_is_set_aside_for_longer_each_time() -> None:
     assert terms == pytest.approx([10, 20, 40, 80, 160], abs=0.3)
 
 
-def test_one_slow_answer_makes_nobody_slow() -> None:
+def test_one_slow_answer_ejects_no_replica() -> None:
     outliers = Outliers(CONFIG)
     now = work(outliers, {0: 0.1, 1: 0.1}, 0.0, 3.0)
     outliers.note(1, 60.0, now)
@@ -71,7 +71,7 @@ def test_few_samples_decide_nothing() -> None:
     assert outliers.ejected(5.0) == frozenset()
 
 
-def test_a_replica_alone_has_nobody_to_be_slower_than() -> None:
+def test_a_single_replica_is_never_ejected() -> None:
     outliers = Outliers(CONFIG)
     assert outliers.ejected(work(outliers, {0: 9.0}, 0.0, 5.0)) == frozenset()
 

@@ -22,7 +22,7 @@ def test_a_steady_rate_is_found_and_doubted_by_its_standard_error(count: int, ga
     assert rate.surely_longer_than((wait_s or 0.0) / 2, ahead, now)
 
 
-def test_ends_while_nobody_waits_say_nothing_of_capacity() -> None:
+def test_ends_with_an_empty_queue_say_nothing_of_capacity() -> None:
     rate = DrainRate()
     for number in range(100):
         rate.ended(float(number), has_waiting=False)

@@ -112,7 +112,7 @@ def test_silence_earns_no_credit() -> None:
     assert serve(share, 100)["silent"] in (49, 50, 51)
 
 
-def test_who_costs_more_than_estimated_pays_later() -> None:
+def test_a_tenant_that_costs_more_than_estimated_pays_later() -> None:
     share = FairShare()
     backlog(share, "liar", 5)
     backlog(share, "honest", 5, first=5)
@@ -128,7 +128,7 @@ def test_who_costs_more_than_estimated_pays_later() -> None:
     assert abs(counts["liar"] - counts["honest"]) <= 50
 
 
-def test_who_costs_less_than_estimated_gets_the_rest_back() -> None:
+def test_a_tenant_that_costs_less_than_estimated_gets_the_rest_back() -> None:
     share = FairShare()
     backlog(share, "careful", 5, tokens=100)
     backlog(share, "exact", 5, tokens=10, first=5)

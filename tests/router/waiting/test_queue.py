@@ -326,7 +326,7 @@ def test_other_bounds_count_from_the_moment_they_are_set() -> None:
     queue.check(ticket(0).request)
 
 
-def test_clearing_gives_everybody_back_in_order() -> None:
+def test_clearing_returns_every_request_in_order() -> None:
     queue = RequestQueue(PLENTY)
     for number, priority in enumerate((0, 1, -1)):
         queue.push(ticket(number, priority))
