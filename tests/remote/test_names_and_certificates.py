@@ -121,7 +121,7 @@ def test_cancelling_is_noticed_behind_tls_too(certificate: Path, make_loop: Any)
 @pytest.mark.parametrize(
     ("host", "is_named"), [("127.0.0.1", False), ("localhost", True)], ids=["unknown authority", "another name"]
 )
-def test_a_server_that_cannot_prove_who_it_is_hears_nothing(
+def test_a_server_without_a_valid_certificate_gets_no_request(
     certificate: Path, host: str, is_named: bool, make_loop: Any
 ) -> None:
     async def then(made: Bench, server: FaultServer) -> None:

@@ -161,7 +161,7 @@ def test_an_answer_comes_back_as_the_remote_server_wrote_it() -> None:
     through(well, then)
 
 
-def test_a_stream_comes_back_event_by_event_without_the_usage_nobody_asked_for() -> None:
+def test_a_stream_comes_back_event_by_event_with_usage_only_on_request() -> None:
     async def then(site: Site) -> None:
         async with site.client() as client:
             reply = await client.ask({"model": "m", "messages": MESSAGES, "stream": True})
@@ -222,7 +222,7 @@ def test_a_body_without_a_model_is_for_the_only_one(path: str, fields: dict[str,
     through(well, then)
 
 
-def test_what_is_wrong_is_said_before_anybody_is_asked() -> None:
+def test_an_invalid_request_is_refused_before_a_server_is_asked() -> None:
     cases: list[tuple[bytes, str]] = [
         (b'{"model":"m"}', "messages"),
         (b'{"model":"m","messages":[]}', "messages"),

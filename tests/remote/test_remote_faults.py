@@ -197,7 +197,7 @@ def test_a_server_that_falls_silent_ends_the_stream_with_an_error() -> None:
     asked(silent_after_one, then, idle_timeout_s=0.1)
 
 
-def test_a_deadline_ends_what_waits_for_an_answer_and_blames_nobody() -> None:
+def test_a_deadline_ends_a_waiting_request_and_counts_against_no_server() -> None:
     async def then(made: Bench, server: FaultServer) -> None:
         refusal = await made.ask(deadline_s=0.5).refused()
         assert (type(refusal.error), refusal.counts, refusal.retry) == (DeadlineExceeded, False, False)
@@ -431,7 +431,7 @@ def test_a_busy_server_is_left_alone_for_as_long_as_it_asks(status: int) -> None
 # -- connections ---------------------------------------------------------------------------------
 
 
-def test_a_kept_connection_that_was_closed_meanwhile_costs_nobody_anything() -> None:
+def test_a_kept_connection_that_was_closed_meanwhile_fails_no_request() -> None:
     """The server closes instead of answering a second request: nothing was heard of it, so it is sent again."""
 
     async def script(talk: Talk) -> None:
