@@ -453,7 +453,7 @@ def test_an_old_client_gets_an_answer_that_ends_with_the_connection() -> None:
     served(then)
 
 
-def test_500_clients_that_never_finish_their_headers_hold_up_nobody_and_are_cut_off() -> None:
+def test_500_clients_that_never_finish_their_headers_delay_no_other_and_are_cut_off() -> None:
     async def then(server: HttpServer) -> None:
         async with contextlib.AsyncExitStack() as stack:
             slow = [await stack.enter_async_context(socket_to(server)) for _ in range(500)]
@@ -482,7 +482,7 @@ def test_an_idle_connection_is_closed_after_a_while() -> None:
     served(then, keep_alive_s=0.2)
 
 
-def test_the_rest_of_a_body_that_nobody_wants_is_taken_for_a_while_only() -> None:
+def test_the_rest_of_a_refused_body_is_read_for_a_while_only() -> None:
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})

@@ -169,7 +169,7 @@ def test_tls_begins_and_ends_with_a_restart() -> None:
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_who_finds_no_room_reads_why_over_tls_as_well(
+def test_a_connection_above_the_limit_gets_the_refusal_over_tls_as_well(
     tmp_path: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     certificate, key = places(tmp_path, "one")

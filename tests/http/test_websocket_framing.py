@@ -191,7 +191,9 @@ def test_bytes_mean_the_same_however_they_arrive(site: Site, cuts: list[int], wi
         (close(1005), 1002, "status code"),
     ],
 )
-def test_who_breaks_the_protocol_is_told_and_closed(site: Site, said: bytes, code: int, says: str) -> None:
+def test_a_connection_that_breaks_the_protocol_gets_an_error_and_a_close(
+    site: Site, said: bytes, code: int, says: str
+) -> None:
     async def then() -> None:
         async with opened(site) as client:
             client.writer.write(said + frame(BINARY, floats(1)))  # what comes after counts no more
@@ -279,7 +281,7 @@ def test_a_close_is_answered_with_its_code_and_nothing_after_it_counts(site: Sit
     assert not site.windows()
 
 
-def test_who_says_no_more_without_a_close_is_gone(site: Site) -> None:
+def test_a_connection_that_ends_without_a_close_is_removed(site: Site) -> None:
     async def then() -> None:
         async with opened(site) as client:
             client.writer.write(frame(BINARY, floats(1)))
@@ -291,7 +293,7 @@ def test_who_says_no_more_without_a_close_is_gone(site: Site) -> None:
     site.talk(then)
 
 
-def test_who_answers_no_close_is_cut_off(site: Site) -> None:
+def test_a_connection_that_does_not_answer_the_close_is_cut_off(site: Site) -> None:
     async def then() -> None:
         async with opened(site) as client:
             client.writer.write(frame(TEXT, b"nonsense"))
@@ -347,7 +349,7 @@ def test_what_is_no_handshake_is_answered_as_http(site: Site, head: bytes, statu
     site.talk(then)
 
 
-def test_an_offer_where_nobody_takes_it_is_a_request_like_any_other_and_the_last_one(site: Site) -> None:
+def test_an_upgrade_of_another_route_is_an_ordinary_request_and_the_last_one(site: Site) -> None:
     """Whatever follows might be no HTTP: it is not read."""
 
     async def then() -> None:

@@ -278,7 +278,7 @@ def test_there_are_so_many_streams_and_no_more() -> None:
     assert peer.of(2 * limits.MAX_STREAMS + 1) == [(f.RST_STREAM, f.REFUSED_STREAM.to_bytes(4, "big"))]
 
 
-def test_nothing_is_read_from_who_does_not_read() -> None:
+def test_nothing_is_read_from_a_peer_that_does_not_read() -> None:
     """So whoever asks and asks without taking answers makes us keep no more than one window."""
     peer = Peer()
     peer.send(PREFACE)

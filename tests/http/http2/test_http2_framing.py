@@ -247,7 +247,7 @@ def test_streams_share_a_narrow_connection() -> None:
     assert all(size == 60_000 for size in said.values())
 
 
-def test_who_sends_more_than_its_window_is_stopped() -> None:
+def test_a_stream_that_sends_more_than_its_window_is_reset() -> None:
     peer = Peer()
     peer.send(PREFACE, asking(1))
     for _ in range(5):
@@ -297,7 +297,7 @@ def test_the_connections_window_is_given_back() -> None:
         (f.settings(()) + asking(1) + f.frame(f.DATA, f.PADDED, 1), f.FRAME_SIZE_ERROR),
     ],
 )
-def test_who_breaks_the_rules_is_sent_away_with_the_reason(talk: bytes, code: int) -> None:
+def test_a_connection_that_breaks_the_protocol_is_closed_with_the_reason(talk: bytes, code: int) -> None:
     def check() -> None:
         peer = Peer()
         peer.send(f.PREFACE + talk)
@@ -376,7 +376,7 @@ def test_large_headers_go_out_in_pieces() -> None:
     assert kinds == [(f.HEADERS, f.END_STREAM), (f.CONTINUATION, 0), (f.CONTINUATION, f.END_HEADERS)]
 
 
-def test_trailers_of_a_request_are_read_and_used_by_nobody() -> None:
+def test_trailers_of_a_request_are_read_and_ignored() -> None:
     peer = Peer()
     peer.send(PREFACE, asking(1), data(1, b"x"), asking(1, is_end=True, headers=[(b"a", b"b")]))
     [(_, seen, body)] = peer.host.seen
@@ -392,7 +392,7 @@ def test_curl_on_this_port_reads_what_it_speaks() -> None:
     assert peer.wire.is_closed
 
 
-def test_whoever_leaves_leaves_every_stream() -> None:
+def test_a_lost_connection_ends_every_stream() -> None:
     peer = Peer()
     peer.host.answers = False
     peer.send(PREFACE, asking(1, is_end=True), asking(3))
