@@ -79,7 +79,7 @@ def test_a_route_wants_a_key_that_has_its_scope(server: Running, route: Route) -
     assert ask(server, "PUT", path(route), BY_SCOPE[route.scope]).status_code == 405
 
 
-def test_probes_ask_for_nothing_and_name_models_only_to_those_who_may_list_them(server: Running) -> None:
+def test_probes_need_no_key_and_name_models_only_for_keys_that_may_list_them(server: Running) -> None:
     for route in ROUTES:
         if route.scope == "public":
             assert ask(server, "GET", route.pattern, None).status_code == 200
@@ -163,7 +163,7 @@ def test_a_model_that_a_key_may_not_use_is_like_one_that_does_not_exist(server: 
     assert post(server, "/v1/completions", {"model": "b", "prompt": "x"}, **key).status_code == 200
 
 
-def test_the_log_says_who_it_was(server: Running) -> None:
+def test_the_log_names_the_tenant_and_the_key(server: Running) -> None:
     server.reset()
     ask(server, "GET", "/v1/models", "sk-narrow")
     event = server.served()
@@ -208,7 +208,7 @@ def test_without_keys_people_on_this_machine_may_do_everything_but_administrate(
             assert (status == 403) == (route.scope == "admin"), name(route)
 
 
-def test_over_the_control_socket_everybody_is_the_operator() -> None:
+def test_every_request_over_the_control_socket_is_the_operators() -> None:
     with running(door=FakeDoor({}), principal=OPERATOR) as server:
         for route in CLOSED:
             assert ask(server, route.method, path(route), None).status_code not in (401, 403), name(route)

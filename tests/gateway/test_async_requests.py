@@ -141,7 +141,7 @@ def test_small_answers_are_not_kept_without_number(server: Running, monkeypatch:
 
 
 @pytest.mark.parametrize(("limit", "room"), [("MAX_KEPT", 4), ("MAX_KEPT_BYTES", 0)])
-def test_who_keeps_much_makes_room_and_not_who_keeps_little(
+def test_the_key_with_the_most_kept_answers_loses_its_oldest(
     server: Running, monkeypatch: pytest.MonkeyPatch, limit: str, room: int
 ) -> None:
     def ended(key: str) -> Any:

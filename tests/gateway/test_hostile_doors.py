@@ -210,7 +210,7 @@ def test_no_frames_of_http2_make_others_wait(grpc: GrpcRunning, lines: Lines) ->
 
 
 @pytest.mark.parametrize("way", ["their deadlines pass together", "their connection is cut"])
-def test_a_thousand_calls_that_end_together_make_nobody_wait(grpc: GrpcRunning, way: str) -> None:
+def test_a_thousand_calls_that_end_together_do_not_block_the_event_loop(grpc: GrpcRunning, way: str) -> None:
     body = infer_request().SerializeToString()
     found = []
     for _ in range(3):

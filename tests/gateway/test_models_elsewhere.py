@@ -93,7 +93,7 @@ def test_a_relayed_stream_is_passed_on(server: Running, model: str, headers: dic
     assert reply.headers["content-type"].startswith("text/event-stream")
 
 
-def test_an_unexpected_key_is_refused_without_asking_anybody(server: Running) -> None:
+def test_an_unknown_key_is_refused_without_asking_the_router(server: Running) -> None:
     for headers in ({}, {"idempotency-key": "k"}):
         assert ask(server, CHAT, "wrong", **headers).status_code == 401
         hidden, missing = (ask(server, {**CHAT, "model": name}, "sk-x", **headers) for name in ("far", "none"))

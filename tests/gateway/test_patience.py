@@ -189,7 +189,7 @@ def test_a_client_that_takes_nothing_is_cut_off(stream: bool) -> None:
         assert permit.over.wait(10)
 
 
-def test_slow_readers_hold_up_nobody_and_little_memory() -> None:
+def test_slow_readers_delay_no_other_request_and_lose_their_places() -> None:
     with running(config=ServerConfig(port=0, grace_s=1, send_timeout_s=0.5)) as server:
         server.router.script = flood
         readers = [connect(server) for _ in range(20)]

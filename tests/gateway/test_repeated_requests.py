@@ -264,7 +264,7 @@ def test_equal_requests_at_the_same_time_are_computed_once(server: Running, stre
     assert sorted(reply.headers["x-inferd-cache"] for reply in results) == ["hit"] * 9 + ["miss"]
 
 
-def test_those_who_waited_for_a_failure_compute_for_themselves(server: Running) -> None:
+def test_requests_that_waited_for_a_failed_answer_are_computed(server: Running) -> None:
     server.router.script = None
     with ThreadPoolExecutor(3) as pool:
         leader = pool.submit(ask, server, GREEDY)
@@ -277,7 +277,7 @@ def test_those_who_waited_for_a_failure_compute_for_themselves(server: Running) 
     assert len(server.router.streams) == 2
 
 
-def test_who_waits_for_anothers_answer_keeps_its_own_deadline(server: Running) -> None:
+def test_a_request_that_waits_for_an_equal_one_keeps_its_own_deadline(server: Running) -> None:
     server.router.script = None
     with ThreadPoolExecutor(1) as pool:
         leader = pool.submit(ask, server, GREEDY)
@@ -302,7 +302,7 @@ def test_a_broken_stream_and_a_long_answer_are_not_kept(server: Running) -> None
     assert "store" not in looks(server)
 
 
-def test_a_client_that_leaves_takes_nobodys_answer_with_it(server: Running) -> None:
+def test_a_client_that_leaves_does_not_end_the_waiting_requests(server: Running) -> None:
     server.router.script = None
     body = {**GREEDY, "stream": True}
     with ThreadPoolExecutor(1) as pool:

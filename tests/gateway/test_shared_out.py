@@ -30,7 +30,7 @@ def texts() -> Iterator[tuple[Running, TextRouter]]:
         yield server, router
 
 
-def test_a_user_keeps_its_version_and_a_broken_one_gets_nobody(texts: tuple[Running, TextRouter]) -> None:
+def test_a_user_keeps_its_version_and_a_failed_version_gets_no_users(texts: tuple[Running, TextRouter]) -> None:
     server, router = texts
 
     def asked(**fields: str) -> str:

@@ -104,7 +104,7 @@ def test_a_call_that_failed_is_freed_when_it_is_over(server: GrpcRunning, connec
         gc.enable()
 
 
-def test_who_is_sent_away_hears_when_to_come_back(server: GrpcRunning, connected: grpc.Channel) -> None:
+def test_a_refused_call_carries_retry_after(server: GrpcRunning, connected: grpc.Channel) -> None:
     server.router.refusal = Overloaded("Full.", retry_after_s=7.2)
     assert trailer(failure(connected), "retry-after") == "8"
 
@@ -406,7 +406,7 @@ def test_a_key_opens_the_door_in_either_header(guarded: Guarded) -> None:
             assert door.permits[-1].settled == [(Usage(3), "done")]
 
 
-def test_who_may_not_is_told_so(guarded: Guarded) -> None:
+def test_a_call_without_permission_is_refused_with_its_status(guarded: Guarded) -> None:
     server, _, _ = guarded
     server.reset()
     with server.channel() as channel:
@@ -538,7 +538,7 @@ def test_a_client_that_floods_with_pings_is_sent_away(server: GrpcRunning, conne
     assert unary(connected, "ServerLive").live
 
 
-def test_who_speaks_no_http2_is_sent_away(server: GrpcRunning, connected: grpc.Channel) -> None:
+def test_a_connection_that_does_not_speak_http2_is_closed(server: GrpcRunning, connected: grpc.Channel) -> None:
     with socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         list(frames_of(connection))  # it ends

@@ -218,7 +218,7 @@ def test_reflection_tells_of_every_symbol(asked: dict[str, str], says: str | Non
         assert list(told.file_descriptor_response.file_descriptor_proto) == files
 
 
-def test_who_serves_grpc_imports_neither_grpcio_nor_protobuf() -> None:
+def test_the_grpc_server_imports_neither_grpcio_nor_protobuf() -> None:
     code = (
         "import sys, inferd.app.root, inferd.gateway.grpc.server, inferd.http.listener, inferd.cli.main, "
         "inferd.predict.codecs.v2_grpc, inferd.worker.main; "

@@ -77,7 +77,7 @@ def test_another_request_under_a_key_is_refused(server: GrpcRunning, channel: gr
     assert len(server.router.streams) == 1
 
 
-def test_who_comes_while_the_first_runs_waits_for_its_answer(server: GrpcRunning, channel: grpc.Channel) -> None:
+def test_an_equal_call_during_the_first_waits_for_its_answer(server: GrpcRunning, channel: grpc.Channel) -> None:
     server.router.answer = None
     both = [unary_future(channel, "ModelInfer", infer_request(), metadata=KEY) for _ in range(2)]
     assert server.router.submitted.acquire(timeout=10)

@@ -209,7 +209,7 @@ def test_a_text_that_breaks_off_says_why(server: GrpcRunning, connected: grpc.Ch
     assert answers[-1].infer_response.id == "t"
 
 
-def test_whoever_leaves_cancels_all_that_was_asked(server: GrpcRunning, connected: grpc.Channel) -> None:
+def test_a_cancelled_call_cancels_all_its_requests(server: GrpcRunning, connected: grpc.Channel) -> None:
     server.router.answer = None
     asking = Asking(connected)
     for number in range(3):
@@ -223,7 +223,7 @@ def test_whoever_leaves_cancels_all_that_was_asked(server: GrpcRunning, connecte
     asking.close()
 
 
-def test_whoever_leaves_among_answers_troubles_nobody(
+def test_a_call_cancelled_between_answers_leaves_no_trace(
     server: GrpcRunning, connected: grpc.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(20):
@@ -265,7 +265,7 @@ def test_a_stream_has_so_many_requests_under_way(
     asking.close()
 
 
-def test_what_nobody_takes_is_not_computed() -> None:
+def test_answers_that_a_client_does_not_read_are_not_computed() -> None:
     """When no answer was taken for a while, what the stream still has under way is cancelled and the stream ends."""
     config = ServerConfig(port=0, grpc_port=0, grace_s=1, send_timeout_s=1)
     with running(config=config) as server, server.channel() as channel:

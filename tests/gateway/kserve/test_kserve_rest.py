@@ -442,7 +442,7 @@ def test_compressed_requests_are_opened_and_large_answers_compressed(server: Run
 
 
 @pytest.mark.parametrize("accepted", ["", "identity", "br", "gzip;q=0"])
-def test_an_answer_is_compressed_only_for_who_takes_it(server: Running, accepted: str) -> None:
+def test_an_answer_is_compressed_only_where_the_client_accepts_it(server: Running, accepted: str) -> None:
     server.router.prediction = Prediction(b"x" * 5000)
     reply = post(server, "/v2/models/digits/infer", INPUTS, **{"accept-encoding": accepted})
     assert "content-encoding" not in reply.headers
@@ -636,7 +636,7 @@ def test_a_text_that_cannot_be_continued_is_refused(server: Running, model: str,
         assert said in refusal(post(server, f"/v2/models/{model}/{path}", body), 400)
 
 
-def test_generate_sends_who_wants_a_stream_to_its_own_path(server: Running) -> None:
+def test_generate_refuses_a_stream_and_names_the_path_for_it(server: Running) -> None:
     body = {"text_input": "Hi", "stream": True}
     assert "generate_stream" in refusal(post(server, "/v2/models/chat/generate", body), 400)
 

@@ -113,7 +113,7 @@ def test_a_model_of_vectors_is_not_asked_to_chat(server: Running, path: str) -> 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b'{"model": 3}', b'{"priority": "high"}', b'{"timeout": -1, "input": "a"}']
 )
-def test_a_body_that_is_none_is_refused_before_anybody_is_asked(server: Running, body: bytes) -> None:
+def test_a_malformed_body_is_refused_before_the_router_is_asked(server: Running, body: bytes) -> None:
     before = len(server.router.streams)
     assert post(server, "/v1/embeddings", body).status_code == 400
     assert len(server.router.streams) == before

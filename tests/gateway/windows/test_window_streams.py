@@ -249,7 +249,7 @@ def test_what_is_missing_is_told_with_the_first_sample(site: Site) -> None:
     site.talk(then)
 
 
-def test_only_who_has_a_key_gets_in_by_header_or_as_a_web_page(site: Site) -> None:
+def test_a_stream_opens_only_with_a_key_in_a_header_or_a_subprotocol(site: Site) -> None:
     door = FakeDoor({"good": Principal(key_id="k", tenant="t"), "lists": Principal(scopes=frozenset(("models",)))})
 
     async def then() -> None:
@@ -323,7 +323,7 @@ def test_other_pages_and_other_names_are_refused(site: Site) -> None:
     site.talk(renamed)
 
 
-def test_who_says_nothing_is_told_that_it_is_over(site: Site) -> None:
+def test_an_idle_stream_is_closed_with_the_reason(site: Site) -> None:
     async def then() -> None:
         async with site.connected("window=1", "peak") as client:
             assert await ended_by(client) == ("stream_idle", 1008)
@@ -425,7 +425,7 @@ def kept() -> Counter[str]:
     return Counter(type(one).__name__ for one in gc.get_objects() if type(one) in ours)
 
 
-def test_who_reads_nothing_is_not_read_from_and_holds_nobody_up(site: Site) -> None:
+def test_a_client_that_does_not_read_is_not_read_from_and_delays_no_other(site: Site) -> None:
     """Pings have answers, and windows too; what waits for a client is bounded."""
 
     async def then() -> None:
